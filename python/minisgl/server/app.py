@@ -20,7 +20,7 @@ from minisgl.server.admin.prefixes import PREFIXES, add_cache
 from minisgl.server.apis.anthropic.models import shown_model, shown_models
 from minisgl.server.apis.responses.endpoint import add_responses
 from minisgl.server.batches.background import Background
-from minisgl.server.batches.endpoint import Batches, add_batches, add_files, asks, no_batches, room_of
+from minisgl.server.batches.endpoint import Batches, add_batches, add_files, line_capacity, line_submitter, no_batches
 from minisgl.server.batches.store import Store
 from minisgl.server.core.api_keys import KeyUse
 from minisgl.server.core.context import Served, ServerContext
@@ -34,7 +34,7 @@ from minisgl.server.core.tools import Parsing
 from minisgl.server.core.waiting import Queue
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prepare import Preparing
-from minisgl.server.routes import POSTS, ROUTES, Told, card, models
+from minisgl.server.routes import POSTS, ROUTES, Handler, card, models
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -76,10 +76,10 @@ def build_app(
     posts = Posts(context, POSTS, app, Receipts(context))
     batches = None
     if config.state_dir is not None:
-        batches = Batches(config, Store.open(config.state_dir), room_of(context), asks(posts, config))
+        batches = Batches(config, Store.open(config.state_dir), line_capacity(context), line_submitter(posts, config))
         metrics.batches = batches.runner.lines
     _add_routes(app, context, batches)
-    inner = Background(posts, room_of(context)) if config.takes_lines else posts
+    inner = Background(posts, line_capacity(context)) if config.takes_lines else posts
     middleware = Middleware(inner, config)
     preparing = None if gateway is None else Preparing(gateway, middleware, posts)
     return Application(context, middleware, batches, preparing)
@@ -123,7 +123,7 @@ def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -
     for path in POSTS:
         if path != PREFIXES:
             app.post(path)(_for_the_page)
-    _add_told(app, context)
+    _add_handlers(app, context)
     add_live(app, context)
     _answer_head(app)
     install_openapi(app)
@@ -134,19 +134,19 @@ async def _for_the_page() -> None:
     """Placeholder for a POST endpoint on the OpenAPI page; other methods get 405. `Posts` handles the POST itself."""
 
 
-def _answers(context: ServerContext, told: Told) -> Callable[[], Awaitable[Response]]:
+def _answers(context: ServerContext, handler: Handler) -> Callable[[], Awaitable[Response]]:
     async def answer() -> Response:
-        found = told(context)
+        found = handler(context)
         return found if isinstance(found, Response) else json_response(found)
 
     return answer
 
 
-def _add_told(app: FastAPI, context: ServerContext) -> None:
+def _add_handlers(app: FastAPI, context: ServerContext) -> None:
     for route in ROUTES:
-        if route.told is not None:
+        if route.handler is not None:
             methods = [route.method.upper(), *route.also]
-            app.api_route(route.path, methods=methods)(_answers(context, route.told))
+            app.api_route(route.path, methods=methods)(_answers(context, route.handler))
 
     @app.get(MODELS)
     async def all_models(request: Request) -> Response:

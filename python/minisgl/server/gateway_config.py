@@ -51,13 +51,13 @@ def _errors(limits: Limits) -> dict[str, Any]:
     """Return the error responses for accepted requests that fail. A message is empty where the engine supplies it."""
     return {
         "grammar_refused": GRAMMAR_REFUSED,
-        "engine": _told(engine_error("")),
-        "grammar": _told(grammar_refused("")),
-        "engine_gone": _told(engine_gone("")),
-        "too_late": _told(too_late(limits.request_timeout or 0.0)),
-        "bug": _told(internal_error("panic")),
+        "engine": _error_fields(engine_error("")),
+        "grammar": _error_fields(grammar_refused("")),
+        "engine_gone": _error_fields(engine_gone("")),
+        "too_late": _error_fields(too_late(limits.request_timeout or 0.0)),
+        "bug": _error_fields(internal_error("panic")),
     }
 
 
-def _told(error: ApiError) -> dict[str, Any]:
+def _error_fields(error: ApiError) -> dict[str, Any]:
     return {"status": error.status, "code": error.code, "body": error.body}

@@ -23,7 +23,7 @@ from minisgl.server.core.admission import Admission
 from minisgl.server.core.callers import Pairs
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.formatter import Formatter
-from minisgl.server.core.middleware import Admitted, Middleware, Posts
+from minisgl.server.core.middleware import CheckedRequest, Middleware, Posts
 from minisgl.server.core.request import HttpRequest
 
 if TYPE_CHECKING:
@@ -46,12 +46,12 @@ class Preparing:
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by question id
 
     def start(self) -> None:
-        asyncio.get_running_loop().add_reader(self._fd, self._take)
+        asyncio.get_running_loop().add_reader(self._fd, self._read_questions)
 
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._fd)
 
-    def _take(self) -> None:
+    def _read_questions(self) -> None:
         with contextlib.suppress(BlockingIOError):  # the pipe may be empty already
             os.read(self._fd, WOKEN_BYTES)
         loop = asyncio.get_running_loop()
@@ -76,7 +76,7 @@ class Preparing:
             _log.exception("a bug in what the gateway asks about a POST %s", target)
             self._gateway.answer(number, encode(PassOn()))  # the Python server will report the error
 
-    async def _prepared(self, admitted: Admitted, is_head: bool) -> Prepared:
+    async def _prepared(self, admitted: CheckedRequest, is_head: bool) -> Prepared:
         """Decide how the gateway handles a request: generate, send a complete response, or pass it on to Python.
         `is_head`: the body has not arrived yet."""
         request, early = admitted.request, admitted.early

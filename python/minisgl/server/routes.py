@@ -35,12 +35,12 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.embeddings import embeddings_endpoint
 from minisgl.server.core.middleware import Endpoint
 
-Told = Callable[[ServerContext], Any]
+Handler = Callable[[ServerContext], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Route and handler: `endpoint` for a POST with a body, else `told`, which returns the response or its JSON."""
+    """Route and handler: `endpoint` for a POST with a body, else `handler`, which returns the response or its JSON."""
 
     path: str
     method: str
@@ -50,7 +50,7 @@ class Route:
     errors: tuple[int, ...] = (401, 403, 503)
     body_type: str = "application/json"
     endpoint: Endpoint | None = None
-    told: Told | None = None
+    handler: Handler | None = None
     also: tuple[str, ...] = ()
 
 
@@ -73,8 +73,8 @@ def _post(
     return Route(path, "post", summary, answer, body, errors, endpoint=endpoint)
 
 
-def _get(path: str, summary: str, answer: type[BaseModel] | None, told: Told, **more: Any) -> Route:
-    return Route(path, "get", summary, answer, told=told, **more)
+def _get(path: str, summary: str, answer: type[BaseModel] | None, handler: Handler, **more: Any) -> Route:
+    return Route(path, "get", summary, answer, handler=handler, **more)
 
 
 def card(context: ServerContext, adapter: Adapter | None = None) -> dict[str, object]:
@@ -212,7 +212,7 @@ ROUTES: tuple[Route, ...] = (
             "Always refused: there is one model.",
             ollama.OllamaError,
             errors=_REFUSED,
-            told=partial(ollama_models.refuse, path),
+            handler=partial(ollama_models.refuse, path),
         )
         for path, (method, _) in ollama_models.REFUSED.items()
     ),

@@ -169,7 +169,7 @@ def test_one_that_does_not_keep_up_gets_the_newest_and_a_count() -> None:
     for at in range(0, 300, 10):
         watcher.watched(0, Watched(at, views(at, 10)))
         watcher.watched(0, Watched(at + 10, [], msgspec.structs.replace(TREE, num_nodes=at + 1)))
-        watcher.figures({"at_ms": at})
+        watcher.set_stats({"at_ms": at})
     found = dict(told(watcher))
     assert [one["step"] for one in found["steps"]["steps"]] == list(range(300 - live.MAX_STEPS, 300))
     assert found["steps"]["left_out"] == 300 - live.MAX_STEPS

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.server.batches import lines
-from minisgl.server.batches.lines import BadLine, Line, check_file, prefix, read_lines, windows
+from minisgl.server.batches.lines import BadLine, BatchLine, check_file, prefix, read_lines, windows
 
 MOST = 2000
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hello"}}
 
 
-def check(data: bytes) -> lines.Checked:
+def check(data: bytes) -> lines.CheckedFile:
     return check_file(io.BytesIO(data), MOST)
 
 
@@ -31,7 +31,7 @@ def written(*changes: dict[str, Any]) -> bytes:
 
 
 def test_what_a_file_is() -> None:
-    assert check(written({}, {}, {})) == lines.Checked("/v1/completions", 3)
+    assert check(written({}, {}, {})) == lines.CheckedFile("/v1/completions", 3)
     assert check(b"\n" + written({}).rstrip() + b"\r\n\n").num_lines == 1
     assert [one.number for one in read_lines(io.BytesIO(b"\n\n" + written({}, {})), MOST)] == [3, 4]
 
@@ -207,12 +207,12 @@ def test_a_window_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_prompt_is_made_of_is_compared() -> None:
     def of(body: dict[str, Any]) -> bytes:
-        return prefix(Line(1, "a", "/v1/chat/completions", json.dumps(body).encode()))
+        return prefix(BatchLine(1, "a", "/v1/chat/completions", json.dumps(body).encode()))
 
     alike = [{"temperature": i, "messages": [{"role": "user", "content": "x"}], "user": str(i)} for i in range(2)]
     assert of(alike[0]) == of(alike[1])
     assert of({"model": "a", "prompt": "x"}) != of({"model": "b", "prompt": "x"})
-    assert prefix(Line(1, "a", "/v1/completions", b'{"prompt": ')) == b""
+    assert prefix(BatchLine(1, "a", "/v1/completions", b'{"prompt": ')) == b""
 
 
 def test_half_a_character_is_replaced() -> None:

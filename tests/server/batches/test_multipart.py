@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.server.batches.multipart import MAX_HEADERS, MAX_PARTS, Part, Parts, boundary_of
+from minisgl.server.batches.multipart import MAX_HEADERS, MAX_PARTS, MultipartParser, PartHeader, boundary_of
 
 BOUNDARY = b"bound"
 
 
 def parts(body: bytes, cuts: list[int], boundary: bytes = BOUNDARY) -> list[tuple[str, str | None, bytes]]:
     """Raises `ValueError`."""
-    reader, found = Parts(boundary), list[tuple[str, str | None, bytes]]()
+    reader, found = MultipartParser(boundary), list[tuple[str, str | None, bytes]]()
     places = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
     for begin, end in pairwise(places):
         for one in reader.push(body[begin:end]):
-            if isinstance(one, Part):
+            if isinstance(one, PartHeader):
                 found.append((one.name, one.filename, b""))
             else:
                 assert one

@@ -74,7 +74,7 @@ def ids(lines: list[dict[str, Any]]) -> list[str]:
     return [line["custom_id"] for line in lines]
 
 
-class Crowd:
+class CountingEndpoint:
     """An endpoint that takes a while, and how many were in it at once."""
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ async def test_keys_take_turns(tmp_path: Path) -> None:
 
 
 async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
-    crowd = Crowd()
+    crowd = CountingEndpoint()
     async with running(tmp_path, crowd.endpoint, room=lambda: 3) as runner:
         add(runner.state.store, "a", 50)
         add(runner.state.store, "b", 50, "bob")
@@ -250,7 +250,7 @@ async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
 
 async def test_who_is_waited_for_has_the_room(tmp_path: Path) -> None:
     """The less room there is, the fewer lines; one in any case."""
-    crowd, room = Crowd(), [4]
+    crowd, room = CountingEndpoint(), [4]
     async with running(tmp_path, crowd.endpoint, room=lambda: room[0]) as runner:
         runner.start()
         for name, free, want in (("a", 4, 4), ("b", -3, 1), ("c", 2, 2)):

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.server.batches import store as stores
-from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store, Usage, new_id, remove
+from minisgl.server.batches.store import KEEP_S, BatchInfo, FileInfo, LineResult, Refused, Store, Usage, new_id, remove
 
 NOW = 1_000_000
 
@@ -53,18 +53,19 @@ def again(store: Store, folder: Path) -> Store:
     return Store.open(str(folder / "state"))
 
 
-def answers(*lines: int, ok: bool = True) -> list[Answer]:
-    return [Answer(line, ok, b"%d\n" % line) for line in lines]
+def answers(*lines: int, ok: bool = True) -> list[LineResult]:
+    return [LineResult(line, ok, b"%d\n" % line) for line in lines]
 
 
 def test_an_answer_counts_once(store: Store) -> None:
     batch = batch_in(store, usage=Usage())
-    both = [Answer(line, True, b"%d\n" % line, Usage(line, 1, 10, 0)) for line in (3, 1)]
+    both = [LineResult(line, True, b"%d\n" % line, Usage(line, 1, 10, 0)) for line in (3, 1)]
     assert store.record(batch, both).completed == 2
-    found = store.record(batch, [*answers(2, 3, ok=False), Answer(1, True, b"other\n", Usage(100))])
+    found = store.record(batch, [*answers(2, 3, ok=False), LineResult(1, True, b"other\n", Usage(100))])
     assert (found.completed, found.failed, found.answer_bytes) == (2, 1, 6) and found.usage == Usage(4, 2, 20, 0)
     assert store.answered(batch.id) == {1, 2, 3}
-    ended = store.finish(batch, "cancelled", "", [Answer(4, False, b"left\n"), Answer(5, False, b"left 5\n")], NOW)
+    left = [LineResult(4, False, b"left\n"), LineResult(5, False, b"left 5\n")]
+    ended = store.finish(batch, "cancelled", "", left, NOW)
     output, errors = store.file(str(ended.output_file_id), "ann"), store.file(str(ended.error_file_id), "ann")
     assert output is not None and errors is not None
     assert store.path(output.id).read_bytes() == b"1\n3\n"  # in the order of the lines, the first answer of each
@@ -177,7 +178,7 @@ def test_a_full_disk_keeps_what_is_there(store: Store, tmp_path: Path) -> None:
     (num_pages,) = store.db.execute("PRAGMA page_count").fetchone()
     store.db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        store.record(batch, [Answer(2, True, b"x" * 100_000)])
+        store.record(batch, [LineResult(2, True, b"x" * 100_000)])
     assert store.answered(batch.id) == {1}
     now = store.batch(batch.id, "ann")
     assert now is not None and (now.completed, now.answer_bytes) == (1, 2)

@@ -176,7 +176,7 @@ def test_texts_that_follow_each_other_go_on_only_where_they_may() -> None:
     parts = [{"type": "text", "text": "a"}], [{"type": "text", "text": "b"}]
     together, apart = History(), History()
     for part in parts:
-        together.say(part, goes_on=True)
+        together.say(part, may_append=True)
         apart.say(part)
     assert [message["content"] for message in together.done()] == [[*parts[0], *parts[1]]]
     assert [message["content"] for message in apart.done()] == ["a", "b"]

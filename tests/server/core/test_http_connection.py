@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.config import ConfigError, Limits, check_ranges
 from minisgl.message import AbortRequest
-from minisgl.server.core.http import Crowd
+from minisgl.server.core.http import ConnectionLimiter
 from minisgl.step import FinishReason
 from tests.helpers.server import CONFIG, EOS, Frontend, events, failed_step, frontend, one_token, read_all, read_until
 
@@ -211,7 +211,7 @@ def test_half_a_request_and_then_the_end_is_none(server: Frontend) -> None:
 @pytest.mark.python_front_end  # the gateway's own tests have it
 def test_there_are_as_many_connections_as_may_be(monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
     """One address has three quarters of them."""
-    monkeypatch.setattr(Crowd, "MOST", 4)
+    monkeypatch.setattr(ConnectionLimiter, "MOST", 4)
     with frontend(front_end=front_end) as server:
         open_ = [server.connect() for _ in range(3)]
         for one in open_:
@@ -233,7 +233,7 @@ def test_there_are_as_many_connections_as_may_be(monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_address_keeps_all_others_out() -> None:
-    crowd = Crowd(8)
+    crowd = ConnectionLimiter(8)
     assert [crowd.enter("a") for _ in range(7)] == [True] * 6 + [False]
     assert [crowd.enter("b") for _ in range(3)] == [True, True, False]
     crowd.leave("a")

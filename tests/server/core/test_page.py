@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from minisgl.server.core.page import FOLDER, POLICY, TYPES, Page
+from minisgl.server.core.page import FOLDER, POLICY, TYPES, WebPage
 from tests.helpers.server import CONFIG, check_error, frontend
 
 LINKS = re.compile(r'(?:href|src)="([^"#:]+)"')
@@ -75,7 +75,7 @@ def files() -> list[Path]:
 
 
 def test_every_file_is_given() -> None:
-    assert {f"/web/{file.relative_to(FOLDER).as_posix()}" for file in files()} | {"/"} == set(Page().paths)
+    assert {f"/web/{file.relative_to(FOLDER).as_posix()}" for file in files()} | {"/"} == set(WebPage().paths)
     assert {file.suffix for file in files()} <= TYPES.keys()
 
 

@@ -15,13 +15,13 @@ from minisgl.server.admin.body import LoadAdapterRequest, UnloadAdapterRequest
 from minisgl.server.admin.prefixes import in_time
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import NO_MODEL, ApiError, bad_value, wrong
-from minisgl.server.core.formatter import Later
+from minisgl.server.core.formatter import Deferred
 from minisgl.server.core.request import HttpRequest
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Later:
+async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Deferred:
     name, root = asked.lora_name, _check_may(context, request)
     if name == context.served.name or name in context.served.aliases:
         raise wrong("lora_name", f"{name[:80]!r} is the model's own name")
@@ -31,7 +31,7 @@ async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterReques
         reason = f"there are {count} adapters, the limit (max_loras): unload one first"
         raise wrong("lora_name", f"{name[:80]!r}: {reason}")
     adapter = context.client.adapters.load(name, _below(root, asked.lora_path))
-    return Later(lambda: _loaded(context, adapter))
+    return Deferred(lambda: _loaded(context, adapter))
 
 
 def _check_may(context: ServerContext, request: HttpRequest) -> str:

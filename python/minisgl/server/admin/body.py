@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictStr
 
 from minisgl.server.core.answers import Answer
-from minisgl.server.core.bodies import Conversation, Messages, OfModel
+from minisgl.server.core.bodies import Conversation, Messages, ModelBody
 from minisgl.server.core.fields import Items, TokenId, described
 
 
-class PrefixRequest(OfModel, Conversation):
+class PrefixRequest(ModelBody, Conversation):
     """Body with exactly one of `text`, `messages` and `token_ids`."""
 
     text: StrictStr | None = described("The beginning of a completion's prompt.")
@@ -26,7 +26,7 @@ class PrefixRequest(OfModel, Conversation):
     wait: StrictBool | None = described("Answer when it is computed, not already when it is accepted; true by default.")
 
 
-class LoadAdapterRequest(OfModel):
+class LoadAdapterRequest(ModelBody):
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         description="The name that requests use as `model`."
     )
@@ -36,7 +36,7 @@ class LoadAdapterRequest(OfModel):
     load_inplace: Literal[False] | None = described("Only false; unload the old adapter first.")
 
 
-class UnloadAdapterRequest(OfModel):
+class UnloadAdapterRequest(ModelBody):
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         description="The name under which it was loaded."
     )

@@ -18,7 +18,7 @@ from minisgl.extension import why_missing
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.engines import READY
 from minisgl.metrics.families import scheduler_in_use
-from minisgl.server.admin.live import about
+from minisgl.server.admin.live import general_stats
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import SERVER, ApiError, draining, loading
 from minisgl.server.core.formatter import json_response
@@ -91,7 +91,7 @@ def version(context: ServerContext) -> dict[str, str]:
 
 
 def stats(context: ServerContext) -> dict[str, Any]:
-    return about(context) | {"load": load(context)} | context.metrics.snapshot()
+    return general_stats(context) | {"load": load(context)} | context.metrics.snapshot()
 
 
 def metrics(context: ServerContext) -> Response:

@@ -51,7 +51,7 @@ class Watcher:
         self._begun: dict[int, StepView] = {}  # by engine: the last step passed to `begin`
         self._trees: dict[int, TreeView] = {}
 
-    def figures(self, found: dict[str, Any]) -> None:
+    def set_stats(self, found: dict[str, Any]) -> None:
         self._stats_left_out += self._stats is not None
         self._stats = found
 
@@ -117,10 +117,10 @@ class Live:
         try:
             if self._task is None:
                 client.on_watched = self._watched
-                self._task = asyncio.create_task(self._look_on())
+                self._task = asyncio.create_task(self._poll_forever())
             else:
                 if self._last is not None:
-                    watcher.figures(self._last)
+                    watcher.set_stats(self._last)
                 client.watch(steps=watcher.steps, tree=watcher.tree)
             yield
         finally:
@@ -136,15 +136,15 @@ class Live:
         if self._task is not None and self._task.done():
             self._task.result()
 
-    async def _look_on(self) -> None:
+    async def _poll_forever(self) -> None:
         """Each second compute statistics and renew the engines' subscription, which otherwise expires."""
         client = self._context.client
         while client.failure is None:
             steps, tree = (any(getattr(one, name) for one in self._watchers) for name in OPTIONS)
             client.watch(steps=steps, tree=tree)
-            self._last = self._figures.look(about(self._context))
+            self._last = self._figures.look(general_stats(self._context))
             for watcher in self._watchers:
-                watcher.figures(self._last)
+                watcher.set_stats(self._last)
             await asyncio.sleep(EVERY_S)
 
     def _watched(self, engine: int, message: Watched) -> None:
@@ -177,10 +177,10 @@ class _Stream(Response):
             return
         with self._live.watching(self._watcher, scope[REQUEST].key):
             await send(start)
-            end = await self._write_on(scope[CONNECTION])
+            end = await self._write_events(scope[CONNECTION])
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    async def _write_on(self, connection: Connection) -> bytes:
+    async def _write_events(self, connection: Connection) -> bytes:
         """Write events until the client disconnects or the engine fails; return the stream's last bytes."""
         client, watcher = self._context.client, self._watcher
         text = self._text if self._context.config.log_prompts else None
@@ -212,7 +212,7 @@ def add_live(app: FastAPI, context: ServerContext) -> Live:
     return live
 
 
-def about(context: ServerContext) -> dict[str, Any]:
+def general_stats(context: ServerContext) -> dict[str, Any]:
     """Return the fields of /stats that are no metrics."""
     info = context.client.info
     return {

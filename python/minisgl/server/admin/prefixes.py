@@ -23,7 +23,7 @@ from minisgl.server.admin.body import PrefixRequest
 from minisgl.server.core.bodies import Conversation
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, engine_error, engine_gone, too_late, wrong
-from minisgl.server.core.formatter import Later, json_response
+from minisgl.server.core.formatter import Deferred, json_response
 from minisgl.server.core.request import REQUEST, HttpRequest
 from minisgl.step import Int32Array
 
@@ -32,13 +32,13 @@ PREFIXES = f"{CACHE}/prefixes"
 _ID = re.compile(r"prefix-([1-9][0-9]{0,17})", re.ASCII)
 
 
-async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Later:
+async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Deferred:
     context.keys.check_may(request.key, "cache", request.path)
     if context.served.check(asked.model) != context.served.name:
         raise bad_value("model", asked.model, "prefixes are kept of the model itself, not of its adapters")
     tokens = await _tokens(context, asked)
     pin, waits = asked.pin is not False, asked.wait is not False
-    return Later(lambda: _insert(context, tokens, pin=pin, waits=waits))
+    return Deferred(lambda: _insert(context, tokens, pin=pin, waits=waits))
 
 
 async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:

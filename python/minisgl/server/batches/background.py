@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minisgl.server.batches.runner import Slots
+from minisgl.server.batches.runner import LineSemaphore
 from minisgl.server.core.errors import BATCHES
 from minisgl.server.core.request import REQUEST, HttpRequest
 
@@ -36,7 +36,7 @@ class Background:
 
     def __init__(self, app: ASGIApp, room: Callable[[], int]) -> None:
         self._app = app
-        self._slots = Slots(room)
+        self._slots = LineSemaphore(room)
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

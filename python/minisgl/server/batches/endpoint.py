@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message
 
 from minisgl.config import ServerConfig, most_of
 from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchAnswer, BatchRequest, FileAnswer
-from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
+from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, CheckedFile, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
 from minisgl.server.batches.store import (
     FILE_PREFIX,
@@ -36,8 +36,8 @@ from minisgl.server.batches.store import (
     Refused,
     Store,
     Usage,
+    error_text,
     new_id,
-    said_of,
 )
 from minisgl.server.batches.upload import Upload
 from minisgl.server.core.answers import Answer
@@ -73,7 +73,7 @@ def num_in_flight(config: ServerConfig, device: str) -> int:
     return max(1, min(limits))
 
 
-def room_of(context: ServerContext) -> Callable[[], int]:
+def line_capacity(context: ServerContext) -> Callable[[], int]:
     """Return a function that tells how many more batch lines may be submitted now."""
     most = num_in_flight(context.config, context.info.device)
     return lambda: most - context.queue.num_in_flight()
@@ -83,7 +83,7 @@ Ask = Callable[[Asked, int], Awaitable[Said]]
 """Function that submits a line for the API key with this index."""
 
 
-def asks(app: ASGIApp, config: ServerConfig) -> Ask:
+def line_submitter(app: ASGIApp, config: ServerConfig) -> Ask:
     """Return a function that sends a batch line to `app` as a request, without authorization, and logs it."""
     shown = names(config.api_keys)
 
@@ -197,7 +197,7 @@ class Batches:
 
         try:
             await upload.receive(request)
-            expires_at = _expires_at(upload.fields)
+            expires_at = _check_upload_fields(upload.fields)
             checked = await self._checked(name)
             info = FileInfo(
                 id=name,
@@ -236,10 +236,10 @@ class Batches:
             reason = f"the files of this API key would have {total} bytes or more: {limit}"
             raise wrong("file", reason, "quota_exceeded", 413)
 
-    async def _checked(self, name: str) -> Checked:
+    async def _checked(self, name: str) -> CheckedFile:
         """Check the lines of an uploaded file; one file at a time, as that takes CPU seconds. Raises `ApiError` 400."""
 
-        def check() -> Checked:
+        def check() -> CheckedFile:
             with self.state.store.path(name).open("rb") as file:
                 return check_file(file, self.runner.max_line_bytes)
 
@@ -338,7 +338,7 @@ def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
     }
 
 
-def _expires_at(fields: dict[str, str]) -> int | None:
+def _check_upload_fields(fields: dict[str, str]) -> int | None:
     """Check `purpose` and return the expiry in Unix seconds; `None`: the file stays. Raises `ApiError` 400."""
     if "purpose" not in fields:
         raise missing("purpose")
@@ -370,25 +370,25 @@ def _shown_file(info: FileInfo) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------------------- routes
 
 
-async def _found(batches: Batches, work: Callable[[Store, str], T], request: Request) -> T:
+async def _query(batches: Batches, work: Callable[[Store, str], T], request: Request) -> T:
     """Run `work(store, owner)` for the caller in the store's thread. Raises `ApiError` where the store fails."""
     owner = batches.owner(request)
-    with _told():
+    with _store_errors():
         return await batches.state.run(lambda store: work(store, owner))
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
+def _store_errors() -> Iterator[None]:
     """Convert errors of the store into `ApiError`: 409 if it refuses, 500 if the disk or database fails."""
     try:
         yield
     except Refused as error:
         raise ApiError(409, str(error), code=error.code) from error
     except (OSError, sqlite3.Error) as error:
-        raise ApiError(500, f"--state-dir: {said_of(error)}", kind=SERVER, code="storage_failed") from error
+        raise ApiError(500, f"--state-dir: {error_text(error)}", kind=SERVER, code="storage_failed") from error
 
 
-def _none(what: str, name: str) -> ApiError:
+def _missing_item(what: str, name: str) -> ApiError:
     return ApiError(404, f"{what}_id: {name[:80]!r} does not exist here", param=f"{what}_id", code=f"{what}_not_found")
 
 
@@ -397,7 +397,7 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
     @app.post(FILES)
     async def upload(request: Request) -> Response:
-        with _told():
+        with _store_errors():
             return json_response(_shown_file(await found(request).upload(request)))
 
     @app.get(FILES)
@@ -405,15 +405,15 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
         batches, purpose = found(request), request.query_params.get("purpose")
         if purpose not in (None, PURPOSE, OUTPUT_PURPOSE):
             raise bad_value("purpose", purpose, f"must be {PURPOSE} or {OUTPUT_PURPOSE}")
-        all_ = await _found(batches, Store.files, request)
+        all_ = await _query(batches, Store.files, request)
         shown = [_shown_file(one) for one in all_ if purpose in (None, one.purpose)]
         return json_response(page_of(shown, request, MAX_FILES_SHOWN, MAX_FILES_SHOWN))
 
     async def file_of(request: Request, file_id: str) -> tuple[Batches, FileInfo]:
         batches = found(request)
-        info = await _found(batches, lambda store, owner: store.file(file_id, owner), request)
+        info = await _query(batches, lambda store, owner: store.file(file_id, owner), request)
         if info is None:
-            raise _none("file", file_id)
+            raise _missing_item("file", file_id)
         return batches, info
 
     @app.get(FILES + "/{file_id}")
@@ -428,7 +428,7 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
     @app.delete(FILES + "/{file_id}")
     async def delete(request: Request, file_id: str) -> Response:
         batches, _ = await file_of(request, file_id)
-        await _found(batches, lambda store, owner: store.delete_file(file_id, owner), request)
+        await _query(batches, lambda store, owner: store.delete_file(file_id, owner), request)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -438,30 +438,30 @@ def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
     @app.post(BATCHES)
     async def create(request: Request) -> Response:
         batches = found(request)
-        with _told():
+        with _store_errors():
             return json_response(batches.shown(await batches.create(request)))
 
     @app.get(BATCHES)
     async def all_batches(request: Request) -> Response:
         batches = found(request)
-        all_ = await _found(batches, Store.batches, request)
+        all_ = await _query(batches, Store.batches, request)
         return json_response(page_of([batches.shown(one) for one in all_], request, MAX_BATCHES_SHOWN))
 
     @app.get(BATCHES + "/{batch_id}")
     async def batch(request: Request, batch_id: str) -> Response:
         batches = found(request)
-        info = await _found(batches, lambda store, owner: store.batch(batch_id, owner), request)
+        info = await _query(batches, lambda store, owner: store.batch(batch_id, owner), request)
         if info is None:
-            raise _none("batch", batch_id)
+            raise _missing_item("batch", batch_id)
         return json_response(batches.shown(info))
 
     @app.post(BATCHES + "/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
         batches = found(request)
-        with _told():
+        with _store_errors():
             info = await batches.cancel(batch_id, batches.owner(request))
         if info is None:
-            raise _none("batch", batch_id)
+            raise _missing_item("batch", batch_id)
         return json_response(batches.shown(info))
 
 

@@ -38,7 +38,7 @@ class BadLine(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """Request line of a batch. `number`: line in the file, from 1, empty lines included; `body`: a JSON object."""
 
     number: int
@@ -48,7 +48,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedFile:
     """Result of checking a file: the endpoint of all its lines, and their number."""
 
     url: str
@@ -77,7 +77,7 @@ class _Prompt(msgspec.Struct):
     input: msgspec.Raw = NOTHING
 
 
-def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
+def check_file(file: BinaryIO, max_line_bytes: int) -> CheckedFile:
     """Check all lines of a file. Raises `BadLine` for the first bad one."""
     seen: set[str] = set()
     url = ""
@@ -91,10 +91,10 @@ def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
             raise BadLine(line.number, "", f"a file has at most {MAX_LINES} requests: send several")
     if not seen:
         raise BadLine(1, "", "the file has no requests")
-    return Checked(url, len(seen))
+    return CheckedFile(url, len(seen))
 
 
-def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
+def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[BatchLine]:
     """Yield the lines of a file in order, without empty ones. Raises `BadLine`."""
     number = 0
     while raw := file.readline(max_line_bytes + 2):
@@ -107,7 +107,7 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
             yield _read(raw, number)
 
 
-def _read(raw: bytes, number: int) -> Line:
+def _read(raw: bytes, number: int) -> BatchLine:
     """Parse and check one line. Raises `BadLine`."""
     try:
         raw.decode()
@@ -134,7 +134,7 @@ def _read(raw: bytes, number: int) -> Line:
         raise BadLine(number, "body", f"body: not valid JSON: {error}") from error
     if begin_of(stream, 6) not in (b"null", b"false"):
         raise _bad(number, "body.stream", shown(stream), "a batch has whole answers: leave it out")
-    return Line(number, custom_id, url, bytes(fields.body))
+    return BatchLine(number, custom_id, url, bytes(fields.body))
 
 
 def _value(number: int, fields: _Line, name: str) -> str:
@@ -153,9 +153,9 @@ def _bad(number: int, field: str, value: object, reason: str) -> BadLine:
 # ------------------------------------------------------------------------------------------------- when it runs
 
 
-def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> Iterator[list[Line]]:
+def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> Iterator[list[BatchLine]]:
     """Yield windows of all lines not numbered in `leave_out`; each window is sorted so that common prefixes meet."""
-    window: list[Line] = []
+    window: list[BatchLine] = []
     num_bytes = 0
     for line in read_lines(file, max_line_bytes):
         if line.number in leave_out:
@@ -169,7 +169,7 @@ def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> I
         yield sorted(window, key=prefix)
 
 
-def prefix(line: Line) -> bytes:
+def prefix(line: BatchLine) -> bytes:
     """Return a sort key that groups lines by prompt prefix: up to `PREFIX_BYTES` of the prompt's raw fields."""
     try:
         fields = decoded(line.body, _Prompt)

@@ -17,7 +17,7 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartHeader:
     """Beginning of a part. `filename` is `None` for a plain field."""
 
     name: str
@@ -36,8 +36,8 @@ def boundary_of(content_type: str) -> bytes | None:
     return found.encode("ascii")
 
 
-class Parts:
-    """Parser of a body that arrives in pieces. It yields a `Part` where one begins, then its content as bytes."""
+class MultipartParser:
+    """Parser of a body that arrives in pieces. It yields a `PartHeader` where one begins, then its content as bytes."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
@@ -46,7 +46,7 @@ class Parts:
         self._num_parts = 0
         self.is_done = False
 
-    def push(self, piece: bytes) -> Iterator[Part | bytes]:
+    def push(self, piece: bytes) -> Iterator[PartHeader | bytes]:
         """Parse the next piece of the body. Raises `ValueError` for invalid input."""
         self._held += piece
         while not self.is_done:
@@ -57,7 +57,7 @@ class Parts:
                 yield found
         self._held = b""  # bytes after the last part are ignored
 
-    def _preamble(self) -> Part | bytes | None:
+    def _preamble(self) -> PartHeader | bytes | None:
         """Skip text before the first part (empty in practice)."""
         if (at := self._held.find(self._delimiter)) < 0:
             if len(self._held) > MAX_HEADERS:
@@ -66,7 +66,7 @@ class Parts:
         self._held, self._read = self._held[at + len(self._delimiter) :], self._head
         return b""
 
-    def _head(self) -> Part | bytes | None:
+    def _head(self) -> PartHeader | bytes | None:
         """Parse what follows a delimiter: a part's headers, or the end of the body."""
         if self._held[:2] == b"--":
             self.is_done = True
@@ -87,7 +87,7 @@ class Parts:
         self._held, self._read = self._held[end + 2 :], self._begun
         return part
 
-    def _begun(self) -> Part | bytes | None:
+    def _begun(self) -> PartHeader | bytes | None:
         """Check whether a part is empty, once enough bytes are there: its delimiter may directly follow the headers."""
         if len(self._held) < len(self._delimiter):
             return None
@@ -96,7 +96,7 @@ class Parts:
             self._held = self._held[2:]
         return b""
 
-    def _content(self) -> Part | bytes | None:
+    def _content(self) -> PartHeader | bytes | None:
         if (at := self._held.find(self._delimiter)) < 0:
             safe = len(self._held) - len(self._delimiter) + 1
             if safe <= 0:
@@ -108,7 +108,7 @@ class Parts:
         return content
 
 
-def _part(head: bytes) -> Part:
+def _part(head: bytes) -> PartHeader:
     """Parse the headers of one part. Raises `ValueError` if Content-Disposition has no field name."""
     for line in head.decode(errors="replace").split("\r\n"):
         name, _, value = line.partition(":")
@@ -121,5 +121,5 @@ def _part(head: bytes) -> Part:
                 raise ValueError(f"the headers of a part: {error}") from error
             if said.get_content_disposition() == "form-data" and isinstance(field, str):
                 # a charset of RFC 2231 may decode to lone surrogates, which UTF-8 cannot encode
-                return Part(field, filename and filename.encode(errors="replace").decode())
+                return PartHeader(field, filename and filename.encode(errors="replace").decode())
     raise ValueError("a part has no Content-Disposition with a name")

@@ -23,8 +23,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from minisgl.server.batches.lines import BadLine, Line, read_lines, windows
-from minisgl.server.batches.store import Answer, BatchInfo, Status, Store, Usage, new_id, said_of
+from minisgl.server.batches.lines import BadLine, BatchLine, read_lines, windows
+from minisgl.server.batches.store import BatchInfo, LineResult, Status, Store, Usage, error_text, new_id
 from minisgl.server.core.errors import draining
 
 LOOK_S = 30.0
@@ -46,14 +46,14 @@ _LEFT: dict[Status, tuple[str, str]] = {
 }
 _log = logging.getLogger("minisgl.server")
 T = TypeVar("T")
-_Pending: TypeAlias = tuple[Answer, asyncio.Future[None]]
+_Pending: TypeAlias = tuple[LineResult, asyncio.Future[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """Batch line that is being submitted. `submitted` is set once the engine has it."""
 
-    line: Line
+    line: BatchLine
     owner: str
     request_id: str
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -80,7 +80,7 @@ class Endpoint(Protocol):
         """Send a line to its endpoint. Raises `LookupError` if the owner's key no longer exists."""
 
 
-class Slots:
+class LineSemaphore:
     """Semaphore for batch lines with the variable limit `room()`, at least one; first come, first served."""
 
     def __init__(self, room: Callable[[], int]) -> None:
@@ -91,11 +91,11 @@ class Slots:
     async def __aenter__(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
-        self._go_on()
+        self._grant_next()
         try:
             while not turn.done():
                 await asyncio.wait({turn}, timeout=ROOM_S)
-                self._go_on()
+                self._grant_next()
         except asyncio.CancelledError:
             if turn.done():
                 await self.__aexit__()
@@ -104,9 +104,9 @@ class Slots:
 
     async def __aexit__(self, *_: object) -> None:
         self.num_taken -= 1
-        self._go_on()
+        self._grant_next()
 
-    def _go_on(self) -> None:
+    def _grant_next(self) -> None:
         while self._waiting and (self._waiting[0].done() or self.num_taken < max(1, self._room())):
             turn = self._waiting.popleft()
             if not turn.done():  # else it was cancelled
@@ -155,7 +155,7 @@ class Runner:
     ) -> None:
         self.state = state
         self.endpoint = endpoint
-        self.slots = Slots(room)  # first come, first served: keys take turns
+        self.slots = LineSemaphore(room)  # first come, first served: keys take turns
         self.quota = quota
         self.max_line_bytes = max_line_bytes
         self.clock = clock
@@ -169,7 +169,7 @@ class Runner:
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._main = asyncio.create_task(self._look_forever())
+        self._main = asyncio.create_task(self._poll_forever())
 
     async def stop(self, *, engine_died: bool = False) -> None:
         """Cancel running lines; the next server retries them. `engine_died`: the cause is a dead engine, for which each
@@ -181,9 +181,9 @@ class Runner:
         await _ended(main, *self._tasks)
         if engine_died:
             try:
-                await self.state.run(lambda store: store.blame(under_way))
+                await self.state.run(lambda store: store.add_deaths(under_way))
             except (OSError, sqlite3.Error) as error:
-                _log.warning("batches: that the engine died is not written: %s", said_of(error))
+                _log.warning("batches: that the engine died is not written: %s", error_text(error))
 
     def wake(self) -> None:
         """Look for new batches now."""
@@ -207,7 +207,7 @@ class Runner:
             "failed": self.num_failed,
         }
 
-    async def _look_forever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             self._wake.clear()
             try:
@@ -237,7 +237,7 @@ class Runner:
         try:
             await one.run(now)
         except (OSError, sqlite3.Error) as error:
-            self.broken[info.id] = said_of(error)
+            self.broken[info.id] = error_text(error)
             _log.warning("%s: failed, and nothing can be written about it: %s", info.id, self.broken[info.id])
         except Exception:
             self.broken[info.id] = "internal error"
@@ -269,7 +269,7 @@ class _Batch:
         if self.info.status == "cancelling":
             self.end("cancelled")
         timer = asyncio.get_running_loop().call_later(max(0.0, self.info.expires_at - now), self.end, "expired")
-        lines = asyncio.create_task(self._ask_all())
+        lines = asyncio.create_task(self._send_all())
         try:
             either: list[asyncio.Future[Any]] = [lines, self._end]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -285,7 +285,7 @@ class _Batch:
         ended = await self._state.run(lambda store: self._finish(store, status, reason))
         _log.info("%s: %s: %d answered, %d failed", ended.id, status, ended.completed, ended.failed)
 
-    async def _ask_all(self) -> None:
+    async def _send_all(self) -> None:
         path = self._state.store.path(self.info.input_file_id)
         done = await self._state.run(lambda store: store.answered(self.info.id))
         deaths = await self._state.run(lambda store: store.deaths(self.info.id))
@@ -306,21 +306,21 @@ class _Batch:
         try:
             while deaths < MAX_DEATHS:
                 async with self._runner.suspects if deaths else contextlib.nullcontext():
-                    said = await self._once(asked)
+                    said = await self._send_once(asked)
                 if said is None:
                     return
                 if said.engine_died:
                     deaths += 1
-                    await self._state.run(lambda store: store.blame([(self.info.id, number)]))
+                    await self._state.run(lambda store: store.add_deaths([(self.info.id, number)]))
                 await asyncio.sleep(said.retry_after_s)
             message = f"the engine died {deaths} times while it had this line: it is not asked again"
             error = {"code": "engine_died", "message": message}
-            await self._keep(Answer(number, False, _shown(asked.line, None, error)))
+            await self._store_result(LineResult(number, False, _shown(asked.line, None, error)))
         finally:
             self.under_way.discard(number)
             asked.submitted.set()
 
-    async def _once(self, asked: Asked) -> Said | None:
+    async def _send_once(self, asked: Asked) -> Said | None:
         """Send a line once. Returns `None` if its result is stored, else a response that reports a lack of capacity."""
         number = asked.line.number
         async with self._runner.slots:
@@ -335,10 +335,10 @@ class _Batch:
             is_ok = said.status == 200
             response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
             text = _shown(asked.line, response, None)
-            await self._keep(Answer(number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
+            await self._store_result(LineResult(number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
             return None
 
-    async def _keep(self, answer: Answer) -> None:
+    async def _store_result(self, answer: LineResult) -> None:
         """Store a result; returns when it is on disk. Raises the store's error."""
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((answer, kept))
@@ -364,7 +364,7 @@ class _Batch:
             if used > self._runner.quota:
                 self.end("failed", f"the files of its API key have {used} bytes with its answers (--state-quota)")
 
-    def _record(self, store: Store, *, answers: list[Answer]) -> int:
+    def _record(self, store: Store, *, answers: list[LineResult]) -> int:
         self.info = store.record(self.info, answers)
         return store.used_bytes(self.info.owner)
 
@@ -372,13 +372,13 @@ class _Batch:
         left = self._left(store, status) if status in _LEFT else iter(())
         return store.finish(self.info, status, reason, left, int(self._runner.clock()))
 
-    def _left(self, store: Store, status: Status) -> Iterator[Answer]:
+    def _left(self, store: Store, status: Status) -> Iterator[LineResult]:
         code, message = _LEFT[status]
         done = store.answered(self.info.id)
         with contextlib.suppress(BadLine, FileNotFoundError), store.path(self.info.input_file_id).open("rb") as file:
             for line in read_lines(file, self._runner.max_line_bytes):
                 if line.number not in done:
-                    yield Answer(line.number, False, _shown(line, None, {"code": code, "message": message}))
+                    yield LineResult(line.number, False, _shown(line, None, {"code": code, "message": message}))
 
 
 def _waiting(pending: list[_Pending]) -> list[asyncio.Future[None]]:
@@ -395,7 +395,7 @@ def _outcome(lines: asyncio.Task[None]) -> tuple[Status, str]:
     if isinstance(error, BadLine | LookupError):
         return "failed", str(error)
     if isinstance(error, OSError | sqlite3.Error):
-        return "failed", said_of(error)
+        return "failed", error_text(error)
     raise error
 
 
@@ -435,7 +435,7 @@ def usage_of(body: bytes) -> Usage:
     )
 
 
-def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+def _shown(line: BatchLine, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
     """Return one line of an output or error file."""
     fields = {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": error}
     return msgspec.json.encode(fields) + b"\n"
@@ -444,7 +444,7 @@ def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | 
 @contextlib.asynccontextmanager
 async def _windows(
     path: Path, max_line_bytes: int, done: set[int]
-) -> AsyncIterator[Callable[[], Coroutine[Any, Any, list[Line]]]]:
+) -> AsyncIterator[Callable[[], Coroutine[Any, Any, list[BatchLine]]]]:
     """Open a file and give a function that reads its next window of lines in a thread; an empty window is the end."""
     with await asyncio.to_thread(path.open, "rb") as file:
         each = windows(file, max_line_bytes, done)

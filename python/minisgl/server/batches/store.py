@@ -119,7 +119,7 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
+class LineResult(msgspec.Struct, frozen=True):
     """Result of line number `line`; `text` is a line of the output file or, if not `ok`, of the error file."""
 
     line: int
@@ -310,7 +310,7 @@ class Store:
         """Return the numbers of lines that have results."""
         return {line for (line,) in self.db.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))}
 
-    def blame(self, lines: Iterable[tuple[str, int]]) -> None:
+    def add_deaths(self, lines: Iterable[tuple[str, int]]) -> None:
         """Add one engine death to each of these lines, given as (batch id, line number)."""
         with self._writing() as db:
             added = "INSERT INTO deaths VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1"
@@ -320,7 +320,7 @@ class Store:
         """Return by line number how many engines died on it."""
         return dict(self.db.execute("SELECT line, count FROM deaths WHERE batch = ?", (batch_id,)))
 
-    def record(self, batch: BatchInfo, answers: Iterable[Answer]) -> BatchInfo:
+    def record(self, batch: BatchInfo, answers: Iterable[LineResult]) -> BatchInfo:
         """Store results atomically and return the updated batch. Lines that already have a result are unchanged."""
         with self._writing() as db:
             now = self.batch(batch.id, batch.owner) or batch
@@ -334,7 +334,7 @@ class Store:
             _put_batch(db, now)
         return now
 
-    def finish(self, batch: BatchInfo, status: Status, reason: str, left: Iterable[Answer], now: int) -> BatchInfo:
+    def finish(self, batch: BatchInfo, status: Status, reason: str, left: Iterable[LineResult], now: int) -> BatchInfo:
         """Write the files of a batch and mark it as ended. `left`: results for lines that have none, in line order."""
         batch = self.batch(batch.id, batch.owner) or batch
         if batch.status != "finalizing":
@@ -360,7 +360,7 @@ class Store:
                 db.execute(f"DELETE FROM {table} WHERE batch = ?", (batch.id,))
         return ended
 
-    def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[Answer], now: int) -> FileInfo | None:
+    def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[LineResult], now: int) -> FileInfo | None:
         """Write the results with this `ok` to a file, in line order. Returns `None` if there are none."""
         name = new_id(FILE_PREFIX)
         rows = self.db.execute(
@@ -408,7 +408,7 @@ def _put_batch(db: sqlite3.Connection, info: BatchInfo) -> None:
     db.execute("UPDATE batches SET open = ?, doc = ? WHERE id = ?", row)
 
 
-def said_of(error: OSError | sqlite3.Error) -> str:
+def error_text(error: OSError | sqlite3.Error) -> str:
     """Describe an error for clients, without the server's folder names."""
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 from starlette.requests import ClientDisconnect, Request
 
 from minisgl.server.batches.lines import MAX_FILE_BYTES
-from minisgl.server.batches.multipart import Part, Parts, boundary_of
+from minisgl.server.batches.multipart import MultipartParser, PartHeader, boundary_of
 from minisgl.server.batches.store import written
 from minisgl.server.core.errors import ApiError, missing
 from minisgl.server.core.request import too_large, too_slow
@@ -40,7 +40,7 @@ class Upload:
         self._count = count
         self._timeout_s = timeout_s
         self._is_crowded = is_crowded
-        self._part: Part | None = None
+        self._part: PartHeader | None = None
         self._unwritten = bytearray()
         self._field = bytearray()
 
@@ -52,7 +52,7 @@ class Upload:
             raise _bad_form(str(error)) from error
         if boundary is None:
             raise ApiError(415, "Content-Type: a file is sent as multipart/form-data", code="unsupported_media_type")
-        parts = Parts(boundary)
+        parts = MultipartParser(boundary)
         with self._path.open("xb") as file:
             async for piece in _pieces(request, self._timeout_s, self._is_crowded):
                 try:
@@ -74,9 +74,9 @@ class Upload:
         data, self._unwritten = self._unwritten, bytearray()
         await asyncio.to_thread(file.write, data)
 
-    def _take(self, found: Part | bytes) -> None:
+    def _take(self, found: PartHeader | bytes) -> None:
         """Handle a parsed part or content. Raises `ApiError`."""
-        if isinstance(found, Part):
+        if isinstance(found, PartHeader):
             self._end_part()
             if found.name == FILE and self.filename is not None:
                 raise _bad_form("it has two files: send one")

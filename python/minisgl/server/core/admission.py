@@ -18,7 +18,7 @@ from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value
 from minisgl.server.core.lengths import Lengths, lengths
-from minisgl.server.core.receipts import OfAnswers
+from minisgl.server.core.receipts import ReceiptBuilder
 from minisgl.server.core.request import HttpRequest
 from minisgl.server.core.resume import fingerprint
 from minisgl.step import Int32Array
@@ -30,20 +30,20 @@ MANY_LOGPROBS = 4096  # formatting this many takes about 10 ms
 
 
 @dataclass(slots=True, eq=False)
-class Wanted:
-    """Input of one generation request, whichever API it came by. `names_length`: `sampling.max_tokens` was set by the
-    client and is no default. `only_prompt`: drop the one token that is generated. `shown`: ids of special tokens that
-    are part of the text. `ignored`: fields without effect on this model. `rid`: client-chosen id for /abort_request."""
+class GenerationInput:
+    """Input of one generation request, whichever API it came by. `has_client_limit`: the client set
+    `sampling.max_tokens`. `only_prompt`: drop the one token that is generated. `shown`: ids of special tokens that are
+    part of the text. `ignored`: fields without effect on this model. `rid`: client-chosen id for /abort_request."""
 
     prompts: Sequence[Int32Array]
     sampling: SamplingParams
-    names_length: bool = True
+    has_client_limit: bool = True
     only_prompt: bool = False
     shown: frozenset[int] = frozenset()
     ignored: tuple[str, ...] = ()
     priority: int = 0
     rid: str | None = None
-    receipts: OfAnswers | None = None
+    receipts: ReceiptBuilder | None = None
     by_prompt: Sequence[SamplingParams] | None = None  # if they differ by prompt; `n` and log probabilities are equal
 
     def formats(self) -> Formats | None:
@@ -63,7 +63,7 @@ class Admission:
     is_large: bool
 
     @classmethod
-    def of(cls, context: ServerContext, request: HttpRequest, wanted: Wanted) -> Admission:
+    def of(cls, context: ServerContext, request: HttpRequest, wanted: GenerationInput) -> Admission:
         """Check limits and admit a request. Raises `ApiError`: 400 for a value that is not allowed, 404 if the adapter
         was unloaded, 429 if the queue is full."""
         prompts, sampling = wanted.prompts, wanted.sampling
@@ -74,29 +74,29 @@ class Admission:
         resumable = request.resumable
         if resumable is not None:
             sampling = resumable.seeded(sampling, fingerprint(model, context.info))
-        found = _lengths(context, request, wanted, sampling)
-        found, is_large = _with_room_for_logprobs(found, prompts, sampling, named=wanted.names_length)
+        found = _limits(context, request, wanted, sampling)
+        found, is_large = _limit_by_logprobs(found, prompts, sampling, named=wanted.has_client_limit)
         if found.are_shortened:
             context.metrics.shortened(len(prompts) * sampling.n)
             request.shortened_to = found.shown()
         before = None
         if resumable is not None:
             before = resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
-        by_prompt = None if wanted.by_prompt is None else [_as_all(one, sampling) for one in wanted.by_prompt]
+        by_prompt = None if wanted.by_prompt is None else [_completed(one, sampling) for one in wanted.by_prompt]
         return cls(sampling, by_prompt, found, before, is_large)
 
 
-def _as_all(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
+def _completed(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
     """Return one prompt's sampling parameters with the request's adapter and, if it has no seed, its seed."""
     seed = sampling.seed if one.seed is None else one.seed
     return msgspec.structs.replace(one, adapter=sampling.adapter, seed=seed)
 
 
-def _lengths(context: ServerContext, request: HttpRequest, wanted: Wanted, sampling: SamplingParams) -> Lengths:
+def _limits(context: ServerContext, request: HttpRequest, wanted: GenerationInput, sampling: SamplingParams) -> Lengths:
     """Return the maximum number of tokens to generate for each prompt."""
     room = [context.info.max_seq_len - len(prompt) for prompt in wanted.prompts]
     longest = partial(
-        lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.names_length
+        lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.has_client_limit
     )
     if wanted.by_prompt is None:
         found = longest(room, sampling)
@@ -108,7 +108,7 @@ def _lengths(context: ServerContext, request: HttpRequest, wanted: Wanted, sampl
     return Lengths(request.resumable.lengths(found.by_prompt, room), found.are_shortened)
 
 
-def _with_room_for_logprobs(
+def _limit_by_logprobs(
     found: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
 ) -> tuple[Lengths, bool]:
     """Shorten default lengths so that log probabilities stay within `BOUNDS.max_logprob_entries`. Return the lengths

@@ -40,7 +40,7 @@ class ApiKeys:
         self._names = names(config.api_keys)
 
     @property
-    def are_asked(self) -> bool:
+    def are_required(self) -> bool:
         """True if requests must have an API key."""
         return bool(self._keys)
 

@@ -300,11 +300,11 @@ class CompletionRequest(Sampling, Receipted):
         return inputs_of(self.prompt)
 
 
-class OfModel(Body):
+class ModelBody(Body):
     model: StrictStr | None = described("The served model's name.")
 
 
-class TokenizeRequest(OfModel, Conversation):
+class TokenizeRequest(ModelBody, Conversation):
     """Body with exactly one of `prompt`, `messages` and `content`."""
 
     prompt: StrictStr | None = described("A text.")
@@ -317,7 +317,7 @@ class TokenizeRequest(OfModel, Conversation):
     )
 
 
-class DetokenizeRequest(OfModel):
+class DetokenizeRequest(ModelBody):
     tokens: Items[TokenId] = Field(description="Token ids.")
     skip_special_tokens: StrictBool | None = described("Omit special tokens from the text; false by default.")
 
@@ -331,7 +331,7 @@ EmbeddingInput = Annotated[
 ]
 
 
-class OfInputs(Body):
+class PoolingBody(Body):
     """Fields common to requests that generate no text (embeddings, rerank, score, classify)."""
 
     model: StrictStr | None = described("The served model's name. Default: the served model.")
@@ -341,7 +341,7 @@ class OfInputs(Body):
     user: StrictStr | None = described("Accepted, without effect.")
 
 
-class EmbeddingRequest(OfInputs):
+class EmbeddingRequest(PoolingBody):
     ALIASES: ClassVar[dict[str, str]] = {"input_type": "prompt_name"}
 
     input: EmbeddingInput = Field(

@@ -60,7 +60,7 @@ class Callers:
             return ApiError(400, "Host: missing: HTTP/1.1 wants it", code="invalid_http")
         if host == SEVERAL:
             return ApiError(400, "Host: given more than once", code="invalid_http")
-        if self._checks_host and host is not None and not self._knows(_name(host.decode("latin-1"))):
+        if self._checks_host and host is not None and not self._is_own_host(_name(host.decode("latin-1"))):
             return ApiError(
                 403,
                 f"Host: {host.decode('latin-1') or 'empty'}: this server does not answer to that name: "
@@ -68,13 +68,13 @@ class Callers:
                 code="host_not_allowed",
             )
         origin = headers.get(b"origin")
-        if origin is not None and not self._may(shown := origin.decode("latin-1"), host):
+        if origin is not None and not self._is_allowed_origin(shown := origin.decode("latin-1"), host):
             return ApiError(
                 403,
                 f"Origin: {shown}: pages from there may not use this server: start it with --cors-origin ORIGIN",
                 code="origin_not_allowed",
             )
-        if origin is None and _is_part_of_a_foreign_page(headers):
+        if origin is None and _is_foreign_subresource(headers):
             return ApiError(
                 403,
                 "Sec-Fetch-Site: cross-site: pages from there may link to this server, and include nothing of it",
@@ -112,10 +112,10 @@ class Callers:
             return [(b"vary", b"Origin")]
         return [*allowed, (b"access-control-expose-headers", EXPOSED)]
 
-    def _knows(self, name: str) -> bool:
+    def _is_own_host(self, name: str) -> bool:
         return name in self._hosts or _is_loopback(name)
 
-    def _may(self, origin: str, host: bytes | None) -> bool:
+    def _is_allowed_origin(self, origin: str, host: bytes | None) -> bool:
         plain = _without_usual_port(origin.lower())
         if ANY in self._origins or plain in self._origins:
             return True
@@ -125,7 +125,7 @@ class Callers:
         return plain == _without_usual_port(f"{scheme}://{host.decode('latin-1').lower()}")
 
 
-def _is_part_of_a_foreign_page(headers: Headers) -> bool:
+def _is_foreign_subresource(headers: Headers) -> bool:
     """Return true for a cross-site subresource (image, script, frame) that a browser fetches without an `Origin`
     header, and not for a link that the user follows."""
     goes_there = headers.get(b"sec-fetch-mode") == b"navigate" and headers.get(b"sec-fetch-dest") == b"document"

@@ -24,7 +24,7 @@ from minisgl.server.core.prompts import Prompts
 from minisgl.server.core.waiting import Queue, Turns
 
 LATEST = ":latest"
-EndsEarly = tuple[int, str, Callable[[], None]]
+AbortEntry = tuple[int, str, Callable[[], None]]
 """Entry for /abort_request: index of the API key, `rid`, and a function that ends the request."""
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ class ServerContext:
         self.queue, self.keys, self.gateway = queue, queue.keys, queue.gateway
         self.metrics = metrics
         self.turns = Turns(config.limits.max_encoding_bytes, prompts.give_back)
-        self.may_end_early: set[EndsEarly] = set()
+        self.abort_entries: set[AbortEntry] = set()
         self._own: dict[type[Any], Any] = {}
         self.draining = False
         # not ready until the gateway serves: requests would take a slower path

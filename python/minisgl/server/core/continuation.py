@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from minisgl.sampling_params import BOUNDS, RANGES, SamplingParams
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.bodies import CompletionRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, param_errors
@@ -28,15 +28,15 @@ async def continuation(
     given = completion.prompts()
     whole, suffix = given, completion.suffix or ""
     if bool(suffix) if has_gap is None else has_gap:
-        whole, sampling = await _filled_in(context, completion, suffix, sampling)
+        whole, sampling = await _fill_in_prompts(context, completion, suffix, sampling)
     prompts, sampling = await context.prompts.encode(
         whole, sampling, completion.truncate_prompt_tokens, side=completion.truncation_side
     )
-    names_length = completion.max_tokens is not None
-    return Continuation(prompts, sampling, names_length, only_prompt, ignored=left_out, given=given)
+    has_client_limit = completion.max_tokens is not None
+    return Continuation(prompts, sampling, has_client_limit, only_prompt, ignored=left_out, given=given)
 
 
-async def _filled_in(
+async def _fill_in_prompts(
     context: ServerContext, completion: CompletionRequest, suffix: str, sampling: SamplingParams
 ) -> tuple[list[str | list[int]], SamplingParams]:
     """Return fill-in-the-middle prompts as token ids, and `sampling` with the stop tokens that end the filled gap."""
@@ -52,7 +52,7 @@ async def _filled_in(
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Continuation(Wanted):
+class Continuation(GenerationInput):
     """Generation request with text prompts. `given`: as the client wrote them. `sampling.n` is `best_of`."""
 
     given: list[str | list[int]]

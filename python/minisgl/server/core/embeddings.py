@@ -16,7 +16,7 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pooling import Name as Pooled
 from minisgl.message import EngineReady
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.bodies import EmbeddingRequest, inputs_of
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, no_embedding, too_many_dimensions, wrong
@@ -40,7 +40,7 @@ async def embeddings_endpoint(
         raise bad_value("dimensions", asked.dimensions, "must be at least 1")
     sampling = embedding_sampling(context, asked.pooling)
     prompts, sampling = await context.prompts.encode(
-        _begun(context, asked), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
+        _with_prompt(context, asked), sampling, asked.truncate_prompt_tokens, "input", side=asked.truncation_side
     )
     return (shown_as or EmbeddingFormatter)(context.served.check(asked.model), asked, prompts, sampling)
 
@@ -60,7 +60,7 @@ def embedding_sampling(context: ServerContext, asked: Pooled | None) -> Sampling
     return SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
 
 
-def _begun(context: ServerContext, asked: EmbeddingRequest) -> list[Any]:
+def _with_prompt(context: ServerContext, asked: EmbeddingRequest) -> list[Any]:
     """Return the inputs, each text with the requested prompt of the model (`prompt_name`) before it."""
     own = context.own_prompts
     try:
@@ -75,7 +75,7 @@ class EmbeddingFormatter(Formatter):
     def __init__(
         self, model: str, asked: EmbeddingRequest, prompts: Sequence[Int32Array], sampling: SamplingParams
     ) -> None:
-        super().__init__(Wanted(prompts, sampling), priority=asked.priority)
+        super().__init__(GenerationInput(prompts, sampling), priority=asked.priority)
         self._model = model
         self._dimensions = asked.dimensions
         self._as_text = asked.encoding_format == "base64"

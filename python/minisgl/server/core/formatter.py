@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.message.prepared import AnswerParts
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.errors import ApiError, bad_value
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.receipts import FIELD
@@ -44,13 +44,13 @@ def json_response(data: object) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
 
 
-def of_its_end(generation: Generation, index: int) -> dict[str, Any]:
+def final_fields(generation: Generation, index: int) -> dict[str, Any]:
     """Return the final fields of a choice: SGLang's `matched_stop` if a stop ended it, and `receipt` if requested."""
     matched = generation.ended_by(index)
-    return {**({} if matched is None else {"matched_stop": matched}), **receipt_of(generation, index)}
+    return {**({} if matched is None else {"matched_stop": matched}), **receipt_field(generation, index)}
 
 
-def receipt_of(generation: Generation, index: int) -> dict[str, Any]:
+def receipt_field(generation: Generation, index: int) -> dict[str, Any]:
     """Return the field `receipt` of a finished choice, or no field if the request wants none."""
     found = generation.receipt(index)
     return {} if found is None else {FIELD: found}
@@ -84,7 +84,7 @@ IGNORED = b"x-minisgl-ignored"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class GatewayFormat:
     """Settings by which the gateway formats a response: the fields of the same names of `PreparedGeneration`."""
 
     shape: Literal["chat", "completion", "generate"]
@@ -101,7 +101,7 @@ class Formatter(ABC):
 
     media_type = b"text/event-stream; charset=utf-8"  # content type of streams
 
-    def __init__(self, wanted: Wanted, stream: bool | None = False, priority: int | None = None) -> None:
+    def __init__(self, wanted: GenerationInput, stream: bool | None = False, priority: int | None = None) -> None:
         wanted.priority = priority or 0
         self.wanted = wanted
         self.prompts = wanted.prompts
@@ -112,7 +112,7 @@ class Formatter(ABC):
         names = shown(self.wanted.ignored).encode()
         return [(IGNORED, names)] if names else []
 
-    def for_gateway(self) -> Shown | None:
+    def for_gateway(self) -> GatewayFormat | None:
         """Return how the gateway formats the response; `None`: only this formatter can. Called if no field of the body
         needs this formatter (`prepare.py`)."""
         return None
@@ -171,14 +171,14 @@ def echoed_prompt(
     """Return the prompt of `ids` as text, special tokens included. If the client wrote it as the text `given`, that is
     shown: tokens that encoding added (a BOS, sentencepiece's first space) have no width."""
     decoder = tokenizer.new_decoder(skip_special_tokens=False)
-    text, offsets = _placed(decoder, ids, 0) if with_offsets else (decoder.push(ids), [])
+    text, offsets = _decode_each(decoder, ids, 0) if with_offsets else (decoder.push(ids), [])
     text += decoder.flush()
     if given is None or (found := text.rfind(given)) < 0:  # not found: the tokenizer normalized it
         return EchoedPrompt(text, tuple(offsets))
     return EchoedPrompt(given, tuple(min(max(offset - found, 0), len(given)) for offset in offsets))
 
 
-def _placed(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
+def _decode_each(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
     """Decode `ids` one by one; return the text and each id's offset in characters, counted from `start`."""
     parts, offsets = list[str](), list[int]()
     for token_id in ids:
@@ -209,7 +209,7 @@ class CompletionLogprobs:
         before: tuple[int, ...] = ()
         if prompt is not None:
             before, self._offset = prompt.offsets, len(prompt.text)
-        text, offsets = _placed(self._decoder, (token.token_id for token in tokens), self._offset)
+        text, offsets = _decode_each(self._decoder, (token.token_id for token in tokens), self._offset)
         self._offset += len(text)
         found = [*of_prompt, *tokens]
         return {
@@ -257,7 +257,7 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
+class Deferred:
     """Response to be computed by `answer()` after the request's body has been released."""
 
     answer: Callable[[], Awaitable[Response]]

@@ -12,7 +12,7 @@ from typing import Any
 from minisgl.frontend.output_processor import Logprob, RequestState
 from minisgl.receipt import Receipt
 from minisgl.server.core.lengths import Lengths
-from minisgl.server.core.receipts import OfAnswers
+from minisgl.server.core.receipts import ReceiptBuilder
 from minisgl.server.core.request import HttpRequest
 from minisgl.step import FinishReason
 
@@ -25,7 +25,7 @@ class Generation:
     _n: int
     _lengths: Lengths
     _request: HttpRequest
-    _receipts: OfAnswers | None
+    _receipts: ReceiptBuilder | None
     _prompt_tokens: dict[int, list[Logprob]] = field(default_factory=dict)  # results of `prompt_tokens`, by prompt
 
     def prompt_tokens(self, index: int) -> list[Logprob]:
@@ -74,7 +74,7 @@ class Generation:
         """Return the token ids generated since the last call."""
         return self.choices[index].new_token_ids()
 
-    def _of_prompts(self) -> list[RequestState]:
+    def _first_choices(self) -> list[RequestState]:
         """Return the first choice of each prompt."""
         return self.choices[:: self._n]
 
@@ -82,7 +82,7 @@ class Generation:
         """Return headers of the response: the maximum number of tokens by prompt, and the prompt tokens that were
         cached. When a stream `begins`, the latter is known only for a single prompt, and is left out otherwise."""
         found = [(b"x-minisgl-max-tokens", self._lengths.shown().encode())]
-        cached = [state.cached_len for state in self._of_prompts()]
+        cached = [state.cached_len for state in self._first_choices()]
         if not begins or (len(cached) == 1 and cached[0] is not None):
             found.append((b"x-minisgl-cached-tokens", b"%d" % sum(one or 0 for one in cached)))
         return found
@@ -99,7 +99,7 @@ class Generation:
 
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's usage of all choices; each prompt counts once."""
-        return _usage(self._of_prompts(), self.choices)
+        return _usage(self._first_choices(), self.choices)
 
 
 def _usage(prompts: Sequence[RequestState], choices: Sequence[RequestState]) -> dict[str, Any]:

@@ -31,25 +31,25 @@ class History:
                 message["content"] = plain(content)
         return self._messages
 
-    def reason(self, text: str, *, goes_on: bool = False) -> None:
-        """Add reasoning. `goes_on`: it may be appended to the reasoning of the current message."""
-        self._message("reasoning_content", goes_on).setdefault("reasoning_content", []).append(text)
+    def reason(self, text: str, *, may_append: bool = False) -> None:
+        """Add reasoning. `may_append`: it may be appended to the reasoning of the current message."""
+        self._message("reasoning_content", may_append).setdefault("reasoning_content", []).append(text)
 
-    def say(self, parts: Sequence[dict[str, Any]], *, goes_on: bool = False) -> None:
-        """Add text parts. `goes_on`: they may be appended to the texts of the current message. Blank texts after a call
+    def say(self, parts: Sequence[dict[str, Any]], *, may_append: bool = False) -> None:
+        """Add text parts. `may_append`: they may be appended to texts of the current message. Blank texts after a call
         are dropped: as a message of their own they would separate the call from its result."""
         if "tool_calls" in self._answer and not any(
             (part.get("text") or part.get("refusal") or "").strip() for part in parts
         ):
             return
-        self._message("content", goes_on).setdefault("content", []).extend(parts)
+        self._message("content", may_append).setdefault("content", []).extend(parts)
 
     def call(self, call: dict[str, Any]) -> None:
         self._message("tool_calls", True).setdefault("tool_calls", []).append(call)
 
-    def _message(self, field: str, goes_on: bool) -> dict[str, Any]:
+    def _message(self, field: str, may_append: bool) -> dict[str, Any]:
         """Return the assistant message to add `field` to; a new one if the current one has a later field already."""
-        behind = FIELDS[FIELDS.index(field) + goes_on :]
+        behind = FIELDS[FIELDS.index(field) + may_append :]
         if not self._answer or any(name in self._answer for name in behind):
             self._answer = {"role": "assistant"}
             self._messages.append(self._answer)

@@ -94,15 +94,15 @@ class Connection:
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
-        def look() -> None:  # runs each half `longest_s`: silent for one run means at most two
+        def tick() -> None:  # runs each half `longest_s`: silent for one run means at most two
             nonlocal timer
             if not self.was_silent:
                 self.was_silent = True
             elif self.blocked_since is None:
                 self.write(ping())
-            timer = loop.call_later(longest_s / 2, look)
+            timer = loop.call_later(longest_s / 2, tick)
 
-        timer = loop.call_later(longest_s / 2, look)
+        timer = loop.call_later(longest_s / 2, tick)
         try:
             yield
         finally:
@@ -128,7 +128,7 @@ class Connection:
         self._on_resume()
 
 
-class Crowd:
+class ConnectionLimiter:
     """Limit of open connections: in total, and three quarters of that for one address, so that no single client locks
     out all others. The gateway applies the same limits (`rust/minisgl-gateway/src/http/accept.rs`)."""
 
@@ -173,7 +173,7 @@ class _Protocol(HttpToolsProtocol):
 
     head_timeout_s = 60.0
     probe_after_s = PROBE_AFTER_S
-    crowd: Crowd
+    limiter: ConnectionLimiter
     _address: str | None = None  # address under which the connection counts
     _probe_timer: asyncio.TimerHandle | None = None
     _head_bytes = -1  # bytes of the current header; -1 outside of headers
@@ -186,7 +186,7 @@ class _Protocol(HttpToolsProtocol):
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.abort)
         peer = transport.get_extra_info("peername")
         if isinstance(peer, tuple):  # else the peer is the gateway, which has limits of its own
-            if self.crowd.enter(peer[0]):
+            if self.limiter.enter(peer[0]):
                 self._address = peer[0]
             else:
                 self._refuse(503, "there are as many connections as may be: close some", "too_many_connections")
@@ -218,7 +218,7 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         if self._address is not None:
-            self.crowd.leave(self._address)
+            self.limiter.leave(self._address)
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         open_ = self._unanswered()
@@ -299,7 +299,7 @@ class _Protocol(HttpToolsProtocol):
         client offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
         upgrade = sys.exception()
         assert isinstance(upgrade, httptools.HttpParserUpgrade)
-        behind = _BehindHead(self)
+        behind = _AfterUpgrade(self)
         self.parser = httptools.HttpRequestParser(behind)
         framing = (b"%b: %b\r\n" % one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding"))
         self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
@@ -322,7 +322,7 @@ class _Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class _BehindHead:
+class _AfterUpgrade:
     """Parser callbacks that ignore a repeated header, which `protocol` knows already, and forward what follows."""
 
     def __init__(self, protocol: _Protocol) -> None:
@@ -417,7 +417,7 @@ class HttpServer:
         self, app: ASGIApp, listener: socket.socket, limits: Limits, *, probe_after_s: float = PROBE_AFTER_S
     ) -> None:
         self.app = app
-        slow_client_timeout_s = limits.slow_client_timeout
+        timeout_s = limits.slow_client_timeout
         self._config = uvicorn.Config(
             self._call,
             interface="asgi3",
@@ -425,7 +425,7 @@ class HttpServer:
             http=type(
                 "Protocol",
                 (_Protocol,),
-                {"head_timeout_s": slow_client_timeout_s, "probe_after_s": probe_after_s, "crowd": Crowd()},
+                {"head_timeout_s": timeout_s, "probe_after_s": probe_after_s, "limiter": ConnectionLimiter()},
             ),
             ws="none",
             lifespan="off",
@@ -439,7 +439,7 @@ class HttpServer:
         self.server = _Server(self._config)
         connections: set[Any] = self.server.server_state.connections
         self.connections = connections
-        self._slow_clients = SlowClients(self.connections, slow_client_timeout_s)
+        self._slow_clients = SlowClients(self.connections, timeout_s)
         self._sweeper: asyncio.Task[None] | None = None
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
@@ -452,7 +452,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Start serving; returns when connections are accepted. Raises the server's error if it cannot start."""
-        self._task = asyncio.create_task(self._serve_on())
+        self._task = asyncio.create_task(self._serve_forever())
         while not self.server.started:
             if self._task.done():
                 self._task.result()
@@ -460,7 +460,7 @@ class HttpServer:
             await asyncio.sleep(0.005)  # uvicorn offers no event for this
         self._sweeper = asyncio.create_task(self._slow_clients.sweep_forever())
 
-    async def _serve_on(self) -> None:
+    async def _serve_forever(self) -> None:
         """Serve until `stop`, restarting a server that ended. Meanwhile connections wait in the listener's backlog."""
         wait_s, has_served = RESTART_S, False
         while True:

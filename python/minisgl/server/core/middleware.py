@@ -37,10 +37,10 @@ from minisgl.server.core.errors import (
     renamed,
     too_late,
 )
-from minisgl.server.core.formatter import IGNORED, Formatter, Later, json_response
+from minisgl.server.core.formatter import IGNORED, Deferred, Formatter, json_response
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.http import CONNECTION, Connection
-from minisgl.server.core.page import PREFIX, Page
+from minisgl.server.core.page import PREFIX, WebPage
 from minisgl.server.core.receipts import FIELD, Receipts
 from minisgl.server.core.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.core.resume import NOTHING_NEW, Resumable, lost
@@ -54,11 +54,11 @@ WITHOUT_V1 = frozenset(
 )  # as some base URLs are written
 _log = logging.getLogger("minisgl.server")
 Show = Callable[[Generation, list[Delta]], bytes]
-Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Later]]
+Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Deferred]]
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class CheckedRequest:
     """Result of checking a request's headers. `path`: normalized, of its route; `form`: path whose API decides the
     shape of errors; `more`: headers for every response that lacks them; `early`: the response, if the headers suffice
     for one (such as a refusal)."""
@@ -75,7 +75,7 @@ class Middleware:
         self._app = app
         self._keys = api_keys.ApiKeys(config)
         self._callers = Callers.of(config)
-        self._page = Page()
+        self._page = WebPage()
         self._unlogged = () if config.access_log_probes else PROBES
         self._is_resumable = config.resumable
         self._num_open = 0
@@ -86,7 +86,7 @@ class Middleware:
     def num_open(self) -> int:
         return self._num_open
 
-    def admit(self, method: str, version: str, target: str, pairs: Pairs) -> Admitted:
+    def admit(self, method: str, version: str, target: str, pairs: Pairs) -> CheckedRequest:
         """Check a request by its headers alone. `target`: the path; `version`: of HTTP, such as "1.1"."""
         headers = dict(pairs)
         if len(headers) < len(pairs) and sum(name == b"host" for name, _ in pairs) > 1:
@@ -98,7 +98,8 @@ class Middleware:
         form = MESSAGES if b"anthropic-version" in headers and f"{path}/".startswith(f"{MODELS}/") else path
         if is_anthropic(form):
             more.append((b"request-id", request.request_id.encode()))
-        return Admitted(request, path, form, more, self._early_answer(method, version, path, form, headers, request))
+        early = self._early_answer(method, version, path, form, headers, request)
+        return CheckedRequest(request, path, form, more, early)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -173,7 +174,7 @@ class Middleware:
     def _has_key(self, path: str, headers: Headers, request: HttpRequest) -> bool:
         """Check the API key in `Authorization: Bearer` or `x-api-key` and store its index in `request`. Return true if
         it is valid or none is needed."""
-        if not self._keys.are_asked or path in OPEN_PATHS:
+        if not self._keys.are_required or path in OPEN_PATHS:
             return True
         if (given := headers.get(b"authorization")) is not None:
             scheme, _, key = given.partition(b" ")
@@ -232,9 +233,9 @@ class Posts:
                     else:
                         more = answer.headers
                         whole = partial(answer.whole, running.generation, await running.collect())
-                        answer = await self._context.prompts.of_body(lambda: json_response(whole()), running.is_large)
+                        answer = await self._context.prompts.run_work(lambda: json_response(whole()), running.is_large)
                         answer.raw_headers += running.generation.headers() + more
-            elif isinstance(answer, Later):
+            elif isinstance(answer, Deferred):
                 answer = await answer.answer()
         except ClientGone:
             return
@@ -255,7 +256,7 @@ class Posts:
         receive: Receive | None,
         path: str,
         is_wanted: Callable[[Any], bool] = lambda body: True,
-    ) -> Formatter | Response | Later | None:
+    ) -> Formatter | Response | Deferred | None:
         """Do everything before generation: check admission, read the body, run the endpoint. `receive`: as for
         `HttpRequest.read`. Returns `None` for a valid body that is not `is_wanted`. Raises `ApiError`, `ClientGone`."""
         context = self._context

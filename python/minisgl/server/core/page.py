@@ -47,7 +47,7 @@ def _asks_for_text(accept: bytes) -> bool:
     return b"text/plain" in kinds and b"text/html" not in kinds
 
 
-class Page:
+class WebPage:
     """Files of the web page, kept in memory: they are few and small."""
 
     def __init__(self, folder: Path = FOLDER) -> None:

@@ -64,7 +64,7 @@ class Prompts:
         with self._counted():
             return await self._pool.run(work)
 
-    async def of_body(self, work: Callable[[], T], is_large: bool) -> T:
+    async def run_work(self, work: Callable[[], T], is_large: bool) -> T:
         """Run `work` on a body: in the thread pool if it `is_large`, else on the event loop."""
         return await self.run(work) if is_large else work()
 
@@ -109,8 +109,8 @@ class Prompts:
         finally:
             self._queue.encodes(-1, key)
 
-    def _fits(self, field: str) -> _Fits:
-        return _Fits(self._too_long, field)
+    def _fits(self, field: str) -> _EncodingErrors:
+        return _EncodingErrors(self._too_long, field)
 
     def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
         """Return how many tokens of a prompt to keep; `None` if it must not be truncated. Raises `ApiError` 400."""
@@ -123,7 +123,7 @@ class Prompts:
             raise bad_value(name, asked, f"must be -1 or between 1 and {longest}")
         return asked
 
-    def _most(self, keep: int | None) -> int:
+    def _max_encoded(self, keep: int | None) -> int:
         """Return how many tokens a prompt may have before truncation."""
         contexts = OF_AN_ENCODER if self._encodes and not self.judges else CONTEXTS_BEFORE_CUT
         return self.info.max_seq_len * (1 if keep is None else contexts)
@@ -182,11 +182,11 @@ class Prompts:
                     shaped,
                     _about_chars(messages, variables.get("tools", ())),
                     variables,
-                    most=None if only_counts else self._most(keep),
+                    most=None if only_counts else self._max_encoded(keep),
                 )
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
-        return _kept(ids, keep, side)
+        return _truncated(ids, keep, side)
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
         """Encode a text of any length."""
@@ -201,7 +201,7 @@ class Prompts:
             raise wrong("model", str(error), "unsupported_value") from error
 
     @functools.cached_property
-    def _behind_judged(self) -> Int32Array:
+    def _judge_suffix(self) -> Int32Array:
         return self.tokenizer.encode(JUDGED, add_special_tokens=False)
 
     async def encode_pairs(
@@ -217,7 +217,7 @@ class Prompts:
         `most`: its maximum tokens; `instruction`: for a judge. Raises `ApiError` if a pair does not fit the model."""
         self._check_vocabulary(SCORING, {})
         if self.judges:
-            form = Pairs(await self._plain(judging(instruction), "instruction"), (), self._behind_judged)
+            form = Pairs(await self._encode_plain(judging(instruction), "instruction"), (), self._judge_suffix)
             pairs = [judged(*pair) for pair in pairs]
         else:
             form = self._pairs
@@ -225,7 +225,7 @@ class Prompts:
         if num_special >= longest:
             raise self._too_long(num_special, "instruction" if self.judges else fields[0])
         texts = dict.fromkeys((at, text) for pair in pairs for at, text in enumerate(pair))
-        ids = await asyncio.gather(*(self._plain(text, fields[at]) for at, text in texts))
+        ids = await asyncio.gather(*(self._encode_plain(text, fields[at]) for at, text in texts))
         known = dict(zip(texts, ids, strict=True))
         found = []
         for one, other in pairs:
@@ -237,21 +237,21 @@ class Prompts:
             found.append(prompt)
         return found
 
-    async def _plain(self, text: str, field: str) -> Int32Array:
+    async def _encode_plain(self, text: str, field: str) -> Int32Array:
         """Encode a text without special tokens."""
-        most = self._most(-1)
+        most = self._max_encoded(-1)
         with self._counted(), self._fits(field):
             return await self._pool.encode(lambda: text, len(text), add_special_tokens=False, most=most)
 
     @functools.cached_property
-    def _gap(self) -> FillIn | None:
+    def _fill_in_tokens(self) -> FillIn | None:
         """Fill-in-the-middle tokens of the model, or `None`. Cached: computing takes 50 ms with 1000 special tokens."""
         return FillIn.of(self.tokenizer)
 
     @property
     def fills_in(self) -> bool:
         """True if the model has fill-in-the-middle tokens."""
-        return self._gap is not None and self._gap.last_marker < self.info.vocab_size
+        return self._fill_in_tokens is not None and self._fill_in_tokens.last_marker < self.info.vocab_size
 
     async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
         """Return the ids of prompts with a gap before `suffix`, and the token ids that end the filling of a gap."""
@@ -260,7 +260,7 @@ class Prompts:
 
     def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
         most, vocab_size = self.info.max_seq_len, self.info.vocab_size
-        if (fill_in := self._gap) is None or not self.fills_in:
+        if (fill_in := self._fill_in_tokens) is None or not self.fills_in:
             raise bad_value("suffix", suffix, "this model has no tokens of fill-in-the-middle")
         found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
         return found, tuple(token for token in fill_in.end_ids if token < vocab_size)
@@ -301,7 +301,7 @@ class Prompts:
         self, prompts: Sequence[str | list[int]], field: str, keep: int | None, side: Side
     ) -> list[Int32Array]:
         """Encode texts, check token ids against the vocabulary, and truncate each prompt to `keep` tokens."""
-        most = self._most(keep)
+        most = self._max_encoded(keep)
         if not prompts:
             raise bad_value(field, [], "must not be empty")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -312,8 +312,8 @@ class Prompts:
             encoded = iter(batch)
         whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
         if self._encodes:
-            return [_kept_between(ids, keep, side, self.tokenizer.special_ids) for ids in whole]
-        return [_kept(ids, keep, side) for ids in whole]
+            return [_truncated_between(ids, keep, side, self.tokenizer.special_ids) for ids in whole]
+        return [_truncated(ids, keep, side) for ids in whole]
 
     def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
         if len(ids) >= most:
@@ -391,20 +391,20 @@ def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, A
     return found
 
 
-def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
+def _truncated(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
     if keep is None or len(ids) <= keep:
         return ids
     return (ids[:keep] if side == "right" else ids[-keep:]).copy()
 
 
-def _kept_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
+def _truncated_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
     """Truncate an encoder's prompt to `keep` tokens (by default the first), keeping the special tokens around it."""
     if keep is None or len(ids) <= keep:
         return ids
     before, after = int(ids[0]) in special, int(ids[-1]) in special
     if keep <= before + after:
         return ids[:keep].copy()
-    inside = _kept(ids[before : len(ids) - after], keep - before - after, side or "right")
+    inside = _truncated(ids[before : len(ids) - after], keep - before - after, side or "right")
     return np.concatenate([ids[:before], inside, ids[len(ids) - after :]])
 
 
@@ -414,7 +414,7 @@ def _check_stop(stop: tuple[str, ...], name: str) -> None:
             raise bad_value(name, text, f"at most {BOUNDS.max_stop_chars} characters in a stop string")
 
 
-class _Fits:
+class _EncodingErrors:
     """Context manager that converts encoding errors of `field` into `ApiError`. A class, since `contextmanager` keeps
     the replaced error, and so the text, until a full garbage collection: in Python 3.12 its frame leads to both."""
 

@@ -36,7 +36,7 @@ class Receipts:
         path = context.config.receipt_key
         self._key = None if path is None else receipt.read_key(path)
 
-    async def begin(self, sampling: SamplingParams, name: str) -> tuple[SamplingParams, OfAnswers]:
+    async def begin(self, sampling: SamplingParams, name: str) -> tuple[SamplingParams, ReceiptBuilder]:
         """Return the sampling parameters with log probabilities, and the builder of the receipts, for a request to the
         model or adapter `name`. Raises `ApiError` if the weights cannot be identified."""
         adapter = self._context.client.adapters.by_name.get(name)
@@ -45,7 +45,7 @@ class Receipts:
             await self._context.prompts.run(partial(self._find, number, folder))
         if sampling.logprobs is None and not self._context.info.simulated:
             sampling = msgspec.structs.replace(sampling, logprobs=0)
-        return sampling, OfAnswers(*self._found[number], self._key)
+        return sampling, ReceiptBuilder(*self._found[number], self._key)
 
     def _find(self, number: int, folder: str | None) -> None:
         """Compute the digests of an adapter (0: the model), if not cached. Runs in any thread. Raises `ApiError`."""
@@ -67,7 +67,7 @@ class Receipts:
         return model, numerics
 
 
-class OfAnswers:
+class ReceiptBuilder:
     """Builds the receipts of one request's choices from their deltas."""
 
     def __init__(self, model: Model, numerics: Numerics, key: Ed25519PrivateKey | None) -> None:

@@ -117,7 +117,7 @@ class HttpRequest:
         elif len(self.body) > SMALL_BYTES:
             await self._wait_for_turn(context.turns, len(self.body))
         if self.resumable is not None:
-            self.resumable.take_from(self.body)
+            self.resumable.decode_said(self.body)
         if context.config.log_prompts:
             self.prompt, self.output = self.body[:MAX_LOGGED_CHARS].decode(errors="replace"), ""
         data, self.body = self.body, bytearray()
@@ -405,13 +405,13 @@ def allowed(model: type[Body], path: Sequence[Part], given: Any, error: str) -> 
     root = _schema_of(model)
     found: list[Schema] = [root]
     for part in path:
-        found = [one for schema in _that_fit(found, root, given, part) for one in _within(schema, part)]
+        found = [one for schema in _matching(found, root, given, part) for one in _subschemas(schema, part)]
         given = given[part]
-    left = list(_flat(found, root))
+    left = list(_alternatives(found, root))
     left = [one for one in left if "pattern" not in one] or left  # do not propose types that are left out
     if not left or any(one.get("type") in _types_of(given) and not _names([one]) for one in left):
         left = [{"type": OF_ERRORS[error]}]  # the type is allowed, but not in this place
-    *others, last = dict.fromkeys(kind for one in left for kind in _kinds(one, root))
+    *others, last = dict.fromkeys(kind for one in left for kind in _describe(one, root))
     return f"{', '.join(others)} or {last}" if others else last
 
 
@@ -420,20 +420,20 @@ def _schema_of(model: type[Body]) -> Schema:
     return model.model_json_schema()
 
 
-def _flat(schemas: Iterable[Schema], root: Schema) -> Iterator[Schema]:
+def _alternatives(schemas: Iterable[Schema], root: Schema) -> Iterator[Schema]:
     """Resolve references and unions, and yield each alternative but null."""
     for one in schemas:
         if "$ref" in one:
-            yield from _flat([root["$defs"][one["$ref"].rsplit("/", 1)[-1]]], root)
+            yield from _alternatives([root["$defs"][one["$ref"].rsplit("/", 1)[-1]]], root)
         elif choices := one.get("anyOf") or one.get("oneOf"):
-            yield from _flat(choices, root)
+            yield from _alternatives(choices, root)
         elif one.get("type") != "null":
             yield one
 
 
-def _that_fit(schemas: Iterable[Schema], root: Schema, given: Any, part: Part) -> list[Schema]:
+def _matching(schemas: Iterable[Schema], root: Schema, given: Any, part: Part) -> list[Schema]:
     """Return alternatives that fit the `type` of the object `given` (or its absence); all of them if none fits."""
-    found = list(_flat(schemas, root))
+    found = list(_alternatives(schemas, root))
     if not isinstance(given, dict) or part == "type":
         return found
     if "type" not in given:
@@ -441,7 +441,7 @@ def _that_fit(schemas: Iterable[Schema], root: Schema, given: Any, part: Part) -
     name = json.dumps(given["type"])
 
     def fits(one: Schema) -> bool:
-        return name in _names(_flat([one.get("properties", {}).get("type", {})], root))
+        return name in _names(_alternatives([one.get("properties", {}).get("type", {})], root))
 
     return [one for one in found if fits(one)] or found
 
@@ -450,7 +450,7 @@ def _names(schemas: Iterable[Schema]) -> list[str]:
     return [json.dumps(name) for one in schemas for name in one.get("enum", [one["const"]] if "const" in one else [])]
 
 
-def _within(schema: Schema, part: Part) -> list[Schema]:
+def _subschemas(schema: Schema, part: Part) -> list[Schema]:
     if isinstance(part, int):
         found = schema.get("items")
     else:
@@ -458,12 +458,12 @@ def _within(schema: Schema, part: Part) -> list[Schema]:
     return [found] if isinstance(found, dict) else []
 
 
-def _kinds(schema: Schema, root: Schema, number: int = 0) -> list[str]:
+def _describe(schema: Schema, root: Schema, number: int = 0) -> list[str]:
     """Describe a schema's type in words. `number`: 0 for singular, 1 for plural."""
     if names := _names([schema]):
         return names
     kind = schema.get("type", "")
-    items = [one for item in _flat(_within(schema, 0), root) for one in _kinds(item, root, 1)]
+    items = [one for item in _alternatives(_subschemas(schema, 0), root) for one in _describe(item, root, 1)]
     word = _ONE_AND_MANY[kind][number] if kind in _ONE_AND_MANY else "any value"
     return [f"{word} of {' and '.join(dict.fromkeys(items))}" if kind == "array" and items else word]
 

@@ -96,7 +96,7 @@ class Resumable:
             raise ApiError(400, f"{MARKS.decode()}: must be a number of bytes, at most {MAX_SAID_BYTES}")
         return cls(int(given))
 
-    def take_from(self, body: bytearray) -> None:
+    def decode_said(self, body: bytearray) -> None:
         """Remove `Said`, if there is one, from the front of `body` and decode it. Raises `ApiError` 400."""
         if not self.num_said_bytes:
             return

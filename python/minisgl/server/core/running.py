@@ -17,8 +17,8 @@ from typing import Any
 from minisgl.frontend.engine_client import EngineGone
 from minisgl.frontend.output_processor import Delta, RequestState, Subscriber
 from minisgl.message import GRAMMAR_REFUSED, TokenLogprobs
-from minisgl.server.core.admission import Admission, Wanted
-from minisgl.server.core.context import EndsEarly, ServerContext
+from minisgl.server.core.admission import Admission, GenerationInput
+from minisgl.server.core.context import AbortEntry, ServerContext
 from minisgl.server.core.errors import ApiError, engine_error, engine_gone, grammar_refused, too_late
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.request import HttpRequest
@@ -29,7 +29,7 @@ _ERROR = FinishReason.ERROR
 _NO_LOGPROBS = TokenLogprobs(0, 0.0, (), ())  # for tokens that another server sent
 
 
-class Account:
+class UsageCounter:
     """Counts the usage of one HTTP request: in the metrics, for its API key and in its access line."""
 
     def __init__(self, context: ServerContext, request: HttpRequest) -> None:
@@ -67,14 +67,14 @@ class Account:
 class Running:
     """Context manager of one submitted request. `generation` has its results so far."""
 
-    def __init__(self, context: ServerContext, request: HttpRequest, wanted: Wanted) -> None:
+    def __init__(self, context: ServerContext, request: HttpRequest, wanted: GenerationInput) -> None:
         """Admit the request and submit it. Raises `ApiError` as `Admission.of`, and 503 if the engine has failed."""
         admission = Admission.of(context, request, wanted)
         self.is_large = admission.is_large
         self._run_in_lane = context.prompts.run
         self._client = context.client
         self._request = request
-        self._account = Account(context, request)
+        self._account = UsageCounter(context, request)
         self._receipts = wanted.receipts
         self._only_prompt = wanted.only_prompt
         self._is_replaying = False
@@ -86,8 +86,8 @@ class Running:
         self._open = _submitted(context, request, wanted, admission, Subscriber(self.notify))
         n = admission.sampling.n
         self.generation = Generation([*self._open], n, admission.lengths, request, wanted.receipts)
-        self._may_end_early = context.may_end_early
-        self._entry: EndsEarly | None = None
+        self._may_end_early = context.abort_entries
+        self._entry: AbortEntry | None = None
         if wanted.rid is not None:
             self._entry = (request.key, wanted.rid, self.end_early)
             self._may_end_early.add(self._entry)
@@ -145,7 +145,7 @@ class Running:
         self.notify()  # output may have arrived already
         if wait_s is None or first.done():
             return await first
-        timer = asyncio.get_running_loop().call_later(wait_s, self._pass_on, [])
+        timer = asyncio.get_running_loop().call_later(wait_s, self._deliver, [])
         try:
             return await first
         finally:
@@ -184,7 +184,7 @@ class Running:
                 state.reason = FinishReason(one.reason)
                 if state.sampling.logprobs is not None:
                     state.logprobs += [_NO_LOGPROBS] * len(one.tokens)
-            if found := self._take(time.monotonic()):
+            if found := self._new_deltas(time.monotonic()):
                 show(self.generation, found)
         self._is_replaying = False
         sent = self._client.processor.live
@@ -222,14 +222,14 @@ class Running:
         if self._is_paused or self._ended.done() or (self._sink is None and self._first is None):
             return
         try:
-            if found := self._take(time.monotonic()):
-                self._pass_on(found)
+            if found := self._new_deltas(time.monotonic()):
+                self._deliver(found)
             if not self._open:
                 self._ended.set_result(None)
         except Exception as error:  # the request's own task raises it: other subscribers are notified, too
             self._fail(error)
 
-    def _pass_on(self, deltas: list[Delta]) -> None:
+    def _deliver(self, deltas: list[Delta]) -> None:
         if self._sink is not None:
             self._sink(deltas)
         elif self._first is not None:
@@ -245,7 +245,7 @@ class Running:
 
     # --------------------------------------------------------------------------------------------------- what came
 
-    def _take(self, now: float) -> list[Delta]:
+    def _new_deltas(self, now: float) -> list[Delta]:
         """Return the deltas since the last call, one for each choice with new output."""
         found = []
         has_ended = False
@@ -284,7 +284,7 @@ class Running:
 
 
 def _submitted(
-    context: ServerContext, request: HttpRequest, wanted: Wanted, admission: Admission, subscriber: Subscriber
+    context: ServerContext, request: HttpRequest, wanted: GenerationInput, admission: Admission, subscriber: Subscriber
 ) -> list[RequestState]:
     """Submit a request to the engine and return its choices' state. Raises `ApiError` 503 if the engine failed."""
     try:

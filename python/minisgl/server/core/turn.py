@@ -14,7 +14,7 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.message.prepared import AnswerParts
 from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, Reasoning, Text
 from minisgl.parsers.choice import answer_tools, new_parser
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.bodies import ChatMessage, ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, missing, param_errors, renamed, wrong
@@ -109,7 +109,7 @@ class TurnChoice:
 
 
 @dataclass(slots=True, eq=False)
-class Turn(Wanted):
+class Turn(GenerationInput):
     """Generation request with one prompt, a conversation. `shown`: special tokens that the parser looks for."""
 
     calls: ToolFormat | None = None  # format of calls, if tools may be called

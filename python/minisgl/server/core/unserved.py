@@ -31,7 +31,7 @@ def shown(names: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class AllowedFields:
     """Fields that an object may have: `served` ones with the body types of their values, tables of others, and `plain`
     ones (aliases, too), whose values are not inspected."""
 
@@ -42,7 +42,7 @@ class Known:
     ignored: Table = field(default_factory=dict)
 
 
-Kinds = dict[str | None, Known | None]
+FieldsByType = dict[str | None, AllowedFields | None]
 """Allowed fields by an object's `type`, if it has one; a value of `None`: the object is left out as a whole."""
 
 
@@ -50,11 +50,11 @@ def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:
     """Return the names in `data` that have no effect, as dotted paths without list indices. Raises `ApiError` 400 for
     one that would change the output."""
     found: dict[str, None] = {}
-    _look(data, _by_kind((model,)), (), found)
+    _check(data, _fields_by_type((model,)), (), found)
     return [*found]
 
 
-def _look(data: Mapping[str, Any], kinds: Kinds, path: tuple[str | int, ...], found: dict[str, None]) -> None:
+def _check(data: Mapping[str, Any], kinds: FieldsByType, path: tuple[str | int, ...], found: dict[str, None]) -> None:
     """Add the names in the object at `path` that have no effect to `found`. Raises `ApiError` 400."""
     kind = data.get("type")
     known = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
@@ -64,24 +64,24 @@ def _look(data: Mapping[str, Any], kinds: Kinds, path: tuple[str | int, ...], fo
     for name, value in data.items():
         if name in known.plain or value is None:
             continue
-        if name in known.refused and not asks_for_nothing(value, known.refused[name]):
-            raise _refusal(name, value, known, path)
+        if name in known.refused and not is_neutral(value, known.refused[name]):
+            raise _not_supported(name, value, known, path)
         if (bodies := known.served.get(name)) is not None:
-            if name in known.ignored and not asks_for_nothing(value, known.ignored[name]):
+            if name in known.ignored and not is_neutral(value, known.ignored[name]):
                 _name(name, path, found)
             if bodies and isinstance(value, list):
-                inner = _by_kind(bodies)
+                inner = _fields_by_type(bodies)
                 for i, one in enumerate(value):
                     if isinstance(one, dict):
-                        _look(one, inner, (*path, name, i), found)
+                        _check(one, inner, (*path, name, i), found)
             elif bodies and isinstance(value, dict):
-                _look(value, _by_kind(bodies), (*path, name), found)
+                _check(value, _fields_by_type(bodies), (*path, name), found)
         elif name in known.refused or (path and name in _LABELS):
             continue
         elif name in known.others:
-            if not asks_for_nothing(value, known.others[name]):
-                raise _refusal(name, value, known, path)
-        elif not asks_for_nothing(value, known.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
+            if not is_neutral(value, known.others[name]):
+                raise _not_supported(name, value, known, path)
+        elif not is_neutral(value, known.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
             _name(name, path, found)
 
 
@@ -90,11 +90,11 @@ def _name(name: str, path: Sequence[str | int], found: dict[str, None]) -> None:
         found[".".join([*(part for part in path if isinstance(part, str)), name])] = None
 
 
-def asks_for_nothing(value: Any, nothing: Sequence[Any]) -> bool:
+def is_neutral(value: Any, nothing: Sequence[Any]) -> bool:
     return any(value == one and type(value) is type(one) for one in nothing)
 
 
-def _refusal(name: str, value: Any, known: Known, path: Sequence[str | int]) -> Exception:
+def _not_supported(name: str, value: Any, known: AllowedFields, path: Sequence[str | int]) -> Exception:
     reason = "not supported by this version"
     for instead in SAY_INSTEAD.get(name, ()):
         first = instead.partition(".")[0]
@@ -108,7 +108,7 @@ _OTHER = "<other>"  # no valid type has these characters
 
 
 @functools.cache
-def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
+def _fields_by_type(models: tuple[type[Body], ...]) -> FieldsByType:
     """Return the fields that an object may have, by its `type`, where any of `models` is allowed."""
     kinds: dict[str | None, list[type[Body]]] = {None: []}
     is_open = False
@@ -121,7 +121,7 @@ def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
             kinds.setdefault(name, []).append(model)
         if not names or not model.model_fields["type"].is_required():
             kinds[None].append(model)
-    found: Kinds = {name: _joined(some) for name, some in kinds.items() if some}
+    found: FieldsByType = {name: _joined(some) for name, some in kinds.items() if some}
     found.setdefault(None, None if is_open else _joined(models))
     found[_OTHER] = None if is_open else found[None]
     return found
@@ -129,24 +129,24 @@ def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
 
 def _literals(model: type[Body]) -> list[str]:
     of_type = model.model_fields.get("type")
-    return [] if of_type is None else [one for one in _flat(of_type.annotation) if isinstance(one, str)]
+    return [] if of_type is None else [one for one in _types_in(of_type.annotation) if isinstance(one, str)]
 
 
-def _flat(annotation: Any) -> Iterator[Any]:
+def _types_in(annotation: Any) -> Iterator[Any]:
     """Yield the types in an annotation, and the values of its literals."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
         return
     yield annotation
     for one in get_args(annotation):
-        yield from _flat(one)
+        yield from _types_in(one)
 
 
-def _joined(models: Sequence[type[Body]]) -> Known:
-    known = Known()
+def _joined(models: Sequence[type[Body]]) -> AllowedFields:
+    known = AllowedFields()
     for model in models:
         for name, one in model.model_fields.items():
-            bodies = [found for found in _flat(one.annotation) if isinstance(found, type) and _is_body(found)]
+            bodies = [found for found in _types_in(one.annotation) if isinstance(found, type) and _is_body(found)]
             written = one.alias or name
             known.served[written] = tuple(dict.fromkeys((*known.served.get(written, ()), *bodies)))
         known.refused.update(model.NOT_YET)

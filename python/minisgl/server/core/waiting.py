@@ -80,7 +80,7 @@ class Turns:
                 waiting.remove(entry)
                 if not waiting:
                     del self._waiting[owner]
-                self._go_on()
+                self._grant_next()
             raise
         return size
 
@@ -97,12 +97,12 @@ class Turns:
     def give(self, size: int) -> None:
         self._held -= size
         self._given += size
-        self._go_on()
+        self._grant_next()
         if not self._held:
             given, self._given = self._given, 0
             self._when_idle(given)
 
-    def _go_on(self) -> None:
+    def _grant_next(self) -> None:
         while self._waiting:
             owner, waiting = next(iter(self._waiting.items()))
             turn, size = waiting[0]
@@ -134,12 +134,12 @@ class Queue:
 
     @property
     def num_requests(self) -> int:
-        return self._here()[0] + self._there()[0]
+        return self._waiting_here()[0] + self._waiting_in_gateway()[0]
 
     @property
     def num_tokens(self) -> int:
         """Prompt tokens of all waiting requests."""
-        return self._here()[1] + self._there()[1]
+        return self._waiting_here()[1] + self._waiting_in_gateway()[1]
 
     def num_in_flight(self) -> int:
         """Return how many choices are running or waiting, batch lines excluded."""
@@ -147,7 +147,7 @@ class Queue:
 
     def check_room(self, num_requests: int = 1, num_tokens: int = 0, key: int = 0) -> None:
         """Check that `num_requests` more of a key may wait (`has_room`). Raises `ApiError` 429."""
-        waiting, tokens = map(sum, zip(self._here(), self._there(), strict=True))
+        waiting, tokens = map(sum, zip(self._waiting_here(), self._waiting_in_gateway(), strict=True))
         own, own_tokens = self.keys.waiting(key)
         own += self._encoding[key]
         most, most_tokens, owners = (
@@ -168,13 +168,13 @@ class Queue:
     def _num_live(self) -> int:
         return len(self._processor.live) - self._processor.num_background
 
-    def _here(self) -> tuple[int, int]:
+    def _waiting_here(self) -> tuple[int, int]:
         """Return the requests that wait in this process, and the tokens of prompts already encoded."""
         processor = self._processor
         num_requests = self._encoding.total() + processor.num_waiting
         return num_requests, processor.num_waiting_tokens
 
-    def _there(self) -> tuple[int, int]:
+    def _waiting_in_gateway(self) -> tuple[int, int]:
         return (0, 0) if self.gateway is None else self.gateway.waiting()[:2]
 
 

@@ -31,7 +31,7 @@ from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field
 from minisgl.server.core.fields import LeftOut, present
-from minisgl.server.core.formatter import json_response, receipt_of
+from minisgl.server.core.formatter import json_response, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.request import HttpRequest, checked
@@ -114,9 +114,9 @@ def _answer(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     for block in blocks:
         match block:
             case TextBlock() | LeftOut():
-                history.say(_parts([block]), goes_on=True)
+                history.say(_parts([block]), may_append=True)
             case ThinkingBlock():
-                history.reason(block.thinking, goes_on=True)
+                history.reason(block.thinking, may_append=True)
             case ToolUseBlock():
                 call = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 history.call({"id": block.id, "type": "function", "function": call})
@@ -220,7 +220,7 @@ class MessagesFormatter(SectionFormatter):
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         self.changes(choices[0])
         content = [_block(section) for section in self._sections.whole()]
-        end = {**self._stop(generation), "usage": _usage(generation), **receipt_of(generation, 0)}
+        end = {**self._stop(generation), "usage": _usage(generation), **receipt_field(generation, 0)}
         return {**self._head, "content": content, **end}
 
     def _stop(self, generation: Generation) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class MessagesFormatter(SectionFormatter):
         return EVENT_PING
 
     def end(self, generation: Generation) -> bytes:
-        more = receipt_of(generation, 0)
+        more = receipt_field(generation, 0)
         delta = _event("message_delta", delta=self._stop(generation), usage=_usage(generation), **more)
         return delta + _event("message_stop")
 
@@ -311,7 +311,7 @@ async def count_tokens_endpoint(context: ServerContext, asked: CountTokensReques
 async def _turn(
     context: ServerContext, asked: AnthropicConversation, request: HttpRequest, *, only_counts: bool = False
 ) -> Turn:
-    await context.prompts.of_body(lambda: _check_results(asked.messages), request.is_large)
+    await context.prompts.run_work(lambda: _check_results(asked.messages), request.is_large)
     with renamed(NAMES):
-        chat = await context.prompts.of_body(lambda: to_chat(asked), request.is_large)
+        chat = await context.prompts.run_work(lambda: to_chat(asked), request.is_large)
         return await chat_turn(context, chat, least_tokens=0, only_counts=only_counts)

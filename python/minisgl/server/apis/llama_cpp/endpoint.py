@@ -126,11 +126,11 @@ class LlamaCppFormatter(Formatter):
         """Return the requested fields of the response (`response_fields`); all of them by default."""
         if not self._fields:
             return answer
-        found = {path: _at(answer, path.split("/")) for path in self._fields}
+        found = {path: _value_at(answer, path.split("/")) for path in self._fields}
         return {path: value for path, value in found.items() if value is not None}
 
 
-def _at(value: Any, path: Sequence[str]) -> Any:
+def _value_at(value: Any, path: Sequence[str]) -> Any:
     """Return the value at a path of nested objects, or `None` if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None

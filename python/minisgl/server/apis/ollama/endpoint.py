@@ -32,7 +32,7 @@ from minisgl.server.core.continuation import continuation
 from minisgl.server.core.embeddings import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field, wrong
 from minisgl.server.core.fields import present
-from minisgl.server.core.formatter import Formatter, json_line, json_response, receipt_of
+from minisgl.server.core.formatter import Formatter, json_line, json_response, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import TO_THE_END
 from minisgl.server.core.request import HttpRequest, checked
@@ -226,9 +226,9 @@ async def _chat(
 ) -> OllamaFormatter:
     fields, ignored = _fields(context, asked)
     fields |= {"logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
-    fields |= await context.prompts.of_body(lambda: conversation_of(context.parsing, asked), request.is_large)
+    fields |= await context.prompts.run_work(lambda: conversation_of(context.parsing, asked), request.is_large)
     with renamed(NAMES if isinstance(asked, OllamaChatRequest) else OF_PROMPTS):
-        chat = await context.prompts.of_body(lambda: checked(present(fields), ChatRequest), request.is_large)
+        chat = await context.prompts.run_work(lambda: checked(present(fields), ChatRequest), request.is_large)
         turn = await chat_turn(context, chat)
     turn.ignored = (*(renamed_field(NAMES, name) for name in turn.ignored), *ignored)
     return OllamaFormatter(context, asked, chat, turn, shape)
@@ -312,7 +312,7 @@ class OllamaFormatter(SectionFormatter):
             "prompt_eval_duration": prompt_ns,
             "eval_count": usage["completion_tokens"],
             "eval_duration": answer_ns,
-            **receipt_of(generation, 0),
+            **receipt_field(generation, 0),
             **_warning(self._turn.ignored),
         }
 

@@ -14,10 +14,10 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.formatter import (
     NOT_ASKED_FOR,
     Formatter,
-    Shown,
+    GatewayFormat,
     chat_logprobs,
+    final_fields,
     json_bytes,
-    of_its_end,
     prompt_logprobs,
 )
 from minisgl.server.core.generation import Generation
@@ -59,9 +59,9 @@ class ChatFormatter(Formatter):
         """Parser state of each choice. Created lazily: not needed where the gateway formats the response."""
         return [self._turn.choice(streams=self.stream) for _ in range(self._n)]
 
-    def for_gateway(self) -> Shown | None:
+    def for_gateway(self) -> GatewayFormat | None:
         head, parts = self._head, self._turn.parts()
-        return Shown(
+        return GatewayFormat(
             "chat", head["id"], head["created"], head["model"], self._include_usage, self._with_logprobs, parts
         )
 
@@ -78,7 +78,7 @@ class ChatFormatter(Formatter):
                     "message": self._message(choice),
                     "logprobs": self._logprobs(choice.logprobs),
                     "finish_reason": self._choices[i].finish_reason,
-                    **of_its_end(generation, i),
+                    **final_fields(generation, i),
                     **({"token_ids": generation.token_ids(i)} if self._with_token_ids else {}),
                 }
                 for i, choice in enumerate(choices)
@@ -165,7 +165,7 @@ class ChatFormatter(Formatter):
                 frames.append(self._chunk(delta.index, one, of_choice, more))
                 of_choice = {"token_ids": []} if self._with_token_ids else {}
         if delta.finish_reason is not None:
-            of_choice |= {"finish_reason": reason, **of_its_end(generation, delta.index)}
+            of_choice |= {"finish_reason": reason, **final_fields(generation, delta.index)}
             frames.append(self._chunk(delta.index, {}, of_choice, more))
         return frames
 

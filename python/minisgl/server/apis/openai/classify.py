@@ -19,9 +19,9 @@ from pydantic import Field
 from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pairs import SCORING, score
 from minisgl.sampling_params import BOUNDS
-from minisgl.server.apis.openai.rerank import OfScores, ScoreUsage, pooled, sigmoid
+from minisgl.server.apis.openai.rerank import ScoreFormatter, ScoreUsage, pooled, sigmoid
 from minisgl.server.core.answers import Answer
-from minisgl.server.core.bodies import EmbeddingInput, OfInputs, inputs_of
+from minisgl.server.core.bodies import EmbeddingInput, PoolingBody, inputs_of
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import wrong
 from minisgl.server.core.fields import Int64, Side, described
@@ -31,7 +31,7 @@ from minisgl.server.core.request import HttpRequest
 from minisgl.step import Int32Array
 
 
-class ClassifyRequest(OfInputs):
+class ClassifyRequest(PoolingBody):
     input: EmbeddingInput = Field(
         description=f"A text, up to {BOUNDS.max_inputs} texts, token ids, or lists of token ids; each gets one label."
     )
@@ -99,7 +99,7 @@ async def classify_endpoint(context: ServerContext, asked: ClassifyRequest, requ
     return _Classified(name, prompts, own_labels(context.info.model_dir), asked.priority)
 
 
-class _Classified(OfScores):
+class _Classified(ScoreFormatter):
     def __init__(self, model: str, prompts: Sequence[Int32Array], labels: Labels, priority: int | None) -> None:
         super().__init__(model, prompts, SCORING, priority)
         self._labels = labels

@@ -18,9 +18,9 @@ from minisgl.server.core.formatter import (
     CompletionLogprobs,
     EchoedPrompt,
     Formatter,
-    Shown,
+    GatewayFormat,
     echoed_prompt,
-    of_its_end,
+    final_fields,
     prompt_logprobs,
 )
 from minisgl.server.core.generation import Generation
@@ -53,9 +53,9 @@ class CompletionFormatter(Formatter):
             "model": context.served.check(completion.model),
         }
 
-    def for_gateway(self) -> Shown | None:
+    def for_gateway(self) -> GatewayFormat | None:
         head, usage = self._head, self._asked.include_usage
-        return Shown("completion", head["id"], head["created"], head["model"], usage, self._with_logprobs)
+        return GatewayFormat("completion", head["id"], head["created"], head["model"], usage, self._with_logprobs)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         found: list[dict[str, Any]] = []
@@ -115,7 +115,7 @@ class CompletionFormatter(Formatter):
             "text": text,
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
-            **(of_its_end(generation, choice.source) if delta.finish_reason else {}),
+            **(final_fields(generation, choice.source) if delta.finish_reason else {}),
             **more,
         }
 

@@ -20,9 +20,9 @@ from pydantic import Field, StrictBool, StrictStr
 from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pairs import SCORING, score
 from minisgl.sampling_params import BOUNDS, SamplingParams
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.answers import Answer
-from minisgl.server.core.bodies import OfInputs
+from minisgl.server.core.bodies import PoolingBody
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.embeddings import embedding_sampling
 from minisgl.server.core.errors import bad_value, no_embedding, wrong
@@ -45,7 +45,7 @@ _Document = TextOr[Document]
 _OneOrMore = TextOr[Annotated[list[StrictStr], _TEXTS]]
 
 
-class RerankRequest(OfInputs):
+class RerankRequest(PoolingBody):
     query: StrictStr = Field(description="What is looked for.")
     documents: Annotated[list[_Document], _TEXTS] = Field(
         description=f"1 to {BOUNDS.max_inputs} texts, or objects with a `text`."
@@ -60,7 +60,7 @@ class RerankRequest(OfInputs):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class ScoreRequest(OfInputs):
+class ScoreRequest(PoolingBody):
     text_1: _OneOrMore = Field(description="A text, or as many as `text_2` has.")
     text_2: _OneOrMore = Field(description="A text, or several; one `text_1` is compared with each.")
     truncate: StrictBool | None = described(f"The second text beside the first: {_CUT}")
@@ -191,11 +191,11 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-class OfScores(Formatter):
+class ScoreFormatter(Formatter):
     def __init__(
         self, model: str, prompts: Sequence[Int32Array], sampling: SamplingParams, priority: int | None
     ) -> None:
-        super().__init__(Wanted(prompts, sampling), priority=priority)
+        super().__init__(GenerationInput(prompts, sampling), priority=priority)
         self._model = model
 
     def answer(self, **more: Any) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class OfScores(Formatter):
         return {"model": self._model, **more, "usage": usage}
 
 
-class _Ranked(OfScores):
+class _Ranked(ScoreFormatter):
     def __init__(self, model: str, scores: _Scores, asked: RerankRequest) -> None:
         super().__init__(model, scores.prompts, scores.sampling, asked.priority)
         self._scores, self._texts, self._top_n = scores, asked.texts(), asked.top_n
@@ -221,7 +221,7 @@ class _Ranked(OfScores):
         return self.answer(id=f"rerank-{uuid.uuid4().hex}", results=results, meta=meta)
 
 
-class _Scored(OfScores):
+class _Scored(ScoreFormatter):
     def __init__(self, model: str, scores: _Scores, asked: ScoreRequest) -> None:
         super().__init__(model, scores.prompts, scores.sampling, asked.priority)
         self._scores = scores

@@ -31,7 +31,7 @@ async def tokenize_endpoint(context: ServerContext, asked: TokenizeRequest, requ
         if add_special is None:
             add_special = asked.content is None or bool(asked.add_special)
         ids = await context.prompts.encode_text(asked.prompt or asked.content or "", add_special)
-    return await context.prompts.of_body(lambda: _tokens(context, asked, ids), request.is_large)
+    return await context.prompts.run_work(lambda: _tokens(context, asked, ids), request.is_large)
 
 
 def _tokens(context: ServerContext, asked: TokenizeRequest, ids: Int32Array) -> Response:

@@ -45,7 +45,7 @@ from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, renamed_field, wrong
 from minisgl.server.core.fields import LeftOut, present
-from minisgl.server.core.formatter import json_bytes, json_response, page_of, receipt_of
+from minisgl.server.core.formatter import json_bytes, json_response, page_of, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.log import say
@@ -276,7 +276,7 @@ class ResponsesFormatter(SectionFormatter):
     def _finish(self, generation: Generation) -> dict[str, Any]:
         reason = self._choice.finish_reason
         thought = self._turn.num_thought(self._choice, generation.token_ids(0), self._tokenizer)
-        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought), **receipt_of(generation, 0)}
+        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought), **receipt_field(generation, 0)}
         if reason == "length":
             more |= {"status": "incomplete", "incomplete_details": {"reason": LENGTH}}
         elif reason == "abort":
@@ -451,7 +451,7 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
     given, first = asked.input, len(found)
     if given is None and before is None:
         raise missing("input")
-    for i, item in enumerate(await context.prompts.of_body(lambda: kept_items(given or ()), request.is_large)):
+    for i, item in enumerate(await context.prompts.run_work(lambda: kept_items(given or ()), request.is_large)):
         if isinstance(item, ReferenceItem):
             referred = store.item(item.id, key)
             if referred is None:
@@ -472,7 +472,7 @@ async def _turn_of(
     *,
     only_counts: bool = False,
 ) -> Turn:
-    messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
+    messages = await context.prompts.run_work(lambda: messages_of(items), request.is_large)
     if not messages and asked.instructions is None:
         raise wrong("input", "must not be empty" if not asked.input else "has nothing that the model can be shown")
     names = [*tools.names, *NAMES]
@@ -493,7 +493,7 @@ async def _turn(
     only_counts: bool,
 ) -> Turn:
     async def turn_of(some: list[dict[str, Any]], only_counts: bool = False) -> Turn:
-        chat = await context.prompts.of_body(lambda: to_chat(asked, tools, some), request.is_large)
+        chat = await context.prompts.run_work(lambda: to_chat(asked, tools, some), request.is_large)
         return await chat_turn(context, chat, least_tokens=1, only_counts=only_counts)
 
     try:

@@ -20,7 +20,7 @@ _ENTRY_BYTES = 1024  # approximate overhead of an entry
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StoredResponse:
     """Stored response, kept as encoded JSON: as objects it would take many times the memory."""
 
     key: int
@@ -37,7 +37,7 @@ class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
         self._response_of: dict[str, str] = {}  # response ids by output item id
         self.num_bytes = 0
 
@@ -48,9 +48,9 @@ class ResponseStore:
         """Store a response with its input items. A response larger than the whole store is dropped."""
         name = response["id"]
         item_ids = tuple(item["id"] for item in response["output"])
-        self._put(name, Entry(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids))
+        self._put(name, StoredResponse(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids))
 
-    def _put(self, name: str, entry: Entry) -> None:
+    def _put(self, name: str, entry: StoredResponse) -> None:
         self._drop(name)
         if entry.num_bytes > self._max_bytes:
             return
@@ -62,7 +62,7 @@ class ResponseStore:
         while self.num_bytes > self._max_bytes:
             self._drop(self._oldest_of_most(lambda one: one.num_bytes))
 
-    def _oldest_of_most(self, weight: Callable[[Entry], int]) -> str:
+    def _oldest_of_most(self, weight: Callable[[StoredResponse], int]) -> str:
         """Return the oldest response of the key with the highest total weight; on a tie, the oldest of all."""
         weights = collections.Counter[int]()
         for one in self._entries.values():
@@ -91,7 +91,7 @@ class ResponseStore:
         """Delete a response. Return whether it existed."""
         return self._find(name, key) is not None and self._drop(name)
 
-    def _find(self, name: str, key: int) -> Entry | None:
+    def _find(self, name: str, key: int) -> StoredResponse | None:
         entry = self._entries.get(name)
         return entry if entry is not None and entry.key == key else None
 

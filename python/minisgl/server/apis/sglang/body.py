@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, RootModel, StrictBool, StrictStr, Tag
 from minisgl.sampling_params import BOUNDS, RANGES, ParamError
 from minisgl.server.core import fields
 from minisgl.server.core.answers import Answer, FinishReason, Usage
-from minisgl.server.core.bodies import OfModel, Texts, prompt_kind
+from minisgl.server.core.bodies import ModelBody, Texts, prompt_kind
 from minisgl.server.core.fields import Int64, Items, TokenId, described, ranged
 from minisgl.server.core.sampling_fields import Sampling
 
@@ -97,7 +97,7 @@ class GenerateRequest(GenerateSampling):
         return {"logprobs": count} | ({} if self.from_prompt is None else {"prompt_logprobs": count})
 
 
-class AbortGenerate(OfModel):
+class AbortGenerate(ModelBody):
     rid: StrictStr | None = described(
         "End the requests to POST /generate with this `rid` (those with `text` or `input_ids`)."
     )

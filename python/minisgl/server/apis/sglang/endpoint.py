@@ -19,10 +19,10 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
 from minisgl.sampling_params import BOUNDS, ParamError
 from minisgl.server.apis.sglang.body import AbortGenerate, GenerateRequest, GenerateSampling
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, wrong
-from minisgl.server.core.formatter import Formatter, JsonList, Shown, json_line, of_its_end, token_text
+from minisgl.server.core.formatter import Formatter, GatewayFormat, JsonList, final_fields, json_line, token_text
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import asked_limit
 from minisgl.server.core.request import HttpRequest
@@ -31,7 +31,12 @@ from minisgl.server.core.streams import LINE_PING, SSE_DONE, sse
 
 class SglangFormatter(Formatter):
     def __init__(
-        self, context: ServerContext, fields: GenerateSampling, wanted: Wanted, generate: GenerateRequest, is_list: bool
+        self,
+        context: ServerContext,
+        fields: GenerateSampling,
+        wanted: GenerationInput,
+        generate: GenerateRequest,
+        is_list: bool,
     ) -> None:
         super().__init__(wanted, fields.stream, fields.priority)
         sampling, num_answers = wanted.sampling, len(wanted.prompts) * wanted.sampling.n
@@ -102,7 +107,7 @@ async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: 
     """End requests of the caller's key by `rid`, or all. Their responses have the finish reason `abort`."""
     if not asked.abort_all and asked.rid is None:
         raise wrong("rid", "give it, or abort_all: true", "missing_required_parameter")
-    for key, rid, end_early in tuple(context.may_end_early):
+    for key, rid, end_early in tuple(context.abort_entries):
         if key == request.key and (asked.abort_all or rid == asked.rid):
             end_early()
     return Response(media_type="text/plain")
@@ -180,7 +185,7 @@ async def _wanted(
     prefix: str,
     field: str,
     texts: list[Any],
-) -> tuple[GenerateSampling, Wanted]:
+) -> tuple[GenerateSampling, GenerationInput]:
     """Check and encode prompts with the same parameters. `prefix`: their path in the body. Raises `ApiError`."""
     fields, names = _merged(generate, params, prefix)
     if context.served.check(fields.model) != context.served.check(generate.model):
@@ -195,12 +200,12 @@ async def _wanted(
     prompts, sampling = await context.prompts.encode(
         texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
     )
-    return fields, Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt, ignored=left_out)
+    return fields, GenerationInput(prompts, sampling, fields.max_tokens is not None, only_prompt, ignored=left_out)
 
 
 async def _wanted_by_prompt(
     context: ServerContext, generate: GenerateRequest, params: list[GenerateSampling], field: str, texts: list[Any]
-) -> tuple[GenerateSampling, Wanted]:
+) -> tuple[GenerateSampling, GenerationInput]:
     """Check and encode prompts, each with sampling parameters of its own. Raises `ApiError`."""
     found = []
     for i, (one, text) in enumerate(zip(params, texts, strict=True)):
@@ -210,7 +215,7 @@ async def _wanted_by_prompt(
             if value != first:
                 raise bad_value(f"sampling_params.{i}.{name}", value, "must be the same for all prompts of a request")
     wanted = [one for _, one in found]
-    if len({(one.only_prompt, one.names_length) for one in wanted}) > 1:
+    if len({(one.only_prompt, one.has_client_limit) for one in wanted}) > 1:
         reason = "an answer of no tokens, and a length of the server's, are for all prompts of a request or for none"
         raise bad_value("sampling_params", len(params), reason)
     whole = wanted[0]
@@ -267,21 +272,21 @@ def _named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
-    return {"finish_reason": finish_reason, **of_its_end(generation, 0), "usage": generation.usage()}
+    return {"finish_reason": finish_reason, **final_fields(generation, 0), "usage": generation.usage()}
 
 
 class GenerateFormatter(Formatter):
     media_type = b"application/x-ndjson"
 
-    def __init__(self, fields: GenerateSampling, wanted: Wanted) -> None:
+    def __init__(self, fields: GenerateSampling, wanted: GenerationInput) -> None:
         super().__init__(wanted, fields.stream, fields.priority)
         self._continuous_usage = fields.continuous_usage
         self._with_token_ids = bool(fields.return_token_ids)
         # fields for the next line
         self._more: dict[str, Any] = {"prompt_token_ids": wanted.prompts[0].tolist()} if self._with_token_ids else {}
 
-    def for_gateway(self) -> Shown | None:
-        return None if self._with_token_ids or self._continuous_usage else Shown("generate")
+    def for_gateway(self) -> GatewayFormat | None:
+        return None if self._with_token_ids or self._continuous_usage else GatewayFormat("generate")
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         [found] = choices
