@@ -68,7 +68,7 @@ class FrontEnd:
             if listener is not None:
                 listener.close()
                 os.unlink(path)
-            say(f"the Python front end serves: no gateway: {error}")
+            say(f"using the Python front end: no gateway: {error}")
             return cls(port, port, None)
         found = cls(port, listener, gateway)
         port.close()  # the gateway has its own descriptor, which keeps the port open until it stops

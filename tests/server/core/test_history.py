@@ -172,7 +172,7 @@ def summary(message: dict[str, Any]) -> str:
     return f"{message.get('reasoning_content', '')}|{message['content']}|{called}"
 
 
-def test_texts_that_follow_each_other_go_on_only_where_they_may() -> None:
+def test_consecutive_texts_join_only_with_may_append() -> None:
     parts = [{"type": "text", "text": "a"}], [{"type": "text", "text": "b"}]
     together, apart = History(), History()
     for part in parts:

@@ -47,11 +47,11 @@ def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client) -> No
 @pytest.mark.parametrize(
     "path", ["/web/nothing.js", "/web", "/web/../server/core/page.py", "/web/%2e%2e/config.py", "/web/js"]
 )
-def test_nothing_else_is_given(http: httpx.Client, path: str) -> None:
+def test_other_paths_are_404(http: httpx.Client, path: str) -> None:
     assert check_error(http.get(path), 404)["code"] == "not_found"
 
 
-def test_it_is_only_read(http: httpx.Client) -> None:
+def test_page_accepts_only_get_and_head(http: httpx.Client) -> None:
     for path in ("/", "/web/js/main.js"):
         check_error(http.post(path, json={}), 404)
 

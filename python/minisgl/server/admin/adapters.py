@@ -37,7 +37,7 @@ async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterReques
 def _check_may(context: ServerContext, request: HttpRequest) -> str:
     """Check that the request may change adapters and return the folder of adapters. Raises `ApiError` 403."""
     if context.config.lora_folder is None:
-        reason = "adapters are not loaded over HTTP here: lora_folder, a key of --config, allows it"
+        reason = "loading adapters over HTTP is off: set lora_folder, a key of --config"
         raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
     context.keys.check_may(request.key, "lora", request.path)
     return context.config.lora_folder

@@ -35,7 +35,7 @@ _ID = re.compile(r"prefix-([1-9][0-9]{0,17})", re.ASCII)
 async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Deferred:
     context.keys.check_may(request.key, "cache", request.path)
     if context.served.check(asked.model) != context.served.name:
-        raise bad_value("model", asked.model, "prefixes are kept of the model itself, not of its adapters")
+        raise bad_value("model", asked.model, "prefixes can be stored for the model itself only, not for adapters")
     tokens = await _tokens(context, asked)
     pin, waits = asked.pin is not False, asked.wait is not False
     return Deferred(lambda: _insert(context, tokens, pin=pin, waits=waits))

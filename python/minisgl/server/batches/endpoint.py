@@ -233,7 +233,7 @@ class Batches:
         """Check a key's total bytes against the quota. Raises `ApiError` 413."""
         if total > self.runner.quota:
             limit = f"the limit is {self.runner.quota} (--state-quota): delete some"
-            reason = f"the files of this API key would have {total} bytes or more: {limit}"
+            reason = f"the files of this API key would take at least {total} bytes: {limit}"
             raise wrong("file", reason, "quota_exceeded", 413)
 
     async def _checked(self, name: str) -> CheckedFile:
@@ -343,7 +343,7 @@ def _check_upload_fields(fields: dict[str, str]) -> int | None:
     if "purpose" not in fields:
         raise missing("purpose")
     if fields["purpose"] != PURPOSE:
-        raise bad_value("purpose", fields["purpose"], f"must be {PURPOSE}: files are here for batches alone")
+        raise bad_value("purpose", fields["purpose"], f"must be {PURPOSE}: files are supported for batches only")
     if (text := fields.get("expires_after[seconds]")) is None:
         return None
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
@@ -467,7 +467,7 @@ def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
 def not_kept(path: str) -> ApiError:
     """Return the error 501 for a server without a state folder."""
-    text = f"{path}: files and batches are kept in a folder: start the server with --state-dir DIR"
+    text = f"{path}: files and batches need a folder: start the server with --state-dir DIR"
     return ApiError(501, text, code="not_supported")
 
 

@@ -83,7 +83,7 @@ def check_file(file: BinaryIO, max_line_bytes: int) -> CheckedFile:
     url = ""
     for line in read_lines(file, max_line_bytes):
         if line.custom_id in seen:
-            raise _bad(line.number, "custom_id", line.custom_id, "an earlier line has it, too: each has its own")
+            raise _bad(line.number, "custom_id", line.custom_id, "an earlier line has the same: each needs its own")
         seen.add(line.custom_id)
         if line.url != (url := url or line.url):
             raise _bad(line.number, "url", line.url, f"the lines before it say {url}: a batch has one endpoint")
@@ -133,7 +133,7 @@ def _read(raw: bytes, number: int) -> BatchLine:
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadLine(number, "body", f"body: not valid JSON: {error}") from error
     if begin_of(stream, 6) not in (b"null", b"false"):
-        raise _bad(number, "body.stream", shown(stream), "a batch has whole answers: leave it out")
+        raise _bad(number, "body.stream", shown(stream), "batches do not stream: leave it out")
     return BatchLine(number, custom_id, url, bytes(fields.body))
 
 

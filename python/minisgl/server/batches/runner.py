@@ -40,9 +40,9 @@ MAX_DEATHS = 3
 the lines that were running is retried with no other of them alongside. The second may be chance, or caused by a request
 that is no line; a third is attributed to the line."""
 _LEFT: dict[Status, tuple[str, str]] = {
-    "expired": ("batch_expired", "the batch's completion_window was over before this line had its turn"),
-    "cancelled": ("batch_cancelled", "the batch was cancelled before this line had its turn"),
-    "failed": ("batch_failed", "the batch failed before this line had its turn"),
+    "expired": ("batch_expired", "the batch's completion_window ended before this line was run"),
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this line was run"),
+    "failed": ("batch_failed", "the batch failed before this line was run"),
 }
 _log = logging.getLogger("minisgl.server")
 T = TypeVar("T")
@@ -183,7 +183,7 @@ class Runner:
             try:
                 await self.state.run(lambda store: store.add_deaths(under_way))
             except (OSError, sqlite3.Error) as error:
-                _log.warning("batches: that the engine died is not written: %s", error_text(error))
+                _log.warning("batches: the death of the engine could not be recorded: %s", error_text(error))
 
     def wake(self) -> None:
         """Look for new batches now."""
@@ -216,7 +216,7 @@ class Runner:
             except (OSError, sqlite3.Error) as error:
                 _log.warning("batches: %s: %s", type(error).__name__, error)
             except Exception:
-                _log.exception("batches: a bug; they go on")
+                _log.exception("batches: a bug; they continue")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):  # `wait_for` may lose a cancellation that comes with its result
                     await self._wake.wait()
@@ -238,7 +238,7 @@ class Runner:
             await one.run(now)
         except (OSError, sqlite3.Error) as error:
             self.broken[info.id] = error_text(error)
-            _log.warning("%s: failed, and nothing can be written about it: %s", info.id, self.broken[info.id])
+            _log.warning("%s: failed, and the failure could not be stored: %s", info.id, self.broken[info.id])
         except Exception:
             self.broken[info.id] = "internal error"
             _log.exception("%s: a bug", info.id)
@@ -313,7 +313,7 @@ class _Batch:
                     deaths += 1
                     await self._state.run(lambda store: store.add_deaths([(self.info.id, number)]))
                 await asyncio.sleep(said.retry_after_s)
-            message = f"the engine died {deaths} times while it had this line: it is not asked again"
+            message = f"the engine died {deaths} times while it ran this line: the line is not retried"
             error = {"code": "engine_died", "message": message}
             await self._store_result(LineResult(number, False, _shown(asked.line, None, error)))
         finally:
@@ -362,7 +362,7 @@ class _Batch:
             for kept in _waiting(pending):
                 kept.set_result(None)
             if used > self._runner.quota:
-                self.end("failed", f"the files of its API key have {used} bytes with its answers (--state-quota)")
+                self.end("failed", f"files and results of its API key take {used} bytes, too many (--state-quota)")
 
     def _record(self, store: Store, *, answers: list[LineResult]) -> int:
         self.info = store.record(self.info, answers)

@@ -438,7 +438,7 @@ def _take(lock: int, wait_s: float, said: str) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                raise ConfigError(f"{said}: another server uses it: give each its own") from error
+                raise ConfigError(f"{said}: another server uses it: give each server its own folder") from error
         time.sleep(LOCK_S)
 
 

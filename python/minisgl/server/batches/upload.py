@@ -51,7 +51,7 @@ class Upload:
         except ValueError as error:
             raise _bad_form(str(error)) from error
         if boundary is None:
-            raise ApiError(415, "Content-Type: a file is sent as multipart/form-data", code="unsupported_media_type")
+            raise ApiError(415, "Content-Type: must be multipart/form-data", code="unsupported_media_type")
         parts = MultipartParser(boundary)
         with self._path.open("xb") as file:
             async for piece in _pieces(request, self._timeout_s, self._is_crowded):
@@ -110,16 +110,16 @@ async def _pieces(request: Request, timeout_s: float, is_crowded: Callable[[], b
             async with asyncio.timeout(timeout_s):
                 piece = await anext(stream, None)
         except TimeoutError as error:
-            raise too_slow(f"nothing came for {timeout_s:g} s after {num_bytes} bytes") from error
+            raise too_slow(f"no data arrived for {timeout_s:g} s after {num_bytes} bytes") from error
         except ClientDisconnect as error:
-            raise _bad_form("its client has gone") from error
+            raise _bad_form("the client disconnected") from error
         if piece is None:
             return
         num_bytes += len(piece)
         if num_bytes - before >= LEAST_BYTES:
             since, before = clock(), num_bytes
         elif clock() - since > timeout_s and is_crowded():
-            raise too_slow(f"{num_bytes - before} bytes came in {timeout_s:g} s, and others find no place")
+            raise too_slow(f"only {num_bytes - before} bytes arrived in {timeout_s:g} s, while other uploads wait")
         yield piece
 
 

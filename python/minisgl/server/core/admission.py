@@ -126,7 +126,7 @@ def _limit_by_logprobs(
         raise bad_value(
             field,
             getattr(sampling, field),
-            f"n times max_tokens (and the prompt's tokens, with prompt_logprobs) times (1 + the most likely ones) are "
-            f"{count} log probabilities: at most {BOUNDS.max_logprob_entries} in one request",
+            f"n * max_tokens (and prompt tokens, with prompt_logprobs) * (1 + top log probabilities) gives {count} log "
+            f"probabilities: at most {BOUNDS.max_logprob_entries} are allowed in one request",
         )
     return Lengths(by_prompt, found.are_shortened), count > MANY_LOGPROBS

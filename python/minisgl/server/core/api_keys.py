@@ -153,17 +153,17 @@ class KeyUse:
         most = key.max_queued_requests
         waiting, _ = self.waiting(number)
         if most and (waiting >= most or (waiting and waiting + num_requests > most)):
-            raise self._refusal(number, QUEUED, f"{waiting} requests of it wait already, its limit is {most}")
+            raise self._refusal(number, QUEUED, f"{waiting} of its requests are queued, its limit is {most}")
         if (bucket := self._buckets.get(number)) is not None:
             wait_s = bucket.wait_s(self.counts[number].with_(there).num_tokens, self._clock())
             if wait_s:
-                reason = f"it has used its {key.tokens_per_minute} tokens per minute"
+                reason = f"its {key.tokens_per_minute} tokens per minute are used up"
                 raise self._refusal(number, TOKENS, reason, math.ceil(wait_s))
 
     def check_may(self, number: int, what: Literal["lora", "cache", "models"], path: str) -> None:
         """Check that a key's entry in the key file allows the route `path`. Raises `ApiError` 403."""
         if number and not getattr(self._keys[number - 1], what):
-            reason = f"API key {self._keys[number - 1].name}: not without `{what}: true` in its entry of the key file"
+            reason = f"API key {self._keys[number - 1].name}: needs `{what}: true` in its entry of the key file"
             raise ApiError(403, f"{path}: {reason}", code="not_allowed")
 
     def check_priority(self, number: int, priority: int) -> None:

@@ -57,13 +57,13 @@ class Callers:
         """Return the error for a request whose headers are not allowed, or `None` if they are."""
         host = headers.get(b"host")
         if host is None and version == "1.1":
-            return ApiError(400, "Host: missing: HTTP/1.1 wants it", code="invalid_http")
+            return ApiError(400, "Host: missing: HTTP/1.1 requires it", code="invalid_http")
         if host == SEVERAL:
             return ApiError(400, "Host: given more than once", code="invalid_http")
         if self._checks_host and host is not None and not self._is_own_host(_name(host.decode("latin-1"))):
             return ApiError(
                 403,
-                f"Host: {host.decode('latin-1') or 'empty'}: this server does not answer to that name: "
+                f"Host: {host.decode('latin-1') or 'empty'}: not a name of this server: "
                 "use its address or localhost, or start it with --allowed-host NAME",
                 code="host_not_allowed",
             )
@@ -71,13 +71,13 @@ class Callers:
         if origin is not None and not self._is_allowed_origin(shown := origin.decode("latin-1"), host):
             return ApiError(
                 403,
-                f"Origin: {shown}: pages from there may not use this server: start it with --cors-origin ORIGIN",
+                f"Origin: {shown}: web pages of this origin may not use the server: start it with --cors-origin ORIGIN",
                 code="origin_not_allowed",
             )
         if origin is None and _is_foreign_subresource(headers):
             return ApiError(
                 403,
-                "Sec-Fetch-Site: cross-site: pages from there may link to this server, and include nothing of it",
+                "Sec-Fetch-Site: cross-site: pages of other sites may link to this server, but not embed its content",
                 code="origin_not_allowed",
             )
         return _bad_type(headers, path) if method == "POST" else None
@@ -137,7 +137,7 @@ def no_upgrade(headers: Headers) -> ApiError | None:
     `None` for any other request (an offer of HTTP/2 is ignored)."""
     if b"websocket" not in headers.get(b"upgrade", b"").lower():
         return None
-    error = ApiError(426, "Upgrade: websocket: not served here: send the request with POST", code="upgrade_refused")
+    error = ApiError(426, "Upgrade: websocket: not supported: send the request with POST", code="upgrade_refused")
     error.headers |= {"upgrade": "HTTP/1.1", "connection": "Upgrade"}
     return error
 

@@ -42,10 +42,10 @@ async def _fill_in_prompts(
     """Return fill-in-the-middle prompts as token ids, and `sampling` with the stop tokens that end the filled gap."""
     for name in ("echo", "truncate_prompt_tokens"):
         if value := getattr(completion, name):
-            raise bad_value(name, value, "cannot stand beside suffix")
+            raise bad_value(name, value, "cannot be combined with suffix")
     texts = [prompt for prompt in completion.prompts() if isinstance(prompt, str)]
     if len(texts) < len(completion.prompts()):
-        raise bad_value("suffix", suffix, "needs a prompt of text, not of token ids")
+        raise bad_value("suffix", suffix, "needs a text as the prompt, not token ids")
     found, end_ids = await context.prompts.fill_in(texts, suffix)
     ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *end_ids)))
     return list(found), msgspec.structs.replace(sampling, stop_token_ids=ends)
@@ -66,7 +66,7 @@ def _sampling(completion: CompletionRequest, limit: int | None, defaults: Mappin
     if not RANGES["n"].has(best_of):
         raise bad_value("n" if completion.best_of is None else "best_of", best_of, RANGES["n"].words)
     if best_of > n and completion.stream:
-        raise bad_value("best_of", best_of, "must equal n in a stream: the best are known at the end")
+        raise bad_value("best_of", best_of, "must equal n in a stream: the best choices are known only at its end")
     logprobs, of_prompt = completion.logprobs, completion.prompt_logprobs
     if of_prompt is None and completion.echo:
         of_prompt = logprobs

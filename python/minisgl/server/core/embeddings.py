@@ -55,7 +55,7 @@ def embedding_sampling(context: ServerContext, asked: Pooled | None) -> Sampling
         raise wrong("model", reason, "unsupported_value")
     pooling = asked or context.pooling.name
     if pooling is None:
-        reason = f"the model's own is none that is computed: {context.pooling.why}: ask for mean, last or cls"
+        reason = f"the model's own pooling is not supported: {context.pooling.why}: use mean, last or cls"
         raise wrong("pooling", reason, "unsupported_value")
     return SamplingParams(max_tokens=1, temperature=0.0, seed=0, embedding=pooling)
 

@@ -222,7 +222,7 @@ def loading(reason: str) -> ApiError:
 
 
 def draining() -> ApiError:
-    return _try_again(503, "the server is shutting down: send this to another one", "draining")
+    return _try_again(503, "the server is shutting down: send the request to another one", "draining")
 
 
 def queue_full(reason: str) -> ApiError:
@@ -250,11 +250,11 @@ def internal_error(kind: str) -> ApiError:
 
 
 def no_embedding() -> ApiError:
-    return engine_error("the engine gave no embedding")
+    return engine_error("the engine returned no embedding")
 
 
 def too_many_dimensions(asked: int, has: int) -> ApiError:
-    return bad_value("dimensions", asked, f"the model has {has}")
+    return bad_value("dimensions", asked, f"the model has {has} dimensions")
 
 
 def _meant(path: str, known: Sequence[str]) -> str | None:

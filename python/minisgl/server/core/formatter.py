@@ -123,7 +123,7 @@ class Formatter(ABC):
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         """Return the next bytes of the stream."""
-        raise NotImplementedError("this answer comes whole")
+        raise NotImplementedError("this response is not streamed")
 
     def ping(self) -> bytes:
         """Return the bytes that show that an idle stream is alive; they may be sent between any two chunks. JSON lines
@@ -132,7 +132,7 @@ class Formatter(ABC):
 
     def end(self, generation: Generation) -> bytes:
         """Return the last bytes of the stream, after every choice has ended."""
-        raise NotImplementedError("this answer comes whole")
+        raise NotImplementedError("this response is not streamed")
 
     def error(self, error: ApiError) -> bytes:
         """Return the last bytes of the stream if a choice fails."""

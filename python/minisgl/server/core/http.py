@@ -479,7 +479,7 @@ class HttpServer:
             if self._stopping.is_set():
                 return
             has_served = has_served or self.server.started
-            _log.error("the Python HTTP server ended: %s: it is started again after %.1f s", why, wait_s)
+            _log.error("the Python HTTP server ended: %s: restarting it in %.1f s", why, wait_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return

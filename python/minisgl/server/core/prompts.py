@@ -261,7 +261,7 @@ class Prompts:
     def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
         most, vocab_size = self.info.max_seq_len, self.info.vocab_size
         if (fill_in := self._fill_in_tokens) is None or not self.fills_in:
-            raise bad_value("suffix", suffix, "this model has no tokens of fill-in-the-middle")
+            raise bad_value("suffix", suffix, "this model has no fill-in-the-middle tokens")
         found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
         return found, tuple(token for token in fill_in.end_ids if token < vocab_size)
 

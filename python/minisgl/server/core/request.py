@@ -163,7 +163,7 @@ class HttpRequest:
             if is_whole:
                 return
             if self._turns is not None and turns.num_waiting and clock() - began > timeout_s:
-                raise too_slow(f"{size} bytes came in {timeout_s:g} s, and others wait")
+                raise too_slow(f"only {size} bytes arrived in {timeout_s:g} s, while other bodies wait")
 
     async def _next(self, receive: Receive, turns: Turns, timeout_s: float) -> Message:
         """Return the next ASGI message of the body. Raises `ApiError` 408 if nothing arrives for `timeout_s`, or for
@@ -177,8 +177,8 @@ class HttpRequest:
                 silent_s += step_s
                 keeps_others = self._turns is not None and turns.num_waiting
                 if keeps_others or silent_s >= timeout_s:
-                    others = ", and others wait" if keeps_others else ""
-                    reason = f"nothing came for {silent_s:g} s after {len(self.body)} bytes{others}"
+                    others = ", while other bodies wait" if keeps_others else ""
+                    reason = f"no data arrived for {silent_s:g} s after {len(self.body)} bytes{others}"
                     raise too_slow(reason) from error
                 step_s = min(STALLED_S, timeout_s - silent_s)
 
@@ -228,7 +228,7 @@ class HttpRequest:
 
 
 def too_large(size: int, max_bytes: int) -> ApiError:
-    return ApiError(413, f"body: {size} bytes or more: the limit is {max_bytes}", code="body_too_large")
+    return ApiError(413, f"body: at least {size} bytes: the limit is {max_bytes} bytes", code="body_too_large")
 
 
 def too_slow(reason: str) -> ApiError:
@@ -272,7 +272,7 @@ def checked(data: dict[str, Any], model: type[B]) -> B:
     for one in (data, *(one for one in (inner if isinstance(inner, list) else [inner]) if isinstance(one, dict))):
         for alias, name in model.ALIASES.items():
             if (value := one.pop(alias, None)) is not None and one.setdefault(name, value) != value:
-                raise bad_value(alias, value, f"differs from {name}, which means the same")
+                raise bad_value(alias, value, f"differs from {name}, its other name")
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -353,7 +353,7 @@ def _too_many(body: bytes | bytearray, end: int, what: str) -> ApiError:
                 depth -= 1
             elif depth == 1 and _COLON.match(body, after):
                 field = _name(body[at:after])
-    return wrong(field, f"{what} up to here in the body: send fewer in one request", "too_many_values")
+    return wrong(field, f"{what} in the body so far: send fewer in one request", "too_many_values")
 
 
 def _name(written: bytes | bytearray) -> str:

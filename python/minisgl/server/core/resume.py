@@ -105,7 +105,7 @@ class Resumable:
         try:
             self.said = msgspec.json.decode(data, type=Said)
         except msgspec.MsgspecError as error:
-            raise ApiError(400, f"{MARKS.decode()}: what was said before is unreadable: {error}") from error
+            raise ApiError(400, f"{MARKS.decode()}: the state before the body is not valid: {error}") from error
         self._origin = self.said.origin
         self.source = ids.Source(self._origin.ids, self._origin.created)
 
@@ -143,7 +143,7 @@ class Resumable:
                 raise _bad(f"choice {one.index}: there are {num_choices}")
             choice, length = found[one.index], lengths[one.index // n]
             if choice.ended or (one.reason and not one.ended):
-                raise _bad(f"choice {one.index}: it goes on after its end")
+                raise _bad(f"choice {one.index}: tokens follow its end")
             choice.tokens += one.tokens
             choice.ended = one.ended
             if max(one.tokens, default=0) >= vocab_size:
@@ -177,7 +177,7 @@ class Resumable:
 
 
 def _bad(what: str) -> ApiError:
-    return ApiError(400, f"{MARKS.decode()}: what was said before: {what}")
+    return ApiError(400, f"{MARKS.decode()}: the state before the body: {what}")
 
 
 def lost(reason: str) -> bytes:

@@ -189,7 +189,7 @@ class Running:
         self._is_replaying = False
         sent = self._client.processor.live
         if any(state.req_id not in sent and state.finish_reason is None for state in choices):
-            raise ApiError(400, "x-minisgl-marks: what was said before: a choice has ended without a reason")
+            raise ApiError(400, "x-minisgl-marks: the state before the body: a choice has ended without a reason")
 
     async def _follow(self, sink: Callable[[list[Delta]], None]) -> None:
         """Pass all deltas since `first` (or from the beginning) to `sink`, as they arrive, until every choice has

@@ -161,7 +161,7 @@ def tool_use(
     names = set[str]()
     for i, function in enumerate(functions):
         if function.name in names:
-            raise bad_value(f"tools.{i}.function.name", function.name, "there is a tool of this name already")
+            raise bad_value(f"tools.{i}.function.name", function.name, "another tool has this name")
         names.add(function.name)
     if isinstance(choice, Mapping):
         name = _named(choice)

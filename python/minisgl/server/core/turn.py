@@ -308,7 +308,7 @@ def _check_prompt(chat: ChatRequest) -> None:
             if message.content is None and message.role != "tool":  # a tool's result may be empty
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
-                raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
+                raise bad_value(f"messages.{i}", message.role, "only an assistant message may have a refusal")
     _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages)
 
 
@@ -321,5 +321,5 @@ def _check_last(messages: Sequence[ChatMessage]) -> None:
     i, last = turns[-1]
     parts = last.content if isinstance(last.content, list) else []
     if parts and all(isinstance(part, LeftOut) for part in parts):
-        reason = "this model reads text only, and the message has nothing else"
+        reason = "this model reads text only, and the message has no text"
         raise bad_value(f"messages.{i}.content.0.type", type_of(parts[0]), reason, "unsupported_value")

@@ -86,7 +86,7 @@ class Turns:
 
     def _make_room(self, owner: int) -> None:
         """Reject the newest waiting body of the owner with most of them. Raises `ApiError` 429 if that is `owner`."""
-        full = queue_full(f"{self.num_waiting} large bodies wait for their turn already")
+        full = queue_full(f"{self.num_waiting} large request bodies are waiting")
         waiting = max(self._waiting.values(), key=len)
         if len(waiting) <= len(self._waiting.get(owner, ())) + 1:
             raise full
@@ -157,11 +157,11 @@ class Queue:
         )
         if not has_room(most, owners, own, waiting, num_requests):
             raise queue_full(
-                f"{waiting} requests wait already{_own(owners, own)}, the limit is {most} (--max-queued-requests)"
+                f"{waiting} requests are queued{_own(owners, own)}, the limit is {most} (--max-queued-requests)"
             )
         if not has_room(most_tokens, owners, own_tokens, tokens, num_tokens):
             raise queue_full(
-                f"prompts of {tokens} tokens wait already{_own(owners, own_tokens)}, "
+                f"{tokens} prompt tokens are queued{_own(owners, own_tokens)}, "
                 f"the limit is {most_tokens} (--max-queued-tokens)"
             )
 

@@ -102,7 +102,7 @@ def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
         return _answer(message.content)
     for block in message.content:
         if isinstance(block, ToolUseBlock | ThinkingBlock):
-            raise bad_value("messages", block.type, "only an assistant's message has such a block")
+            raise bad_value("messages", block.type, "only an assistant message may have such a block")
     results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
     texts = [part for block in message.content if isinstance(block, TextBlock | LeftOut) for part in _parts([block])]
     content = plain(texts) if texts else None
@@ -121,7 +121,7 @@ def _answer(blocks: Sequence[Block]) -> list[dict[str, Any]]:
                 call = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 history.call({"id": block.id, "type": "function", "function": call})
             case ToolResultBlock():
-                raise bad_value("messages", block.type, "only a user's message has results of tools")
+                raise bad_value("messages", block.type, "only a user message may have tool results")
     return history.done() or [{"role": "assistant", "content": None}]
 
 

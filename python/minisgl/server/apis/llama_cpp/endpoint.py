@@ -52,7 +52,7 @@ async def infill_endpoint(context: ServerContext, asked: InfillRequest, request:
 def _completion(asked: LlamaCppSampling, **given: Any) -> CompletionRequest:
     """Convert a llama.cpp body into a completion request. Raises `ApiError`."""
     if asked.stream_options is not None:
-        raise bad_value("stream_options", asked.stream_options.model_dump(exclude_none=True), "not used here")
+        raise bad_value("stream_options", asked.stream_options.model_dump(exclude_none=True), "not supported here")
     found = {"max_tokens": TO_THE_END, **shared_fields(asked, ()), **given}
     if found.get("seed") in RANDOM_SEEDS:
         del found["seed"]

@@ -201,7 +201,7 @@ def _loaded(
     `ApiError` 400 if the body has other fields: then the field `needed` is missing."""
     given = [name for name in asked.model_fields_set if name not in OF_LOADS and getattr(asked, name)]
     if more := [*request.ignored, *sorted(given)]:
-        raise wrong(more[0], f"without {needed} nothing is answered: give {needed}")
+        raise wrong(more[0], f"needs {needed}")
     head = {"model": asked.model or context.served.name, "created_at": now(), **empty, "done": True}
     _, ignored = _options(asked, context.info.max_seq_len)
     return json_response({**head, "done_reason": "load", **_warning(ignored)})

@@ -27,11 +27,11 @@ VERSION = "0.12.11"
 """Ollama version that is reported; clients refuse versions that are too old for them."""
 NEVER = "9999-12-31T23:59:59Z"
 REFUSED = {
-    "/api/pull": ("POST", "fetches no others: start it with the model that you want"),
-    "/api/push": ("POST", "sends it nowhere"),
-    "/api/create": ("POST", "makes no others"),
-    "/api/copy": ("POST", "makes no copies: --served-model-name gives the model another name"),
-    "/api/delete": ("DELETE", "keeps it"),
+    "/api/pull": ("POST", "cannot fetch others: start it with the model that you want"),
+    "/api/push": ("POST", "cannot push it"),
+    "/api/create": ("POST", "cannot create others"),
+    "/api/copy": ("POST", "cannot copy it: --served-model-name gives the model another name"),
+    "/api/delete": ("DELETE", "cannot delete it"),
 }
 """Routes that need several models, with their methods and the reason of the refusal."""
 

@@ -146,7 +146,7 @@ class _Scores:
         each second text. Raises `ApiError` 400."""
         cut, instruction = asked.truncate is not False, asked.instruction
         if instruction is not None and not context.prompts.judges:
-            raise bad_value("instruction", instruction, "this model reads none: leave it out")
+            raise bad_value("instruction", instruction, "this model does not read instructions: leave it out")
         if context.info.gives_scores:
             prompts = await context.prompts.encode_pairs(pairs, fields, cut=cut, most=most, instruction=instruction)
             return cls(prompts, SCORING, None)
@@ -170,7 +170,7 @@ class _Scores:
         if self._pairs is None:
             labels = [score(one) for one in numbers]
             if len(labels[0]) != 1:
-                reason = f"its head has {len(labels[0])} labels: a score needs one with a single one"
+                reason = f"its head has {len(labels[0])} labels: scores need a model with a single label"
                 raise wrong("model", reason, "unsupported_value")
             return [sigmoid(one[0]) for one in labels]
         vectors = [np.frombuffer(one, np.float32).astype(np.float64) for one in numbers]

@@ -455,7 +455,7 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
         if isinstance(item, ReferenceItem):
             referred = store.item(item.id, key)
             if referred is None:
-                raise bad_value(f"input.{i}.id", item.id, "no item of an answer that is kept has this id")
+                raise bad_value(f"input.{i}.id", item.id, "no item of a stored response has this id")
             found.append(referred)
         else:
             found.append(item)
@@ -480,7 +480,7 @@ async def _turn_of(
         turn = await _turn(context, asked, tools, messages, request, only_counts)
     turn.ignored = tuple(renamed_field(names, name) if "." in name else name for name in turn.ignored)
     if left_out := [name for name in request.ignored if name.startswith(("tools.", "input."))]:
-        say(f"{request.request_id}: the model is not told of what only OpenAI's servers do: {shown(left_out)}")
+        say(f"{request.request_id}: the model is not shown what only OpenAI can run or read: {shown(left_out)}")
     return turn
 
 
@@ -579,7 +579,7 @@ def _shown_tool(tool: ResponseTool | CustomTool | NamespaceTool) -> dict[str, An
 
 
 def _not_found(name: str, param: str | None = None, status: int = 404) -> ApiError:
-    text = f"no answer with the id {name[:80]!r} is kept here"
+    text = f"no stored response has the id {name[:80]!r}"
     text = text if param is None else f"{param}: {text}"
     return ApiError(status, text, param=param, code="previous_response_not_found" if param else "not_found")
 
@@ -599,7 +599,7 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
         if found is None:
             raise _not_found(response_id)
         if request.query_params.get("stream") in ("true", "1"):
-            raise bad_value("stream", True, "an answer that is kept is not streamed again", "unsupported_value")
+            raise bad_value("stream", True, "a stored response is not streamed", "unsupported_value")
         return Response(found, media_type="application/json")
 
     @app.delete(f"{RESPONSES}/{{response_id}}")
@@ -614,8 +614,8 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
             raise _not_found(response_id)
         raise wrong(
             "background",
-            "only answers that are made in the background can be cancelled, and this server makes none: to stop an "
-            "answer, close its connection",
+            "only background responses can be cancelled, and this server has no background mode: to stop one, "
+            "close its connection",
         )
 
     @app.get(f"{RESPONSES}/{{response_id}}/input_items")

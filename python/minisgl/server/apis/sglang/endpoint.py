@@ -106,7 +106,7 @@ class SglangFormatter(Formatter):
 async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:
     """End requests of the caller's key by `rid`, or all. Their responses have the finish reason `abort`."""
     if not asked.abort_all and asked.rid is None:
-        raise wrong("rid", "give it, or abort_all: true", "missing_required_parameter")
+        raise wrong("rid", "give rid, or abort_all: true", "missing_required_parameter")
     for key, rid, end_early in tuple(context.abort_entries):
         if key == request.key and (asked.abort_all or rid == asked.rid):
             end_early()
@@ -167,7 +167,7 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest, r
     texts: Any = given if is_list and given else [given]
     params = generate.sampling_params
     if isinstance(params, list) and len(params) != len(texts):
-        raise bad_value("sampling_params", len(params), f"must be as many as there are prompts, which are {len(texts)}")
+        raise bad_value("sampling_params", len(params), f"must have one entry per prompt: {len(texts)}")
     if not isinstance(params, list) or all(one == params[0] for one in params):
         one = params[0] if isinstance(params, list) else params
         fields, wanted = await _wanted(context, generate, one, "sampling_params.", field, texts)
@@ -189,7 +189,7 @@ async def _wanted(
     """Check and encode prompts with the same parameters. `prefix`: their path in the body. Raises `ApiError`."""
     fields, names = _merged(generate, params, prefix)
     if context.served.check(fields.model) != context.served.check(generate.model):
-        raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
+        raise bad_value("model", fields.model, "name an adapter at the top level, not in sampling_params")
     with _named(names):
         limit, only_prompt = asked_limit("max_tokens", fields.max_tokens, BOUNDS.generate_tokens)
         sampling = fields.to_sampling(limit, context.served.defaults, **generate.logprob_fields())
@@ -216,7 +216,7 @@ async def _wanted_by_prompt(
                 raise bad_value(f"sampling_params.{i}.{name}", value, "must be the same for all prompts of a request")
     wanted = [one for _, one in found]
     if len({(one.only_prompt, one.has_client_limit) for one in wanted}) > 1:
-        reason = "an answer of no tokens, and a length of the server's, are for all prompts of a request or for none"
+        reason = "max_tokens must be 0, more than 0, or left out for all prompts of a request alike"
         raise bad_value("sampling_params", len(params), reason)
     whole = wanted[0]
     whole.prompts = [prompt for one in wanted for prompt in one.prompts]
