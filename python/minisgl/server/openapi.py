@@ -75,7 +75,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _name(path: str) -> str:
-    """Return a path without path converters, which OpenAPI does not have."""
+    """Return a route's path without FastAPI's converters (":path"), which OpenAPI does not have."""
     return path.replace(":path}", "}")
 
 

@@ -92,7 +92,7 @@ def card(context: ServerContext, adapter: Adapter | None = None) -> dict[str, ob
 
 
 def models(context: ServerContext) -> list[dict[str, object]]:
-    """Return the cards of the model and its adapters."""
+    """Return the cards of /v1/models: the model and its adapters."""
     return [card(context), *(card(context, one) for one in context.client.adapters.ready())]
 
 

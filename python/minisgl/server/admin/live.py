@@ -56,7 +56,7 @@ class Watcher:
         self._stats = found
 
     def begin(self, engine: int, recent: Sequence[StepView]) -> None:
-        """Add the steps before this client connected."""
+        """Add recent scheduler steps of an engine from before this client connected."""
         if recent and self.steps:
             self._steps.setdefault(engine, deque(maxlen=MAX_STEPS)).extend(recent)
             self._begun[engine] = recent[-1]
@@ -132,7 +132,7 @@ class Live:
                 client.on_watched = None
 
     def check(self) -> None:
-        """Raise the exception that ended the collecting task, if it has ended."""
+        """Raise the exception that ended the task which collects live events, if it has ended."""
         if self._task is not None and self._task.done():
             self._task.result()
 

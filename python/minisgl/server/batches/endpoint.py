@@ -225,7 +225,7 @@ class Batches:
             raise queue_full(f"{count} files are being uploaded already, {self._uploads[owner]} of this API key")
 
     def _count(self, owner: str, used: int, count: int) -> None:
-        """Count received bytes. Raises `ApiError` 413 beyond the quota."""
+        """Count received bytes of an upload. Raises `ApiError` 413 if the owner exceeds its quota."""
         self._arriving[owner] += count
         self._check_quota(used + self._arriving[owner])
 
@@ -303,7 +303,7 @@ class Batches:
         return found
 
     def shown(self, info: BatchInfo) -> dict[str, Any]:
-        """Return OpenAI's batch object."""
+        """Return a batch as OpenAI's batch object."""
         reason = self.runner.broken.get(info.id, info.reason)
         status = "failed" if info.id in self.runner.broken else info.status
         errors = [{"code": "batch_failed", "message": reason, "line": None, "param": None}] if reason else []
@@ -363,7 +363,7 @@ def _window_s(text: str) -> int:
 
 
 def _shown_file(info: FileInfo) -> dict[str, Any]:
-    """Return OpenAI's file object."""
+    """Return a file record as OpenAI's file object."""
     return _as(FileAnswer, info, object="file", status="processed", status_details=None)
 
 
@@ -466,7 +466,7 @@ def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
 
 def not_kept(path: str) -> ApiError:
-    """Return the error 501 for a server without a state folder."""
+    """Return the error 501 for routes of files and batches on a server without --state-dir."""
     text = f"{path}: files and batches need a folder: start the server with --state-dir DIR"
     return ApiError(501, text, code="not_supported")
 

@@ -67,7 +67,7 @@ class _Body(msgspec.Struct):
 
 
 class _Prompt(msgspec.Struct):
-    """Raw fields from which a prompt is built."""
+    """Raw JSON fields of a batch line from which its prompt is built."""
 
     model: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING
@@ -78,7 +78,7 @@ class _Prompt(msgspec.Struct):
 
 
 def check_file(file: BinaryIO, max_line_bytes: int) -> CheckedFile:
-    """Check all lines of a file. Raises `BadLine` for the first bad one."""
+    """Check all lines of a batch's input file. Raises `BadLine` for the first bad one."""
     seen: set[str] = set()
     url = ""
     for line in read_lines(file, max_line_bytes):
@@ -95,7 +95,7 @@ def check_file(file: BinaryIO, max_line_bytes: int) -> CheckedFile:
 
 
 def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[BatchLine]:
-    """Yield the lines of a file in order, without empty ones. Raises `BadLine`."""
+    """Yield the lines of a batch's input file in order, without empty ones. Raises `BadLine`."""
     number = 0
     while raw := file.readline(max_line_bytes + 2):
         number += 1
@@ -108,7 +108,7 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[BatchLine]:
 
 
 def _read(raw: bytes, number: int) -> BatchLine:
-    """Parse and check one line. Raises `BadLine`."""
+    """Parse and check one line of a batch's input file. Raises `BadLine`."""
     try:
         raw.decode()
         fields = decoded(raw, _Line)
@@ -138,7 +138,7 @@ def _read(raw: bytes, number: int) -> BatchLine:
 
 
 def _value(number: int, fields: _Line, name: str) -> str:
-    """Return a required string field of a line. Raises `BadLine`."""
+    """Return a required string field of a batch line. Raises `BadLine`."""
     if (raw := getattr(fields, name)) == NOTHING:
         raise BadLine(number, name, f"{name}: required")
     if (text := text_of(raw)) is None:

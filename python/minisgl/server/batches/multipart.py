@@ -18,7 +18,7 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """Beginning of a part. `filename` is `None` for a plain field."""
+    """Beginning of a part of a multipart body. `filename` is `None` for a plain field."""
 
     name: str
     filename: str | None
@@ -47,7 +47,7 @@ class MultipartParser:
         self.is_done = False
 
     def push(self, piece: bytes) -> Iterator[PartHeader | bytes]:
-        """Parse the next piece of the body. Raises `ValueError` for invalid input."""
+        """Parse the next piece of a multipart body. Raises `ValueError` for invalid input."""
         self._held += piece
         while not self.is_done:
             found = self._read()
@@ -58,7 +58,7 @@ class MultipartParser:
         self._held = b""  # bytes after the last part are ignored
 
     def _preamble(self) -> PartHeader | bytes | None:
-        """Skip text before the first part (empty in practice)."""
+        """Skip bytes of the body before the first part (none in practice)."""
         if (at := self._held.find(self._delimiter)) < 0:
             if len(self._held) > MAX_HEADERS:
                 raise ValueError("it does not begin with its boundary")
@@ -67,7 +67,7 @@ class MultipartParser:
         return b""
 
     def _head(self) -> PartHeader | bytes | None:
-        """Parse what follows a delimiter: a part's headers, or the end of the body."""
+        """Parse what follows a delimiter: the headers of a part, or the end of the body."""
         if self._held[:2] == b"--":
             self.is_done = True
             return b""

@@ -71,7 +71,7 @@ class Said:
 
     @classmethod
     def of(cls, status: int, body: bytes, retry_after: bytes | None) -> Said:
-        """Create from an HTTP response. `retry_after`: the raw Retry-After header."""
+        """Create the result of a batch line from an HTTP response. `retry_after`: the raw Retry-After header."""
         return cls(status, body, float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
 
 
@@ -186,7 +186,7 @@ class Runner:
                 _log.warning("batches: the death of the engine could not be recorded: %s", error_text(error))
 
     def wake(self) -> None:
-        """Look for new batches now."""
+        """Make the runner look for new batches now instead of at its next poll."""
         self._wake.set()
 
     def cancel(self, batch_id: str) -> None:
@@ -339,7 +339,7 @@ class _Batch:
             return None
 
     async def _store_result(self, answer: LineResult) -> None:
-        """Store a result; returns when it is on disk. Raises the store's error."""
+        """Store the result of a line; returns when it is on disk. Raises the store's error."""
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((answer, kept))
         if self._writer is None or self._writer.done():
@@ -347,7 +347,7 @@ class _Batch:
         await kept
 
     async def _write(self) -> None:
-        """Store pending results; those that arrive meanwhile are written together."""
+        """Store pending results of lines; those that arrive meanwhile are written together."""
         while self._pending:
             pending, self._pending = self._pending, []
             before = self.info
@@ -422,7 +422,7 @@ class _Body(msgspec.Struct):
 
 
 def usage_of(body: bytes) -> Usage:
-    """Return the usage in a response body; zero if it has none."""
+    """Return the token usage in a response's body; zero if it has none."""
     try:
         found = msgspec.json.decode(body, type=_Body).usage
     except msgspec.MsgspecError:
@@ -436,7 +436,7 @@ def usage_of(body: bytes) -> Usage:
 
 
 def _shown(line: BatchLine, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
-    """Return one line of an output or error file."""
+    """Return one line of a batch's output or error file."""
     fields = {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": error}
     return msgspec.json.encode(fields) + b"\n"
 

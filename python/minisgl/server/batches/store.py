@@ -307,7 +307,7 @@ class Store:
         return changed
 
     def answered(self, batch_id: str) -> set[int]:
-        """Return the numbers of lines that have results."""
+        """Return the numbers of a batch's lines that have results."""
         return {line for (line,) in self.db.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))}
 
     def add_deaths(self, lines: Iterable[tuple[str, int]]) -> None:
@@ -317,7 +317,7 @@ class Store:
             db.executemany(added, lines)
 
     def deaths(self, batch_id: str) -> dict[int, int]:
-        """Return by line number how many engines died on it."""
+        """Return for each line number of a batch how many engines died while running it."""
         return dict(self.db.execute("SELECT line, count FROM deaths WHERE batch = ?", (batch_id,)))
 
     def record(self, batch: BatchInfo, answers: Iterable[LineResult]) -> BatchInfo:
@@ -467,13 +467,13 @@ def _make_private(database: Path) -> None:
 
 
 def written(file: BinaryIO) -> None:
-    """Flush a file's content to the disk."""
+    """Flush a file's content to the disk (fsync)."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync(folder: Path) -> None:
-    """Flush a folder's entries to the disk."""
+    """Flush a folder's entries to the disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -75,7 +75,7 @@ class Upload:
         await asyncio.to_thread(file.write, data)
 
     def _take(self, found: PartHeader | bytes) -> None:
-        """Handle a parsed part or content. Raises `ApiError`."""
+        """Store a parsed part's header or content in the upload. Raises `ApiError`."""
         if isinstance(found, PartHeader):
             self._end_part()
             if found.name == FILE and self.filename is not None:

@@ -93,7 +93,7 @@ def _completed(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
 
 
 def _limits(context: ServerContext, request: HttpRequest, wanted: GenerationInput, sampling: SamplingParams) -> Lengths:
-    """Return the maximum number of tokens to generate for each prompt."""
+    """Return the maximum number of tokens to generate, by prompt."""
     room = [context.info.max_seq_len - len(prompt) for prompt in wanted.prompts]
     longest = partial(
         lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.has_client_limit

@@ -105,7 +105,7 @@ class ApiError(Exception):
         return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
 
     def answer(self, scope: Mapping[str, Any]) -> Response:
-        """Return the response to the request of this ASGI scope."""
+        """Return the error as a response to the request of this ASGI scope."""
         return self.response(*scope.get(FORM, (scope["path"],)))
 
 

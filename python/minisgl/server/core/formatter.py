@@ -122,7 +122,7 @@ class Formatter(ABC):
         """Return the complete response. `choices`: one delta per choice with all its output."""
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        """Return the next bytes of the stream."""
+        """Return the bytes of a stream for new output (one delta per choice that has some)."""
         raise NotImplementedError("this response is not streamed")
 
     def ping(self) -> bytes:

@@ -47,7 +47,7 @@ class Generation:
         return int(self.choices[index].reason)
 
     def cached(self) -> list[int]:
-        """Return for each choice how many prompt tokens were cached."""
+        """Return for each choice how many tokens of its prompt were cached."""
         return [state.cached_len or 0 for state in self.choices]
 
     def matched_stop(self, index: int) -> str | int | None:
@@ -71,7 +71,7 @@ class Generation:
         return self.choices[index].embedding
 
     def new_token_ids(self, index: int) -> list[int]:
-        """Return the token ids generated since the last call."""
+        """Return the token ids that a choice generated since the last call."""
         return self.choices[index].new_token_ids()
 
     def _first_choices(self) -> list[RequestState]:
@@ -94,11 +94,11 @@ class Generation:
         return first, 0.0 if last is None else max(0.0, last - arrival - first)
 
     def usage_of(self, index: int) -> dict[str, Any]:
-        """Return the usage of one choice."""
+        """Return OpenAI's usage object for one choice."""
         return _usage([self.choices[index]], [self.choices[index]])
 
     def usage(self) -> dict[str, Any]:
-        """Return OpenAI's usage of all choices; each prompt counts once."""
+        """Return OpenAI's usage object for all choices; each prompt counts once."""
         return _usage(self._first_choices(), self.choices)
 
 

@@ -23,7 +23,7 @@ class History:
         self._messages.append(message)
 
     def done(self) -> list[dict[str, Any]]:
-        """Return the messages, with joined texts."""
+        """Return the assistant's and other messages, with consecutive texts joined."""
         for message in self._messages:
             if isinstance(thoughts := message.get("reasoning_content"), list):
                 message["reasoning_content"] = "".join(thoughts)

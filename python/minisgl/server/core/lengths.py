@@ -41,7 +41,7 @@ class Lengths:
     are_shortened: bool
 
     def shown(self) -> str:
-        """Return the limits in the order of the prompts, separated by commas."""
+        """Return the maximum lengths in the order of the prompts, separated by commas."""
         return ",".join(map(str, self.by_prompt))
 
 

@@ -101,7 +101,7 @@ class Prompts:
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """Count the request as waiting inside the block."""
+        """Count the request as waiting (its prompt is being encoded) inside the block."""
         key = CALLER.get()
         self._queue.encodes(1, key)
         try:
@@ -124,7 +124,7 @@ class Prompts:
         return asked
 
     def _max_encoded(self, keep: int | None) -> int:
-        """Return how many tokens a prompt may have before truncation."""
+        """Return how many tokens an encoded prompt may have before it is truncated to `keep`."""
         contexts = OF_AN_ENCODER if self._encodes and not self.judges else CONTEXTS_BEFORE_CUT
         return self.info.max_seq_len * (1 if keep is None else contexts)
 

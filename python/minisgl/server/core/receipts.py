@@ -68,7 +68,7 @@ class Receipts:
 
 
 class ReceiptBuilder:
-    """Builds the receipts of one request's choices from their deltas."""
+    """Builds the receipts of one request's choices from their output deltas."""
 
     def __init__(self, model: Model, numerics: Numerics, key: Ed25519PrivateKey | None) -> None:
         self._model = model

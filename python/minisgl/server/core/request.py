@@ -421,7 +421,7 @@ def _schema_of(model: type[Body]) -> Schema:
 
 
 def _alternatives(schemas: Iterable[Schema], root: Schema) -> Iterator[Schema]:
-    """Resolve references and unions, and yield each alternative but null."""
+    """Resolve references and unions of JSON schemas, and yield each alternative but null."""
     for one in schemas:
         if "$ref" in one:
             yield from _alternatives([root["$defs"][one["$ref"].rsplit("/", 1)[-1]]], root)
@@ -459,7 +459,7 @@ def _subschemas(schema: Schema, part: Part) -> list[Schema]:
 
 
 def _describe(schema: Schema, root: Schema, number: int = 0) -> list[str]:
-    """Describe a schema's type in words. `number`: 0 for singular, 1 for plural."""
+    """Describe a JSON schema's type in words. `number`: 0 for singular, 1 for plural."""
     if names := _names([schema]):
         return names
     kind = schema.get("type", "")

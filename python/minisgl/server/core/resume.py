@@ -77,7 +77,7 @@ def fingerprint(name: str, info: EngineReady) -> str:
 
 
 class Resumable:
-    """Resume state of one request whose stream has marks."""
+    """Resume state of one request whose stream has marks, by which another server can continue it."""
 
     def __init__(self, num_said_bytes: int) -> None:
         self.num_said_bytes = num_said_bytes

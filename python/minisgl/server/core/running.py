@@ -44,11 +44,11 @@ class UsageCounter:
         self._request.prompt_tokens = num_prompt_tokens * n
 
     def decoded(self, began_ns: int, num_tokens: int) -> None:
-        """Count detokenization time, from `began_ns` until now."""
+        """Count the time of detokenizing `num_tokens`, from `began_ns` until now."""
         self._metrics.detokenize.add(time.perf_counter_ns() - began_ns, num_tokens)
 
     def generated(self, state: RequestState, num_new: int, now: float) -> None:
-        """Count new tokens of a choice, and its latencies (TTFT, ITL)."""
+        """Count new tokens of a choice in the metrics, with their latencies (TTFT, ITL)."""
         request = self._request
         request.generated_tokens += num_new
         self._keys.generated(request.key, num_new)
@@ -58,7 +58,7 @@ class UsageCounter:
         state.last_time = now
 
     def ended(self, state: RequestState, reason: str) -> None:
-        """Count the end of a choice, with its finish reason."""
+        """Count the end of a choice in the metrics and the access line, with its finish reason."""
         self._metrics.finished(reason, self._since, len(state.prompt), len(state.token_ids))
         self._request.finish_reasons.append(reason)
         self._request.cached_tokens += state.cached_len or 0
@@ -117,7 +117,7 @@ class Running:
         self._fail(too_late(timeout_s))
 
     def end_early(self) -> None:
-        """End every choice with the output that it has."""
+        """End every choice now with the output that it has; its finish reason is `abort`."""
         for state in self._open:
             if not state.reason:
                 self._client.abort(state)
@@ -125,7 +125,7 @@ class Running:
         self.notify()
 
     def abort(self) -> None:
-        """Abort all unfinished choices. Idempotent."""
+        """Abort all unfinished choices of the request. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
         for state in self._open:

@@ -50,7 +50,7 @@ class Section:
 
     @property
     def text(self) -> str:
-        """The text so far; of a call, its arguments as JSON."""
+        """The section's text so far; of a call, its arguments as JSON."""
         return str(self.grown)
 
     @property
@@ -86,7 +86,7 @@ Change = Opened | Grown | Closed
 
 
 class Sections:
-    """Incremental splitter of one choice's parsed output into sections."""
+    """Incremental splitter of one choice's parsed output into sections (reasoning, text, calls)."""
 
     def __init__(self) -> None:
         self.all: list[Section] = []

@@ -97,7 +97,7 @@ class Parsing:
         return found is not None and self._tokenizer.token_id(found.end) is not None
 
     def shown(self, markers: Iterable[str]) -> frozenset[int]:
-        """Return the ids of those markers that are special tokens."""
+        """Return the ids of those `markers` that are special tokens of the tokenizer."""
         ids = (self._tokenizer.token_id(marker) for marker in markers)
         return frozenset(i for i in ids if i is not None) & self._tokenizer.special_ids
 
@@ -266,7 +266,7 @@ class TurnGrammar:
     budget: int | None = None  # maximum reasoning tokens
 
     def made(self) -> Made:
-        """Compile and check the grammar; may take seconds. Raises `ParamError`."""
+        """Compile and check the grammar of a chat turn; may take seconds. Raises `ParamError`."""
         thinking = self.thinking
         if thinking is not None and thinking.is_open is False:
             thinking = None

@@ -50,7 +50,7 @@ class ToolCall:
 
     @property
     def arguments(self) -> str:
-        """The arguments so far, as JSON text."""
+        """Arguments of the call so far, as JSON text."""
         return str(self.grown)
 
 
@@ -73,7 +73,7 @@ class TurnChoice:
 
     @property
     def broken(self) -> list[int]:
-        """Indices of broken calls."""
+        """Indices of tool calls with broken arguments."""
         return self.parser.broken
 
     @property
@@ -139,7 +139,7 @@ class Turn(GenerationInput):
         return None if self.is_plain else (self.calls, self.thinking, self._known)
 
     def parts(self) -> AnswerParts | None:
-        """Return the parser settings for the gateway; `None` for plain text."""
+        """Return the settings by which the gateway parses the output; `None` for plain text."""
         if self.is_plain:
             return None
         thinking = self.thinking
@@ -155,7 +155,7 @@ class Turn(GenerationInput):
         )
 
     def num_thought(self, choice: TurnChoice, token_ids: Sequence[int], tokenizer: Tokenizer) -> int:
-        """Return the number of reasoning tokens, the end marker included."""
+        """Return the number of reasoning tokens in a choice, the end marker included."""
         if not choice.grown_reasoning:
             return 0
         if self.think_end is None:
@@ -176,7 +176,7 @@ class SectionFormatter(Formatter):
         self._new_logprobs: list[dict[str, Any]] = []  # for text that the parser holds back
 
     def changes(self, delta: Delta) -> list[Change]:
-        """Return the changes of sections by a delta."""
+        """Return how a delta changes the sections of the output."""
         if delta.logprobs and self._with_logprobs:
             self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
         parts = self._choice.take(delta)
@@ -280,7 +280,7 @@ def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
 
 
 def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
-    """Return the fields that have no effect on this model."""
+    """Return the names of chat fields that have no effect on this model."""
     found = () if chat.verbosity in (None, "medium") else ("verbosity",)
     if chat.thinking_budget is not None and not context.parsing.ends_thinking:
         found = ("thinking_budget", *found)

@@ -133,7 +133,7 @@ def _literals(model: type[Body]) -> list[str]:
 
 
 def _types_in(annotation: Any) -> Iterator[Any]:
-    """Yield the types in an annotation, and the values of its literals."""
+    """Yield the types in a type annotation, and the values of its literals."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
         return

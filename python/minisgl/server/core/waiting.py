@@ -55,7 +55,7 @@ class Turns:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes that are held."""
+        """Bytes of large request bodies that are held in memory."""
         return self._held
 
     async def take(self, size: int, owner: int = 0) -> int:

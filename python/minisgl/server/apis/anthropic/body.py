@@ -121,7 +121,7 @@ class AnthropicOutputConfig(Body):
 
 
 class AnthropicConversation(Body):
-    """Fields that /v1/messages and /v1/messages/count_tokens share."""
+    """Fields that the bodies of /v1/messages and /v1/messages/count_tokens share."""
 
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_messages)] = (
         Field(

@@ -195,7 +195,7 @@ def props(context: ServerContext) -> dict[str, Any]:
 
 
 def slots(context: ServerContext) -> list[dict[str, Any]]:
-    """Return the slots. As many are marked as processing as requests run."""
+    """Return llama.cpp's slots. As many are marked as processing as requests run."""
     running = sum(view.stats.num_running for view in context.client.engines if view.stats is not None)
     n_ctx = context.info.max_seq_len
     return [{"id": i, "n_ctx": n_ctx, "is_processing": i < running} for i in range(_num_slots(context))]

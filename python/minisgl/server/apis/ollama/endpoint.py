@@ -135,7 +135,7 @@ def _think(parsing: Parsing, think: bool | str | None) -> dict[str, Any]:
 
 
 def conversation_of(parsing: Parsing, asked: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
-    """Return the chat fields that determine the prompt. Raises `ApiError`."""
+    """Return the chat request's fields that determine the prompt. Raises `ApiError`."""
     if isinstance(asked, OllamaChatRequest):
         found = {"messages": _messages(asked.messages or ()), "tools": asked.tools or None}
     else:
@@ -282,7 +282,7 @@ class OllamaFormatter(SectionFormatter):
         return json_line(error.ollama_body())
 
     def _take(self, delta: Delta) -> list[dict[str, Any]]:
-        """Return the new parts of the output, in Ollama's shape."""
+        """Return the new parts of the output in a delta, in Ollama's shape."""
         found = []
         for change in self.changes(delta):
             section = change.section

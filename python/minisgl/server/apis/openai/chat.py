@@ -103,7 +103,7 @@ class ChatFormatter(Formatter):
         return found
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        """Return the final usage, with the number of reasoning tokens."""
+        """Return the usage of a finished response, with the number of reasoning tokens."""
         found: dict[str, Any] = generation.usage()
         if self._turn.thinks:
             count = sum(

@@ -165,7 +165,7 @@ class _Scores:
         return cls(found, sampling, both)
 
     def read(self, generation: Generation, count: int) -> list[float]:
-        """Return the scores from the results of `count` prompts."""
+        """Return the relevance scores from the pooled results of `count` prompts."""
         numbers = pooled(generation, count)
         if self._pairs is None:
             labels = [score(one) for one in numbers]

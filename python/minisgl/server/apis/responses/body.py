@@ -29,7 +29,7 @@ from minisgl.server.core.sampling_fields import Sampling
 
 
 class ResponsePart(Body):
-    """Text part of a message or of a function's output."""
+    """Text part of a message or of a function's output, in OpenAI's Responses API."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: StrictStr | None = None
@@ -127,7 +127,7 @@ class ReasoningItem(Body):
 
 
 class ReferenceItem(Body):
-    """Reference to an item of a stored response."""
+    """Reference by id to an item of a stored response."""
 
     type: Literal["item_reference"]
     id: StrictStr
@@ -184,7 +184,7 @@ class CustomFormat(Body):
 
 
 class CustomTool(Body):
-    """Tool whose input is text."""
+    """Custom tool of OpenAI's Responses API, whose input is text instead of JSON arguments."""
 
     type: Literal["custom"]
     name: StrictStr

@@ -168,7 +168,7 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert stored items to messages of the chat API."""
+    """Convert stored items of the Responses API to messages of the chat API."""
     history = History()
     for item in items:
         match item["type"], item.get("role"):
@@ -325,7 +325,7 @@ class ResponsesFormatter(SectionFormatter):
         return b"".join([*self._begin(), *(frame for delta in deltas for frame in self._take(delta))])
 
     def _begin(self) -> list[bytes]:
-        """Return the events that open a stream; none on later calls."""
+        """Return the events that open a response's stream; none on later calls."""
         if self._has_begun:
             return []
         self._has_begun = True
@@ -348,7 +348,7 @@ class ResponsesFormatter(SectionFormatter):
     # -------------------------------------------------------------------------------------------------------- growth
 
     def _take(self, delta: Delta) -> list[bytes]:
-        """Return the events for a delta."""
+        """Return the server-sent events for new output (a delta)."""
         is_cut = delta.finish_reason == "length"
         return [frame for change in self.changes(delta) for frame in self._frames(change, is_cut)]
 
@@ -525,7 +525,7 @@ async def _turn(
 
 
 def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[str, Any]:
-    """Return the fields of the response object that are known before generation."""
+    """Return the fields of the response object that are known before generation starts."""
     choice: Any = asked.tool_choice
     if choice is not None and not isinstance(choice, str):
         choice = choice.model_dump(exclude_none=True)

@@ -83,12 +83,12 @@ class ResponseStore:
         return None if entry is None else msgspec.json.decode(entry.response)["output"]
 
     def item(self, item_id: str, key: int) -> dict[str, Any] | None:
-        """Return an item of any stored response's output, or `None`."""
+        """Return an item by id from the output of any stored response; `None` if no response of the key has it."""
         found = self.output(self._response_of.get(item_id, ""), key) or []
         return next((item for item in found if item["id"] == item_id), None)
 
     def delete(self, name: str, key: int) -> bool:
-        """Delete a response. Return whether it existed."""
+        """Delete a stored response of the key. Return whether it existed."""
         return self._find(name, key) is not None and self._drop(name)
 
     def _find(self, name: str, key: int) -> StoredResponse | None:

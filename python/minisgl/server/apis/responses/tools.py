@@ -66,7 +66,7 @@ class GivenTool:
 
     @property
     def name(self) -> str:
-        """The function name that the model is shown."""
+        """Function name by which the model is shown the tool: flattened, with its namespace."""
         return flat_name(self.tool.name, self.namespace)
 
     def for_chat(self) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class GivenTool:
         return "\n\n".join(found) if found else None
 
     def call(self, call_id: str, arguments: str) -> dict[str, Any]:
-        """Return the response item of a call, without its id and status."""
+        """Return the Responses API's item for a call of this tool, without item id and status."""
         where = {} if self.namespace is None else {"namespace": self.namespace}
         head = {"call_id": call_id, "name": self.tool.name, **where}
         if self.is_custom:
@@ -121,7 +121,7 @@ class GivenTools:
         return [one for one in given if one.name in names]
 
     def for_chat(self) -> dict[str, Any]:
-        """Return `tools` and `tool_choice` for the chat API."""
+        """Return the fields `tools` and `tool_choice` of the chat request."""
         tools = [one.for_chat() for one in self.shown]
         choice: Any = self._choice
         if isinstance(choice, ResponseToolChoice):
