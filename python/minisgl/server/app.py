@@ -93,7 +93,7 @@ def _metrics(
     pool: Callable[[], Mapping[str, Any]] | None,
 ) -> Metrics:
     """Create the server's metrics, and connect the engine client to those that it measures."""
-    found = Metrics(
+    metrics = Metrics(
         lambda: client.stats,
         lambda: client.info,
         lambda: client.failure is None,
@@ -108,16 +108,16 @@ def _metrics(
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
         keys=keys.counts,
     )
-    client.dispatch, client.processor.queue = found.dispatch, found.queue
-    client.codec = found.codec(measured=config.engine.debug.transport_stats)
-    return found
+    client.dispatch, client.processor.queue = metrics.dispatch, metrics.queue
+    client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
+    return metrics
 
 
 def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -> None:
     install_handlers(app)
-    found = no_batches if batches is None else batches.here
-    add_files(app, found)
-    add_batches(app, found)
+    get_batches = no_batches if batches is None else batches.here
+    add_files(app, get_batches)
+    add_batches(app, get_batches)
     add_cache(app, context)
     add_responses(app, context)
     for path in POSTS:
@@ -136,8 +136,8 @@ async def _for_the_page() -> None:
 
 def _answers(context: ServerContext, handler: Handler) -> Callable[[], Awaitable[Response]]:
     async def answer() -> Response:
-        found = handler(context)
-        return found if isinstance(found, Response) else json_response(found)
+        shown = handler(context)
+        return shown if isinstance(shown, Response) else json_response(shown)
 
     return answer
 

@@ -33,10 +33,10 @@ def gateway_class() -> Callable[[int, str, str], Gateway]:
     duplicates, the path of the engine's socket, and that of the Python server's. Raises `NoGateway`."""
     if why_missing():
         raise NoGateway(f"it {NEEDS}")  # the log's first line has the reason
-    found: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
-    if found is None:
+    gateway: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
+    if gateway is None:
         raise NoGateway("the extension was built without it")
-    return found
+    return gateway
 
 
 class FrontEnd:
@@ -53,10 +53,10 @@ class FrontEnd:
         return "python" if self.gateway is None else "rust"
 
     @classmethod
-    def open(cls, asked: str, port: socket.socket, folder: Path, engine: str) -> FrontEnd:
-        """Start the front end `asked` ("rust", "auto" or "python") on the listening `port`, which it then owns.
+    def open(cls, frontend: str, port: socket.socket, folder: Path, engine: str) -> FrontEnd:
+        """Start the front end `frontend` ("rust", "auto" or "python") on the listening `port`, which it then owns.
         `engine`: path of the engine's socket. Falls back to Python, with a log line, if the gateway cannot start."""
-        if asked == "python":
+        if frontend == "python":
             return cls(port, port, None)
         path = str(folder / SOCKET)
         listener: socket.socket | None = None
@@ -70,9 +70,9 @@ class FrontEnd:
                 os.unlink(path)
             say(f"using the Python front end: no gateway: {error}")
             return cls(port, port, None)
-        found = cls(port, listener, gateway)
+        front_end = cls(port, listener, gateway)
         port.close()  # the gateway has its own descriptor, which keeps the port open until it stops
-        return found
+        return front_end
 
     async def stop(self, grace_s: float) -> None:
         """Stop the gateway, if there is one, within `grace_s`. Idempotent."""

@@ -27,7 +27,7 @@ VERSION = 8
 def encoded(config: ServerConfig) -> bytes:
     """Return the configuration as JSON; its fields are documented where the gateway parses them."""
     callers = Callers.of(config)
-    found = {
+    config_fields = {
         "version": VERSION,
         "num_keys": len(names(config.api_keys)),
         "limits": config.limits,
@@ -44,7 +44,7 @@ def encoded(config: ServerConfig) -> bytes:
         "metrics": {"seconds": SECONDS, "tokens": TOKENS, "window_s": WINDOW_NS / 1e9},
         "watch": TIMES,
     }
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(config_fields)
 
 
 def _errors(limits: Limits) -> dict[str, Any]:

@@ -99,10 +99,10 @@ def _page() -> dict[str, Any]:
 
 
 def _paths() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        found.setdefault(route.path, {})[route.method] = _operation(route)
-    return found
+        paths.setdefault(route.path, {})[route.method] = _operation(route)
+    return paths
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -206,8 +206,8 @@ def kind(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         return _ref_name(schema)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        found = [kind(one) for one in choices if one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(found)) or "null"
+        kinds = [kind(one) for one in choices if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds)) or "null"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:

@@ -69,8 +69,8 @@ class Preparing:
         admitted.request.body += body or b""
         del body  # may be large, and wait long for its turn
         try:
-            found = await self._prepared(admitted, is_head)
-            if self._gateway.answer(number, encode(found)) and isinstance(found, WholeAnswer):
+            prepared = await self._prepared(admitted, is_head)
+            if self._gateway.answer(number, encode(prepared)) and isinstance(prepared, WholeAnswer):
                 admitted.request.log()
         except Exception:
             _log.exception("a bug in what the gateway asks about a POST %s", target)

@@ -21,8 +21,8 @@ from minisgl.server.core.request import HttpRequest
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Deferred:
-    name, root = asked.lora_name, _check_may(context, request)
+async def load_adapter_endpoint(context: ServerContext, body: LoadAdapterRequest, request: HttpRequest) -> Deferred:
+    name, root = body.lora_name, _check_may(context, request)
     if name == context.served.name or name in context.served.aliases:
         raise wrong("lora_name", f"{name[:80]!r} is the model's own name")
     if name in context.client.adapters.by_name:
@@ -30,7 +30,7 @@ async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterReques
     if (count := len(context.client.adapters.by_name)) >= context.config.max_loras:
         reason = f"there are {count} adapters, the limit (max_loras): unload one first"
         raise wrong("lora_name", f"{name[:80]!r}: {reason}")
-    adapter = context.client.adapters.load(name, _below(root, asked.lora_path))
+    adapter = context.client.adapters.load(name, _below(root, body.lora_path))
     return Deferred(lambda: _loaded(context, adapter))
 
 
@@ -46,11 +46,11 @@ def _check_may(context: ServerContext, request: HttpRequest) -> str:
 def _below(root: str, path: str) -> str:
     """Return the adapter's folder. Raises one and the same `ApiError` 400 for a path outside `root` or missing."""
     top = os.path.realpath(root)
-    found = os.path.normpath(os.path.join(top, path))
-    if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # no other path touches the disk
-        found = os.path.realpath(found)
-        if found.startswith(f"{top}{os.sep}") and os.path.isdir(found):
-            return found
+    folder = os.path.normpath(os.path.join(top, path))
+    if "\0" not in path and folder.startswith(f"{top}{os.sep}"):  # no other path touches the disk
+        folder = os.path.realpath(folder)
+        if folder.startswith(f"{top}{os.sep}") and os.path.isdir(folder):
+            return folder
     raise bad_value("lora_path", path, "must be a folder below the server's folder of adapters (lora_folder)")
 
 
@@ -63,13 +63,11 @@ async def _loaded(context: ServerContext, adapter: Adapter) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
 
 
-async def unload_adapter_endpoint(
-    context: ServerContext, asked: UnloadAdapterRequest, request: HttpRequest
-) -> Response:
+async def unload_adapter_endpoint(context: ServerContext, body: UnloadAdapterRequest, request: HttpRequest) -> Response:
     _check_may(context, request)
     book = context.client.adapters
-    adapter = book.by_name.get(asked.lora_name)
+    adapter = book.by_name.get(body.lora_name)
     if adapter is None or not adapter.is_ready:
-        raise wrong("lora_name", f"{asked.lora_name[:80]!r} does not exist here", *NO_MODEL)
+        raise wrong("lora_name", f"{body.lora_name[:80]!r} does not exist here", *NO_MODEL)
     book.unload(adapter)
     return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' removed successfully.")

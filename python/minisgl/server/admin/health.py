@@ -62,8 +62,8 @@ class Starting:
 
 def livez(context: ServerContext) -> dict[str, str]:
     """Report that the process and its step loop are alive. Raises `ApiError` 503 if not."""
-    if (found := trouble(context.client, context.limits.step_timeout)) is not None:
-        raise ApiError(503, found, kind=SERVER, code="not_alive")
+    if (failure := trouble(context.client, context.limits.step_timeout)) is not None:
+        raise ApiError(503, failure, kind=SERVER, code="not_alive")
     return OK
 
 
@@ -80,9 +80,9 @@ def readyz(context: ServerContext) -> dict[str, str]:
 
 
 def health(context: ServerContext) -> Response:
-    found = _health(context)
-    answer = json_response(found)
-    answer.status_code = 200 if found["status"] in ("ok", DEGRADED) else 503
+    state = _health(context)
+    answer = json_response(state)
+    answer.status_code = 200 if state["status"] in ("ok", DEGRADED) else 503
     return answer
 
 
@@ -126,7 +126,7 @@ def _status(context: ServerContext, wrong: str | None) -> str:
 def _health(context: ServerContext) -> dict[str, Any]:
     client = context.client
     wrong = trouble(client, context.limits.step_timeout)
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         "status": _status(context, wrong),
         "model": context.served.name,
         "frontend": "python" if context.gateway is None else "rust",
@@ -136,20 +136,20 @@ def _health(context: ServerContext) -> dict[str, Any]:
         "tasks": len(asyncio.all_tasks()),
     }
     if wrong is not None:
-        found["reason"] = wrong
+        state["reason"] = wrong
     if (info := client.info) is not None:
         names = ("engine", "device", "dtype", "max_seq_len", "page_size", "num_pages")
-        found |= {name: getattr(info, name) for name in names}
-        found["cpu_backend"] = scheduler_in_use(info, client.stats)
-        found["cpu_backend_fallback"] = info.cpu_backend_fallback or None
-        found["simulated"] = info.simulated or None
-        found["engine_details"] = info.engine_details or None
-    found["extension_missing"] = why_missing() or None
+        state |= {name: getattr(info, name) for name in names}
+        state["cpu_backend"] = scheduler_in_use(info, client.stats)
+        state["cpu_backend_fallback"] = info.cpu_backend_fallback or None
+        state["simulated"] = info.simulated or None
+        state["engine_details"] = info.engine_details or None
+    state["extension_missing"] = why_missing() or None
     now = time.monotonic()
-    found["engines"] = [view.told(now) for view in client.engines]
+    state["engines"] = [view.told(now) for view in client.engines]
     stats = client.stats
-    found["stats"] = None
+    state["stats"] = None
     if stats is not None:  # the other fields are in /stats
         plain = [name for name in stats.__struct_fields__ if name not in ("meters", "ranks", "prefixes")]
-        found["stats"] = {name: getattr(stats, name) for name in plain}
-    return found
+        state["stats"] = {name: getattr(stats, name) for name in plain}
+    return state

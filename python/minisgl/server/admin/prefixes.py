@@ -32,28 +32,28 @@ PREFIXES = f"{CACHE}/prefixes"
 _ID = re.compile(r"prefix-([1-9][0-9]{0,17})", re.ASCII)
 
 
-async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Deferred:
+async def insert_prefix_endpoint(context: ServerContext, body: PrefixRequest, request: HttpRequest) -> Deferred:
     context.keys.check_may(request.key, "cache", request.path)
-    if context.served.check(asked.model) != context.served.name:
-        raise bad_value("model", asked.model, "prefixes can be stored for the model itself only, not for adapters")
-    tokens = await _tokens(context, asked)
-    pin, waits = asked.pin is not False, asked.wait is not False
+    if context.served.check(body.model) != context.served.name:
+        raise bad_value("model", body.model, "prefixes can be stored for the model itself only, not for adapters")
+    tokens = await _tokens(context, body)
+    pin, waits = body.pin is not False, body.wait is not False
     return Deferred(lambda: _insert(context, tokens, pin=pin, waits=waits))
 
 
-async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:
-    given = [name for name in ("text", "messages", "token_ids") if getattr(asked, name) is not None]
+async def _tokens(context: ServerContext, body: PrefixRequest) -> Int32Array:
+    given = [name for name in ("text", "messages", "token_ids") if getattr(body, name) is not None]
     if len(given) != 1:
         raise wrong("text", "give one of text, messages and token_ids")
     field = given[0]
-    if asked.messages is None:
-        prompt: Conversation | list[str | list[int]] = [asked.text if asked.text is not None else asked.token_ids or []]
-    elif not asked.messages:
+    if body.messages is None:
+        prompt: Conversation | list[str | list[int]] = [body.text if body.text is not None else body.token_ids or []]
+    elif not body.messages:
         raise bad_value("messages", [], "must not be empty")
-    elif asked.add_generation_prompt is None:  # the next message is not known yet
-        prompt = asked.model_copy(update={"add_generation_prompt": False})
+    elif body.add_generation_prompt is None:  # the next message is not known yet
+        prompt = body.model_copy(update={"add_generation_prompt": False})
     else:
-        prompt = asked
+        prompt = body
     (tokens,), _ = await context.prompts.encode(prompt, SamplingParams(), None, field)
     return tokens
 

@@ -87,11 +87,11 @@ def line_submitter(app: ASGIApp, config: ServerConfig) -> Ask:
     """Return a function that sends a batch line to `app` as a request, without authorization, and logs it."""
     shown = names(config.api_keys)
 
-    async def ask(asked: Asked, key: int) -> Said:
-        path, body = asked.line.url, asked.line.body
-        request = HttpRequest("POST", path, asked.request_id, len(body), submitted=asked.submitted)
+    async def ask(attempt: Asked, key: int) -> Said:
+        path, body = attempt.line.url, attempt.line.body
+        request = HttpRequest("POST", path, attempt.request_id, len(body), submitted=attempt.submitted)
         request.key, request.key_name = key, shown[key] if key else None
-        said: list[bytes] = []
+        body_parts: list[bytes] = []
         headers: dict[bytes, bytes] = {}
 
         async def receive() -> Message:
@@ -102,11 +102,11 @@ def line_submitter(app: ASGIApp, config: ServerConfig) -> Ask:
                 request.status = message["status"]
                 headers.update(message["headers"])
             else:
-                said.append(message.get("body", b""))
+                body_parts.append(message.get("body", b""))
 
         await app({"type": "http", "method": "POST", "path": path, "headers": [], REQUEST: request}, receive, send)
         request.log()
-        return Said.of(request.status, b"".join(said), headers.get(b"retry-after"))
+        return Said.of(request.status, b"".join(body_parts), headers.get(b"retry-after"))
 
     return ask
 
@@ -150,14 +150,14 @@ class Batches:
 
     def owner(self, request: Request) -> str:
         """Return the owner of the caller's files: its API key's name, which outlasts changes of the key file."""
-        found: HttpRequest = request.scope[REQUEST]
-        return self._names[found.key]
+        http_request: HttpRequest = request.scope[REQUEST]
+        return self._names[http_request.key]
 
-    async def _ask(self, asked: Asked) -> Said:
+    async def _ask(self, attempt: Asked) -> Said:
         """Submit a line for its owner. Raises `LookupError` if the owner's key is no longer in the key file."""
-        if asked.owner not in self._names:
-            raise LookupError(f"the API key {asked.owner} is not in the key file any more")
-        return await self._ask_as(asked, self._names.index(asked.owner))
+        if attempt.owner not in self._names:
+            raise LookupError(f"the API key {attempt.owner} is not in the key file any more")
+        return await self._ask_as(attempt, self._names.index(attempt.owner))
 
     # ------------------------------------------------------------------------------------------------------- files
 
@@ -247,31 +247,31 @@ class Batches:
             try:
                 return await asyncio.to_thread(check)
             except BadLine as error:
-                found = ApiError(400, f"file: {error}", param=error.field or "file", code="invalid_jsonl")
-                found.body["error"]["line"] = error.line
-                raise found from error
+                api_error = ApiError(400, f"file: {error}", param=error.field or "file", code="invalid_jsonl")
+                api_error.body["error"]["line"] = error.line
+                raise api_error from error
 
     # ----------------------------------------------------------------------------------------------------- batches
 
     async def create(self, request: Request) -> BatchInfo:
         """Create and start a batch from a request's body. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
-        said: HttpRequest = request.scope[REQUEST]
+        http_request: HttpRequest = request.scope[REQUEST]
         try:
-            await said.receive(request.receive, self._turns, self._limits)
-            asked = parse(said.body, BatchRequest)
+            await http_request.receive(request.receive, self._turns, self._limits)
+            body = parse(http_request.body, BatchRequest)
         finally:
-            said.body_done()
+            http_request.body_done()
         owner, now = self.owner(request), int(time.time())
-        expires, window_s = asked.output_expires_after, _window_s(asked.completion_window)
+        expires, window_s = body.output_expires_after, _window_s(body.completion_window)
 
         def add(store: Store) -> BatchInfo:
-            file = store.file(asked.input_file_id, owner)
+            file = store.file(body.input_file_id, owner)
             if file is None:
-                raise bad_value("input_file_id", asked.input_file_id, "there is no such file")
+                raise bad_value("input_file_id", body.input_file_id, "there is no such file")
             if file.purpose != PURPOSE:
                 raise bad_value("input_file_id", file.id, f"its purpose is {file.purpose}, and must be {PURPOSE}")
-            if asked.endpoint != file.url:
-                raise bad_value("endpoint", asked.endpoint, f"the lines of {file.id} are for {file.url}")
+            if body.endpoint != file.url:
+                raise bad_value("endpoint", body.endpoint, f"the lines of {file.id} are for {file.url}")
             self._check_quota(store.used_bytes(owner))  # every batch writes files, also a failing one
             store.check_num_files(owner)
             info = BatchInfo(
@@ -279,11 +279,11 @@ class Batches:
                 owner=owner,
                 endpoint=file.url,
                 input_file_id=file.id,
-                completion_window=asked.completion_window,
+                completion_window=body.completion_window,
                 created_at=now,
                 expires_at=now + window_s,
                 total=file.num_lines,
-                metadata=asked.metadata,
+                metadata=body.metadata,
                 output_keep_s=KEEP_S if expires is None else expires.seconds,
                 usage=Usage(),
             )
@@ -297,10 +297,10 @@ class Batches:
     async def cancel(self, batch_id: str, owner: str) -> BatchInfo | None:
         """Cancel a batch and return it; `None` if there is none. Raises `Refused` if it has ended, `sqlite3.Error`."""
         now = int(time.time())
-        found = await self.state.run(lambda store: store.cancel(batch_id, owner, now))
-        if found is not None:
+        batch = await self.state.run(lambda store: store.cancel(batch_id, owner, now))
+        if batch is not None:
             self.runner.cancel(batch_id)
-        return found
+        return batch
 
     def shown(self, info: BatchInfo) -> dict[str, Any]:
         """Return a batch as OpenAI's batch object."""
@@ -355,8 +355,8 @@ def _check_upload_fields(fields: dict[str, str]) -> int | None:
 
 def _window_s(text: str) -> int:
     """Parse a completion window such as "24h" or "14d"; return seconds. Raises `ApiError` 400."""
-    found = _WINDOW.fullmatch(text)
-    seconds = 0 if found is None else int(found[1]) * _UNITS_S[found[2]]
+    match = _WINDOW.fullmatch(text)
+    seconds = 0 if match is None else int(match[1]) * _UNITS_S[match[2]]
     if not 0 < seconds <= MAX_WINDOW_S:
         raise bad_value("completion_window", text, "must be hours or days, such as 24h, and at most 14d")
     return seconds

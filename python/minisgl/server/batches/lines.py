@@ -175,5 +175,5 @@ def prefix(line: BatchLine) -> bytes:
         fields = decoded(line.body, _Prompt)
     except WRONG:
         return b""  # its endpoint will report the error
-    found = (begin_of(getattr(fields, name), PREFIX_BYTES) for name in fields.__struct_fields__)
-    return b"\n".join(found)[:PREFIX_BYTES]
+    raw_fields = (begin_of(getattr(fields, name), PREFIX_BYTES) for name in fields.__struct_fields__)
+    return b"\n".join(raw_fields)[:PREFIX_BYTES]

@@ -30,10 +30,10 @@ def boundary_of(content_type: str) -> bytes | None:
     head["content-type"] = content_type
     if head.get_content_type() != "multipart/form-data":
         return None
-    found = head.get_param("boundary")
-    if not isinstance(found, str) or not _BOUNDARY.fullmatch(found):
+    boundary = head.get_param("boundary")
+    if not isinstance(boundary, str) or not _BOUNDARY.fullmatch(boundary):
         raise ValueError("its boundary is missing or not a valid one")
-    return found.encode("ascii")
+    return boundary.encode("ascii")
 
 
 class MultipartParser:
@@ -50,11 +50,11 @@ class MultipartParser:
         """Parse the next piece of a multipart body. Raises `ValueError` for invalid input."""
         self._held += piece
         while not self.is_done:
-            found = self._read()
-            if found is None:
+            item = self._read()
+            if item is None:
                 return
-            if found:
-                yield found
+            if item:
+                yield item
         self._held = b""  # bytes after the last part are ignored
 
     def _preamble(self) -> PartHeader | bytes | None:
@@ -113,13 +113,13 @@ def _part(head: bytes) -> PartHeader:
     for line in head.decode(errors="replace").split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition":
-            said = Message()
+            message = Message()
             try:
-                said["content-disposition"] = value.strip()
-                field, filename = said.get_param("name", header="content-disposition"), said.get_filename()
+                message["content-disposition"] = value.strip()
+                field, filename = message.get_param("name", header="content-disposition"), message.get_filename()
             except (ValueError, LookupError) as error:
                 raise ValueError(f"the headers of a part: {error}") from error
-            if said.get_content_disposition() == "form-data" and isinstance(field, str):
+            if message.get_content_disposition() == "form-data" and isinstance(field, str):
                 # a charset of RFC 2231 may decode to lone surrogates, which UTF-8 cannot encode
                 return PartHeader(field, filename and filename.encode(errors="replace").decode())
     raise ValueError("a part has no Content-Disposition with a name")

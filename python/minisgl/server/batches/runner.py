@@ -76,7 +76,7 @@ class Said:
 
 
 class Endpoint(Protocol):
-    async def __call__(self, asked: Asked) -> Said:
+    async def __call__(self, attempt: Asked) -> Said:
         """Send a line to its endpoint. Raises `LookupError` if the owner's key no longer exists."""
 
 
@@ -292,49 +292,49 @@ class _Batch:
         async with asyncio.TaskGroup() as group, _windows(path, self._runner.max_line_bytes, done) as each:
             while window := await each():
                 for line in sorted(window, key=lambda line: line.number not in deaths):
-                    asked = Asked(line, self.info.owner, f"{self.info.id}-{line.number}")
+                    attempt = Asked(line, self.info.owner, f"{self.info.id}-{line.number}")
                     if line.number in deaths:
-                        await self._ask(asked, deaths[line.number])
+                        await self._ask(attempt, deaths[line.number])
                         continue
-                    group.create_task(self._ask(asked))
+                    group.create_task(self._ask(attempt))
                     # encode one line at a time: an interactive request waits for one of them at most
-                    await asked.submitted.wait()
+                    await attempt.submitted.wait()
 
-    async def _ask(self, asked: Asked, deaths: int = 0) -> None:
+    async def _ask(self, attempt: Asked, deaths: int = 0) -> None:
         """Send a line until it has a result. `deaths`: engines that died on it. Others run while it waits."""
-        number = asked.line.number
+        number = attempt.line.number
         try:
             while deaths < MAX_DEATHS:
                 async with self._runner.suspects if deaths else contextlib.nullcontext():
-                    said = await self._send_once(asked)
-                if said is None:
+                    response = await self._send_once(attempt)
+                if response is None:
                     return
-                if said.engine_died:
+                if response.engine_died:
                     deaths += 1
                     await self._state.run(lambda store: store.add_deaths([(self.info.id, number)]))
-                await asyncio.sleep(said.retry_after_s)
+                await asyncio.sleep(response.retry_after_s)
             message = f"the engine died {deaths} times while it ran this line: the line is not retried"
             error = {"code": "engine_died", "message": message}
-            await self._store_result(LineResult(number, False, _shown(asked.line, None, error)))
+            await self._store_result(LineResult(number, False, _shown(attempt.line, None, error)))
         finally:
             self.under_way.discard(number)
-            asked.submitted.set()
+            attempt.submitted.set()
 
-    async def _send_once(self, asked: Asked) -> Said | None:
+    async def _send_once(self, attempt: Asked) -> Said | None:
         """Send a line once. Returns `None` if its result is stored, else a response that reports a lack of capacity."""
-        number = asked.line.number
+        number = attempt.line.number
         async with self._runner.slots:
             self.under_way.add(number)
-            said = await self._runner.endpoint(asked)
+            said = await self._runner.endpoint(attempt)
             if said.status == NO_ROOM:
                 self.under_way.discard(number)
             if said.status in AGAIN:
                 return said
             self.under_way.discard(number)
-            asked.submitted.set()
+            attempt.submitted.set()
             is_ok = said.status == 200
-            response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
-            text = _shown(asked.line, response, None)
+            response = {"status_code": said.status, "request_id": attempt.request_id, "body": msgspec.Raw(said.body)}
+            text = _shown(attempt.line, response, None)
             await self._store_result(LineResult(number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
             return None
 
@@ -424,14 +424,14 @@ class _Body(msgspec.Struct):
 def usage_of(body: bytes) -> Usage:
     """Return the token usage in a response's body; zero if it has none."""
     try:
-        found = msgspec.json.decode(body, type=_Body).usage
+        usage = msgspec.json.decode(body, type=_Body).usage
     except msgspec.MsgspecError:
         return Usage()
     return Usage(
-        found.prompt_tokens + found.input_tokens,
-        found.prompt_tokens_details.cached_tokens + found.input_tokens_details.cached_tokens,
-        found.completion_tokens + found.output_tokens,
-        found.completion_tokens_details.reasoning_tokens + found.output_tokens_details.reasoning_tokens,
+        usage.prompt_tokens + usage.input_tokens,
+        usage.prompt_tokens_details.cached_tokens + usage.input_tokens_details.cached_tokens,
+        usage.completion_tokens + usage.output_tokens,
+        usage.completion_tokens_details.reasoning_tokens + usage.output_tokens_details.reasoning_tokens,
     )
 
 

@@ -144,40 +144,40 @@ class Store:
     def open(cls, folder: str, wait_s: float = 0.0) -> Store:
         """Open or create a store. `wait_s`: how long another server may hold the lock. Raises `ConfigError`."""
         path = Path(folder).expanduser()
-        said = f"--state-dir {folder}"
+        flag = f"--state-dir {folder}"
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_folder(path, said)
+            _check_folder(path, flag)
             (path / FILES).mkdir(mode=0o700, exist_ok=True)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigError(f"{said}: {error.strerror}: {error.filename}") from error
+            raise ConfigError(f"{flag}: {error.strerror}: {error.filename}") from error
         try:
-            _take(lock, wait_s, said)
+            _take(lock, wait_s, flag)
             _make_private(path / DATABASE)
             db = sqlite3.connect(path / DATABASE, isolation_level=None, check_same_thread=False)
             try:
-                found = cls(path, lock, db)
-                found._prepare(said)
-                found._drop_strays()
+                store = cls(path, lock, db)
+                store._prepare(flag)
+                store._drop_strays()
             except BaseException:
                 db.close()
                 raise
         except (OSError, sqlite3.Error) as error:
             os.close(lock)
-            raise ConfigError(f"{said}: {path / DATABASE}: {error}") from error
+            raise ConfigError(f"{flag}: {path / DATABASE}: {error}") from error
         except BaseException:
             os.close(lock)
             raise
-        return found
+        return store
 
-    def _prepare(self, said: str) -> None:
+    def _prepare(self, flag: str) -> None:
         db = self.db
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         if schema not in (0, SCHEMA):
-            raise ConfigError(f"{said}: another version of minisgl wrote it ({schema}; this one writes {SCHEMA})")
+            raise ConfigError(f"{flag}: another version of minisgl wrote it ({schema}; this one writes {SCHEMA})")
         db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
     def _drop_strays(self) -> None:
@@ -429,7 +429,7 @@ def remove(folder: Path, others: Iterable[str] = ()) -> bool:
     return not folder.exists()
 
 
-def _take(lock: int, wait_s: float, said: str) -> None:
+def _take(lock: int, wait_s: float, flag: str) -> None:
     """Acquire the lock, waiting up to `wait_s`. Raises `ConfigError` if another process holds it."""
     deadline = time.monotonic() + wait_s
     while True:
@@ -438,23 +438,23 @@ def _take(lock: int, wait_s: float, said: str) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                raise ConfigError(f"{said}: another server uses it: give each server its own folder") from error
+                raise ConfigError(f"{flag}: another server uses it: give each server its own folder") from error
         time.sleep(LOCK_S)
 
 
-def _check_folder(path: Path, said: str) -> None:
+def _check_folder(path: Path, flag: str) -> None:
     """Check that a store may write and remove files in the folder. Raises `ConfigError`."""
     files, names = path / FILES, set(os.listdir(path))
     if FILES in names:
-        found = files.lstat()
-        if not stat.S_ISDIR(found.st_mode):
-            kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a folder"
-            raise ConfigError(f"{said}: {files} is {kind}: it must be a folder, where files are written and removed")
-        if found.st_uid != os.geteuid():
-            users = f"user {found.st_uid}, and the server runs as user {os.geteuid()}"
-            raise ConfigError(f"{said}: {files} belongs to {users}: give each its own folder")
+        status = files.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a folder"
+            raise ConfigError(f"{flag}: {files} is {kind}: it must be a folder, where files are written and removed")
+        if status.st_uid != os.geteuid():
+            users = f"user {status.st_uid}, and the server runs as user {os.geteuid()}"
+            raise ConfigError(f"{flag}: {files} belongs to {users}: give each its own folder")
     if DATABASE not in names and (names - BEFORE_DATABASE or (FILES in names and os.listdir(files))):
-        raise ConfigError(f"{said}: the folder has no {DATABASE} and is not empty: name a new or an empty folder")
+        raise ConfigError(f"{flag}: the folder has no {DATABASE} and is not empty: name a new or an empty folder")
 
 
 def _make_private(database: Path) -> None:

@@ -56,8 +56,8 @@ class Upload:
         with self._path.open("xb") as file:
             async for piece in _pieces(request, self._timeout_s, self._is_crowded):
                 try:
-                    for found in parts.push(piece):
-                        self._take(found)
+                    for item in parts.push(piece):
+                        self._take(item)
                 except ValueError as error:
                     raise _bad_form(str(error)) from error
                 if len(self._unwritten) >= WRITE_BYTES:
@@ -74,23 +74,23 @@ class Upload:
         data, self._unwritten = self._unwritten, bytearray()
         await asyncio.to_thread(file.write, data)
 
-    def _take(self, found: PartHeader | bytes) -> None:
+    def _take(self, item: PartHeader | bytes) -> None:
         """Store a parsed part's header or content in the upload. Raises `ApiError`."""
-        if isinstance(found, PartHeader):
+        if isinstance(item, PartHeader):
             self._end_part()
-            if found.name == FILE and self.filename is not None:
+            if item.name == FILE and self.filename is not None:
                 raise _bad_form("it has two files: send one")
-            if found.name == FILE:
-                self.filename = found.filename or ""
-            self._part = found
+            if item.name == FILE:
+                self.filename = item.filename or ""
+            self._part = item
         elif self._part is not None and self._part.name == FILE:
-            self.num_bytes += len(found)
-            self._count(len(found))
+            self.num_bytes += len(item)
+            self._count(len(item))
             if self.num_bytes > MAX_FILE_BYTES:
                 raise too_large(self.num_bytes, MAX_FILE_BYTES)
-            self._unwritten += found
+            self._unwritten += item
         else:
-            self._field += found
+            self._field += item
             if len(self._field) > MAX_FIELD_BYTES:
                 raise _bad_form(f"a field has more than {MAX_FIELD_BYTES} bytes")
 

@@ -74,16 +74,16 @@ class Admission:
         resumable = request.resumable
         if resumable is not None:
             sampling = resumable.seeded(sampling, fingerprint(model, context.info))
-        found = _limits(context, request, wanted, sampling)
-        found, is_large = _limit_by_logprobs(found, prompts, sampling, named=wanted.has_client_limit)
-        if found.are_shortened:
+        limits = _limits(context, request, wanted, sampling)
+        limits, is_large = _limit_by_logprobs(limits, prompts, sampling, named=wanted.has_client_limit)
+        if limits.are_shortened:
             context.metrics.shortened(len(prompts) * sampling.n)
-            request.shortened_to = found.shown()
+            request.shortened_to = limits.shown()
         before = None
         if resumable is not None:
-            before = resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
+            before = resumable.before(limits.by_prompt, sampling.n, context.info.vocab_size)
         by_prompt = None if wanted.by_prompt is None else [_completed(one, sampling) for one in wanted.by_prompt]
-        return cls(sampling, by_prompt, found, before, is_large)
+        return cls(sampling, by_prompt, limits, before, is_large)
 
 
 def _completed(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
@@ -99,24 +99,24 @@ def _limits(context: ServerContext, request: HttpRequest, wanted: GenerationInpu
         lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.has_client_limit
     )
     if wanted.by_prompt is None:
-        found = longest(room, sampling)
+        limits = longest(room, sampling)
     else:
         each = [longest([left], one) for left, one in zip(room, wanted.by_prompt, strict=True)]
-        found = Lengths([one.by_prompt[0] for one in each], any(one.are_shortened for one in each))
+        limits = Lengths([one.by_prompt[0] for one in each], any(one.are_shortened for one in each))
     if request.resumable is None:
-        return found
-    return Lengths(request.resumable.lengths(found.by_prompt, room), found.are_shortened)
+        return limits
+    return Lengths(request.resumable.lengths(limits.by_prompt, room), limits.are_shortened)
 
 
 def _limit_by_logprobs(
-    found: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
+    limits: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
 ) -> tuple[Lengths, bool]:
     """Shorten default lengths so that log probabilities stay within `BOUNDS.max_logprob_entries`. Return the lengths
     and whether there are more than `MANY_LOGPROBS` log probabilities. A length that the client `named` is not
     shortened. Raises `ApiError` 400 if there would be too many."""
     of_prompts = 0 if sampling.prompt_logprobs is None else sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
     each = 0 if sampling.logprobs is None else 1 + sampling.logprobs
-    by_prompt, n = found.by_prompt, sampling.n
+    by_prompt, n = limits.by_prompt, sampling.n
     if each and not named:
         most = (BOUNDS.max_logprob_entries // n - of_prompts) // (each * len(prompts))
         by_prompt = [max(1, min(length, most)) for length in by_prompt]
@@ -129,4 +129,4 @@ def _limit_by_logprobs(
             f"n * max_tokens (and prompt tokens, with prompt_logprobs) * (1 + top log probabilities) gives {count} log "
             f"probabilities: at most {BOUNDS.max_logprob_entries} are allowed in one request",
         )
-    return Lengths(by_prompt, found.are_shortened), count > MANY_LOGPROBS
+    return Lengths(by_prompt, limits.are_shortened), count > MANY_LOGPROBS

@@ -46,11 +46,11 @@ class ApiKeys:
 
     def number(self, given: bytes) -> int | None:
         """Return the index of the key `given`, `None` if there is no such key. Takes the same time for every key."""
-        found: int | None = None
+        index: int | None = None
         for number, key in self._keys:
             if hmac.compare_digest(given, key):
-                found = number
-        return found
+                index = number
+        return index
 
     def name(self, number: int) -> str | None:
         """Return the name of the key with this index, or `None` if there is no key file."""
@@ -111,9 +111,9 @@ class KeyUse:
 
     def accepted(self, number: int, num_requests: int, num_prompt: int) -> None:
         if self.counts:
-            found = self.counts[number]
-            found.num_requests += num_requests
-            found.num_prompt += num_prompt
+            counts = self.counts[number]
+            counts.num_requests += num_requests
+            counts.num_prompt += num_prompt
 
     def generated(self, number: int, num_tokens: int) -> None:
         if self.counts:
@@ -121,10 +121,10 @@ class KeyUse:
 
     def readings(self) -> list[tuple[int, int]]:
         """Return each key's waiting requests and used tokens, by index, in this process and in the gateway."""
-        found = list[tuple[int, int]]()
+        readings = list[tuple[int, int]]()
         for number, one in enumerate(self.counts):
-            found.append((self.waiting(number)[0], one.with_(self._gateway(number)).num_tokens))
-        return found
+            readings.append((self.waiting(number)[0], one.with_(self._gateway(number)).num_tokens))
+        return readings
 
     def waiting(self, number: int) -> tuple[int, int]:
         """Return a key's waiting requests and their prompt tokens, in this process and in the gateway."""

@@ -244,14 +244,14 @@ class ChatRequest(Sampling, Receipted, Conversation):
         return count or 0
 
     def template_variables(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
-            found["enable_thinking"] = self.reasoning_effort != "none"
+            variables["enable_thinking"] = self.reasoning_effort != "none"
             if self.reasoning_effort != "none":
-                found["reasoning_effort"] = self.reasoning_effort
+                variables["reasoning_effort"] = self.reasoning_effort
         if self.enable_thinking is not None:
-            found["enable_thinking"] = self.enable_thinking
-        return {**found, **super().template_variables()}
+            variables["enable_thinking"] = self.enable_thinking
+        return {**variables, **super().template_variables()}
 
     def tools_for_template(self) -> list[dict[str, Any]]:
         return [] if self.tool_choice == "none" else super().tools_for_template()

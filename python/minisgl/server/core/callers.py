@@ -84,20 +84,20 @@ class Callers:
 
     def preflight(self, method: str, headers: Headers) -> Response | None:
         """Return the response to a CORS preflight whose origin passed `refusal`; `None` for any other request."""
-        asked = headers.get(b"access-control-request-method")
-        if method != "OPTIONS" or asked is None or b"origin" not in headers:
+        method_given = headers.get(b"access-control-request-method")
+        if method != "OPTIONS" or method_given is None or b"origin" not in headers:
             return None
-        wanted = asked.decode("latin-1")
+        wanted = method_given.decode("latin-1")
         if wanted not in _METHODS:
             message = f"Access-Control-Request-Method: {wanted}: must be one of {', '.join(_METHODS)}"
             return ApiError(403, message, code="method_not_allowed").response()
-        found = {
+        response_headers = {
             "access-control-allow-methods": ", ".join(_METHODS),
             "access-control-max-age": str(PREFLIGHT_AGE_S),
         }
         if names := headers.get(b"access-control-request-headers"):
-            found["access-control-allow-headers"] = names.decode("latin-1")
-        return Response(status_code=204, headers=found)
+            response_headers["access-control-allow-headers"] = names.decode("latin-1")
+        return Response(status_code=204, headers=response_headers)
 
     def cors_headers(self, headers: Headers) -> Pairs:
         """Return the CORS headers that every response to this request has, so that an allowed page may read it."""
@@ -163,8 +163,8 @@ def _bad_type(headers: Headers, path: str) -> ApiError | None:
 
 def _name(host: str) -> str:
     """Return the host name of a `Host` header, lower case and without the port; empty if the header is not valid."""
-    found = _HOST.fullmatch(host)
-    return "" if found is None else (found[1] or found[2]).rstrip(".").lower()
+    match = _HOST.fullmatch(host)
+    return "" if match is None else (match[1] or match[2]).rstrip(".").lower()
 
 
 def _is_loopback(name: str) -> bool:
@@ -181,10 +181,10 @@ def binds_loopback(host: str) -> bool:
     if _is_loopback(host.lower()):
         return True
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
+        addresses = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM) if host else []
     except OSError:
         return False  # nothing listens there
-    return bool(found) and all(_is_loopback(str(one[4][0])) for one in found)
+    return bool(addresses) and all(_is_loopback(str(one[4][0])) for one in addresses)
 
 
 def _without_usual_port(origin: str) -> str:

@@ -46,9 +46,9 @@ async def _fill_in_prompts(
     texts = [prompt for prompt in completion.prompts() if isinstance(prompt, str)]
     if len(texts) < len(completion.prompts()):
         raise bad_value("suffix", suffix, "needs a text as the prompt, not token ids")
-    found, end_ids = await context.prompts.fill_in(texts, suffix)
+    filled, end_ids = await context.prompts.fill_in(texts, suffix)
     ends = tuple(dict.fromkeys((*sampling.stop_token_ids, *end_ids)))
-    return list(found), msgspec.structs.replace(sampling, stop_token_ids=ends)
+    return list(filled), msgspec.structs.replace(sampling, stop_token_ids=ends)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -128,9 +128,9 @@ class TooLong(ApiError):
         self.body["error"] |= {"message": text, "param": written}
 
     def anthropic_body(self) -> dict[str, Any]:
-        found = super().anthropic_body()
-        found["error"]["message"] = f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum"
-        return found
+        body = super().anthropic_body()
+        body["error"]["message"] = f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum"
+        return body
 
 
 def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
@@ -139,8 +139,8 @@ def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
         return sse(body, "error")
     if path == RESPONSES:
         detail = body["error"]
-        said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
-        return sse({**said, "sequence_number": 0}, "error")
+        event = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
+        return sse({**event, "sequence_number": 0}, "error")
     if is_ollama(path) or kind.startswith(LINES):
         return msgspec.json.encode(body) + b"\n"
     return sse(body) + SSE_DONE
@@ -253,16 +253,16 @@ def no_embedding() -> ApiError:
     return engine_error("the engine returned no embedding")
 
 
-def too_many_dimensions(asked: int, has: int) -> ApiError:
-    return bad_value("dimensions", asked, f"the model has {has} dimensions")
+def too_many_dimensions(requested: int, has: int) -> ApiError:
+    return bad_value("dimensions", requested, f"the model has {has} dimensions")
 
 
 def _meant(path: str, known: Sequence[str]) -> str | None:
     """Return the route that a wrong path most likely means (a base URL with a doubled or missing `/v1`), or `None`."""
     if path.startswith("/v1/v1/"):
         return path.removeprefix("/v1")
-    found = [one for one in known if one.count("/") > 1 and (path.endswith(one) or one.endswith(path))]
-    return max(found, key=len) if path.count("/") != len(path) and found else None
+    candidates = [one for one in known if one.count("/") > 1 and (path.endswith(one) or one.endswith(path))]
+    return max(candidates, key=len) if path.count("/") != len(path) and candidates else None
 
 
 def install_handlers(app: FastAPI) -> None:

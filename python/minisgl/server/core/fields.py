@@ -43,9 +43,9 @@ def described(description: str, **bounds: Any) -> Any:
 
 def ranged(name: str, description: str) -> Any:
     """Declare an optional numeric field with the range `RANGES[name]`, which `SamplingParams.check` enforces."""
-    found = RANGES[name]
-    least = {"exclusiveMinimum" if found.is_open else "minimum": found.least if found.off is None else found.off}
-    return described(description, **least, **({} if found.most is None else {"maximum": found.most}))
+    bounds = RANGES[name]
+    least = {"exclusiveMinimum" if bounds.is_open else "minimum": bounds.least if bounds.off is None else bounds.off}
+    return described(description, **least, **({} if bounds.most is None else {"maximum": bounds.most}))
 
 
 ENOUGH_CHARS = 1 << 16  # counting stops here
@@ -53,16 +53,16 @@ ENOUGH_CHARS = 1 << 16  # counting stops here
 
 def chars_of(value: object) -> int:
     """Estimate the characters of a value's JSON. Stops counting beyond `ENOUGH_CHARS`."""
-    found, todo = 0, [value]
-    while todo and found <= ENOUGH_CHARS:
+    count, todo = 0, [value]
+    while todo and count <= ENOUGH_CHARS:
         one = todo.pop()
         if isinstance(one, dict):
-            found += sum(map(len, one)) + 4 * len(one)
+            count += sum(map(len, one)) + 4 * len(one)
             todo.extend(one.values())
         elif isinstance(one, list):
             todo.extend(one)
-        found += len(one) + 2 if isinstance(one, str) else 2
-    return found
+        count += len(one) + 2 if isinstance(one, str) else 2
+    return count
 
 
 class LeftOut(BaseModel):

@@ -52,8 +52,8 @@ def final_fields(generation: Generation, index: int) -> dict[str, Any]:
 
 def receipt_field(generation: Generation, index: int) -> dict[str, Any]:
     """Return the field `receipt` of a finished choice, or no field if the request wants none."""
-    found = generation.receipt(index)
-    return {} if found is None else {FIELD: found}
+    receipt = generation.receipt(index)
+    return {} if receipt is None else {FIELD: receipt}
 
 
 NOT_ASKED_FOR: dict[str, None] = {"prompt_logprobs": None, "prompt_token_ids": None}
@@ -211,11 +211,11 @@ class CompletionLogprobs:
             before, self._offset = prompt.offsets, len(prompt.text)
         text, offsets = _decode_each(self._decoder, (token.token_id for token in tokens), self._offset)
         self._offset += len(text)
-        found = [*of_prompt, *tokens]
+        all_tokens = [*of_prompt, *tokens]
         return {
-            "tokens": [self._shown(token.token_id) for token in found],
-            "token_logprobs": [token.logprob for token in found],
-            "top_logprobs": JsonList(map(self._top, found)).shown(),
+            "tokens": [self._shown(token.token_id) for token in all_tokens],
+            "token_logprobs": [token.logprob for token in all_tokens],
+            "top_logprobs": JsonList(map(self._top, all_tokens)).shown(),
             "text_offset": [*before, *offsets],
         }
 
@@ -223,9 +223,9 @@ class CompletionLogprobs:
         """Return the most likely tokens and, as OpenAI does, the token itself, with their log probabilities."""
         if token.logprob is None:
             return None
-        found = {self._shown(token_id): logprob for token_id, logprob in token.top}
-        found[self._shown(token.token_id)] = token.logprob
-        return found
+        logprobs = {self._shown(token_id): logprob for token_id, logprob in token.top}
+        logprobs[self._shown(token.token_id)] = token.logprob
+        return logprobs
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.Raw:
@@ -266,18 +266,18 @@ class Deferred:
 def page_of(items: list[dict[str, Any]], request: Request, most: int, usual: int = 20) -> dict[str, Any]:
     """Return one page of a list as OpenAI's API does: newest first unless `order` is `asc`, at most `limit` items,
     starting after the item `after`. `most`: the highest allowed limit; `usual`: the default. Raises `ApiError` 400."""
-    asked = request.query_params
-    limit, order, after = asked.get("limit", str(usual)), asked.get("order", "desc"), asked.get("after")
+    query = request.query_params
+    limit, order, after = query.get("limit", str(usual)), query.get("order", "desc"), query.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= most):
         raise bad_value("limit", limit, f"must be between 1 and {most}")
     if order not in ("asc", "desc"):
         raise bad_value("order", order, "must be asc or desc")
-    found = items if order == "asc" else items[::-1]
+    listed = items if order == "asc" else items[::-1]
     if after is not None:
-        places = [i for i, item in enumerate(found) if item["id"] == after]
+        places = [i for i, item in enumerate(listed) if item["id"] == after]
         if not places:
             raise bad_value("after", after, "no item has this id")
-        found = found[places[0] + 1 :]
-    data = found[: int(limit)]
+        listed = listed[places[0] + 1 :]
+    data = listed[: int(limit)]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": "", "last_id": ""}
-    return {"object": "list", "data": data, **ends, "has_more": len(found) > len(data)}
+    return {"object": "list", "data": data, **ends, "has_more": len(listed) > len(data)}

@@ -52,8 +52,8 @@ class Generation:
 
     def matched_stop(self, index: int) -> str | int | None:
         """Return the request's stop string or stop token id that ended a choice; `None` if anything else did."""
-        found = self.ended_by(index)
-        return found if isinstance(found, str) or found in self.choices[index].sampling.stop_token_ids else None
+        stop = self.ended_by(index)
+        return stop if isinstance(stop, str) or stop in self.choices[index].sampling.stop_token_ids else None
 
     def ended_by(self, index: int) -> str | int | None:
         """Return the stop string or token id that ended a choice (the model's own included); `None` if none did."""
@@ -81,11 +81,11 @@ class Generation:
     def headers(self, *, begins: bool = False) -> list[tuple[bytes, bytes]]:
         """Return headers of the response: the maximum number of tokens by prompt, and the prompt tokens that were
         cached. When a stream `begins`, the latter is known only for a single prompt, and is left out otherwise."""
-        found = [(b"x-minisgl-max-tokens", self._lengths.shown().encode())]
+        headers = [(b"x-minisgl-max-tokens", self._lengths.shown().encode())]
         cached = [state.cached_len for state in self._first_choices()]
         if not begins or (len(cached) == 1 and cached[0] is not None):
-            found.append((b"x-minisgl-cached-tokens", b"%d" % sum(one or 0 for one in cached)))
-        return found
+            headers.append((b"x-minisgl-cached-tokens", b"%d" % sum(one or 0 for one in cached)))
+        return headers
 
     def times_s(self, index: int) -> tuple[float, float]:
         """Return the seconds from arrival to the first token (TTFT), and from there to the choice's last token."""

@@ -21,16 +21,16 @@ TO_THE_END = -1
 
 
 def asked_limit(
-    field: str, asked: int | None, default: int | None, *, least: int = TO_THE_END
+    field: str, requested: int | None, default: int | None, *, least: int = TO_THE_END
 ) -> tuple[int | None, bool]:
     """Return the engine's `max_tokens` (`None`: up to the context's end) for the requested value, and whether the
-    client requested 0 tokens: then one is computed and dropped. Raises `ParamError` if `asked` is below `least`."""
-    if asked is None:
+    client requested 0 tokens: then one is computed and dropped. Raises `ParamError` if `requested` is below `least`."""
+    if requested is None:
         return default, False
-    if asked < least:
+    if requested < least:
         other = "0, or -1: to the end of the context" if least == TO_THE_END else least
-        raise ParamError(field, asked, f"must be at least {other}")
-    return (1, True) if asked == 0 else (None if asked == TO_THE_END else asked, False)
+        raise ParamError(field, requested, f"must be at least {other}")
+    return (1, True) if requested == 0 else (None if requested == TO_THE_END else requested, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +58,5 @@ def lengths(
     is_busy = adaptive is not None and num_in_flight() > adaptive.threshold
     if adaptive is not None and is_busy:
         most = [length * adaptive.millionths // 1_000_000 for length in most]
-    found = [max(1, length, min(sampling.min_tokens, all_)) for length, all_ in zip(most, whole, strict=True)]
-    return Lengths(found, are_shortened=is_busy)
+    by_prompt = [max(1, length, min(sampling.min_tokens, all_)) for length, all_ in zip(most, whole, strict=True)]
+    return Lengths(by_prompt, are_shortened=is_busy)

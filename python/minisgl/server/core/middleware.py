@@ -164,8 +164,8 @@ class Middleware:
         if error is None and self._is_resumable:
             try:
                 request.resumable = Resumable.of(headers)
-            except ApiError as found:
-                error = found
+            except ApiError as refusal:
+                error = refusal
         if error is None:
             return None
         request.error = error.code

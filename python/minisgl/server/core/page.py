@@ -68,12 +68,12 @@ class WebPage:
 
     def answer(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Response | None:
         """Return the response to a request for a file of the page, or `None` for any other request."""
-        if method not in ("GET", "HEAD") or (found := self._files.get(path)) is None:
+        if method not in ("GET", "HEAD") or (entry := self._files.get(path)) is None:
             return None
-        content, given = found
+        content, given = entry
         if path == "/" and _asks_for_text(headers.get(b"accept", b"")):
             return PlainTextResponse(RUNNING, headers=BY_ACCEPT)
-        known = headers.get(b"if-none-match", b"").decode("latin-1")
-        if given["etag"] in {one.strip().removeprefix("W/") for one in known.split(",")}:
+        known_tags = headers.get(b"if-none-match", b"").decode("latin-1")
+        if given["etag"] in {one.strip().removeprefix("W/") for one in known_tags.split(",")}:
             return Response(status_code=304, headers=given)
         return Response(content, headers=given)

@@ -112,16 +112,16 @@ class Prompts:
     def _fits(self, field: str) -> _EncodingErrors:
         return _EncodingErrors(self._too_long, field)
 
-    def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
+    def _num_kept(self, truncate: int | None, max_tokens: int | None, name: str) -> int | None:
         """Return how many tokens of a prompt to keep; `None` if it must not be truncated. Raises `ApiError` 400."""
         longest = self.info.max_seq_len - 1
-        if asked is None:
+        if truncate is None:
             return None
-        if asked == -1:
+        if truncate == -1:
             return max(1, longest + 1 - max(1, max_tokens or 1))
-        if not 1 <= asked <= longest:
-            raise bad_value(name, asked, f"must be -1 or between 1 and {longest}")
-        return asked
+        if not 1 <= truncate <= longest:
+            raise bad_value(name, truncate, f"must be -1 or between 1 and {longest}")
+        return truncate
 
     def _max_encoded(self, keep: int | None) -> int:
         """Return how many tokens an encoded prompt may have before it is truncated to `keep`."""
@@ -155,27 +155,27 @@ class Prompts:
             ids = await self.encode_conversation(prompt, keep, side, only_counts=only_counts)
             if only_counts:
                 return [ids], sampling
-            field, found = "messages", [ids]
+            field, encoded = "messages", [ids]
         else:
-            found = await self._encode_prompts(prompt, field, keep, side)
-        for ids in found:
+            encoded = await self._encode_prompts(prompt, field, keep, side)
+        for ids in encoded:
             self._check_length(ids, field)
-        return found, sampling
+        return encoded, sampling
 
-    async def render(self, asked: Conversation) -> str:
+    async def render(self, request: Conversation) -> str:
         """Return the text that the chat template renders for a conversation."""
-        shaped, variables = conversation(self.parsing, asked)
+        shaped, variables = conversation(self.parsing, request)
         try:
             return str(await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables)))
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
 
     async def encode_conversation(
-        self, asked: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
+        self, request: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
     ) -> Int32Array:
         """Encode a conversation. The result may be empty or fill the context; with `only_counts` it has any length."""
-        messages = asked.messages or ()
-        shaped, variables = conversation(self.parsing, asked)
+        messages = request.messages or ()
+        shaped, variables = conversation(self.parsing, request)
         try:
             with self._counted(), self._fits("messages"):
                 ids = await self._pool.encode_chat(
@@ -226,16 +226,16 @@ class Prompts:
             raise self._too_long(num_special, "instruction" if self.judges else fields[0])
         texts = dict.fromkeys((at, text) for pair in pairs for at, text in enumerate(pair))
         ids = await asyncio.gather(*(self._encode_plain(text, fields[at]) for at, text in texts))
-        known = dict(zip(texts, ids, strict=True))
-        found = []
+        encoded = dict(zip(texts, ids, strict=True))
+        prompts = []
         for one, other in pairs:
-            first, second = known[0, one], known[1, other][:most]
+            first, second = encoded[0, one], encoded[1, other][:most]
             if len(first) + num_special >= longest:
                 raise self._too_long(len(first) + num_special, fields[0])
             prompt = form.prompt(first, second, longest if cut else None)
             self._check_length(prompt, fields[1])
-            found.append(prompt)
-        return found
+            prompts.append(prompt)
+        return prompts
 
     async def _encode_plain(self, text: str, field: str) -> Int32Array:
         """Encode a text without special tokens."""
@@ -262,8 +262,8 @@ class Prompts:
         most, vocab_size = self.info.max_seq_len, self.info.vocab_size
         if (fill_in := self._fill_in_tokens) is None or not self.fills_in:
             raise bad_value("suffix", suffix, "this model has no fill-in-the-middle tokens")
-        found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
-        return found, tuple(token for token in fill_in.end_ids if token < vocab_size)
+        prompts = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
+        return prompts, tuple(token for token in fill_in.end_ids if token < vocab_size)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
@@ -345,20 +345,20 @@ class Prompts:
         _check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
-                if (asked := getattr(sampling, name)) is not None:
-                    raise bad_value(written.get(name, name), asked, "a simulated engine computes no probabilities")
+                if (requested := getattr(sampling, name)) is not None:
+                    raise bad_value(written.get(name, name), requested, "a simulated engine computes no probabilities")
         vocab_size = self.info.vocab_size
         if found := sampling.beyond(vocab_size):
             name, token = found
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
 
 
-def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
+def conversation(parsing: Parsing, request: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
     """Return a function that builds the chat template's messages, and the template's variables."""
-    messages, variables = asked.messages or (), asked.template_variables()
-    tools = asked.tools_for_template()
-    continues = bool(asked.continue_final_message)
-    begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
+    messages, variables = request.messages or (), request.template_variables()
+    tools = request.tools_for_template()
+    continues = bool(request.continue_final_message)
+    begins = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     for name in variables:
         if name in TEMPLATE_NAMES:
             raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
@@ -383,12 +383,12 @@ def _no_prompt(error: ChatTemplateError) -> ApiError:
 
 def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
     """Estimate the characters that a chat template renders; stops counting when they are clearly many."""
-    found = chars_of(tools) if tools else 0
+    count = chars_of(tools) if tools else 0
     for message in messages:
-        if found > ENOUGH_CHARS:
+        if count > ENOUGH_CHARS:
             break
-        found += message.num_chars()
-    return found
+        count += message.num_chars()
+    return count
 
 
 def _truncated(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:

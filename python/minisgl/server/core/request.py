@@ -197,7 +197,7 @@ class HttpRequest:
 
     def line(self) -> dict[str, Any]:
         """Return the fields of the access line, without those that do not apply to this request."""
-        found: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "request_id": self.request_id,
             "method": self.method,
             "path": self.path,
@@ -205,23 +205,23 @@ class HttpRequest:
             "e2e_s": round(time.monotonic() - self.arrival_time, 4),
         }
         if self.key_name is not None:
-            found["key"] = self.key_name
+            fields["key"] = self.key_name
         if self.prompt_tokens:
-            found |= {
+            fields |= {
                 "prompt_tokens": self.prompt_tokens,
                 "cached_tokens": self.cached_tokens,
                 "generated_tokens": self.generated_tokens,
             }
         if self.shortened_to is not None:
-            found["shortened_to"] = self.shortened_to
+            fields["shortened_to"] = self.shortened_to
         if self.ttft_s is not None:
-            found["ttft_s"] = round(self.ttft_s, 4)
+            fields["ttft_s"] = round(self.ttft_s, 4)
         if self.finish_reasons:
-            found["finish_reason"] = ",".join(sorted(set(self.finish_reasons)))
+            fields["finish_reason"] = ",".join(sorted(set(self.finish_reasons)))
         for name in ("error", "prompt", "output"):
             if (value := getattr(self, name)) is not None:
-                found[name] = value[:MAX_LOGGED_CHARS]
-        return found
+                fields[name] = value[:MAX_LOGGED_CHARS]
+        return fields
 
     def log(self) -> None:
         _log.info("request", extra={"fields": self.line()})
@@ -281,17 +281,17 @@ def checked(data: dict[str, Any], model: type[B]) -> B:
 
 def _explain(error: ValidationError, model: type[Body], data: dict[str, Any]) -> ApiError:
     """Convert pydantic's first error into an `ApiError` that names the client's field and all allowed types."""
-    found = error.errors(include_url=False)[0]
-    path = path_of(data, found["loc"], is_missing=found["type"] == "missing")
+    first_error = error.errors(include_url=False)[0]
+    path = path_of(data, first_error["loc"], is_missing=first_error["type"] == "missing")
     field = ".".join(map(str, path)) or "body"
-    if found["type"] in OF_ERRORS:
-        return bad_value(field, found["input"], f"must be {allowed(model, path, data, found['type'])}")
-    if found["type"] == "missing":
+    if first_error["type"] in OF_ERRORS:
+        return bad_value(field, first_error["input"], f"must be {allowed(model, path, data, first_error['type'])}")
+    if first_error["type"] == "missing":
         return missing(field)
-    if found["type"] == "too_long":
-        return bad_value(field, len(found["input"]), f"at most {found['ctx']['max_length']} entries")
-    reason = found["msg"][0].lower() + found["msg"][1:]
-    return bad_value(field, found["input"], reason.replace("input should be ", "must be "))
+    if first_error["type"] == "too_long":
+        return bad_value(field, len(first_error["input"]), f"at most {first_error['ctx']['max_length']} entries")
+    reason = first_error["msg"][0].lower() + first_error["msg"][1:]
+    return bad_value(field, first_error["input"], reason.replace("input should be ", "must be "))
 
 
 def check_shape(body: bytes | bytearray, max_seq_len: int) -> None:
@@ -323,11 +323,11 @@ def _stretches(body: bytes | bytearray) -> Iterator[tuple[int, int]]:
         begin, at = at, whole.end()
         if at == begin:
             at += 1
-            while (found := _REST_OF_STRING.match(body, at, min(at + STRETCH, len(body)))) is None:
+            while (rest := _REST_OF_STRING.match(body, at, min(at + STRETCH, len(body)))) is None:
                 if at + STRETCH >= len(body):
                     return  # unterminated string: invalid JSON
                 at += STRETCH - _splits_escape(body[at : at + STRETCH])
-            at = found.end()
+            at = rest.end()
         yield begin, at
 
 
@@ -390,24 +390,24 @@ OF_ERRORS = {
 def path_of(given: Any, loc: Sequence[Part], *, is_missing: bool) -> list[Part]:
     """Return the path of a validation error in `given`: `loc` without the union tags that pydantic inserts.
     `is_missing`: the last part of `loc` is not in `given`."""
-    found: list[Part] = []
+    path: list[Part] = []
     for i, part in enumerate(loc):
         is_there = part in given if isinstance(given, dict) else isinstance(given, list) and isinstance(part, int)
         if is_there:
             given = given[part]
         if is_there or (is_missing and i == len(loc) - 1):
-            found.append(part)
-    return found
+            path.append(part)
+    return path
 
 
 def allowed(model: type[Body], path: Sequence[Part], given: Any, error: str) -> str:
     """Describe what `model` allows at `path`, where `given` has the wrong value. `error`: a key of `OF_ERRORS`."""
     root = _schema_of(model)
-    found: list[Schema] = [root]
+    schemas: list[Schema] = [root]
     for part in path:
-        found = [one for schema in _matching(found, root, given, part) for one in _subschemas(schema, part)]
+        schemas = [one for schema in _matching(schemas, root, given, part) for one in _subschemas(schema, part)]
         given = given[part]
-    left = list(_alternatives(found, root))
+    left = list(_alternatives(schemas, root))
     left = [one for one in left if "pattern" not in one] or left  # do not propose types that are left out
     if not left or any(one.get("type") in _types_of(given) and not _names([one]) for one in left):
         left = [{"type": OF_ERRORS[error]}]  # the type is allowed, but not in this place
@@ -433,17 +433,17 @@ def _alternatives(schemas: Iterable[Schema], root: Schema) -> Iterator[Schema]:
 
 def _matching(schemas: Iterable[Schema], root: Schema, given: Any, part: Part) -> list[Schema]:
     """Return alternatives that fit the `type` of the object `given` (or its absence); all of them if none fits."""
-    found = list(_alternatives(schemas, root))
+    alternatives = list(_alternatives(schemas, root))
     if not isinstance(given, dict) or part == "type":
-        return found
+        return alternatives
     if "type" not in given:
-        return [one for one in found if "type" not in one.get("required", ())] or found
+        return [one for one in alternatives if "type" not in one.get("required", ())] or alternatives
     name = json.dumps(given["type"])
 
     def fits(one: Schema) -> bool:
         return name in _names(_alternatives([one.get("properties", {}).get("type", {})], root))
 
-    return [one for one in found if fits(one)] or found
+    return [one for one in alternatives if fits(one)] or alternatives
 
 
 def _names(schemas: Iterable[Schema]) -> list[str]:

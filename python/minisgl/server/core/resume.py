@@ -137,11 +137,11 @@ class Resumable:
         if self.said is None:
             return None
         cached, num_choices = self._origin.cached, len(lengths) * n
-        found = [Before([], cached[i] if i < len(cached) else None) for i in range(num_choices)]
+        before = [Before([], cached[i] if i < len(cached) else None) for i in range(num_choices)]
         for one in itertools.chain.from_iterable(self.said.turns):
             if one.index >= num_choices:
                 raise _bad(f"choice {one.index}: there are {num_choices}")
-            choice, length = found[one.index], lengths[one.index // n]
+            choice, length = before[one.index], lengths[one.index // n]
             if choice.ended or (one.reason and not one.ended):
                 raise _bad(f"choice {one.index}: tokens follow its end")
             choice.tokens += one.tokens
@@ -150,7 +150,7 @@ class Resumable:
                 raise _bad(f"choice {one.index}: token ids must be below {vocab_size} (got {max(one.tokens)})")
             if len(choice.tokens) + (not one.ended) > length:
                 raise _bad(f"choice {one.index}: {len(choice.tokens)} tokens, its limit is {length}")
-        return found
+        return before
 
     # -------------------------------------------------------------------------------------------------- while it runs
 
@@ -165,9 +165,9 @@ class Resumable:
         and finish reason, `cached` the cached prompt tokens of each choice."""
         tokens = []
         for delta in deltas:
-            index, found = delta.index, token_ids(delta.index)
-            new = found[self._num_marked.get(index, 0) :]
-            self._num_marked[index] = len(found)
+            index, generated = delta.index, token_ids(delta.index)
+            new = generated[self._num_marked.get(index, 0) :]
+            self._num_marked[index] = len(generated)
             tokens.append(Tokens(index, new, reason(index), delta.finish_reason is not None))
         if self._is_told or self.said is not None:
             return _line(Mark(tokens))

@@ -184,8 +184,8 @@ class Running:
                 state.reason = FinishReason(one.reason)
                 if state.sampling.logprobs is not None:
                     state.logprobs += [_NO_LOGPROBS] * len(one.tokens)
-            if found := self._new_deltas(time.monotonic()):
-                show(self.generation, found)
+            if deltas := self._new_deltas(time.monotonic()):
+                show(self.generation, deltas)
         self._is_replaying = False
         sent = self._client.processor.live
         if any(state.req_id not in sent and state.finish_reason is None for state in choices):
@@ -222,8 +222,8 @@ class Running:
         if self._is_paused or self._ended.done() or (self._sink is None and self._first is None):
             return
         try:
-            if found := self._new_deltas(time.monotonic()):
-                self._deliver(found)
+            if deltas := self._new_deltas(time.monotonic()):
+                self._deliver(deltas)
             if not self._open:
                 self._ended.set_result(None)
         except Exception as error:  # the request's own task raises it: other subscribers are notified, too
@@ -247,15 +247,15 @@ class Running:
 
     def _new_deltas(self, now: float) -> list[Delta]:
         """Return the deltas since the last call, one for each choice with new output."""
-        found = []
+        deltas = []
         has_ended = False
         for state in self._open:
             if (delta := self._output(state, now)) is not None:
-                found.append(delta)
+                deltas.append(delta)
                 has_ended |= delta.finish_reason is not None
         if has_ended:
             self._open = [state for state in self._open if state.finish_reason is None]
-        return found
+        return deltas
 
     def _output(self, state: RequestState, now: float) -> Delta | None:
         if not (state.tokens or state.reason):

@@ -61,8 +61,8 @@ class ResponseFormat(Body):
             return GrammarSource("json_schema", ANY_OBJECT, field)
         if self.json_schema is None:
             raise ParamError(f"{field}.json_schema", None, "required for the type json_schema")
-        asked = ANY_OBJECT if self.json_schema.schema_ is None else self.json_schema.schema_
-        return _source("json_schema", asked, f"{field}.json_schema.schema", None, self.json_schema.strict is True)
+        schema = ANY_OBJECT if self.json_schema.schema_ is None else self.json_schema.schema_
+        return _source("json_schema", schema, f"{field}.json_schema.schema", None, self.json_schema.strict is True)
 
 
 class StructuredOutputs(Body):
@@ -129,8 +129,8 @@ class Structured(Body):
         def written(name: str) -> str:
             return names.get(name, name)
 
-        if self.response_format is not None and (found := self.response_format.source(written("response_format"))):
-            yield found
+        if self.response_format is not None and (source := self.response_format.source(written("response_format"))):
+            yield source
         if self.structured_outputs is not None:
             yield from self.structured_outputs.sources(written("structured_outputs"))
         given: list[tuple[str, Kind, Any]] = [
@@ -241,9 +241,9 @@ class Sampling(Structured):
     metadata: dict[str, Any] | None = described("Accepted, without effect: the header names it.")
     store: StrictBool | None = described("Accepted, without effect: nothing is stored, and the header says so.")
 
-    def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
-        """Build and check `SamplingParams`. `defaults`: the model's, for fields that are missing; `asked`: fields whose
-        names or meanings differ between endpoints. Raises `ParamError`."""
+    def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **overrides: Any) -> SamplingParams:
+        """Build and check `SamplingParams`. `defaults`: the model's, for fields that are missing; `overrides`: fields
+        whose names or meanings differ between endpoints. Raises `ParamError`."""
         if self.stream_options is not None and not self.stream:
             raise ParamError("stream_options", self.stream_options.model_dump(exclude_none=True), "needs stream: true")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -252,7 +252,7 @@ class Sampling(Structured):
             "logit_bias": _logit_bias(self.logit_bias),
             "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             "bad_words": None if self.bad_words is None else tuple(self.bad_words),
-            **asked,
+            **overrides,
         }
         fields = {**defaults, **present(given)}
         fields |= {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": tuple(self.stop_token_ids or ())}
@@ -280,6 +280,6 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
     return {int(key): value for key, value in given.items()}
 
 
-def shared_fields(asked: Sampling, but_for: Collection[str]) -> dict[str, Any]:
-    """Return the fields of `asked` that every generating endpoint has and that are set, except `but_for`."""
-    return present({name: getattr(asked, name) for name in Sampling.model_fields if name not in but_for})
+def shared_fields(body: Sampling, but_for: Collection[str]) -> dict[str, Any]:
+    """Return the fields of `body` that every generating endpoint has and that are set, except `but_for`."""
+    return present({name: getattr(body, name) for name in Sampling.model_fields if name not in but_for})

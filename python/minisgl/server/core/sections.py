@@ -60,10 +60,10 @@ class Section:
         if self.is_broken:
             return None
         try:
-            found = msgspec.json.decode(self.text or "{}")
+            decoded = msgspec.json.decode(self.text or "{}")
         except msgspec.DecodeError:
             return None
-        return found if isinstance(found, dict) else None
+        return decoded if isinstance(decoded, dict) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,17 +71,17 @@ class Parsing:
     def thinking_after(self, prompt: Int32Array, continued: str | None) -> Thinking | None:
         """Return the reasoning format for the output after `prompt`, which may have opened or closed the reasoning.
         `continued`: text of the message that the output continues. `None`: the output has no reasoning."""
-        found = self.thinking
-        if found is None:
+        thinking = self.thinking
+        if thinking is None:
             return None
         if continued:
-            is_open = continued.rfind(found.begin) > continued.rfind(found.end)
-            return found.opened(True) if is_open else None
+            is_open = continued.rfind(thinking.begin) > continued.rfind(thinking.end)
+            return thinking.opened(True) if is_open else None
         pieces = map(self._tokenizer.token_bytes, prompt[-NUM_LAST:].tolist())
         last = b"".join(pieces).decode(errors="replace").rstrip()
-        if last.endswith(found.begin):
-            return found.opened(True)
-        return found.opened(False) if last.endswith(found.end) else found
+        if last.endswith(thinking.begin):
+            return thinking.opened(True)
+        return thinking.opened(False) if last.endswith(thinking.end) else thinking
 
     def grammar(
         self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None, budget: int | None = None
@@ -93,8 +93,8 @@ class Parsing:
     @property
     def ends_thinking(self) -> bool:
         """True if a single token ends reasoning; then a grammar can end it after a budget of tokens."""
-        found = self.thinking
-        return found is not None and self._tokenizer.token_id(found.end) is not None
+        thinking = self.thinking
+        return thinking is not None and self._tokenizer.token_id(thinking.end) is not None
 
     def shown(self, markers: Iterable[str]) -> frozenset[int]:
         """Return the ids of those `markers` that are special tokens of the tokenizer."""
@@ -186,11 +186,11 @@ def allowed_tools(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[fro
     if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
         reason = 'must be {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
         raise bad_value("tool_choice", choice, reason)
-    known, names = {tool.function.name for tool in tools}, set[str]()
+    known_names, names = {tool.function.name for tool in tools}, set[str]()
     for i, tool in enumerate(listed):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in known_names:
             raise bad_value(f"tool_choice.allowed_tools.tools.{i}", tool, "must name a function of tools")
         names.add(name)
     return frozenset(names), str(mode)
@@ -214,10 +214,10 @@ def explained(
     message, calls and results become texts."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = f"You may call functions. To call one, {tool_format.explained()}. The functions, a line for each:\n{listed}"
-    found = [_as_text(message, tool_format) for message in messages]
-    if found and found[0]["role"] == "system":
-        return [{**found[0], "content": f"{_text(found[0].get('content'))}\n\n{text}"}, *found[1:]]
-    return [{"role": "system", "content": text}, *found]
+    shown = [_as_text(message, tool_format) for message in messages]
+    if shown and shown[0]["role"] == "system":
+        return [{**shown[0], "content": f"{_text(shown[0].get('content'))}\n\n{text}"}, *shown[1:]]
+    return [{"role": "system", "content": text}, *shown]
 
 
 def _text(content: Any) -> str:
@@ -227,13 +227,13 @@ def _text(content: Any) -> str:
 
 
 def _as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
-    found = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+    shown = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
     if message["role"] == "tool":
         return {"role": "user", "content": f"Result of the call: {_text(message.get('content'))}"}
     if calls := message.get("tool_calls"):
         written = [_written(call, tool_format) for call in calls]
-        found["content"] = "\n".join(filter(None, [_text(message.get("content")), *written]))
-    return found
+        shown["content"] = "\n".join(filter(None, [_text(message.get("content")), *written]))
+    return shown
 
 
 def _written(call: Any, tool_format: ToolFormat) -> str:
@@ -289,9 +289,9 @@ class TurnGrammar:
             use is not None and use.parallel and use.named is None,
             self.budget,
         )
-        found = pieces.grammar(rules, [] if body is None else [body])
-        validate(found, "tools" if self.source is None else self.source.field)
-        return Made(found, (*left_out, *(field for source in bound.values() for field in source.left_out)))
+        grammar = pieces.grammar(rules, [] if body is None else [body])
+        validate(grammar, "tools" if self.source is None else self.source.field)
+        return Made(grammar, (*left_out, *(field for source in bound.values() for field in source.left_out)))
 
 
 def _callable(tool: FunctionTool, source: GrammarSource | None) -> tuple[str, str, str | None]:
@@ -315,8 +315,8 @@ def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
 
 def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
     """Return the schemas of arguments by tool, validated at once, one by one if that fails. Raises `ParamError`."""
-    asked = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
-    bound = {name: _of_object(checked(source)) for name, source in asked.items()}
+    schemas = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
+    bound = {name: _of_object(checked(source)) for name, source in schemas.items()}
     size = sum(len(pieces.schema(source.value)) for source in bound.values())
     if size > MAX_BYTES:
         raise ParamError("tools", size, f"their schemas have more than {MAX_BYTES} bytes together")
@@ -330,7 +330,7 @@ def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
     try:
         check(bound.values())
     except ParamError:
-        bound = {name: _of_object(taken(source)) for name, source in asked.items()}
+        bound = {name: _of_object(taken(source)) for name, source in schemas.items()}
         check(bound.values())
     return bound
 

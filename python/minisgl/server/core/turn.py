@@ -205,8 +205,8 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
     least = least_tokens if chat.max_completion_tokens is None else 1
     with param_errors():
         limit, only_prompt = asked_limit(name, limit, context.served.defaults.get("max_tokens"), least=least)
-        asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
-        sampling = chat.to_sampling(limit, context.served.defaults, **asked)
+        logprob_fields = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
+        sampling = chat.to_sampling(limit, context.served.defaults, **logprob_fields)
         source = chat.grammar_source()
     prompt = chat if chat.messages else [chat.prompt or ""]
     use = tool_use([*chat.functions().values()], chat.tool_choice, chat.parallel_tool_calls)
@@ -271,23 +271,23 @@ def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
 
 def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
     """Check that the chat template supports `enable_thinking` and that reasoning can be parsed. Raises `ApiError`."""
-    asked = [name for name in OF_REASONING if getattr(chat, name) not in (None, False, "none")]
-    if asked and why_missing():
+    requested = [name for name in OF_REASONING if getattr(chat, name) not in (None, False, "none")]
+    if requested and why_missing():
         reason = f"the parser of reasoning {NEEDS}: {HOW_TO_BUILD}"
-        raise bad_value(asked[0], getattr(chat, asked[0]), reason, "unsupported_value")
+        raise bad_value(requested[0], getattr(chat, requested[0]), reason, "unsupported_value")
     if chat.enable_thinking and "enable_thinking" not in context.parsing.variables:
         raise bad_value("enable_thinking", True, "not supported by this model", "unsupported_value")
 
 
 def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
     """Return the names of chat fields that have no effect on this model."""
-    found = () if chat.verbosity in (None, "medium") else ("verbosity",)
+    ignored = () if chat.verbosity in (None, "medium") else ("verbosity",)
     if chat.thinking_budget is not None and not context.parsing.ends_thinking:
-        found = ("thinking_budget", *found)
+        ignored = ("thinking_budget", *ignored)
     if chat.reasoning_effort in (None, "none"):
-        return found  # the common case, in which the template is not inspected
-    known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
-    return found if known else ("reasoning_effort", *found)
+        return ignored  # the common case, in which the template is not inspected
+    is_known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
+    return ignored if is_known else ("reasoning_effort", *ignored)
 
 
 def _check_prompt(chat: ChatRequest) -> None:

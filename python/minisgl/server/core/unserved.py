@@ -49,56 +49,56 @@ FieldsByType = dict[str | None, AllowedFields | None]
 def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:
     """Return the names in `data` that have no effect, as dotted paths without list indices. Raises `ApiError` 400 for
     one that would change the output."""
-    found: dict[str, None] = {}
-    _check(data, _fields_by_type((model,)), (), found)
-    return [*found]
+    ignored: dict[str, None] = {}
+    _check(data, _fields_by_type((model,)), (), ignored)
+    return [*ignored]
 
 
-def _check(data: Mapping[str, Any], kinds: FieldsByType, path: tuple[str | int, ...], found: dict[str, None]) -> None:
-    """Add the names in the object at `path` that have no effect to `found`. Raises `ApiError` 400."""
+def _check(data: Mapping[str, Any], kinds: FieldsByType, path: tuple[str | int, ...], ignored: dict[str, None]) -> None:
+    """Add the names in the object at `path` that have no effect to `ignored`. Raises `ApiError` 400."""
     kind = data.get("type")
-    known = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
-    if known is None:
-        _name(_DATE.sub("", str(kind)), path, found)
+    allowed = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
+    if allowed is None:
+        _name(_DATE.sub("", str(kind)), path, ignored)
         return
     for name, value in data.items():
-        if name in known.plain or value is None:
+        if name in allowed.plain or value is None:
             continue
-        if name in known.refused and not is_neutral(value, known.refused[name]):
-            raise _not_supported(name, value, known, path)
-        if (bodies := known.served.get(name)) is not None:
-            if name in known.ignored and not is_neutral(value, known.ignored[name]):
-                _name(name, path, found)
+        if name in allowed.refused and not is_neutral(value, allowed.refused[name]):
+            raise _not_supported(name, value, allowed, path)
+        if (bodies := allowed.served.get(name)) is not None:
+            if name in allowed.ignored and not is_neutral(value, allowed.ignored[name]):
+                _name(name, path, ignored)
             if bodies and isinstance(value, list):
                 inner = _fields_by_type(bodies)
                 for i, one in enumerate(value):
                     if isinstance(one, dict):
-                        _check(one, inner, (*path, name, i), found)
+                        _check(one, inner, (*path, name, i), ignored)
             elif bodies and isinstance(value, dict):
-                _check(value, _fields_by_type(bodies), (*path, name), found)
-        elif name in known.refused or (path and name in _LABELS):
+                _check(value, _fields_by_type(bodies), (*path, name), ignored)
+        elif name in allowed.refused or (path and name in _LABELS):
             continue
-        elif name in known.others:
-            if not is_neutral(value, known.others[name]):
-                raise _not_supported(name, value, known, path)
-        elif not is_neutral(value, known.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
-            _name(name, path, found)
+        elif name in allowed.others:
+            if not is_neutral(value, allowed.others[name]):
+                raise _not_supported(name, value, allowed, path)
+        elif not is_neutral(value, allowed.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
+            _name(name, path, ignored)
 
 
-def _name(name: str, path: Sequence[str | int], found: dict[str, None]) -> None:
-    if len(found) < MAX_NAMED:
-        found[".".join([*(part for part in path if isinstance(part, str)), name])] = None
+def _name(name: str, path: Sequence[str | int], ignored: dict[str, None]) -> None:
+    if len(ignored) < MAX_NAMED:
+        ignored[".".join([*(part for part in path if isinstance(part, str)), name])] = None
 
 
 def is_neutral(value: Any, nothing: Sequence[Any]) -> bool:
     return any(value == one and type(value) is type(one) for one in nothing)
 
 
-def _not_supported(name: str, value: Any, known: AllowedFields, path: Sequence[str | int]) -> Exception:
+def _not_supported(name: str, value: Any, allowed: AllowedFields, path: Sequence[str | int]) -> Exception:
     reason = "not supported by this version"
     for instead in SAY_INSTEAD.get(name, ()):
         first = instead.partition(".")[0]
-        if first in known.served and first not in known.refused:
+        if first in allowed.served and first not in allowed.refused:
             reason += f": use {instead}"
             break
     return bad_value(".".join(map(str, (*path, name))), value, reason, "unsupported_value")
@@ -121,10 +121,10 @@ def _fields_by_type(models: tuple[type[Body], ...]) -> FieldsByType:
             kinds.setdefault(name, []).append(model)
         if not names or not model.model_fields["type"].is_required():
             kinds[None].append(model)
-    found: FieldsByType = {name: _joined(some) for name, some in kinds.items() if some}
-    found.setdefault(None, None if is_open else _joined(models))
-    found[_OTHER] = None if is_open else found[None]
-    return found
+    fields_by_type: FieldsByType = {name: _joined(some) for name, some in kinds.items() if some}
+    fields_by_type.setdefault(None, None if is_open else _joined(models))
+    fields_by_type[_OTHER] = None if is_open else fields_by_type[None]
+    return fields_by_type
 
 
 def _literals(model: type[Body]) -> list[str]:
@@ -143,19 +143,19 @@ def _types_in(annotation: Any) -> Iterator[Any]:
 
 
 def _joined(models: Sequence[type[Body]]) -> AllowedFields:
-    known = AllowedFields()
+    allowed = AllowedFields()
     for model in models:
         for name, one in model.model_fields.items():
             bodies = [found for found in _types_in(one.annotation) if isinstance(found, type) and _is_body(found)]
             written = one.alias or name
-            known.served[written] = tuple(dict.fromkeys((*known.served.get(written, ()), *bodies)))
-        known.refused.update(model.NOT_YET)
-        known.others.update(model.OTHERS)
-        known.ignored.update(model.IGNORED)
-    special = known.refused.keys() | known.ignored.keys()
-    known.plain.update(name for name, bodies in known.served.items() if not bodies and name not in special)
-    known.plain.update(name for model in models for name in model.ALIASES)
-    return known
+            allowed.served[written] = tuple(dict.fromkeys((*allowed.served.get(written, ()), *bodies)))
+        allowed.refused.update(model.NOT_YET)
+        allowed.others.update(model.OTHERS)
+        allowed.ignored.update(model.IGNORED)
+    special = allowed.refused.keys() | allowed.ignored.keys()
+    allowed.plain.update(name for name, bodies in allowed.served.items() if not bodies and name not in special)
+    allowed.plain.update(name for model in models for name in model.ALIASES)
+    return allowed
 
 
 def _is_body(found: type[Any]) -> bool:

@@ -58,20 +58,20 @@ _BILLING_LINES = re.compile(r"\A(?:x-anthropic-billing-header:.*(?:\n|\Z))+", re
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def to_chat(asked: AnthropicConversation) -> ChatRequest:
+def to_chat(body: AnthropicConversation) -> ChatRequest:
     """Convert an Anthropic body into a chat request. Raises `ApiError`."""
     fields: dict[str, Any] = {}
-    if isinstance(asked, MessagesRequest):
-        fields = shared_fields(asked, OWN)
-        if stop := [*(asked.stop_sequences or ()), *_list(asked.stop)]:
+    if isinstance(body, MessagesRequest):
+        fields = shared_fields(body, OWN)
+        if stop := [*(body.stop_sequences or ()), *_list(body.stop)]:
             fields["stop"] = stop
-    fields["messages"] = [*_system(asked), *(one for message in asked.messages for one in _messages(message))]
+    fields["messages"] = [*_system(body), *(one for message in body.messages for one in _messages(message))]
     given = {
-        "continue_final_message": True if asked.messages[-1].role == "assistant" else None,
-        "chat_template_kwargs": asked.chat_template_kwargs,
-        "response_format": _format(asked),
-        **_tools(asked),
-        **_thinking(asked),
+        "continue_final_message": True if body.messages[-1].role == "assistant" else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "response_format": _format(body),
+        **_tools(body),
+        **_thinking(body),
     }
     fields |= present(given)
     return checked(fields, ChatRequest)
@@ -81,10 +81,10 @@ def _list(stop: str | Sequence[str] | None) -> list[str]:
     return [stop] if isinstance(stop, str) else [*(stop or ())]
 
 
-def _system(asked: AnthropicConversation) -> list[dict[str, Any]]:
-    if asked.system is None:
+def _system(body: AnthropicConversation) -> list[dict[str, Any]]:
+    if body.system is None:
         return []
-    given = _text(asked.system, "\n")
+    given = _text(body.system, "\n")
     text = _BILLING_LINES.sub("", given)
     return [{"role": "system", "content": text}] if text or not given else []
 
@@ -126,23 +126,23 @@ def _answer(blocks: Sequence[Block]) -> list[dict[str, Any]]:
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
+    message: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
     if isinstance(block.content, list) and any(isinstance(one, LeftOut) for one in block.content):
         error = [{"type": "text", "text": "Error:"}] if block.is_error else []
-        return {**found, "content": [*error, *_parts(block.content)]}
+        return {**message, "content": [*error, *_parts(block.content)]}
     text = block.content if isinstance(block.content, str) else "".join(one.text for one in block.content or ())
-    return {**found, "content": f"Error: {text}" if block.is_error else text}
+    return {**message, "content": f"Error: {text}" if block.is_error else text}
 
 
 def _parts(blocks: Sequence[TextBlock | LeftOut]) -> list[dict[str, Any]]:
     """Convert blocks into parts of the chat API. Documents and search results become their texts; other types keep
     their type, and the chat leaves them out."""
-    found: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
     for block in blocks:
         text = block.text if isinstance(block, TextBlock) else "\n".join(_texts_in(block.model_extra or {}))
         shows = isinstance(block, TextBlock) or (text and block.type in ("document", "search_result"))
-        found.append({"type": "text", "text": text} if shows else {"type": block.type})
-    return found
+        parts.append({"type": "text", "text": text} if shows else {"type": block.type})
+    return parts
 
 
 def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:
@@ -171,49 +171,49 @@ def _check_results(messages: Sequence[AnthropicMessage]) -> None:
                 raise bad_value(name, block.tool_use_id, "no tool_use block before it has this id")
 
 
-def _format(asked: AnthropicConversation) -> dict[str, Any] | None:
-    found = (asked.output_config and asked.output_config.format) or asked.output_format
-    if found is None:
+def _format(body: AnthropicConversation) -> dict[str, Any] | None:
+    output_format = (body.output_config and body.output_config.format) or body.output_format
+    if output_format is None:
         return None
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": found.schema_, "strict": True}}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": output_format.schema_, "strict": True}}
 
 
-def _tools(asked: AnthropicConversation) -> dict[str, Any]:
+def _tools(body: AnthropicConversation) -> dict[str, Any]:
     tools: list[dict[str, Any]] = []
-    for tool in asked.tools or ():
+    for tool in body.tools or ():
         if isinstance(tool, LeftOut):
             tools.append({"type": tool.type})
             continue
         function = present({"name": tool.name, "description": tool.description, "strict": tool.strict})
         tools.append({"type": "function", "function": {**function, "parameters": tool.input_schema}})
-    found: dict[str, Any] = {"tools": tools or None}
-    if (choice := asked.tool_choice) is not None:
+    fields: dict[str, Any] = {"tools": tools or None}
+    if (choice := body.tool_choice) is not None:
         if choice.type == "tool":
             if choice.name is None:
                 raise bad_value("tool_choice.name", None, "required for tool")
-            found["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         elif any("function" in tool for tool in tools):
-            found["tool_choice"] = CHOICES[choice.type]
+            fields["tool_choice"] = CHOICES[choice.type]
         elif choice.type == "any":
             raise bad_value("tool_choice", choice.type, "needs tools")
         if choice.disable_parallel_tool_use:
-            found["parallel_tool_calls"] = False
-    return found
+            fields["parallel_tool_calls"] = False
+    return fields
 
 
-def _thinking(asked: AnthropicConversation) -> dict[str, Any]:
-    if asked.thinking is not None and asked.thinking.type == "disabled":
+def _thinking(body: AnthropicConversation) -> dict[str, Any]:
+    if body.thinking is not None and body.thinking.type == "disabled":
         return {"reasoning_effort": "none"}
     return {
-        "reasoning_effort": asked.output_config and asked.output_config.effort,
-        "thinking_budget": asked.thinking and asked.thinking.budget_tokens,
+        "reasoning_effort": body.output_config and body.output_config.effort,
+        "thinking_budget": body.thinking and body.thinking.budget_tokens,
     }
 
 
 class MessagesFormatter(SectionFormatter):
-    def __init__(self, context: ServerContext, asked: MessagesRequest, turn: Turn) -> None:
-        super().__init__(context, turn, asked.stream, asked.priority)
-        model_name = context.served.check(asked.model)
+    def __init__(self, context: ServerContext, body: MessagesRequest, turn: Turn) -> None:
+        super().__init__(context, turn, body.stream, body.priority)
+        model_name = context.served.check(body.model)
         self._head = {"id": f"msg_{ids.new_id()}", "type": "message", "role": "assistant", "model": model_name}
         self._has_begun = False
 
@@ -296,22 +296,22 @@ def _delta(section: Section, text: str) -> dict[str, str]:
     return {"type": "text_delta", "text": text}
 
 
-async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
-    turn = await _turn(context, asked, request)
+async def messages_endpoint(context: ServerContext, body: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
+    turn = await _turn(context, body, request)
     turn.ignored = tuple(renamed_field(NAMES, name) if "." in name else name for name in turn.ignored)
-    return MessagesFormatter(context, asked, turn)
+    return MessagesFormatter(context, body, turn)
 
 
-async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:
+async def count_tokens_endpoint(context: ServerContext, body: CountTokensRequest, request: HttpRequest) -> Response:
     """Count the tokens of a conversation, cached ones included, as POST /v1/messages would."""
-    turn = await _turn(context, asked, request, only_counts=True)
+    turn = await _turn(context, body, request, only_counts=True)
     return json_response({"input_tokens": len(turn.prompts[0])})
 
 
 async def _turn(
-    context: ServerContext, asked: AnthropicConversation, request: HttpRequest, *, only_counts: bool = False
+    context: ServerContext, body: AnthropicConversation, request: HttpRequest, *, only_counts: bool = False
 ) -> Turn:
-    await context.prompts.run_work(lambda: _check_results(asked.messages), request.is_large)
+    await context.prompts.run_work(lambda: _check_results(body.messages), request.is_large)
     with renamed(NAMES):
-        chat = await context.prompts.run_work(lambda: to_chat(asked), request.is_large)
+        chat = await context.prompts.run_work(lambda: to_chat(body), request.is_large)
         return await chat_turn(context, chat, least_tokens=0, only_counts=only_counts)

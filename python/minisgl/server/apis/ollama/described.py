@@ -39,15 +39,15 @@ def described(config: Metadata, files: Sequence[Path], name: str) -> dict[str, A
     if len(files) == 1 and files[0].suffix == ".gguf" and not why_missing():
         return dict(_of_gguf(files[0], *_stamp(files[0])))
     family = str(config.get("model_type", "")) or "unknown"
-    found: dict[str, Any] = {"general.architecture": family, "general.basename": name}
+    metadata: dict[str, Any] = {"general.architecture": family, "general.basename": name}
     own = {**config, **(inner if isinstance(inner := config.get("text_config"), dict) else {})}
     for given, known in BY_NAME.items():
         if isinstance(value := own.get(given), int | float):
-            found[f"{family}.{known}"] = value
+            metadata[f"{family}.{known}"] = value
     is_packed = "quantization_config" in config
     if count := 0 if is_packed else sum(_num_parameters(file, *_stamp(file)) for file in files):
-        found["general.parameter_count"] = count
-    return found
+        metadata["general.parameter_count"] = count
+    return metadata
 
 
 def parameter_size(metadata: Metadata) -> str:
@@ -62,10 +62,10 @@ def parameter_size(metadata: Metadata) -> str:
 def _stamp(file: Path) -> tuple[int, int]:
     """Return modification time and size, a cache key for a file's content."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=16)

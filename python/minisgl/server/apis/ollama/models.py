@@ -38,10 +38,10 @@ REFUSED = {
 
 def _config(folder: Path | None) -> dict[str, Any]:
     try:
-        found = json.loads(((folder or Path("none")) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(((folder or Path("none")) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _metadata(context: ServerContext, files: Sequence[Path]) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def version() -> dict[str, Any]:
     return {"version": VERSION, "minisgl": own_version()}
 
 
-async def show_endpoint(context: ServerContext, asked: OllamaShowRequest, request: HttpRequest) -> Response:
-    name = context.served.check(asked.model or asked.name)
+async def show_endpoint(context: ServerContext, body: OllamaShowRequest, request: HttpRequest) -> Response:
+    name = context.served.check(body.model or body.name)
     card = next(one for one in _cards(context) if one["name"] == name)
     metadata = {"general.architecture": "unknown", **_metadata(context, _files(context))}
     family = metadata["general.architecture"]

@@ -91,36 +91,36 @@ class ChatFormatter(Formatter):
     def _message(self, delta: Delta) -> dict[str, Any]:
         choice = self._choices[delta.index]
         choice.take(delta)
-        found: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
         if self._turn.thinks and self._turn.shows_thoughts:
-            found["reasoning_content"] = found["reasoning"] = choice.reasoning or None
+            message["reasoning_content"] = message["reasoning"] = choice.reasoning or None
         if choice.whole_calls:
-            found["content"] = choice.content or None
-            found["tool_calls"] = [
+            message["content"] = choice.content or None
+            message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in choice.whole_calls
             ]
-        return found
+        return message
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
         """Return the usage of a finished response, with the number of reasoning tokens."""
-        found: dict[str, Any] = generation.usage()
+        usage: dict[str, Any] = generation.usage()
         if self._turn.thinks:
             count = sum(
                 self._turn.num_thought(choice, generation.token_ids(i), self._tokenizer)
                 for i, choice in enumerate(self._choices)
             )
-            found["completion_tokens_details"] = {"reasoning_tokens": count}
-        return found
+            usage["completion_tokens_details"] = {"reasoning_tokens": count}
+        return usage
 
     def _about_prompt(self, generation: Generation, index: int) -> dict[str, Any]:
         """Return the requested prompt ids and log probabilities; call it after the choice's first token."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         if self._with_token_ids:
-            found["prompt_token_ids"] = self.prompts[0].tolist()
+            fields["prompt_token_ids"] = self.prompts[0].tolist()
         if self._with_prompt_logprobs:
-            found["prompt_logprobs"] = prompt_logprobs(self._tokenizer, generation.prompt_tokens(index))
-        return found
+            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, generation.prompt_tokens(index))
+        return fields
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         frames = []

@@ -91,12 +91,12 @@ def own_labels(model_dir: str | None) -> Labels:
     return Labels(raw.get("id2label") or {}, raw.get("problem_type"))
 
 
-async def classify_endpoint(context: ServerContext, asked: ClassifyRequest, request: HttpRequest) -> Formatter:
-    name = context.served.check(asked.model)
+async def classify_endpoint(context: ServerContext, body: ClassifyRequest, request: HttpRequest) -> Formatter:
+    name = context.served.check(body.model)
     prompts, _ = await context.prompts.encode(
-        inputs_of(asked.input), SCORING, asked.truncate_prompt_tokens, "input", side=asked.truncation_side or "right"
+        inputs_of(body.input), SCORING, body.truncate_prompt_tokens, "input", side=body.truncation_side or "right"
     )
-    return _Classified(name, prompts, own_labels(context.info.model_dir), asked.priority)
+    return _Classified(name, prompts, own_labels(context.info.model_dir), body.priority)
 
 
 class _Classified(ScoreFormatter):

@@ -58,14 +58,14 @@ class CompletionFormatter(Formatter):
         return GatewayFormat("completion", head["id"], head["created"], head["model"], usage, self._with_logprobs)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         for prompt in range(len(self.prompts)):
             first = prompt * self._num_generated
             for at in _best(choices[first : first + self._num_generated], self._asked.n or 1):
-                choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer, as_ids=self._as_ids))
+                choice = _Choice(first + at, len(results), CompletionLogprobs(self._tokenizer, as_ids=self._as_ids))
                 shown = self._choice(choice, generation, choices[first + at])
-                found.append({**shown, **NOT_ASKED_FOR, **shown})  # twice: the first one decides the order of fields
-        return {**self._head, "choices": found, "usage": generation.usage()}
+                results.append({**shown, **NOT_ASKED_FOR, **shown})  # twice: the first one decides the order of fields
+        return {**self._head, "choices": results, "usage": generation.usage()}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
@@ -90,25 +90,25 @@ class CompletionFormatter(Formatter):
     def _choice(self, choice: _Choice, generation: Generation, delta: Delta) -> dict[str, Any]:
         """Return the next part of a choice; fields of the prompt come with the first part."""
         text = delta.text
-        asked, more = self._asked, dict[str, Any]()
+        completion, more = self._asked, dict[str, Any]()
         echoed, of_prompt = None, list[Logprob]()
         if choice.is_first:
             choice.is_first = False
             at = choice.source // self._num_generated
-            if asked.prompt_logprobs is not None:
+            if completion.prompt_logprobs is not None:
                 if at not in self._prompt_logprobs:
                     tokens_of_prompt = generation.prompt_tokens(choice.source)
                     self._prompt_logprobs[at] = prompt_logprobs(self._tokenizer, tokens_of_prompt)
                 more["prompt_logprobs"] = self._prompt_logprobs[at]
-            if asked.return_token_ids:
+            if completion.return_token_ids:
                 more["prompt_token_ids"] = self.prompts[at].tolist()
-            if asked.echo:
+            if completion.echo:
                 echoed = self._prompt(at)
                 text = echoed.text + text
                 if self._with_logprobs:
                     of_prompt = generation.prompt_tokens(choice.source)
         logprobs = choice.logprobs.chunk(delta.logprobs, echoed, of_prompt) if self._with_logprobs else None
-        if asked.return_token_ids:
+        if completion.return_token_ids:
             more["token_ids"] = generation.new_token_ids(choice.source)
         return {
             "index": choice.index,

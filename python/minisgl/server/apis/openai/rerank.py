@@ -108,20 +108,20 @@ class ScoreAnswer(Answer):
     usage: ScoreUsage
 
 
-async def rerank_endpoint(context: ServerContext, asked: RerankRequest, request: HttpRequest) -> Formatter:
+async def rerank_endpoint(context: ServerContext, body: RerankRequest, request: HttpRequest) -> Formatter:
     for name in ("top_n", "max_tokens_per_doc"):
-        if (value := getattr(asked, name)) is not None and value < 1:
+        if (value := getattr(body, name)) is not None and value < 1:
             raise bad_value(name, value, "must be at least 1")
-    pairs = [(asked.query, text) for text in asked.texts()]
-    name = context.served.check(asked.model)
-    scores = await _Scores.of(context, pairs, ("query", "documents"), asked, asked.max_tokens_per_doc)
-    return _Ranked(name, scores, asked)
+    pairs = [(body.query, text) for text in body.texts()]
+    name = context.served.check(body.model)
+    scores = await _Scores.of(context, pairs, ("query", "documents"), body, body.max_tokens_per_doc)
+    return _Ranked(name, scores, body)
 
 
-async def score_endpoint(context: ServerContext, asked: ScoreRequest, request: HttpRequest) -> Formatter:
-    name = context.served.check(asked.model)
-    scores = await _Scores.of(context, asked.pairs(), ("text_1", "text_2"), asked, None)
-    return _Scored(name, scores, asked)
+async def score_endpoint(context: ServerContext, body: ScoreRequest, request: HttpRequest) -> Formatter:
+    name = context.served.check(body.model)
+    scores = await _Scores.of(context, body.pairs(), ("text_1", "text_2"), body, None)
+    return _Scored(name, scores, body)
 
 
 class _Scores:
@@ -139,12 +139,12 @@ class _Scores:
         context: ServerContext,
         pairs: Sequence[tuple[str, str]],
         fields: tuple[str, str],
-        asked: RerankRequest | ScoreRequest,
+        body: RerankRequest | ScoreRequest,
         most: int | None,
     ) -> _Scores:
         """Encode text pairs for the served model. `fields`: the client's names of both texts; `most`: maximum tokens of
         each second text. Raises `ApiError` 400."""
-        cut, instruction = asked.truncate is not False, asked.instruction
+        cut, instruction = body.truncate is not False, body.instruction
         if instruction is not None and not context.prompts.judges:
             raise bad_value("instruction", instruction, "this model does not read instructions: leave it out")
         if context.info.gives_scores:
@@ -180,8 +180,8 @@ class _Scores:
 
 def pooled(generation: Generation, count: int) -> list[bytes]:
     """Return the pooled vectors of the first `count` prompts. Raises `ApiError` 500 if one is missing."""
-    found = [generation.embedding(i) for i in range(count)]
-    numbers = [one for one in found if one is not None]
+    embeddings = [generation.embedding(i) for i in range(count)]
+    numbers = [one for one in embeddings if one is not None]
     if len(numbers) < count:
         raise no_embedding()
     return numbers
@@ -205,10 +205,10 @@ class ScoreFormatter(Formatter):
 
 
 class _Ranked(ScoreFormatter):
-    def __init__(self, model: str, scores: _Scores, asked: RerankRequest) -> None:
-        super().__init__(model, scores.prompts, scores.sampling, asked.priority)
-        self._scores, self._texts, self._top_n = scores, asked.texts(), asked.top_n
-        self._shows = bool(asked.return_documents)
+    def __init__(self, model: str, scores: _Scores, body: RerankRequest) -> None:
+        super().__init__(model, scores.prompts, scores.sampling, body.priority)
+        self._scores, self._texts, self._top_n = scores, body.texts(), body.top_n
+        self._shows = bool(body.return_documents)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         scores = self._scores.read(generation, len(choices))
@@ -222,8 +222,8 @@ class _Ranked(ScoreFormatter):
 
 
 class _Scored(ScoreFormatter):
-    def __init__(self, model: str, scores: _Scores, asked: ScoreRequest) -> None:
-        super().__init__(model, scores.prompts, scores.sampling, asked.priority)
+    def __init__(self, model: str, scores: _Scores, body: ScoreRequest) -> None:
+        super().__init__(model, scores.prompts, scores.sampling, body.priority)
         self._scores = scores
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:

@@ -76,42 +76,42 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{ids.new_id()}"
 
 
-def to_chat(asked: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+def to_chat(body: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
     """Convert a body with its resolved `messages` and tools into a chat request. Raises `ApiError`."""
-    fields = shared_fields(asked, OWN)
-    if asked.instructions is not None:
-        messages = [{"role": "system", "content": asked.instructions}, *messages]
+    fields = shared_fields(body, OWN)
+    if body.instructions is not None:
+        messages = [{"role": "system", "content": body.instructions}, *messages]
     fields["messages"] = list(messages)
     given = {
-        "max_completion_tokens": asked.max_output_tokens,
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "chat_template_kwargs": asked.chat_template_kwargs,
-        "response_format": _format(asked),
-        "verbosity": asked.text.verbosity if asked.text else None,
+        "max_completion_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "response_format": _format(body),
+        "verbosity": body.text.verbosity if body.text else None,
         **tools.for_chat(),
-        **_logprobs(asked),
-        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+        **_logprobs(body),
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
     }
     fields |= present(given)
     return checked(fields, ChatRequest)
 
 
-def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
-    found = asked.text.format if asked.text else None
-    if found is None or found.type == "text":
+def _format(body: ResponsesRequest) -> dict[str, Any] | None:
+    text_format = body.text.format if body.text else None
+    if text_format is None or text_format.type == "text":
         return None
-    if found.type == "json_object":
+    if text_format.type == "json_object":
         return {"type": "json_object"}
-    if found.schema_ is None:
+    if text_format.schema_ is None:
         raise bad_value("text.format.schema", None, "required for json_schema")
-    schema = present({"name": found.name, "strict": found.strict, "description": found.description})
-    return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": found.schema_}}
+    schema = present({"name": text_format.name, "strict": text_format.strict, "description": text_format.description})
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": text_format.schema_}}
 
 
-def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
-    if asked.top_logprobs is None and LOGPROBS not in (asked.include or ()):
+def _logprobs(body: ResponsesRequest) -> dict[str, Any]:
+    if body.top_logprobs is None and LOGPROBS not in (body.include or ()):
         return {}
-    return {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+    return {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
 
 
 # ----------------------------------------------------------------------------------------------------------- items
@@ -253,15 +253,15 @@ class ResponsesFormatter(SectionFormatter):
     def __init__(
         self,
         context: ServerContext,
-        asked: ResponsesRequest,
+        body: ResponsesRequest,
         tools: GivenTools,
         turn: Turn,
         keep: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        super().__init__(context, turn, asked.stream, asked.priority)
+        super().__init__(context, turn, body.stream, body.priority)
         self._tools = tools.by_name
         self._keep = keep
-        self._head = _head(context, asked, turn)
+        self._head = _head(context, body, turn)
         self._items: list[dict[str, Any]] = []  # by section
         self._logprobs: list[list[dict[str, Any]]] = []  # by section
         self._num_events = 0
@@ -284,10 +284,10 @@ class ResponsesFormatter(SectionFormatter):
         else:
             more |= {"status": "completed", "completed_at": int(time.time())}
             more["output"] = [self._items[one.index] for one in self._sections.whole()]
-        found = self._object(**more)
+        response = self._object(**more)
         if self._keep is not None:
-            self._keep(found)
-        return found
+            self._keep(response)
+        return response
 
     def _object(self, **more: Any) -> dict[str, Any]:
         return {**self._head, "output": self._items, **more}
@@ -333,8 +333,8 @@ class ResponsesFormatter(SectionFormatter):
         return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
 
     def end(self, generation: Generation) -> bytes:
-        found = self._finish(generation)
-        return self._event(f"response.{found['status']}", response=found)
+        response = self._finish(generation)
+        return self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: ApiError) -> bytes:
         detail = {"code": "server_error", "message": error.body["error"]["message"]}
@@ -423,32 +423,32 @@ MAX_ITEMS_SHOWN = 100
 
 
 async def responses_endpoint(
-    context: ServerContext, asked: ResponsesRequest, request: HttpRequest
+    context: ServerContext, body: ResponsesRequest, request: HttpRequest
 ) -> ResponsesFormatter:
-    items = await _items(context, asked, request)
-    tools = GivenTools(asked)
-    turn = await _turn_of(context, asked, tools, items, request)
-    keep = None if asked.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
-    return ResponsesFormatter(context, asked, tools, turn, keep)
+    items = await _items(context, body, request)
+    tools = GivenTools(body)
+    turn = await _turn_of(context, body, tools, items, request)
+    keep = None if body.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
+    return ResponsesFormatter(context, body, tools, turn, keep)
 
 
-async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:
+async def input_tokens_endpoint(context: ServerContext, body: ResponsesRequest, request: HttpRequest) -> Response:
     """Count the input tokens, as POST /v1/responses would."""
-    items = await _items(context, asked, request)
-    turn = await _turn_of(context, asked, GivenTools(asked), items, request, only_counts=True)
+    items = await _items(context, body, request)
+    turn = await _turn_of(context, body, GivenTools(body), items, request, only_counts=True)
     return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
 
 
-async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
+async def _items(context: ServerContext, body: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
     """Return the previous response's items and the new ones, with references resolved. Raises `ApiError`."""
     key, store = request.key, context.own(ResponseStore)
-    found: list[dict[str, Any]] = []
-    if (before := asked.previous_response_id) is not None:
+    items: list[dict[str, Any]] = []
+    if (before := body.previous_response_id) is not None:
         kept = store.input_items(before, key)
         if kept is None:
             raise _not_found(before, "previous_response_id", status=400)
-        found = [*kept, *(store.output(before, key) or ())]
-    given, first = asked.input, len(found)
+        items = [*kept, *(store.output(before, key) or ())]
+    given, first = body.input, len(items)
     if given is None and before is None:
         raise missing("input")
     for i, item in enumerate(await context.prompts.run_work(lambda: kept_items(given or ()), request.is_large)):
@@ -456,16 +456,16 @@ async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpR
             referred = store.item(item.id, key)
             if referred is None:
                 raise bad_value(f"input.{i}.id", item.id, "no item of a stored response has this id")
-            found.append(referred)
+            items.append(referred)
         else:
-            found.append(item)
-    _check_outputs(found, first)
-    return found
+            items.append(item)
+    _check_outputs(items, first)
+    return items
 
 
 async def _turn_of(
     context: ServerContext,
-    asked: ResponsesRequest,
+    body: ResponsesRequest,
     tools: GivenTools,
     items: list[dict[str, Any]],
     request: HttpRequest,
@@ -473,11 +473,11 @@ async def _turn_of(
     only_counts: bool = False,
 ) -> Turn:
     messages = await context.prompts.run_work(lambda: messages_of(items), request.is_large)
-    if not messages and asked.instructions is None:
-        raise wrong("input", "must not be empty" if not asked.input else "has nothing that the model can be shown")
+    if not messages and body.instructions is None:
+        raise wrong("input", "must not be empty" if not body.input else "has nothing that the model can be shown")
     names = [*tools.names, *NAMES]
     with renamed(names):
-        turn = await _turn(context, asked, tools, messages, request, only_counts)
+        turn = await _turn(context, body, tools, messages, request, only_counts)
     turn.ignored = tuple(renamed_field(names, name) if "." in name else name for name in turn.ignored)
     if left_out := [name for name in request.ignored if name.startswith(("tools.", "input."))]:
         say(f"{request.request_id}: the model is not shown what only OpenAI can run or read: {shown(left_out)}")
@@ -486,52 +486,52 @@ async def _turn_of(
 
 async def _turn(
     context: ServerContext,
-    asked: ResponsesRequest,
+    body: ResponsesRequest,
     tools: GivenTools,
     messages: list[dict[str, Any]],
     request: HttpRequest,
     only_counts: bool,
 ) -> Turn:
     async def turn_of(some: list[dict[str, Any]], only_counts: bool = False) -> Turn:
-        chat = await context.prompts.run_work(lambda: to_chat(asked, tools, some), request.is_large)
+        chat = await context.prompts.run_work(lambda: to_chat(body, tools, some), request.is_large)
         return await chat_turn(context, chat, least_tokens=1, only_counts=only_counts)
 
     try:
-        return await turn_of(messages, only_counts and asked.truncation != "auto")
+        return await turn_of(messages, only_counts and body.truncation != "auto")
     except ApiError as error:
-        if asked.truncation != "auto" or error.code != "context_length_exceeded":
+        if body.truncation != "auto" or error.code != "context_length_exceeded":
             raise
         too_long = error
     # binary search: the first user message from which the rest fits the context
     places = [i for i, message in enumerate(messages) if i and message["role"] == "user"]
     systems = [message for message in messages if message["role"] in ("system", "developer")]
-    found: Turn | None = None
+    fitting: Turn | None = None
     first, last = 0, len(places)
     while first < last:
         middle = (first + last) // 2
         rest = [one for one in messages[places[middle] :] if one not in systems]
         try:
-            found = await turn_of(systems + rest)
+            fitting = await turn_of(systems + rest)
             last = middle
         except ApiError as error:
             if error.code != "context_length_exceeded":
                 raise
             first = middle + 1
-    if found is None and only_counts:
+    if fitting is None and only_counts:
         return await turn_of(messages, True)
-    if found is None:
+    if fitting is None:
         raise too_long
-    return found
+    return fitting
 
 
-def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[str, Any]:
+def _head(context: ServerContext, body: ResponsesRequest, turn: Turn) -> dict[str, Any]:
     """Return the fields of the response object that are known before generation starts."""
-    choice: Any = asked.tool_choice
+    choice: Any = body.tool_choice
     if choice is not None and not isinstance(choice, str):
         choice = choice.model_dump(exclude_none=True)
-    form: Any = asked.text.format if asked.text else None
+    form: Any = body.text.format if body.text else None
     form = {"type": "text"} if form is None else form.model_dump(exclude_unset=True, by_alias=True)
-    effort = asked.reasoning.effort if asked.reasoning else None
+    effort = body.reasoning.effort if body.reasoning else None
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -541,28 +541,28 @@ def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[s
         "completed_at": None,
         "error": None,
         "incomplete_details": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata or {},
-        "model": context.served.check(asked.model),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": context.served.check(body.model),
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "previous_response_id": asked.previous_response_id,
-        "prompt_cache_key": asked.prompt_cache_key,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": effort, "summary": None},
-        "safety_identifier": asked.safety_identifier,
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": asked.store is not False,
+        "store": body.store is not False,
         "temperature": turn.sampling.temperature,
         "text": {"format": form},
         "tool_choice": choice or "auto",
-        "tools": [_shown_tool(tool) for tool in asked.tools or () if not isinstance(tool, HostedTool)],
-        "top_logprobs": asked.top_logprobs or 0,
+        "tools": [_shown_tool(tool) for tool in body.tools or () if not isinstance(tool, HostedTool)],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": turn.sampling.top_p,
-        "truncation": asked.truncation or "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
-        "user": asked.user,
+        "user": body.user,
     }
 
 
@@ -585,8 +585,8 @@ def _not_found(name: str, param: str | None = None, status: int = 404) -> ApiErr
 
 
 def _key(request: Request) -> int:
-    found: HttpRequest = request.scope[REQUEST]
-    return found.key
+    request_state: HttpRequest = request.scope[REQUEST]
+    return request_state.key
 
 
 def add_responses(app: FastAPI, context: ServerContext) -> None:

@@ -84,8 +84,8 @@ class ResponseStore:
 
     def item(self, item_id: str, key: int) -> dict[str, Any] | None:
         """Return an item by id from the output of any stored response; `None` if no response of the key has it."""
-        found = self.output(self._response_of.get(item_id, ""), key) or []
-        return next((item for item in found if item["id"] == item_id), None)
+        items = self.output(self._response_of.get(item_id, ""), key) or []
+        return next((item for item in items if item["id"] == item_id), None)
 
     def delete(self, name: str, key: int) -> bool:
         """Delete a stored response of the key. Return whether it existed."""

@@ -44,10 +44,10 @@ def custom_arguments(text: str) -> str:
 def custom_input(arguments: str) -> str:
     """Return the text input in a custom call's JSON arguments, even if incomplete; else the raw arguments."""
     try:
-        found = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
+        decoded = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
         return arguments
-    text = found.get(INPUT, "") if isinstance(found, dict) else None
+    text = decoded.get(INPUT, "") if isinstance(decoded, dict) else None
     return text if isinstance(text, str) else arguments
 
 
@@ -79,13 +79,13 @@ class GivenTool:
         return {"type": "function", "function": present(given)}
 
     def _description(self) -> str | None:
-        found = [self.tool.description] if self.tool.description is not None else []
+        parts = [self.tool.description] if self.tool.description is not None else []
         if self.about:
-            found.append(f"Of all tools whose names begin like this one's: {self.about}")
+            parts.append(f"Of all tools whose names begin like this one's: {self.about}")
         form = self.tool.format if isinstance(self.tool, CustomTool) else None
         if form is not None and form.definition:
-            found.append(f"The {INPUT} follows this grammar ({form.syntax or 'lark'}):\n{form.definition}")
-        return "\n\n".join(found) if found else None
+            parts.append(f"The {INPUT} follows this grammar ({form.syntax or 'lark'}):\n{form.definition}")
+        return "\n\n".join(parts) if parts else None
 
     def call(self, call_id: str, arguments: str) -> dict[str, Any]:
         """Return the Responses API's item for a call of this tool, without item id and status."""
@@ -99,9 +99,9 @@ class GivenTool:
 class GivenTools:
     """All tools of a request and its tool choice."""
 
-    def __init__(self, asked: ResponsesRequest) -> None:
-        given = list(_given(asked))
-        self._choice = asked.tool_choice
+    def __init__(self, body: ResponsesRequest) -> None:
+        given = list(_given(body))
+        self._choice = body.tool_choice
         self.by_name = {one.name: one for one in given}
         self.shown = self._allowed(given)
         self.names: Names = [
@@ -137,8 +137,8 @@ def _named(choice: ResponseToolChoice) -> dict[str, Any]:
     return {"type": "function", "function": {"name": flat_name(choice.name, choice.namespace)}}
 
 
-def _given(asked: ResponsesRequest) -> Iterator[GivenTool]:
-    for i, tool in enumerate(asked.tools or ()):
+def _given(body: ResponsesRequest) -> Iterator[GivenTool]:
+    for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, NamespaceTool):
             about = tool.description
             for j, inner in enumerate(tool.tools):

@@ -103,12 +103,12 @@ class SglangFormatter(Formatter):
         return {"type": "stop", "matched": generation.ended_by(at)}
 
 
-async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:
+async def abort_endpoint(context: ServerContext, body: AbortGenerate, request: HttpRequest) -> Response:
     """End requests of the caller's key by `rid`, or all. Their responses have the finish reason `abort`."""
-    if not asked.abort_all and asked.rid is None:
+    if not body.abort_all and body.rid is None:
         raise wrong("rid", "give rid, or abort_all: true", "missing_required_parameter")
     for key, rid, end_early in tuple(context.abort_entries):
-        if key == request.key and (asked.abort_all or rid == asked.rid):
+        if key == request.key and (body.abort_all or rid == body.rid):
             end_early()
     return Response(media_type="text/plain")
 
@@ -116,10 +116,10 @@ async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: 
 class SglangLogprobs:
     """Log probabilities in `meta_info` for requests with `return_logprob`, accumulated as tokens arrive."""
 
-    def __init__(self, context: ServerContext, asked: GenerateRequest, num_answers: int) -> None:
-        self._tokenizer = context.tokenizer if asked.return_text_in_logprobs else None
-        self._with_top = bool(asked.top_logprobs_num)
-        self._from_prompt = asked.from_prompt
+    def __init__(self, context: ServerContext, body: GenerateRequest, num_answers: int) -> None:
+        self._tokenizer = context.tokenizer if body.return_text_in_logprobs else None
+        self._with_top = bool(body.top_logprobs_num)
+        self._from_prompt = body.from_prompt
         self._output = [(JsonList(), JsonList()) for _ in range(num_answers)]
         self._input: dict[int, dict[str, Any]] = {}  # by prompt, since each event repeats it
 
@@ -127,13 +127,13 @@ class SglangLogprobs:
         self._add(self._output[delta.index], delta.logprobs)
 
     def shown(self, generation: Generation, at: int, prompt: int) -> dict[str, Any]:
-        found = self._lists("output", self._output[at])
+        fields = self._lists("output", self._output[at])
         if self._from_prompt is not None:
             if prompt not in self._input:
                 self._add(lists := (JsonList(), JsonList()), generation.prompt_tokens(at)[self._from_prompt :])
                 self._input[prompt] = self._lists("input", lists)
-            found |= self._input[prompt]
-        return found
+            fields |= self._input[prompt]
+        return fields
 
     def _add(self, lists: tuple[JsonList, JsonList], tokens: Sequence[Logprob]) -> None:
         lists[0].add(self._triple(one.token_id, one.logprob) for one in tokens)
@@ -207,14 +207,14 @@ async def _wanted_by_prompt(
     context: ServerContext, generate: GenerateRequest, params: list[GenerateSampling], field: str, texts: list[Any]
 ) -> tuple[GenerateSampling, GenerationInput]:
     """Check and encode prompts, each with sampling parameters of its own. Raises `ApiError`."""
-    found = []
+    checked_prompts = []
     for i, (one, text) in enumerate(zip(params, texts, strict=True)):
-        found.append(await _wanted(context, generate, one, f"sampling_params.{i}.", field, [text]))
+        checked_prompts.append(await _wanted(context, generate, one, f"sampling_params.{i}.", field, [text]))
         for name in SAME_FOR_ALL:
-            value, first = getattr(found[i][0], name), getattr(found[0][0], name)
+            value, first = getattr(checked_prompts[i][0], name), getattr(checked_prompts[0][0], name)
             if value != first:
                 raise bad_value(f"sampling_params.{i}.{name}", value, "must be the same for all prompts of a request")
-    wanted = [one for _, one in found]
+    wanted = [one for _, one in checked_prompts]
     if len({(one.only_prompt, one.has_client_limit) for one in wanted}) > 1:
         reason = "max_tokens must be 0, more than 0, or left out for all prompts of a request alike"
         raise bad_value("sampling_params", len(params), reason)
@@ -222,7 +222,7 @@ async def _wanted_by_prompt(
     whole.prompts = [prompt for one in wanted for prompt in one.prompts]
     whole.by_prompt = [one.sampling for one in wanted]
     whole.ignored = tuple(dict.fromkeys(name for one in wanted for name in one.ignored))
-    return found[0][0], whole
+    return checked_prompts[0][0], whole
 
 
 SAME_FOR_ALL = ("n", "stream", "stream_options", "priority", "return_token_ids", "model")
@@ -230,14 +230,14 @@ SAME_FOR_ALL = ("n", "stream", "stream_options", "priority", "return_token_ids",
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
     """Return the name and value of the prompt field that is set. Raises `ApiError` 400 unless exactly one is."""
-    found: dict[str, str | list[Any]] = {}
+    prompts: dict[str, str | list[Any]] = {}
     for name in ("prompt", "text", "input_ids"):
-        if (value := getattr(generate, name)) is not None and value not in found.values():
-            found[name] = value
-    if len(found) != 1:
-        given = " and ".join(found) or "none"
+        if (value := getattr(generate, name)) is not None and value not in prompts.values():
+            prompts[name] = value
+    if len(prompts) != 1:
+        given = " and ".join(prompts) or "none"
         raise wrong("prompt", f"give one of prompt, text and input_ids (got {given})")
-    return found.popitem()
+    return prompts.popitem()
 
 
 def _merged(
