@@ -53,14 +53,14 @@ _REASONS = {
     401: "The API key is missing or wrong.",
     403: "The host or the origin of the request may not use this server.",
     404: "No such model, prefix, answer, file, batch or route.",
-    408: "The body came too slowly.",
-    409: "No more can be pinned, or kept, or something is in use, or has ended.",
+    408: "The body arrived too slowly.",
+    409: "A limit of pins, adapters, files or batches is reached, or the object is in use or has ended.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON, or of a file a form.",
-    429: "Too many requests wait; try again after `Retry-After` seconds.",
+    415: "`Content-Type` must be `application/json`, or `multipart/form-data` for a file.",
+    429: "Too many requests are queued; try again after `Retry-After` seconds.",
     500: "The engine failed on this request.",
     501: "This server has one model, or no folder for files and batches.",
-    503: "The engine is not ready, is gone, or the server is draining.",
+    503: "The engine is not ready or has failed, or the server is draining.",
     504: "The request took longer than the server allows.",
 }
 
@@ -123,7 +123,7 @@ def _responses(route: Route) -> dict[str, Any]:
         content[kind_of_stream] = {}  # no schema: readers disagree whether it would describe one event or the stream
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if route.body is admin.PrefixRequest:
-        responses["202"] = {"description": "It is accepted, and not ready on every engine yet.", "content": content}
+        responses["202"] = {"description": "Accepted, but not ready on every engine yet.", "content": content}
     error: type[BaseModel] = answers.ErrorAnswer
     if is_anthropic(route.path):
         error = AnthropicErrorAnswer

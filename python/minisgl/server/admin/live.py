@@ -51,9 +51,9 @@ class Watcher:
         self._begun: dict[int, StepView] = {}  # by engine: the last step passed to `begin`
         self._trees: dict[int, TreeView] = {}
 
-    def set_stats(self, found: dict[str, Any]) -> None:
+    def set_stats(self, stats: dict[str, Any]) -> None:
         self._stats_left_out += self._stats is not None
-        self._stats = found
+        self._stats = stats
 
     def begin(self, engine: int, recent: Sequence[StepView]) -> None:
         """Add recent scheduler steps of an engine from before this client connected."""
@@ -79,8 +79,8 @@ class Watcher:
 
     def events(self, text: Callable[[list[int]], str] | None) -> Iterator[bytes]:
         """Yield the unsent events and clear them. `text`: decodes token ids, where texts may be shown."""
-        if (found := self._stats) is not None:
-            yield sse({**found, "left_out": self._stats_left_out}, "stats")
+        if (stats := self._stats) is not None:
+            yield sse({**stats, "left_out": self._stats_left_out}, "stats")
             self._stats, self._stats_left_out = None, 0
         for engine, steps in self._steps.items():
             if steps:

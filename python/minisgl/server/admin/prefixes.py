@@ -142,10 +142,10 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
     @app.delete(PREFIXES + "/{prefix_id}")
     async def remove(request: Request, prefix_id: str) -> Response:
         check(request)
-        found = _found(context, prefix_id)
+        prefix = _found(context, prefix_id)
         async with in_time(context):
-            book.remove(found)
-            await context.client.until(lambda: book.is_removed(found))
+            book.remove(prefix)
+            await context.client.until(lambda: book.is_removed(prefix))
         return json_response({"id": prefix_id, "object": "cache.prefix", "deleted": True})
 
     @app.delete(CACHE)

@@ -392,17 +392,17 @@ def _missing_item(what: str, name: str) -> ApiError:
     return ApiError(404, f"{what}_id: {name[:80]!r} does not exist here", param=f"{what}_id", code=f"{what}_not_found")
 
 
-def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
-    """Add the routes of /v1/files. `found` returns the server's batches, or raises `ApiError` if there are none."""
+def add_files(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
+    """Add the routes of /v1/files. `batches_of` returns the server's batches, or raises `ApiError`."""
 
     @app.post(FILES)
     async def upload(request: Request) -> Response:
         with _store_errors():
-            return json_response(_shown_file(await found(request).upload(request)))
+            return json_response(_shown_file(await batches_of(request).upload(request)))
 
     @app.get(FILES)
     async def files(request: Request) -> Response:
-        batches, purpose = found(request), request.query_params.get("purpose")
+        batches, purpose = batches_of(request), request.query_params.get("purpose")
         if purpose not in (None, PURPOSE, OUTPUT_PURPOSE):
             raise bad_value("purpose", purpose, f"must be {PURPOSE} or {OUTPUT_PURPOSE}")
         all_ = await _query(batches, Store.files, request)
@@ -410,7 +410,7 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
         return json_response(page_of(shown, request, MAX_FILES_SHOWN, MAX_FILES_SHOWN))
 
     async def file_of(request: Request, file_id: str) -> tuple[Batches, FileInfo]:
-        batches = found(request)
+        batches = batches_of(request)
         info = await _query(batches, lambda store, owner: store.file(file_id, owner), request)
         if info is None:
             raise _missing_item("file", file_id)
@@ -432,24 +432,24 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
-    """Add the routes of /v1/batches. `found` returns the server's batches, or raises `ApiError` if there are none."""
+def add_batches(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
+    """Add the routes of /v1/batches. `batches_of` returns the server's batches, or raises `ApiError`."""
 
     @app.post(BATCHES)
     async def create(request: Request) -> Response:
-        batches = found(request)
+        batches = batches_of(request)
         with _store_errors():
             return json_response(batches.shown(await batches.create(request)))
 
     @app.get(BATCHES)
     async def all_batches(request: Request) -> Response:
-        batches = found(request)
+        batches = batches_of(request)
         all_ = await _query(batches, Store.batches, request)
         return json_response(page_of([batches.shown(one) for one in all_], request, MAX_BATCHES_SHOWN))
 
     @app.get(BATCHES + "/{batch_id}")
     async def batch(request: Request, batch_id: str) -> Response:
-        batches = found(request)
+        batches = batches_of(request)
         info = await _query(batches, lambda store, owner: store.batch(batch_id, owner), request)
         if info is None:
             raise _missing_item("batch", batch_id)
@@ -457,7 +457,7 @@ def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
 
     @app.post(BATCHES + "/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
-        batches = found(request)
+        batches = batches_of(request)
         with _store_errors():
             info = await batches.cancel(batch_id, batches.owner(request))
         if info is None:

@@ -96,8 +96,8 @@ class ServerContext:
         """Return the state that an API keeps between requests: one object per `kind`, created on first use."""
         if kind not in self._own:
             self._own[kind] = kind()
-        found: T = self._own[kind]
-        return found
+        state: T = self._own[kind]
+        return state
 
     @property
     def info(self) -> EngineReady:

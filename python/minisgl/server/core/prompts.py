@@ -348,8 +348,8 @@ class Prompts:
                 if (requested := getattr(sampling, name)) is not None:
                     raise bad_value(written.get(name, name), requested, "a simulated engine computes no probabilities")
         vocab_size = self.info.vocab_size
-        if found := sampling.beyond(vocab_size):
-            name, token = found
+        if beyond := sampling.beyond(vocab_size):
+            name, token = beyond
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
 
 

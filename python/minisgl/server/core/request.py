@@ -452,10 +452,10 @@ def _names(schemas: Iterable[Schema]) -> list[str]:
 
 def _subschemas(schema: Schema, part: Part) -> list[Schema]:
     if isinstance(part, int):
-        found = schema.get("items")
+        schema_of_part = schema.get("items")
     else:
-        found = schema.get("properties", {}).get(part, schema.get("additionalProperties"))
-    return [found] if isinstance(found, dict) else []
+        schema_of_part = schema.get("properties", {}).get(part, schema.get("additionalProperties"))
+    return [schema_of_part] if isinstance(schema_of_part, dict) else []
 
 
 def _describe(schema: Schema, root: Schema, number: int = 0) -> list[str]:

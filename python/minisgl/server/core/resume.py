@@ -121,11 +121,11 @@ class Resumable:
             self._origin.seed = sampling.seed
         return msgspec.structs.replace(sampling, seed=self._origin.seed)
 
-    def lengths(self, found: list[int], room: Sequence[int]) -> list[int]:
-        """Return the maximum lengths that all servers of the stream use, by prompt; `found` if it begins here. `room`:
+    def lengths(self, own: list[int], room: Sequence[int]) -> list[int]:
+        """Return the maximum lengths that all servers of the stream use, by prompt; `own` if it begins here. `room`:
         tokens of the context that each prompt leaves. Raises `ApiError` 400."""
         if self.said is None:
-            self._origin.lengths = found
+            self._origin.lengths = own
         given = self._origin.lengths
         if len(given) != len(room) or any(one > left for one, left in zip(given, room, strict=True)):
             raise _bad(f"lengths: {given[:8]}: the prompts leave {room[:8]} tokens")

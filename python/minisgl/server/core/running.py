@@ -202,8 +202,8 @@ class Running:
         """Wait for every choice to end; return one delta per choice with all output. Raises `ApiError` if one fails."""
         deltas: list[list[Delta]] = [[] for _ in self.generation.choices]
 
-        def sink(found: list[Delta]) -> None:
-            for delta in found:
+        def sink(new: list[Delta]) -> None:
+            for delta in new:
                 deltas[delta.index].append(delta)
 
         await self._follow(sink)

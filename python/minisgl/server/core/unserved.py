@@ -146,7 +146,7 @@ def _joined(models: Sequence[type[Body]]) -> AllowedFields:
     allowed = AllowedFields()
     for model in models:
         for name, one in model.model_fields.items():
-            bodies = [found for found in _types_in(one.annotation) if isinstance(found, type) and _is_body(found)]
+            bodies = [kind for kind in _types_in(one.annotation) if isinstance(kind, type) and _is_body(kind)]
             written = one.alias or name
             allowed.served[written] = tuple(dict.fromkeys((*allowed.served.get(written, ()), *bodies)))
         allowed.refused.update(model.NOT_YET)
@@ -158,5 +158,5 @@ def _joined(models: Sequence[type[Body]]) -> AllowedFields:
     return allowed
 
 
-def _is_body(found: type[Any]) -> bool:
-    return issubclass(found, Body | LeftOut)
+def _is_body(kind: type[Any]) -> bool:
+    return issubclass(kind, Body | LeftOut)

@@ -45,8 +45,8 @@ async def completion_endpoint(
 async def infill_endpoint(context: ServerContext, body: InfillRequest, request: HttpRequest) -> LlamaCppFormatter:
     completion = _completion(body, prompt=body.before(), suffix=body.input_suffix)
     with renamed(OF_GAPS):
-        generation_input = await continuation(context, completion, has_gap=True)
-    return LlamaCppFormatter(context, body, completion, generation_input)
+        wanted = await continuation(context, completion, has_gap=True)
+    return LlamaCppFormatter(context, body, completion, wanted)
 
 
 def _completion(body: LlamaCppSampling, **given: Any) -> CompletionRequest:
@@ -61,16 +61,16 @@ def _completion(body: LlamaCppSampling, **given: Any) -> CompletionRequest:
 
 class LlamaCppFormatter(Formatter):
     def __init__(
-        self, context: ServerContext, body: LlamaCppSampling, completion: CompletionRequest, found: Continuation
+        self, context: ServerContext, body: LlamaCppSampling, completion: CompletionRequest, wanted: Continuation
     ) -> None:
-        super().__init__(found, completion.stream, completion.priority)
+        super().__init__(wanted, completion.stream, completion.priority)
         self._model = context.served.check(body.model)
-        self._given = found.given
-        self._is_list = completion.prompt is not found.given[0]
-        self._settings = _settings(found.sampling, context.info.max_seq_len)
+        self._given = wanted.given
+        self._is_list = completion.prompt is not wanted.given[0]
+        self._settings = _settings(wanted.sampling, context.info.max_seq_len)
         self._fields = body.response_fields
         self._with_tokens = bool(body.return_tokens)
-        self._has_new_line = [False] * len(found.prompts)
+        self._has_new_line = [False] * len(wanted.prompts)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
         results = [self._last(generation, choice, choice.text) for choice in choices]

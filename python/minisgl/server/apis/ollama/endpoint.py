@@ -243,9 +243,9 @@ async def _continued(context: ServerContext, body: OllamaGenerateRequest) -> Oll
         raise bad_value("think", body.think, "needs the chat template: not with raw or suffix")
     with renamed(NAMES):
         completion = checked(present(fields), CompletionRequest)
-        found = await continuation(context, completion, has_gap=bool(body.suffix))
-    turn = Turn(found.prompts, found.sampling, only_prompt=found.only_prompt)
-    turn.ignored = (*(renamed_field(NAMES, name) for name in found.ignored), *ignored)
+        generation_input = await continuation(context, completion, has_gap=bool(body.suffix))
+    turn = Turn(generation_input.prompts, generation_input.sampling, only_prompt=generation_input.only_prompt)
+    turn.ignored = (*(renamed_field(NAMES, name) for name in generation_input.ignored), *ignored)
     return OllamaFormatter(context, body, completion, turn, as_response)
 
 

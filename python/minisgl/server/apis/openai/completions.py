@@ -35,15 +35,15 @@ async def completion_endpoint(
 
 
 class CompletionFormatter(Formatter):
-    def __init__(self, context: ServerContext, completion: CompletionRequest, found: Continuation) -> None:
-        super().__init__(found, completion.stream, completion.priority)
+    def __init__(self, context: ServerContext, completion: CompletionRequest, wanted: Continuation) -> None:
+        super().__init__(wanted, completion.stream, completion.priority)
         self._tokenizer = context.tokenizer
         self._asked = completion
-        self._num_generated = found.sampling.n  # choices per prompt: `best_of`
+        self._num_generated = wanted.sampling.n  # choices per prompt: `best_of`
         self._with_logprobs = completion.logprobs is not None
         self._as_ids = bool(completion.return_tokens_as_token_ids)
         self._choices: dict[int, _Choice] = {}  # by index; streams only
-        self._given = found.given
+        self._given = wanted.given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
         self._prompt_logprobs: dict[int, msgspec.Raw] = {}
         self._head: dict[str, Any] = {

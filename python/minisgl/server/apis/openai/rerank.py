@@ -154,15 +154,15 @@ class _Scores:
         begins = context.own_prompts.of_a_search()
         texts = [[begin + text for text in one] for begin, one in zip(begins, zip(*pairs, strict=True), strict=True)]
         places: dict[str, int] = {}
-        found: list[Int32Array] = []
+        encoded: list[Int32Array] = []
         for own, field, of_second in zip(texts, fields, (False, True), strict=True):
             new = [text for text in dict.fromkeys(own) if text not in places]
-            places |= {text: len(found) + i for i, text in enumerate(new)}
+            places |= {text: len(encoded) + i for i, text in enumerate(new)}
             keep = min(most, context.info.max_seq_len - 1) if of_second and most is not None else -1 if cut else None
             given: list[str | list[int]] = list(new)
-            found += (await context.prompts.encode(given, sampling, keep, field, side="right"))[0]
+            encoded += (await context.prompts.encode(given, sampling, keep, field, side="right"))[0]
         both = [(places[one], places[other]) for one, other in zip(*texts, strict=True)]
-        return cls(found, sampling, both)
+        return cls(encoded, sampling, both)
 
     def read(self, generation: Generation, count: int) -> list[float]:
         """Return the relevance scores from the pooled results of `count` prompts."""

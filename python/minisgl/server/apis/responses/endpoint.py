@@ -595,12 +595,12 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
 
     @app.get(f"{RESPONSES}/{{response_id}}")
     async def get(request: Request, response_id: str) -> Response:
-        found = store.response(response_id, _key(request))
-        if found is None:
+        response = store.response(response_id, _key(request))
+        if response is None:
             raise _not_found(response_id)
         if request.query_params.get("stream") in ("true", "1"):
             raise bad_value("stream", True, "a stored response is not streamed", "unsupported_value")
-        return Response(found, media_type="application/json")
+        return Response(response, media_type="application/json")
 
     @app.delete(f"{RESPONSES}/{{response_id}}")
     async def delete(request: Request, response_id: str) -> Response:

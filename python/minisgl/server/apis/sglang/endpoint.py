@@ -51,8 +51,8 @@ class SglangFormatter(Formatter):
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
         for one in choices:
             self._take(one)
-        found = [self._answer(generation, at, one.text, one.finish_reason) for at, one in enumerate(choices)]
-        return found if self._is_list else found[0]
+        answers = [self._answer(generation, at, one.text, one.finish_reason) for at, one in enumerate(choices)]
+        return answers if self._is_list else answers[0]
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         frames = []
@@ -141,8 +141,8 @@ class SglangLogprobs:
             lists[1].add(None if one.logprob is None else [self._triple(*top) for top in one.top] for one in tokens)
 
     def _lists(self, name: str, lists: tuple[JsonList, JsonList]) -> dict[str, Any]:
-        found = {f"{name}_token_logprobs": lists[0].shown()}
-        return found | ({f"{name}_top_logprobs": lists[1].shown()} if self._with_top else {})
+        fields = {f"{name}_token_logprobs": lists[0].shown()}
+        return fields | ({f"{name}_top_logprobs": lists[1].shown()} if self._with_top else {})
 
     def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
         return [logprob, token_id, None if self._tokenizer is None else token_text(self._tokenizer, token_id)]
@@ -289,9 +289,9 @@ class GenerateFormatter(Formatter):
         return None if self._with_token_ids or self._continuous_usage else GatewayFormat("generate")
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        [found] = choices
-        done = _end(generation, found.finish_reason)
-        return {"text": found.text, "token_ids": generation.token_ids(0), **done, **self._more}
+        [choice] = choices
+        done = _end(generation, choice.finish_reason)
+        return {"text": choice.text, "token_ids": generation.token_ids(0), **done, **self._more}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         lines = []
