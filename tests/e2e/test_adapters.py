@@ -97,7 +97,7 @@ def test_no_prefix_is_found_by_another(http: httpx.Client) -> None:
     ]
     assert cached == [0, 0, 0] + [(len(prompt) - 1) // 4 * 4] * 3
     refused = http.post("/v1/cache/prefixes", json={"text": prompt, "model": "sql"})
-    assert refused.status_code == 400 and "not of its adapters" in refused.json()["error"]["message"]
+    assert refused.status_code == 400 and "not for adapters" in refused.json()["error"]["message"]
 
 
 def test_one_comes_and_goes_while_others_stream(http: httpx.Client, place: Path) -> None:
@@ -231,7 +231,7 @@ def test_who_may_load_them(front_end: str, place: Path, tmp_path: Path) -> None:
                 code, text = status("sk-other", path)
                 assert (
                     code,
-                    ("API key other: not without `lora: true`" if folder else "lora_folder, a key of --config") in text,
+                    ("API key other: needs `lora: true`" if folder else "lora_folder, a key of --config") in text,
                 ) == (
                     403,
                     True,

@@ -159,11 +159,11 @@ def test_what_a_batch_may_not_be(ann: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="completion_window: must be hours or days"):
         window: Any = "soon"
         make(input_file_id=file.id, endpoint="/v1/completions", completion_window=window)
-    with pytest.raises(openai.BadRequestError, match=r"file: line 2: body.stream: a batch has whole answers") as caught:
+    with pytest.raises(openai.BadRequestError, match=r"file: line 2: body.stream: batches do not stream") as caught:
         lines = [batches.request(0, "a"), batches.request(1, "b", stream=True)]
         ann.files.create(file=batches.jsonl(lines), purpose="batch")
     assert caught.value.body == {
-        "message": "file: line 2: body.stream: a batch has whole answers: leave it out (got true)",
+        "message": "file: line 2: body.stream: batches do not stream: leave it out (got true)",
         "type": "invalid_request_error",
         "param": "body.stream",
         "code": "invalid_jsonl",

@@ -92,7 +92,7 @@ def test_as_many_requests_of_a_key_wait_for_all_models(server: ServerProcess) ->
             until(lambda: waiting(server, "queues") == 2, "they do not wait")
             refused = http.post("/v1/completions", json=body("c"))
             assert refused.status_code == 429 and refused.json()["error"]["code"] == "key_limit", refused.text
-            assert "2 requests of it wait already, its limit is 2 (max_queued_requests)" in refused.text
+            assert "2 of its requests are queued, its limit is 2 (max_queued_requests)" in refused.text
             assert refused.headers["retry-after"] == "1"
             assert admin.post("/v1/completions", json=body("c")).status_code == 200
             lines = admin.get("/metrics").text
@@ -110,7 +110,7 @@ def test_tokens_per_minute_are_of_all_models(server: ServerProcess) -> None:
             assert http.post("/v1/completions", json=body(name, prompt=prompt)).status_code == 200
         until(lambda: http.post("/v1/completions", json=body("c")).status_code == 429, "its tokens are not counted")
         refused = http.post("/v1/completions", json=body("a"))
-        assert f"it has used its {PER_MINUTE} tokens per minute (tokens_per_minute)" in refused.text
+        assert f"its {PER_MINUTE} tokens per minute are used up (tokens_per_minute)" in refused.text
         assert int(refused.headers["retry-after"]) > 1
         with client(server, "admin") as admin:  # nor does a server take with it what it has counted
             for name in "ab":

@@ -135,7 +135,7 @@ def test_a_gateway_that_cannot_start_says_why_and_python_serves(
     with FrontEnd.open(asked, port, tmp_path, "engine") as found:
         assert (found.name, found.listener, found.gateway) == ("python", port, None)
         assert port.fileno() >= 0
-    assert [record.getMessage() for record in caplog.records] == [f"the Python front end serves: no gateway: {why}"]
+    assert [record.getMessage() for record in caplog.records] == [f"using the Python front end: no gateway: {why}"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -19,7 +19,7 @@ def told(config: ServerConfig = CONFIG) -> dict[str, Any]:
     return found
 
 
-def test_of_a_plain_server() -> None:
+def test_config_of_a_plain_server_has_its_values() -> None:
     found = told()
     assert found["limits"] == {name: getattr(Limits(), name) for name in Limits.__struct_fields__}
     assert found["silence"] == {"head_wait": CONFIG.silence.head_wait, "longest": 15.0}
@@ -29,7 +29,7 @@ def test_of_a_plain_server() -> None:
     assert found["watch"] == {name: getattr(TIMES, name) for name in TIMES.__struct_fields__}
 
 
-def test_of_flags() -> None:
+def test_config_follows_flags() -> None:
     config = ServerConfig(
         engine=EngineConfig(model=MODEL, log_level="warning"),
         host="0.0.0.0",

@@ -1,10 +1,10 @@
-"""The HTTP server: `app.py` puts it together, `routes.py` is the table of all routes, and `prepare.py` answers the
-gateway's questions by the same functions. `gateway.py` decides who owns the port, `gateway_config.py` what the gateway
-is told.
+"""The HTTP server. `app.py` assembles it, `routes.py` is the table of all routes, `prepare.py` prepares requests for
+the gateway with the same functions, `gateway.py` decides which front end owns the port, and `gateway_config.py` is the
+gateway's configuration.
 
-Behind walls: `core/`, the way of every request; `apis/`, a folder for each API; `admin/`, what operators ask and
-change; `batches/`. Imports point one way: all know `core/`, `core/` knows none of them, no API knows another
-(`tests/test_layering.py`). Text and engines without HTTP stand in `frontend/` and `tokenizer/`.
+Folders: `core/`, the code that every request passes through; `apis/`, one folder per API; `admin/`, routes for
+operators; `batches/`. Imports point one way: all import `core/`, `core/` imports none of them, no API imports another
+(`tests/test_layering.py`). Text processing and engine clients without HTTP are in `frontend/` and `tokenizer/`.
 
 Start reading in `core/middleware.py`, at `Posts`.
 """

@@ -1,4 +1,4 @@
-"""The HTTP application: what is built over an engine client and a tokenizer."""
+"""Assembles the HTTP application from an engine client and a tokenizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from minisgl.server.admin.prefixes import PREFIXES, add_cache
 from minisgl.server.apis.anthropic.models import shown_model, shown_models
 from minisgl.server.apis.responses.endpoint import add_responses
 from minisgl.server.batches.background import Background
-from minisgl.server.batches.endpoint import Batches, add_batches, add_files, asks, no_batches, room_of
+from minisgl.server.batches.endpoint import Batches, add_batches, add_files, line_capacity, line_submitter, no_batches
 from minisgl.server.batches.store import Store
 from minisgl.server.core.api_keys import KeyUse
 from minisgl.server.core.context import Served, ServerContext
@@ -34,7 +34,7 @@ from minisgl.server.core.tools import Parsing
 from minisgl.server.core.waiting import Queue
 from minisgl.server.openapi import POLICY, docs_page, install_openapi
 from minisgl.server.prepare import Preparing
-from minisgl.server.routes import POSTS, ROUTES, Told, card, models
+from minisgl.server.routes import POSTS, ROUTES, Handler, card, models
 from minisgl.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """What an HTTP server runs, and what its supervisor must reach."""
+    """The HTTP application and its parts that the supervisor must start and stop."""
 
     context: ServerContext
-    middleware: Middleware  # an ASGI application
-    batches: Batches | None  # to be started, and stopped
-    preparing: Preparing | None  # answers the gateway's questions, if there is one; to be started, and stopped
+    middleware: Middleware  # the outermost ASGI app
+    batches: Batches | None  # to start and stop
+    preparing: Preparing | None  # if there is a gateway; to start and stop
 
 
 def build_app(
@@ -59,8 +59,8 @@ def build_app(
     gateway: Gateway | None = None,
     pool: Callable[[], Mapping[str, Any]] | None = None,
 ) -> Application:
-    """`client` must be ready. `defaults`: fields of `SamplingParams` for requests that leave them out. `gateway`: what
-    answers at the port before this. `pool`: what stands before several engines says so of itself."""
+    """Assemble the application. `client` must be ready. `defaults`: `SamplingParams` fields that requests leave out.
+    `gateway`: the front end at the port, if any. `pool`: returns the router's metrics, if there are several engines."""
     app = FastAPI(title="minisgl", docs_url=None, redoc_url=None, redirect_slashes=False)
     keys = KeyUse(
         config.api_keys,
@@ -76,10 +76,10 @@ def build_app(
     posts = Posts(context, POSTS, app, Receipts(context))
     batches = None
     if config.state_dir is not None:
-        batches = Batches(config, Store.open(config.state_dir), room_of(context), asks(posts, config))
+        batches = Batches(config, Store.open(config.state_dir), line_capacity(context), line_submitter(posts, config))
         metrics.batches = batches.runner.lines
     _add_routes(app, context, batches)
-    inner = Background(posts, room_of(context)) if config.takes_lines else posts
+    inner = Background(posts, line_capacity(context)) if config.takes_lines else posts
     middleware = Middleware(inner, config)
     preparing = None if gateway is None else Preparing(gateway, middleware, posts)
     return Application(context, middleware, batches, preparing)
@@ -92,8 +92,8 @@ def _metrics(
     gateway: Gateway | None,
     pool: Callable[[], Mapping[str, Any]] | None,
 ) -> Metrics:
-    """Make the figures of a server; its engine client tells them what they take from there."""
-    found = Metrics(
+    """Create the server's metrics, and connect the engine client to those that it measures."""
+    metrics = Metrics(
         lambda: client.stats,
         lambda: client.info,
         lambda: client.failure is None,
@@ -108,22 +108,22 @@ def _metrics(
         trace=ChromeTrace(steps, "http", say) if (steps := config.engine.debug.profile_steps) else None,
         keys=keys.counts,
     )
-    client.dispatch, client.processor.queue = found.dispatch, found.queue
-    client.codec = found.codec(measured=config.engine.debug.transport_stats)
-    return found
+    client.dispatch, client.processor.queue = metrics.dispatch, metrics.queue
+    client.codec = metrics.codec(measured=config.engine.debug.transport_stats)
+    return metrics
 
 
 def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -> None:
     install_handlers(app)
-    found = no_batches if batches is None else batches.here
-    add_files(app, found)
-    add_batches(app, found)
+    get_batches = no_batches if batches is None else batches.here
+    add_files(app, get_batches)
+    add_batches(app, get_batches)
     add_cache(app, context)
     add_responses(app, context)
     for path in POSTS:
         if path != PREFIXES:
             app.post(path)(_for_the_page)
-    _add_told(app, context)
+    _add_handlers(app, context)
     add_live(app, context)
     _answer_head(app)
     install_openapi(app)
@@ -131,22 +131,22 @@ def _add_routes(app: FastAPI, context: ServerContext, batches: Batches | None) -
 
 
 async def _for_the_page() -> None:
-    """Stands for a POST endpoint on the OpenAPI page, and answers other methods with 405; `Posts` answers its own."""
+    """Placeholder for a POST endpoint on the OpenAPI page; other methods get 405. `Posts` handles the POST itself."""
 
 
-def _answers(context: ServerContext, told: Told) -> Callable[[], Awaitable[Response]]:
+def _answers(context: ServerContext, handler: Handler) -> Callable[[], Awaitable[Response]]:
     async def answer() -> Response:
-        found = told(context)
-        return found if isinstance(found, Response) else json_response(found)
+        shown = handler(context)
+        return shown if isinstance(shown, Response) else json_response(shown)
 
     return answer
 
 
-def _add_told(app: FastAPI, context: ServerContext) -> None:
+def _add_handlers(app: FastAPI, context: ServerContext) -> None:
     for route in ROUTES:
-        if route.told is not None:
+        if route.handler is not None:
             methods = [route.method.upper(), *route.also]
-            app.api_route(route.path, methods=methods)(_answers(context, route.told))
+            app.api_route(route.path, methods=methods)(_answers(context, route.handler))
 
     @app.get(MODELS)
     async def all_models(request: Request) -> Response:
@@ -164,11 +164,11 @@ def _add_docs(app: FastAPI) -> None:
     async def docs(_: object) -> Response:
         return Response(text, media_type="text/html", headers={"content-security-policy": POLICY})
 
-    app.add_route("/docs", docs)  # no part of the OpenAPI page, as /openapi.json
+    app.add_route("/docs", docs)  # not on the OpenAPI page, like /openapi.json
 
 
 def _answer_head(app: FastAPI) -> None:
-    """On every GET route; the HTTP server leaves the body out."""
+    """Allow HEAD on every GET route; the HTTP server drops the body."""
     for route in app.routes:
         if isinstance(route, APIRoute) and route.methods is not None and "GET" in route.methods:
             route.methods.add("HEAD")

@@ -1,7 +1,8 @@
-"""Who owns the server's port: the gateway, with the Python server on a Unix socket behind it, or the Python server.
+"""Decides which front end owns the server's port: the gateway, with the Python server on a Unix socket behind it, or
+the Python server.
 
-Invariants: the port is answered before anything heavy is imported; a gateway that cannot start costs one line of the
-log: the Python server then owns the port; the gateway's threads and sockets end with the `with` block.
+Invariants: the port answers before any slow import; a gateway that cannot start costs one log line: the Python server
+then owns the port; the gateway's threads and sockets end with the `with` block.
 """
 
 from __future__ import annotations
@@ -19,31 +20,31 @@ from minisgl.server.core.log import say
 if TYPE_CHECKING:  # the extension may be missing
     from minisgl._rust import Gateway
 
-SOCKET = "http"  # of the Python server, in the private folder
+SOCKET = "http"  # file name of the Python server's socket, in the private folder
 BACKLOG = 2048
 
 
 class NoGateway(RuntimeError):
-    """Why there is none."""
+    """The gateway cannot be used; the message says why."""
 
 
 def gateway_class() -> Callable[[int, str, str], Gateway]:
-    """The class in the extension. Arguments: the port's file descriptor, which it duplicates, the engine's socket, the
-    Python server's. Raises `NoGateway`."""
+    """Return the gateway's class of the compiled extension. Its arguments: the port's file descriptor, which it
+    duplicates, the path of the engine's socket, and that of the Python server's. Raises `NoGateway`."""
     if why_missing():
-        raise NoGateway(f"it {NEEDS}")  # the first line of the log says why
-    found: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
-    if found is None:
+        raise NoGateway(f"it {NEEDS}")  # the log's first line has the reason
+    gateway: Callable[[int, str, str], Gateway] | None = getattr(_rust, "Gateway", None)
+    if gateway is None:
         raise NoGateway("the extension was built without it")
-    return found
+    return gateway
 
 
 class FrontEnd:
-    """Use `open`, and `with`. `listener` is what the Python server serves."""
+    """Front end that owns the port; a context manager. The Python server serves the socket `listener`."""
 
     def __init__(self, port: socket.socket, listener: socket.socket, gateway: Gateway | None) -> None:
         self.address: tuple[str, int] = port.getsockname()[:2]
-        """Host and port."""
+        """Address of the port: host and port number."""
         self.listener = listener
         self.gateway = gateway
 
@@ -52,10 +53,10 @@ class FrontEnd:
         return "python" if self.gateway is None else "rust"
 
     @classmethod
-    def open(cls, asked: str, port: socket.socket, folder: Path, engine: str) -> FrontEnd:
-        """`port` listens; it becomes the front end's. `engine`: path of the engine process's socket. Says why there is
-        no gateway although `asked` (rust, or auto) is not python."""
-        if asked == "python":
+    def open(cls, frontend: str, port: socket.socket, folder: Path, engine: str) -> FrontEnd:
+        """Start the front end `frontend` ("rust", "auto" or "python") on the listening `port`, which it then owns.
+        `engine`: path of the engine's socket. Falls back to Python, with a log line, if the gateway cannot start."""
+        if frontend == "python":
             return cls(port, port, None)
         path = str(folder / SOCKET)
         listener: socket.socket | None = None
@@ -67,14 +68,14 @@ class FrontEnd:
             if listener is not None:
                 listener.close()
                 os.unlink(path)
-            say(f"the Python front end serves: no gateway: {error}")
+            say(f"using the Python front end: no gateway: {error}")
             return cls(port, port, None)
-        found = cls(port, listener, gateway)
-        port.close()  # the gateway has a descriptor of its own, and closes the port by closing that
-        return found
+        front_end = cls(port, listener, gateway)
+        port.close()  # the gateway has its own descriptor, which keeps the port open until it stops
+        return front_end
 
     async def stop(self, grace_s: float) -> None:
-        """Stop the gateway, if there is one. Idempotent."""
+        """Stop the gateway, if there is one, within `grace_s`. Idempotent."""
         import asyncio
 
         if self.gateway is not None:
@@ -90,7 +91,7 @@ class FrontEnd:
 
 
 def _listen(path: str) -> socket.socket:
-    """Connections wait until the Python server takes them."""
+    """Return a non-blocking Unix socket that listens at `path`; connections wait in its backlog."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         listener.bind(path)

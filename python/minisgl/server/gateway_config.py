@@ -1,4 +1,5 @@
-"""What the gateway is told once, as JSON, when the engine is ready (`rust/minisgl-gateway/src/config.rs` reads it).
+"""Configuration of the gateway: sent once, as JSON, when the engine is ready (`rust/minisgl-gateway/src/config.rs`
+parses it).
 
 Invariants: values are those that the Python server itself uses, resolved; the gateway has no limit of its own.
 """
@@ -20,13 +21,13 @@ from minisgl.server.core.errors import ApiError, engine_error, engine_gone, gram
 from minisgl.server.core.log import shows_access
 
 VERSION = 8
-"""The version of what is told. The extension reads one, and refuses others."""
+"""Version of the configuration format. The extension accepts one, and refuses others."""
 
 
 def encoded(config: ServerConfig) -> bytes:
-    """JSON; its fields are described where they are read."""
+    """Return the configuration as JSON; its fields are documented where the gateway parses them."""
     callers = Callers.of(config)
-    found = {
+    config_fields = {
         "version": VERSION,
         "num_keys": len(names(config.api_keys)),
         "limits": config.limits,
@@ -43,20 +44,20 @@ def encoded(config: ServerConfig) -> bytes:
         "metrics": {"seconds": SECONDS, "tokens": TOKENS, "window_s": WINDOW_NS / 1e9},
         "watch": TIMES,
     }
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(config_fields)
 
 
 def _errors(limits: Limits) -> dict[str, Any]:
-    """What is said where a request fails that was accepted. A message is empty where the engine has the words."""
+    """Return the error responses for accepted requests that fail. A message is empty where the engine supplies it."""
     return {
         "grammar_refused": GRAMMAR_REFUSED,
-        "engine": _told(engine_error("")),
-        "grammar": _told(grammar_refused("")),
-        "engine_gone": _told(engine_gone("")),
-        "too_late": _told(too_late(limits.request_timeout or 0.0)),
-        "bug": _told(internal_error("panic")),
+        "engine": _error_fields(engine_error("")),
+        "grammar": _error_fields(grammar_refused("")),
+        "engine_gone": _error_fields(engine_gone("")),
+        "too_late": _error_fields(too_late(limits.request_timeout or 0.0)),
+        "bug": _error_fields(internal_error("panic")),
     }
 
 
-def _told(error: ApiError) -> dict[str, Any]:
+def _error_fields(error: ApiError) -> dict[str, Any]:
     return {"status": error.status, "code": error.code, "body": error.body}

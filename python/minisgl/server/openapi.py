@@ -1,8 +1,8 @@
-"""The OpenAPI page: every route with the body it takes and the answers it gives. /docs is the same as HTML that needs
-nothing else, no script and no other host.
+"""The OpenAPI page: every route with its request body and its responses. /docs is the same as self-contained HTML,
+without scripts or other hosts.
 
-Invariants: bodies and answers are those of routes.py; a route of the app that is not described there is an error at the
-first look; text of a schema stands in the HTML as text.
+Invariants: bodies and responses are those of routes.py; an app route that is missing there is an error at start; text
+of a schema is escaped in the HTML.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _REASONS = {
     401: "The API key is missing or wrong.",
     403: "The host or the origin of the request may not use this server.",
     404: "No such model, prefix, answer, file, batch or route.",
-    408: "The body came too slowly.",
-    409: "No more can be pinned, or kept, or something is in use, or has ended.",
+    408: "The body arrived too slowly.",
+    409: "A limit of pins, adapters, files or batches is reached, or the object is in use or has ended.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON, or of a file a form.",
-    429: "Too many requests wait; try again after `Retry-After` seconds.",
+    415: "`Content-Type` must be `application/json`, or `multipart/form-data` for a file.",
+    429: "Too many requests are queued; try again after `Retry-After` seconds.",
     500: "The engine failed on this request.",
     501: "This server has one model, or no folder for files and batches.",
-    503: "The engine is not ready, is gone, or the server is draining.",
+    503: "The engine is not ready or has failed, or the server is draining.",
     504: "The request took longer than the server allows.",
 }
 
 
 def install_openapi(app: FastAPI) -> None:
-    """Make the page of `app` the one described here. Raises `RuntimeError` for a route without a description."""
+    """Replace the app's OpenAPI document by the one made here. Raises `RuntimeError` for an undescribed route."""
     served = {_name(route.path) for route in app.routes if isinstance(route, APIRoute)}
     if missing := served ^ {route.path for route in ROUTES}:
         raise RuntimeError(f"routes and their descriptions differ: {', '.join(sorted(missing))}")
@@ -75,7 +75,7 @@ def install_openapi(app: FastAPI) -> None:
 
 
 def _name(path: str) -> str:
-    """The page knows no path converters."""
+    """Return a route's path without FastAPI's converters (":path"), which OpenAPI does not have."""
     return path.replace(":path}", "}")
 
 
@@ -99,10 +99,10 @@ def _page() -> dict[str, Any]:
 
 
 def _paths() -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
-        found.setdefault(route.path, {})[route.method] = _operation(route)
-    return found
+        paths.setdefault(route.path, {})[route.method] = _operation(route)
+    return paths
 
 
 def _operation(route: Route) -> dict[str, Any]:
@@ -120,10 +120,10 @@ def _operation(route: Route) -> dict[str, Any]:
 def _responses(route: Route) -> dict[str, Any]:
     content = {"text/plain": {"schema": {"type": "string"}}} if route.answer is None else _json(route.answer)
     for kind_of_stream in STREAMED.get(route.path, ()):
-        content[kind_of_stream] = {}  # a schema would be one of each event, or of none, by who reads it
+        content[kind_of_stream] = {}  # no schema: readers disagree whether it would describe one event or the stream
     responses: dict[str, Any] = {"200": {"description": "The answer.", "content": content}}
     if route.body is admin.PrefixRequest:
-        responses["202"] = {"description": "It is accepted, and not ready on every engine yet.", "content": content}
+        responses["202"] = {"description": "Accepted, but not ready on every engine yet.", "content": content}
     error: type[BaseModel] = answers.ErrorAnswer
     if is_anthropic(route.path):
         error = AnthropicErrorAnswer
@@ -146,7 +146,7 @@ def _as(media_type: str, model: type[BaseModel]) -> dict[str, Any]:
 
 
 def docs_page(page: dict[str, Any]) -> str:
-    """`page`: an OpenAPI document."""
+    """Return an OpenAPI document as an HTML page."""
     title = f"{page['info']['title']} {page['info']['version']}"
     routes = [
         _html_route(method, path, operation)
@@ -202,12 +202,12 @@ def _schema(name: str, schema: dict[str, Any]) -> str:
 
 
 def kind(schema: dict[str, Any]) -> str:
-    """A type in words: `whole number`, `list of text`, the name of another body."""
+    """Describe a schema's type in words: `whole number`, `list of text`, the name of another body."""
     if "$ref" in schema:
         return _ref_name(schema)
     if choices := schema.get("anyOf") or schema.get("oneOf"):
-        found = [kind(one) for one in choices if one.get("type") != "null"]
-        return " or ".join(dict.fromkeys(found)) or "null"
+        kinds = [kind(one) for one in choices if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(kinds)) or "null"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "const" in schema:

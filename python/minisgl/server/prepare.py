@@ -1,8 +1,9 @@
-"""Answers what the gateway asks about a request for text: all that happens once a request, by the functions that the
-Python front end has for it.
+"""Prepares text requests for the gateway: everything that is done once per request, with the functions of the Python
+front end.
 
-Invariants: every question has one answer; it is asked and answered on the event loop, and several at once are taken
-together; a request of which only the Python server shows the answer goes on to it before its prompt is encoded.
+Invariants: every question of the gateway gets one answer; questions are answered on the event loop, and those that
+arrive together are read together; a request that only the Python server can answer is forwarded to it before its prompt
+is encoded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from minisgl.server.core.admission import Admission
 from minisgl.server.core.callers import Pairs
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.formatter import Formatter
-from minisgl.server.core.middleware import Admitted, Middleware, Posts
+from minisgl.server.core.middleware import CheckedRequest, Middleware, Posts
 from minisgl.server.core.request import HttpRequest
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _log = logging.getLogger("minisgl.server")
 
 
 class Preparing:
-    """Answers the questions of one gateway, from `start` to `stop`, which are called on the event loop."""
+    """Answers the questions of one gateway between `start` and `stop`, which are called on the event loop."""
 
     def __init__(self, gateway: Gateway, middleware: Middleware, posts: Posts) -> None:
         self._gateway = gateway
@@ -42,21 +43,21 @@ class Preparing:
         self._posts = posts
         self._context = posts.context
         self._fd = gateway.questions_fd()
-        self._tasks: dict[int, asyncio.Task[None]] = {}  # by number of the question
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by question id
 
     def start(self) -> None:
-        asyncio.get_running_loop().add_reader(self._fd, self._take)
+        asyncio.get_running_loop().add_reader(self._fd, self._read_questions)
 
     def stop(self) -> None:
         asyncio.get_running_loop().remove_reader(self._fd)
 
-    def _take(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it was read empty already
+    def _read_questions(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe may be empty already
             os.read(self._fd, WOKEN_BYTES)
         loop = asyncio.get_running_loop()
         withdrawn = set(self._gateway.withdrawn())
         for number in withdrawn & self._tasks.keys():
-            self._tasks[number].cancel()  # its turn, its place in a lane and its count are given back
+            self._tasks[number].cancel()  # gives back its turn, its thread and its count
         for number, method, target, headers, body in self._gateway.questions():
             if number not in withdrawn:
                 self._tasks[number] = loop.create_task(self._answer(number, method, target, headers, body))
@@ -66,17 +67,18 @@ class Preparing:
         admitted = self._middleware.admit(method, "1.1", target, headers)
         is_head = body is None
         admitted.request.body += body or b""
-        del body  # it may be large, and its turn far
+        del body  # may be large, and wait long for its turn
         try:
-            found = await self._prepared(admitted, is_head)
-            if self._gateway.answer(number, encode(found)) and isinstance(found, WholeAnswer):
+            prepared = await self._prepared(admitted, is_head)
+            if self._gateway.answer(number, encode(prepared)) and isinstance(prepared, WholeAnswer):
                 admitted.request.log()
         except Exception:
             _log.exception("a bug in what the gateway asks about a POST %s", target)
-            self._gateway.answer(number, encode(PassOn()))  # the Python server says what it makes of it
+            self._gateway.answer(number, encode(PassOn()))  # the Python server will report the error
 
-    async def _prepared(self, admitted: Admitted, is_head: bool) -> Prepared:
-        """Return what becomes of a request; `is_head`: its body is not there yet."""
+    async def _prepared(self, admitted: CheckedRequest, is_head: bool) -> Prepared:
+        """Decide how the gateway handles a request: generate, send a complete response, or pass it on to Python.
+        `is_head`: the body has not arrived yet."""
         request, early = admitted.request, admitted.early
         if is_head:
             return Read() if early is None else PassOn()
@@ -139,10 +141,10 @@ def _whole(answer: Response, more: Pairs) -> WholeAnswer:
 
 
 def _is_shown_by_gateway(body: Any) -> bool:
-    """Whether no field of a body asks for what only the Python server shows: what follows is then not done twice."""
+    """Return false if a field of the body needs the Python server's formatter; it is then not prepared twice."""
     asks = any(getattr(body, name, None) for name in _ASKS) or any(getattr(body, n, None) is not None for n in _GIVEN)
     return not asks and body.limit() != 0
 
 
 _ASKS = ("return_token_ids", "return_tokens_as_token_ids", "continuous_usage", "receipt", "echo")
-_GIVEN = ("prompt_logprobs", "best_of", "text", "input_ids")  # whatever their value is
+_GIVEN = ("prompt_logprobs", "best_of", "text", "input_ids")  # if not None

@@ -1,7 +1,7 @@
-"""All routes: what each takes, what answers it, and what is said of it on the OpenAPI page.
+"""Table of all routes: request body, handler, response model, and description for the OpenAPI page.
 
-Invariants: a POST's body is what its endpoint says that it takes. Routes without an endpoint here are those of
-`admin/`, `batches/` and `apis/responses/`, whose answers hang on more than a body.
+Invariants: a POST's body type is that of its endpoint's parameter. Routes without a handler here are those of `admin/`,
+`batches/` and `apis/responses/`, whose responses depend on more than a body.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.embeddings import embeddings_endpoint
 from minisgl.server.core.middleware import Endpoint
 
-Told = Callable[[ServerContext], Any]
+Handler = Callable[[ServerContext], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`endpoint` answers a POST; `told` says what the answer is, or makes it, without a body. `also`: more methods."""
+    """Route and handler: `endpoint` for a POST with a body, else `handler`, which returns the response or its JSON."""
 
     path: str
     method: str
@@ -50,7 +50,7 @@ class Route:
     errors: tuple[int, ...] = (401, 403, 503)
     body_type: str = "application/json"
     endpoint: Endpoint | None = None
-    told: Told | None = None
+    handler: Handler | None = None
     also: tuple[str, ...] = ()
 
 
@@ -73,8 +73,8 @@ def _post(
     return Route(path, "post", summary, answer, body, errors, endpoint=endpoint)
 
 
-def _get(path: str, summary: str, answer: type[BaseModel] | None, told: Told, **more: Any) -> Route:
-    return Route(path, "get", summary, answer, told=told, **more)
+def _get(path: str, summary: str, answer: type[BaseModel] | None, handler: Handler, **more: Any) -> Route:
+    return Route(path, "get", summary, answer, handler=handler, **more)
 
 
 def card(context: ServerContext, adapter: Adapter | None = None) -> dict[str, object]:
@@ -92,7 +92,7 @@ def card(context: ServerContext, adapter: Adapter | None = None) -> dict[str, ob
 
 
 def models(context: ServerContext) -> list[dict[str, object]]:
-    """Return the cards of the model and its adapters."""
+    """Return the cards of /v1/models: the model and its adapters."""
     return [card(context), *(card(context, one) for one in context.client.adapters.ready())]
 
 
@@ -212,7 +212,7 @@ ROUTES: tuple[Route, ...] = (
             "Always refused: there is one model.",
             ollama.OllamaError,
             errors=_REFUSED,
-            told=partial(ollama_models.refuse, path),
+            handler=partial(ollama_models.refuse, path),
         )
         for path, (method, _) in ollama_models.REFUSED.items()
     ),
@@ -258,4 +258,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 POSTS = {one.path: (one.body, one.endpoint) for one in ROUTES if one.body is not None and one.endpoint is not None}
-"""The types of bodies, and what answers them."""
+"""Body types and endpoints of POST routes, by path."""

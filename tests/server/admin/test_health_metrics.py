@@ -108,7 +108,7 @@ def test_tokens_of_a_request_that_fails_later_count_too(server: Frontend) -> Non
     assert found["minisgl:requests_finished_totalerror"] == 1
 
 
-def test_a_client_that_left_is_an_abort(server: Frontend) -> None:
+def test_metrics_after_disconnect_count_an_abort(server: Frontend) -> None:
     body = {"prompt": "hang:a", "n": 3, "stream": True}
     with server.http() as http, http.stream("POST", "/v1/completions", json=body) as response:
         next(response.iter_bytes())
@@ -118,7 +118,7 @@ def test_a_client_that_left_is_an_abort(server: Frontend) -> None:
     assert found["minisgl:e2e_seconds_count"] == 0
 
 
-def test_gaps_are_fewer_than_tokens(server: Frontend) -> None:
+def test_itl_samples_are_fewer_than_tokens(server: Frontend) -> None:
     """A gap for each token that came after the first one, on its own."""
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(complete, server, "gaps hang:", max_tokens=20)
@@ -133,7 +133,7 @@ def test_gaps_are_fewer_than_tokens(server: Frontend) -> None:
     assert samples(server)["minisgl:itl_seconds_count"] == 3
 
 
-def test_gaps_are_no_longer_than_answers(server: Frontend) -> None:
+def test_itl_is_never_longer_than_e2e(server: Frontend) -> None:
     """Tokens that come with the first one have no gap that anybody saw."""
     complete(server, "say:abcdefgh", max_tokens=8)
     found = samples(server)

@@ -48,7 +48,7 @@ def next_of(found: Iterator[tuple[str, Any]], name: str) -> Any:
     return next(data for event, data in found if event == name)
 
 
-def test_figures_come_at_once_and_every_second(server: Frontend, http: httpx.Client) -> None:
+def test_stats_are_sent_at_once_and_every_second(server: Frontend, http: httpx.Client) -> None:
     server.engine.send(STATS)
     server.wait_until(lambda: server.client.stats is not None)
     before = len(watches(server))
@@ -72,7 +72,7 @@ def test_figures_come_at_once_and_every_second(server: Frontend, http: httpx.Cli
     assert len(watches(server)) == before, "an engine was asked for what nobody looks at"
 
 
-def test_steps_and_trees_are_asked_for_and_told(server: Frontend, http: httpx.Client) -> None:
+def test_steps_and_trees_are_sent_if_requested(server: Frontend, http: httpx.Client) -> None:
     before = len(watches(server))
     with reading(http, "?steps=1&tree=1") as found:
         server.engine.wait_for(lambda all_: [one for one in all_ if isinstance(one, Watch)][before:])
@@ -91,7 +91,7 @@ def test_steps_and_trees_are_asked_for_and_told(server: Frontend, http: httpx.Cl
     server.wait_until(lambda: server.client.on_watched is None)
 
 
-def test_all_who_look_share_what_the_engine_tells(server: Frontend) -> None:
+def test_watchers_share_the_engine_messages(server: Frontend) -> None:
     with server.http() as one, server.http() as other:
         with reading(one, "?steps=1") as first, reading(other) as second:
             next_of(first, "stats"), next_of(second, "stats")
@@ -111,7 +111,7 @@ def test_all_who_look_share_what_the_engine_tells(server: Frontend) -> None:
             assert len(watches(server)) == before
 
 
-def test_one_that_leaves_leaves_nothing(server: Frontend) -> None:
+def test_watcher_that_disconnects_leaves_nothing(server: Frontend) -> None:
     for query in ("", "?steps=1"):
         with server.connect(b"GET /stats/stream%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % query.encode()) as connection:
             read_until(connection, b"event: stats")
@@ -123,18 +123,16 @@ def test_one_that_leaves_leaves_nothing(server: Frontend) -> None:
     ("query", "field"),
     [("steps=2", "steps"), ("tree=true", "tree"), ("steps=", "steps"), ("steps=1&steps=1", "steps"), ("x=1", "x")],
 )
-def test_options_are_refused_by_name(http: httpx.Client, query: str, field: str) -> None:
+def test_invalid_options_are_refused_by_name(http: httpx.Client, query: str, field: str) -> None:
     assert check_error(http.get(f"/stats/stream?{query}"), 400)["param"] == field
 
 
-def test_other_methods(http: httpx.Client) -> None:
+def test_stream_allows_head_and_refuses_post(http: httpx.Client) -> None:
     assert http.head("/stats/stream").status_code == 200
     check_error(http.post("/stats/stream", json={}), 405)
 
 
-def test_no_more_readers_than_there_is_room_for(
-    server: Frontend, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_watchers_are_refused(server: Frontend, http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "MAX_WATCHERS", 1)
     with server.http() as other, reading(other) as found:
         next_of(found, "stats")
@@ -164,12 +162,12 @@ def views(first: int, count: int) -> list[StepView]:
     return [msgspec.structs.replace(STEP, step=first + i) for i in range(count)]
 
 
-def test_one_that_does_not_keep_up_gets_the_newest_and_a_count() -> None:
+def test_slow_watcher_gets_newest_steps_and_count_of_missed() -> None:
     watcher = Watcher(steps=True, tree=True)
     for at in range(0, 300, 10):
         watcher.watched(0, Watched(at, views(at, 10)))
         watcher.watched(0, Watched(at + 10, [], msgspec.structs.replace(TREE, num_nodes=at + 1)))
-        watcher.figures({"at_ms": at})
+        watcher.set_stats({"at_ms": at})
     found = dict(told(watcher))
     assert [one["step"] for one in found["steps"]["steps"]] == list(range(300 - live.MAX_STEPS, 300))
     assert found["steps"]["left_out"] == 300 - live.MAX_STEPS
@@ -177,7 +175,7 @@ def test_one_that_does_not_keep_up_gets_the_newest_and_a_count() -> None:
     assert told(watcher) == []
 
 
-def test_frames_that_did_not_come_are_counted() -> None:
+def test_lost_frames_are_counted_as_missed() -> None:
     watcher = Watcher(steps=True, tree=False)
     watcher.watched(1, Watched(40, views(40, 2)))  # it came when others looked already
     watcher.watched(1, Watched(50, views(50, 2)))
@@ -190,7 +188,7 @@ def test_frames_that_did_not_come_are_counted() -> None:
     assert [data["left_out"] for _, data in told(watcher)] == [0]
 
 
-def test_recent_steps_are_told_once() -> None:
+def test_recent_steps_are_sent_once() -> None:
     """By their numbers: a turn's beginning is reckoned back from its end, and may lie before that of another one."""
     watcher = Watcher(steps=True, tree=False)
     watcher.begin(0, views(3, 4))
@@ -201,7 +199,7 @@ def test_recent_steps_are_told_once() -> None:
     assert [one["step"] for one in data["steps"]] == [3, 4, 5, 6, 7, 0] and data["left_out"] == 0
 
 
-def test_texts_are_shown_only_where_they_may_be() -> None:
+def test_tree_has_texts_only_with_a_decoder() -> None:
     watcher = Watcher(steps=False, tree=True)
     for text in (None, lambda ids: bytes(ids).decode()):
         watcher.watched(0, Watched(0, views(0, 1), TREE))

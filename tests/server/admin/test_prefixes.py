@@ -64,7 +64,7 @@ def remove(server: Frontend, threads: ThreadPoolExecutor, prefix_id: int) -> htt
     return answer.result(WAIT_S)
 
 
-def test_a_prefix_from_its_beginning_to_its_end(
+def test_prefix_is_inserted_hit_listed_and_removed(
     server: Frontend, http: httpx.Client, threads: ThreadPoolExecutor
 ) -> None:
     asking = Asking(server, threads, {"text": TEXT})
@@ -103,7 +103,7 @@ def test_a_prefix_from_its_beginning_to_its_end(
     assert http.get(PREFIXES).json()["data"] == []
 
 
-def test_who_does_not_wait_is_answered_when_it_is_accepted(
+def test_insert_without_wait_returns_202_when_accepted(
     server: Frontend, http: httpx.Client, threads: ThreadPoolExecutor
 ) -> None:
     asking = Asking(server, threads, {"token_ids": [*range(40)], "pin": False, "wait": False})
@@ -128,7 +128,7 @@ def test_who_does_not_wait_is_answered_when_it_is_accepted(
     ],
 )
 @pytest.mark.parametrize("waits", [True, False])
-def test_what_is_refused_is_taken_back(
+def test_refused_prefix_is_removed_from_all_engines(
     server: Frontend,
     http: httpx.Client,
     threads: ThreadPoolExecutor,
@@ -183,7 +183,7 @@ def test_a_bad_field_is_named(server: Frontend, http: httpx.Client, body: dict[s
 
 
 @pytest.mark.parametrize("name", ["prefix-0", "prefix-01", "prefix-99999", "x", "prefix-²", "prefix-" + "9" * 40])
-def test_what_is_no_prefix_is_not_found(http: httpx.Client, name: str) -> None:
+def test_unknown_prefix_is_404(http: httpx.Client, name: str) -> None:
     for method in ("GET", "DELETE"):
         assert check_error(http.request(method, f"{PREFIXES}/{name}"), 404)["code"] == "prefix_not_found"
 
@@ -215,7 +215,7 @@ def test_a_wait_ends_with_the_request_timeout(front_end: str) -> None:
         assert http.get(PREFIXES).json()["data"][0]["state"] == "warming"
 
 
-def test_an_engine_that_goes_answers_who_waits(front_end: str, threads: ThreadPoolExecutor) -> None:
+def test_engine_exit_ends_waiting_requests(front_end: str, threads: ThreadPoolExecutor) -> None:
     with frontend(front_end=front_end) as server:
         asking = Asking(server, threads, {"text": TEXT})
         server.on_loop(lambda: server.client.fail("it is gone"))
@@ -226,7 +226,7 @@ def test_an_engine_that_goes_answers_who_waits(front_end: str, threads: ThreadPo
             check_error(http.delete(CACHE), 503)
 
 
-def test_who_has_no_key_may_not(front_end: str) -> None:
+def test_cache_endpoints_without_key_return_401(front_end: str) -> None:
     with (
         frontend(config=msgspec.structs.replace(CONFIG, api_key="k"), front_end=front_end) as server,
         server.http() as http,

@@ -74,7 +74,7 @@ def test_a_line_is_in_the_background_and_keeps_nobody_waiting(server: Frontend, 
     assert ended(server, http, batch)["status"] == "cancelled"
 
 
-def test_a_line_that_fails_is_an_answer(server: Frontend, http: httpx.Client) -> None:
+def test_failed_line_is_a_result(server: Frontend, http: httpx.Client) -> None:
     found = ended(server, http, begin(http, "fail:a", "say:b", "x" * 600))
     assert found["status"] == "completed" and found["request_counts"] == {"total": 3, "completed": 1, "failed": 2}
     lines = http.get(f"/v1/files/{found['error_file_id']}/content").text.splitlines()
@@ -83,7 +83,7 @@ def test_a_line_that_fails_is_an_answer(server: Frontend, http: httpx.Client) ->
     assert errors[1]["body"]["error"]["param"] == "prompt"
 
 
-def test_its_times_are_nobodys_latency(server: Frontend, http: httpx.Client) -> None:
+def test_batch_lines_do_not_count_as_latency(server: Frontend, http: httpx.Client) -> None:
     def count(name: str) -> float:
         [line] = [one for one in http.get("/metrics").text.splitlines() if one.startswith(f"minisgl:{name} ")]
         return float(line.split()[1])
@@ -106,14 +106,14 @@ def test_its_times_are_nobodys_latency(server: Frontend, http: httpx.Client) -> 
         ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds", "3600"),
     ],
 )
-def test_a_bad_batch_is_named(http: httpx.Client, asked: dict[str, Any], param: str, said: str) -> None:
+def test_invalid_batch_names_the_field(http: httpx.Client, asked: dict[str, Any], param: str, said: str) -> None:
     file = upload(http, batches.jsonl([batches.request(0, "say:a")])).json()["id"]
     good = {"input_file_id": file, "endpoint": "/v1/completions", "completion_window": "24h"}
     error = check_error(http.post("/v1/batches", json={**good, **asked}), 400)
     assert error["param"] == param and said in error["message"]
 
 
-def test_a_bad_upload_is_named_and_leaves_nothing(server: Frontend, http: httpx.Client) -> None:
+def test_invalid_upload_names_the_field_and_leaves_no_file(server: Frontend, http: httpx.Client) -> None:
     line = batches.jsonl([batches.request(0, "a")])
     wrong: list[tuple[dict[str, Any], int, str]] = [
         ({"files": {"file": line}}, 400, "purpose: required"),
@@ -189,7 +189,7 @@ def test_uploads_that_trickle_keep_no_place_from_another_key(keyed: Frontend, mo
                 assert upload(http, b"{}").status_code == 400  # and another turn of the loop
 
 
-def test_a_file_is_not_too_large(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_over_the_limit_is_413(http: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is refused while it comes, whatever was announced."""
     monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 1000)
     head = {"content-type": "multipart/form-data; boundary=x"}
@@ -198,7 +198,7 @@ def test_a_file_is_not_too_large(http: httpx.Client, monkeypatch: pytest.MonkeyP
     assert "the limit is 1000" in check_error(answer, 413)["message"]
 
 
-def test_half_a_character_in_a_name(http: httpx.Client) -> None:
+def test_lone_surrogate_in_a_file_name_is_replaced(http: httpx.Client) -> None:
     head = {"content-type": "multipart/form-data; boundary=x"}
     fields = [b'name="purpose"\r\n\r\nbatch', b"name=file; filename*=unicode_escape''%5Cud800.jsonl\r\n\r\n"]
     fields[1] += batches.jsonl([batches.request(0, "say:a")])
@@ -207,7 +207,7 @@ def test_half_a_character_in_a_name(http: httpx.Client) -> None:
     assert answer.status_code == 200 and answer.json()["filename"] == "?.jsonl", answer.text
 
 
-def test_a_client_that_leaves_while_its_file_is_added(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnect_while_file_is_added_leaves_no_file(server: Frontend, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is listed is there."""
     assert server.app.batches is not None
     store, found, may = server.app.batches.state.store, threading.Event(), threading.Event()
@@ -231,7 +231,7 @@ def test_a_client_that_leaves_while_its_file_is_added(server: Frontend, monkeypa
             assert http.get(f"/v1/files/{file['id']}/content").status_code == 200
 
 
-def test_a_key_without_room_begins_no_batch(server: Frontend, http: httpx.Client) -> None:
+def test_key_over_quota_cannot_create_batches(server: Frontend, http: httpx.Client) -> None:
     assert server.app.batches is not None
     file = upload(http, batches.jsonl([batches.request(0, "say:a")])).json()["id"]
     runner = server.app.batches.runner
@@ -267,7 +267,7 @@ def test_a_file_in_use_is_not_deleted(server: Frontend, http: httpx.Client) -> N
     assert http.delete(f"/v1/files/{file}").json() == {"id": file, "object": "file", "deleted": True}
 
 
-def test_without_a_folder_every_route_says_so(front_end: str) -> None:
+def test_without_state_dir_every_route_is_501(front_end: str) -> None:
     with frontend(front_end=front_end) as running, running.http() as http:
         answers = [
             upload(http, b"{}"),
@@ -294,11 +294,11 @@ def test_without_a_folder_every_route_says_so(front_end: str) -> None:
         ({"dp": 2, "max_inflight_per_engine": 8}, 8),
     ],
 )
-def test_how_many_lines_are_asked_at_once(fields: dict[str, Any], want: int) -> None:
+def test_num_in_flight_follows_rows_and_limits(fields: dict[str, Any], want: int) -> None:
     config = ServerConfig(engine=EngineConfig(model="a"), **fields)
     assert num_in_flight(config, "cpu") == want
 
 
-def test_a_quota_is_a_number() -> None:
+def test_state_quota_must_be_a_size() -> None:
     with pytest.raises(ConfigError, match="--state-quota 0: must be at least 1"):
         msgspec.structs.replace(CONFIG, state_quota=0).check()

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minisgl.server.batches import lines
-from minisgl.server.batches.lines import BadLine, Line, check_file, prefix, read_lines, windows
+from minisgl.server.batches.lines import BadLine, BatchLine, check_file, prefix, read_lines, windows
 
 MOST = 2000
 GOOD: dict[str, Any] = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hello"}}
 
 
-def check(data: bytes) -> lines.Checked:
+def check(data: bytes) -> lines.CheckedFile:
     return check_file(io.BytesIO(data), MOST)
 
 
@@ -30,8 +30,8 @@ def written(*changes: dict[str, Any]) -> bytes:
     return b"".join(json.dumps({k: v for k, v in one.items() if v is not ...}).encode() + b"\n" for one in found)
 
 
-def test_what_a_file_is() -> None:
-    assert check(written({}, {}, {})) == lines.Checked("/v1/completions", 3)
+def test_check_returns_endpoint_and_line_count() -> None:
+    assert check(written({}, {}, {})) == lines.CheckedFile("/v1/completions", 3)
     assert check(b"\n" + written({}).rstrip() + b"\r\n\n").num_lines == 1
     assert [one.number for one in read_lines(io.BytesIO(b"\n\n" + written({}, {})), MOST)] == [3, 4]
 
@@ -45,14 +45,14 @@ def test_what_a_file_is() -> None:
         (
             {"custom_id": "line 0"},
             "custom_id",
-            'custom_id: an earlier line has it, too: each has its own (got "line 0")',
+            'custom_id: an earlier line has the same: each needs its own (got "line 0")',
         ),
         ({"method": "GET"}, "method", 'method: must be POST (got "GET")'),
         ({"url": "/v1/models"}, "url", "url: must be one of /v1/chat/completions, /v1/completions, /v1/embeddings, "),
         ({"url": "/v1/embeddings"}, "url", "url: the lines before it say /v1/completions: a batch has one endpoint"),
         ({"body": ...}, "body", "body: required"),
         ({"body": [1]}, "body", "body: must be a JSON object (got [1])"),
-        ({"body": {"stream": True}}, "body.stream", "body.stream: a batch has whole answers: leave it out (got true)"),
+        ({"body": {"stream": True}}, "body.stream", "body.stream: batches do not stream: leave it out (got true)"),
         ({"body": {"prompt": "a" * MOST}}, "", f"more than {MOST} bytes (--max-body-bytes)"),
     ],
 )
@@ -75,7 +75,7 @@ def test_a_bad_line_is_named(change: dict[str, Any], field: str, said: str) -> N
         (b'{"body": ' + b"[" * 1000 + b"]" * 1000 + b"}", "line 1: "),
     ],
 )
-def test_what_is_no_line(data: bytes, said: str) -> None:
+def test_invalid_json_lines_are_refused(data: bytes, said: str) -> None:
     with pytest.raises(BadLine, match=f"^{re.escape(said)}"):
         check(data)
 
@@ -86,7 +86,7 @@ def test_empty_lines_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
         check_file(io.BytesIO(b"\n" * 1000), 999)
 
 
-def test_there_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_too_many_lines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "MAX_LINES", 2)
     with pytest.raises(BadLine, match="line 3: a file has at most 2 requests"):
         check(written({}, {}, {}))
@@ -177,7 +177,7 @@ def test_ten_thousand_hostile_files(times: int) -> None:
 # --------------------------------------------------------------------------------------------------------------- order
 
 
-def test_lines_that_begin_alike_are_asked_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_sort_lines_by_common_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lines, "WINDOW_LINES", 20)
     system = ["You are a cook.", "You are a clerk.", "You are a king."]
     asks = [
@@ -205,17 +205,17 @@ def test_a_window_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(window) for window in windows(io.BytesIO(data), MOST, ())] == [3, 3, 1]
 
 
-def test_what_a_prompt_is_made_of_is_compared() -> None:
+def test_prefix_covers_all_prompt_fields() -> None:
     def of(body: dict[str, Any]) -> bytes:
-        return prefix(Line(1, "a", "/v1/chat/completions", json.dumps(body).encode()))
+        return prefix(BatchLine(1, "a", "/v1/chat/completions", json.dumps(body).encode()))
 
     alike = [{"temperature": i, "messages": [{"role": "user", "content": "x"}], "user": str(i)} for i in range(2)]
     assert of(alike[0]) == of(alike[1])
     assert of({"model": "a", "prompt": "x"}) != of({"model": "b", "prompt": "x"})
-    assert prefix(Line(1, "a", "/v1/completions", b'{"prompt": ')) == b""
+    assert prefix(BatchLine(1, "a", "/v1/completions", b'{"prompt": ')) == b""
 
 
-def test_half_a_character_is_replaced() -> None:
+def test_lone_surrogates_are_replaced() -> None:
     """Clients that cut texts send it; it is no end of a batch."""
     line = rb'{"custom_id": "a\ud83d", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x\udfff"}}'
     (found,) = read_lines(io.BytesIO(line), 1000)

@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minisgl.server.batches.multipart import MAX_HEADERS, MAX_PARTS, Part, Parts, boundary_of
+from minisgl.server.batches.multipart import MAX_HEADERS, MAX_PARTS, MultipartParser, PartHeader, boundary_of
 
 BOUNDARY = b"bound"
 
 
 def parts(body: bytes, cuts: list[int], boundary: bytes = BOUNDARY) -> list[tuple[str, str | None, bytes]]:
     """Raises `ValueError`."""
-    reader, found = Parts(boundary), list[tuple[str, str | None, bytes]]()
+    reader, found = MultipartParser(boundary), list[tuple[str, str | None, bytes]]()
     places = [0, *sorted(min(cut, len(body)) for cut in cuts), len(body)]
     for begin, end in pairwise(places):
         for one in reader.push(body[begin:end]):
-            if isinstance(one, Part):
+            if isinstance(one, PartHeader):
                 found.append((one.name, one.filename, b""))
             else:
                 assert one
@@ -38,7 +38,7 @@ CONTENT = st.binary(max_size=60) | st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(CONTENT, min_size=1, max_size=4), st.lists(st.integers(0, 600), max_size=8))
-def test_it_does_not_depend_on_the_pieces(contents: list[bytes], cuts: list[int]) -> None:
+def test_parts_do_not_depend_on_chunking(contents: list[bytes], cuts: list[int]) -> None:
     contents = [one for one in contents if b"\r\n--bound" not in b"\r\n" + one]
     body = b"".join(
         b'--bound\r\nContent-Disposition: form-data; name="f%d"; filename="n"\r\n\r\n%b\r\n' % (i, one)
@@ -67,7 +67,7 @@ def test_it_does_not_depend_on_the_pieces(contents: list[bytes], cuts: list[int]
     ).map(b"".join),
     st.lists(st.integers(0, 300), max_size=4),
 )
-def test_what_is_no_form_is_said(body: bytes, cuts: list[int]) -> None:
+def test_invalid_forms_fail_alike_however_chunked(body: bytes, cuts: list[int]) -> None:
     outcomes = []
     for places in ([], cuts):
         try:
@@ -78,7 +78,7 @@ def test_what_is_no_form_is_said(body: bytes, cuts: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain.jsonl", "with space.jsonl", "umläut.jsonl", 'quo"te.jsonl', "日本.jsonl"])
-def test_what_clients_send_is_read(name: str) -> None:
+def test_bodies_of_real_clients_are_parsed(name: str) -> None:
     sent = httpx.Request("POST", "http://x", files={"file": (name, b"a\r\nb\n")}, data={"purpose": "batch"})
     boundary = boundary_of(sent.headers["content-type"])
     assert boundary is not None
@@ -87,7 +87,7 @@ def test_what_clients_send_is_read(name: str) -> None:
     assert file[1] in (name, name.replace('"', "%22"))  # as browsers write it
 
 
-def test_a_boundary_is_what_it_may_be() -> None:
+def test_boundary_of_accepts_valid_boundaries_only() -> None:
     assert boundary_of("application/json") is None and boundary_of("") is None
     assert boundary_of('multipart/form-data; boundary="a b"') == b"a b"
     for wrong in ("multipart/form-data", "multipart/form-data; boundary=", f"multipart/form-data; boundary={'a' * 71}"):
@@ -108,7 +108,7 @@ def test_a_boundary_is_what_it_may_be() -> None:
         ),
     ],
 )
-def test_what_is_held_is_bounded(body: bytes, said: str) -> None:
+def test_headers_and_preamble_over_the_limit_are_refused(body: bytes, said: str) -> None:
     separated = body.replace(b"\r\n\r\n--", b"\r\n\r\n\r\n--")
     with pytest.raises(ValueError, match=said):
         parts(separated, list(range(0, len(separated), 100)))

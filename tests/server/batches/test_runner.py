@@ -74,7 +74,7 @@ def ids(lines: list[dict[str, Any]]) -> list[str]:
     return [line["custom_id"] for line in lines]
 
 
-class Crowd:
+class CountingEndpoint:
     """An endpoint that takes a while, and how many were in it at once."""
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ def test_killed_a_hundred_times(tmp_path: Path) -> None:
 KILLER = 7
 
 
-def test_a_line_that_kills_its_engine_is_not_asked_for_ever(tmp_path: Path) -> None:
+def test_line_that_kills_engines_gets_an_error(tmp_path: Path) -> None:
     """Each server ends with its engine; the next one goes on. Lines that were under way, too, are asked again alone."""
     asked: Counter[int] = Counter()
     beside: list[int] = []
@@ -238,8 +238,8 @@ async def test_keys_take_turns(tmp_path: Path) -> None:
     assert abs(both.count("ann") - both.count("bob")) <= 2
 
 
-async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
-    crowd = Crowd()
+async def test_running_lines_stay_within_room(tmp_path: Path) -> None:
+    crowd = CountingEndpoint()
     async with running(tmp_path, crowd.endpoint, room=lambda: 3) as runner:
         add(runner.state.store, "a", 50)
         add(runner.state.store, "b", 50, "bob")
@@ -248,9 +248,9 @@ async def test_no_more_than_so_many_at_once(tmp_path: Path) -> None:
     assert crowd.most == 3
 
 
-async def test_who_is_waited_for_has_the_room(tmp_path: Path) -> None:
+async def test_running_lines_follow_room_and_are_at_least_one(tmp_path: Path) -> None:
     """The less room there is, the fewer lines; one in any case."""
-    crowd, room = Crowd(), [4]
+    crowd, room = CountingEndpoint(), [4]
     async with running(tmp_path, crowd.endpoint, room=lambda: room[0]) as runner:
         runner.start()
         for name, free, want in (("a", 4, 4), ("b", -3, 1), ("c", 2, 2)):
@@ -261,7 +261,7 @@ async def test_who_is_waited_for_has_the_room(tmp_path: Path) -> None:
             assert crowd.most == want
 
 
-async def test_texts_are_encoded_one_after_the_other(tmp_path: Path) -> None:
+async def test_lines_are_encoded_one_at_a_time(tmp_path: Path) -> None:
     encoding = [0]
 
     async def endpoint(asked: Asked) -> Said:
@@ -276,7 +276,7 @@ async def test_texts_are_encoded_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_no_room_is_no_answer(tmp_path: Path, status: int) -> None:
+async def test_response_without_capacity_is_retried(tmp_path: Path, status: int) -> None:
     asked: Counter[int] = Counter()
 
     async def endpoint(one: Asked) -> Said:
@@ -287,7 +287,7 @@ async def test_no_room_is_no_answer(tmp_path: Path, status: int) -> None:
     assert (found.completed, found.failed) == (20, 0) and set(asked.values()) == {3}
 
 
-async def test_a_key_that_has_to_wait_keeps_no_other_waiting(tmp_path: Path) -> None:
+async def test_waiting_key_does_not_delay_other_keys(tmp_path: Path) -> None:
     async def endpoint(asked: Asked) -> Said:
         return Said(429, b"{}", 3600.0) if asked.owner == "ann" else await echo(asked)
 
@@ -300,7 +300,7 @@ async def test_a_key_that_has_to_wait_keeps_no_other_waiting(tmp_path: Path) -> 
     assert found.completed == 5
 
 
-async def test_more_room_is_seen_while_a_line_takes_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_new_room_is_used_while_a_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runners, "ROOM_S", 0.01)
     room, taken = [1], asyncio.Event()
 
@@ -325,7 +325,7 @@ async def test_more_room_is_seen_while_a_line_takes_long(tmp_path: Path, monkeyp
     assert found.completed == 5
 
 
-async def test_what_comes_when_it_is_over_is_refused(tmp_path: Path) -> None:
+async def test_work_after_stop_is_refused_with_503(tmp_path: Path) -> None:
     async with running(tmp_path, echo) as runner:
         state = runner.state
     state.later(Store.open_batches)
@@ -360,14 +360,14 @@ async def test_what_comes_when_it_is_over_is_refused(tmp_path: Path) -> None:
         (None, Usage()),
     ],
 )
-def test_the_usage_of_each_endpoint(usage: object, want: Usage) -> None:
+def test_usage_of_each_endpoint_is_parsed(usage: object, want: Usage) -> None:
     assert usage_of(json.dumps({"id": "a", "choices": [], "usage": usage}).encode()) == want
 
 
 # ------------------------------------------------------------------------------------------------ ends before the end
 
 
-async def test_what_expires_says_so_line_by_line(tmp_path: Path) -> None:
+async def test_expired_batch_has_an_error_per_line(tmp_path: Path) -> None:
     async def endpoint(asked: Asked) -> Said:
         if asked.line.number > 5:
             await asyncio.Event().wait()
@@ -437,7 +437,7 @@ def test_a_full_disk_is_why_a_batch_fails_and_the_next_server_goes_on(tmp_path: 
     assert sorted(ids(lines)) == sorted(f"line {i}" for i in range(50))
 
 
-async def test_a_bug_is_of_its_batch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_bug_fails_its_batch_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def endpoint(asked: Asked) -> Said:
         if asked.owner == "ann":
             raise ZeroDivisionError
@@ -456,7 +456,7 @@ async def test_a_bug_is_of_its_batch_alone(tmp_path: Path, caplog: pytest.LogCap
     assert "a: a bug" in caplog.text
 
 
-async def test_a_bug_of_a_look_ends_no_other_look(
+async def test_bug_in_a_sweep_does_not_end_polling(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running(tmp_path, echo) as runner:

@@ -12,7 +12,7 @@ import pytest
 
 from minisgl.config import ConfigError
 from minisgl.server.batches import store as stores
-from minisgl.server.batches.store import KEEP_S, Answer, BatchInfo, FileInfo, Refused, Store, Usage, new_id, remove
+from minisgl.server.batches.store import KEEP_S, BatchInfo, FileInfo, LineResult, Refused, Store, Usage, new_id, remove
 
 NOW = 1_000_000
 
@@ -53,18 +53,19 @@ def again(store: Store, folder: Path) -> Store:
     return Store.open(str(folder / "state"))
 
 
-def answers(*lines: int, ok: bool = True) -> list[Answer]:
-    return [Answer(line, ok, b"%d\n" % line) for line in lines]
+def answers(*lines: int, ok: bool = True) -> list[LineResult]:
+    return [LineResult(line, ok, b"%d\n" % line) for line in lines]
 
 
 def test_an_answer_counts_once(store: Store) -> None:
     batch = batch_in(store, usage=Usage())
-    both = [Answer(line, True, b"%d\n" % line, Usage(line, 1, 10, 0)) for line in (3, 1)]
+    both = [LineResult(line, True, b"%d\n" % line, Usage(line, 1, 10, 0)) for line in (3, 1)]
     assert store.record(batch, both).completed == 2
-    found = store.record(batch, [*answers(2, 3, ok=False), Answer(1, True, b"other\n", Usage(100))])
+    found = store.record(batch, [*answers(2, 3, ok=False), LineResult(1, True, b"other\n", Usage(100))])
     assert (found.completed, found.failed, found.answer_bytes) == (2, 1, 6) and found.usage == Usage(4, 2, 20, 0)
     assert store.answered(batch.id) == {1, 2, 3}
-    ended = store.finish(batch, "cancelled", "", [Answer(4, False, b"left\n"), Answer(5, False, b"left 5\n")], NOW)
+    left = [LineResult(4, False, b"left\n"), LineResult(5, False, b"left 5\n")]
+    ended = store.finish(batch, "cancelled", "", left, NOW)
     output, errors = store.file(str(ended.output_file_id), "ann"), store.file(str(ended.error_file_id), "ann")
     assert output is not None and errors is not None
     assert store.path(output.id).read_bytes() == b"1\n3\n"  # in the order of the lines, the first answer of each
@@ -73,7 +74,7 @@ def test_an_answer_counts_once(store: Store) -> None:
     assert store.answered(batch.id) == set() and store.open_batches() == []
 
 
-def test_what_was_cut_short_goes_and_the_rest_stays(store: Store, tmp_path: Path) -> None:
+def test_open_removes_unfinished_files_only(store: Store, tmp_path: Path) -> None:
     file_in(store)
     batch = batch_in(store)
     store.record(batch, answers(1, 2))
@@ -152,7 +153,7 @@ def test_files_of_another_user_is_refused(store: Store, tmp_path: Path, monkeypa
         again(store, tmp_path)
 
 
-def test_an_end_that_is_cut_short_is_none(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_finish_leaves_batch_open(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files are written, and what names them is not."""
     batch = batch_in(store)
     store.record(batch, answers(1, 2))
@@ -177,7 +178,7 @@ def test_a_full_disk_keeps_what_is_there(store: Store, tmp_path: Path) -> None:
     (num_pages,) = store.db.execute("PRAGMA page_count").fetchone()
     store.db.execute(f"PRAGMA max_page_count = {num_pages + 2}")
     with pytest.raises(sqlite3.OperationalError, match="full"):
-        store.record(batch, [Answer(2, True, b"x" * 100_000)])
+        store.record(batch, [LineResult(2, True, b"x" * 100_000)])
     assert store.answered(batch.id) == {1}
     now = store.batch(batch.id, "ann")
     assert now is not None and (now.completed, now.answer_bytes) == (1, 2)
@@ -186,7 +187,7 @@ def test_a_full_disk_keeps_what_is_there(store: Store, tmp_path: Path) -> None:
     found.close()
 
 
-def test_each_key_has_its_own(store: Store) -> None:
+def test_keys_see_only_their_own_records(store: Store) -> None:
     file_in(store)
     batch = batch_in(store)
     assert store.file("file-in", "bob") is None and store.files("bob") == [] and store.batches("bob") == []
@@ -210,7 +211,7 @@ def test_a_file_that_a_batch_reads_stays(store: Store) -> None:
     assert not store.path("file-in").exists() and store.files("ann") == []
 
 
-def test_what_is_old_goes(store: Store) -> None:
+def test_sweep_removes_expired_records(store: Store) -> None:
     file_in(store)
     batch = batch_in(store, output_keep_s=100)
     store.record(batch, answers(1))
@@ -226,7 +227,7 @@ def test_what_is_old_goes(store: Store) -> None:
     assert store.batches("ann") == []
 
 
-def test_there_are_not_too_many(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_files_or_batches_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "MAX_FILES", 1)
     monkeypatch.setattr(stores, "MAX_OPEN_BATCHES", 1)
     file_in(store)
@@ -240,7 +241,7 @@ def test_there_are_not_too_many(store: Store, monkeypatch: pytest.MonkeyPatch) -
     batch_in(store, "batch-b")
 
 
-def test_of_what_has_ended_the_last_are_known(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_newest_ended_batches_are_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "MAX_ENDED_BATCHES", 2)
     batch_in(store, "of-bob", "bob", status="completed", ended_at=NOW)
     for name in "abcd":
@@ -249,7 +250,7 @@ def test_of_what_has_ended_the_last_are_known(store: Store, monkeypatch: pytest.
     assert [one.id for one in store.batches("ann")] == ["c", "d", "e"] and len(store.batches("bob")) == 1
 
 
-def test_what_has_ended_cannot_be_cancelled(store: Store) -> None:
+def test_ended_batch_cannot_be_cancelled(store: Store) -> None:
     batch = batch_in(store)
     found = store.cancel(batch.id, "ann", NOW)
     assert found is not None and (found.status, found.cancelling_at) == ("cancelling", NOW)
@@ -267,7 +268,7 @@ def test_a_folder_is_of_one_server_and_one_version(store: Store, tmp_path: Path)
         again(store, tmp_path)
 
 
-def test_only_its_user_reads_it(store: Store, tmp_path: Path) -> None:
+def test_database_is_readable_by_its_user_only(store: Store, tmp_path: Path) -> None:
     state = tmp_path / "state"
     names = "", "files", "lock", "state.sqlite", "state.sqlite-wal", "state.sqlite-shm"
 

@@ -52,7 +52,7 @@ def ask(server: Frontend, key: str, prompt: str, path: str = TEXT, **more: Any) 
 # ---------------------------------------------------------------------------------------------------------- whose it is
 
 
-def test_a_request_has_the_number_of_its_key(server: Frontend) -> None:
+def test_request_has_the_index_of_its_key(server: Frontend) -> None:
     for number, key in enumerate(["sk-flag", "sk-plain", "sk-queue"]):
         for path in (CHAT, TEXT, GENERATE):
             marker = f"number{number}{path}"
@@ -72,7 +72,7 @@ def test_other_keys_are_refused(server: Frontend, key: str) -> None:
         assert http.get("/livez").status_code == 200
 
 
-def test_without_the_flag_the_file_alone_is_asked_for(front_end: str) -> None:
+def test_key_file_without_api_key_flag_is_enforced(front_end: str) -> None:
     with frontend(config=msgspec.structs.replace(CONFIG, api_keys=KEYS[:1]), front_end=front_end) as server:
         assert ask(server, "sk-plain", "say:a").status_code == 200
         check_error(ask(server, "x", "say:a"), 401)
@@ -83,19 +83,19 @@ def test_without_the_flag_the_file_alone_is_asked_for(front_end: str) -> None:
 
 @pytest.mark.parametrize("there", [{}, PASSED_ON])
 @pytest.mark.parametrize("here", [{}, PASSED_ON])
-def test_a_queue_of_its_own(server: Frontend, there: dict[str, Any], here: dict[str, Any]) -> None:
+def test_each_key_has_its_own_queue_limit(server: Frontend, there: dict[str, Any], here: dict[str, Any]) -> None:
     """Whichever side waits, and whichever is asked."""
     marker = f"queue{len(there)}{len(here)}"
     with hanging(server, f"a{marker} ", QUEUE, **there):
         server.wait_until(lambda: server.waiting[0] == 1)
         assert ask(server, "sk-queue", "say:ok", **here).status_code == 200
         error = check_error(ask(server, "sk-queue", "say:ok", n=2, **here), 429)
-        assert error["code"] == "key_limit" and "API key queue: 1 requests of it wait" in error["message"]
+        assert error["code"] == "key_limit" and "API key queue: 1 of its requests are queued" in error["message"]
         with hanging(server, f"b{marker} ", QUEUE, **there):
             server.wait_until(lambda: server.waiting[0] == 2)
             for path in (CHAT, TEXT, GENERATE):
                 answer = ask(server, "sk-queue", "full say:ok", path, **(here if path == TEXT else {}))
-                assert "2 requests of it wait already, its limit is 2 (max_queued_requests)" in answer.text
+                assert "2 of its requests are queued, its limit is 2 (max_queued_requests)" in answer.text
                 assert answer.status_code == 429 and answer.headers["retry-after"] == "1"
             assert ask(server, "sk-plain", "say:ok").status_code == 200, "another key is not concerned"
     server.wait_until(lambda: server.waiting[0] == 0)
@@ -111,7 +111,7 @@ def test_tokens_of_a_minute_are_used_up(server: Frontend, key: str, used: dict[s
     for more in ({}, PASSED_ON):
         answer = ask(server, key, "poor say:ok", **more)
         error = check_error(answer, 429)
-        assert f"API key {name}: it has used its 60 tokens per minute (tokens_per_minute)" in error["message"]
+        assert f"API key {name}: its 60 tokens per minute are used up (tokens_per_minute)" in error["message"]
         assert 100 < int(answer.headers["retry-after"]) <= 300 and error["code"] == "key_limit"
         assert not any(one.key in answer.text for one in KEYS)
     assert not server.engine.requests("poor ")
@@ -141,11 +141,11 @@ def test_a_priority_lies_in_the_range_of_its_key(server: Frontend, key: str, mos
         ("DELETE", "/v1/cache"),
     ],
 )
-def test_the_cache_is_for_keys_that_may_see_what_others_keep(server: Frontend, method: str, path: str) -> None:
+def test_cache_endpoints_need_permission_of_the_key(server: Frontend, method: str, path: str) -> None:
     body = {"text": "kept"} if method == "POST" else None
     with server.http() as http:
         error = check_error(http.request(method, path, json=body, headers=bearer("sk-plain")), 403)
-        assert error["message"].startswith(f"{path}: API key plain: not without `cache: true`")
+        assert error["message"].startswith(f"{path}: API key plain: needs `cache: true`")
         if method == "GET":
             assert http.get(path, headers=bearer("sk-keeper")).status_code == (404 if "prefix-1" in path else 200)
 
@@ -210,14 +210,14 @@ def test_a_bucket_gives_no_more_than_its_rate_and_what_it_holds(most: int, uses:
         assert before <= most + now * most / 60 + 1e-3
 
 
-def test_a_key_that_used_nothing_waits_for_nothing() -> None:
+def test_key_below_its_rate_has_no_wait() -> None:
     clock, there = [0.0], list[KeyReading]()
     use = KeyUse(KEYS, gateway=lambda number: there[number] if there else None, clock=lambda: clock[0])
     use.check(3)
     there[:] = [KeyReading(num_waiting=0, num_waiting_tokens=0, num_requests=0, num_prompt=40, num_generated=19)] * 5
     use.check(3)
     use.generated(3, 1)
-    with pytest.raises(ApiError, match="API key slow: it has used its 60 tokens") as error:
+    with pytest.raises(ApiError, match="API key slow: its 60 tokens") as error:
         use.check(3)
     assert error.value.headers["retry-after"] == "1"
     clock[0] = 1.0

@@ -46,7 +46,7 @@ ASKED_OF_CHATS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", ASKED)
-def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, server: Frontend, field: str) -> None:
+def test_unsupported_fields_are_refused_by_name(http: httpx.Client, server: Frontend, field: str) -> None:
     for path, body in BODIES.items():
         error = check_error(http.post(path, json={**body, field: ASKED[field]}), 400)
         assert (error["param"], error["code"]) == (field, "unsupported_value")
@@ -56,13 +56,13 @@ def test_what_cannot_be_done_is_refused_by_name(http: httpx.Client, server: Fron
 
 
 @pytest.mark.parametrize("field", ASKED_OF_CHATS)
-def test_what_chats_cannot_do_is_refused_by_name(http: httpx.Client, field: str) -> None:
+def test_unsupported_chat_fields_are_refused_by_name(http: httpx.Client, field: str) -> None:
     body = {**BODIES[CHAT], field: ASKED_OF_CHATS[field]}
     error = check_error(http.post(CHAT, json=body), 400)
     assert (error["param"], error["code"]) == (field, "unsupported_value")
 
 
-def test_a_refusal_says_which_field_does_it(http: httpx.Client) -> None:
+def test_refusal_suggests_the_supported_field(http: httpx.Client) -> None:
     for path, field, instead in (
         (CHAT, "max_new_tokens", "max_tokens"),
         (TEXT, "max_completion_tokens", "max_tokens"),
@@ -77,14 +77,14 @@ def test_a_refusal_says_which_field_does_it(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "table"), [(CHAT, fields.CHAT), (TEXT, fields.COMPLETION), (GENERATE, fields.GENERATE)]
 )
-def test_values_that_ask_for_nothing_are_fine(http: httpx.Client, path: str, table: fields.Table) -> None:
+def test_neutral_values_are_accepted(http: httpx.Client, path: str, table: fields.Table) -> None:
     body = chat_body("say:fine") if path == CHAT else {"prompt": "say:fine"}
     nothing = {field: values[0] if values else None for field, values in table.items()}
     for more in (nothing, dict.fromkeys(table)):
         assert http.post(path, json={**body, **more}).status_code == 200
 
 
-def test_no_reasoning_is_told_to_the_template() -> None:
+def test_reasoning_effort_none_disables_thinking_in_the_template() -> None:
     from minisgl.server.core.bodies import ChatRequest
 
     def variables(**more: Any) -> object:
@@ -221,7 +221,7 @@ def test_minus_one_keeps_what_leaves_room_for_the_answer(http: httpx.Client) -> 
     assert post(http, TEXT, **{**body, "prompt": "say:ok"})["choices"][0]["text"] == "ok"
 
 
-def test_what_is_kept_is_checked(http: httpx.Client) -> None:
+def test_truncate_prompt_tokens_out_of_range_is_refused(http: httpx.Client) -> None:
     for path, body in BODIES.items():
         for value in (0, -2, MAX_SEQ_LEN, "5", 1.5):
             error = check_error(http.post(path, json={**body, "truncate_prompt_tokens": value}), 400)
@@ -254,7 +254,7 @@ def test_generate_takes_the_names_of_other_servers(http: httpx.Client, server: F
     assert (sampling.min_tokens, sampling.seed, sampling.max_tokens) == (2, 7, 4)
 
 
-def test_generate_accepts_what_is_said_twice_alike(http: httpx.Client) -> None:
+def test_generate_accepts_equal_duplicates(http: httpx.Client) -> None:
     twice = {"max_tokens": 2, "max_new_tokens": 2, "sampling_params": {"max_new_tokens": 2, "temperature": 0}}
     assert post(http, GENERATE, prompt="say:Hello", text="say:Hello", temperature=0.0, **twice)["text"] == "He"
 
@@ -270,7 +270,7 @@ def test_generate_accepts_what_is_said_twice_alike(http: httpx.Client) -> None:
         ({"stream": True, "sampling_params": {"stream": False}}, "stream", "sampling_params.stream"),
     ],
 )
-def test_generate_refuses_what_is_said_twice_differently(
+def test_generate_refuses_conflicting_duplicates(
     http: httpx.Client, body: dict[str, Any], one: str, other: str
 ) -> None:
     message = check_error(http.post(GENERATE, json={"prompt": "refused", **body}), 400)["message"]

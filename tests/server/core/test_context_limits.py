@@ -49,7 +49,7 @@ def test_a_full_queue_is_429_before_any_work(front_end: str) -> None:
                 for path, body in ((TEXT, {"prompt": "third"}), (CHAT, chat_body("third")), (TEXT, {"prompt": 5})):
                     answer = http.post(path, json=body)
                     error = check_error(answer, 429)
-                    assert error["code"] == "queue_full" and "2 requests wait" in error["message"]
+                    assert error["code"] == "queue_full" and "2 requests are queued" in error["message"]
                     assert int(answer.headers["retry-after"]) >= 1
                 assert http.get("/livez").status_code == http.get("/readyz").status_code == 200
                 assert http.get("/health").json()["requests_queued"] == 2
@@ -85,7 +85,7 @@ def test_the_count_of_waiting_survives_every_way_to_end(front_end: str) -> None:
 # ------------------------------------------------------------------------------------------------------------- times
 
 
-def test_a_request_that_takes_too_long(front_end: str) -> None:
+def test_request_over_the_timeout_is_504(front_end: str) -> None:
     with frontend(config=configured(request_timeout=1.0), front_end=front_end) as server, server.http() as http:
         error = check_error(http.post(TEXT, json={"prompt": "late hang:abc", "n": 2}), 504)
         assert error["code"] == "request_timeout" and "--request-timeout" in error["message"]
@@ -102,7 +102,7 @@ def answer_in_time(http: httpx.Client) -> httpx.Response:
     return until_in_time(lambda: http.post(TEXT, json={"prompt": "say:ok"}), lambda one: one.status_code == 200)
 
 
-def test_a_body_that_does_not_come(front_end: str) -> None:
+def test_body_that_never_arrives_is_408(front_end: str) -> None:
     with frontend(config=configured(slow_client_timeout=1.0), front_end=front_end) as server:
         head = f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-length: 50\r\n\r\n"
         with server.connect(head.encode() + b"{") as client:
@@ -114,13 +114,13 @@ def test_a_body_that_does_not_come(front_end: str) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nhost:"])
-def test_a_head_that_does_not_come(front_end: str, sent: bytes) -> None:
+def test_headers_that_never_arrive_close_the_connection(front_end: str, sent: bytes) -> None:
     config = configured(slow_client_timeout=1.0)
     with frontend(config=config, front_end=front_end) as server, server.connect(sent) as client:
         assert read_all(client, or_reset=True) == b""
 
 
-def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_stops_reading_a_stream_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     """6 MB of stream for a client that reads none of it: its requests end, others are served meanwhile."""
     with (
         caplog.at_level(logging.WARNING, "minisgl.server"),
@@ -143,7 +143,7 @@ def test_a_client_that_stops_reading(caplog: pytest.LogCaptureFixture) -> None:
         server.wait_until(lambda: any("slowpoke: dropped" in record.getMessage() for record in caplog.records))
 
 
-def test_a_client_that_reads_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+def test_client_that_reads_no_response_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     """Answers that are whole, for a client that reads none: the connection goes, with those that wait on it."""
     with (
         caplog.at_level(logging.WARNING, "minisgl.server"),
@@ -358,7 +358,7 @@ PARTS = [{"type": "text", "text": "a"}] * 5000
     ],
     ids=["logit_bias", "stop", "parts"],
 )
-def test_too_many_of_anything_are_a_short_answer(path: str, body: dict[str, Any], field: str) -> None:
+def test_too_many_values_give_a_short_error(path: str, body: dict[str, Any], field: str) -> None:
     with frontend() as server, server.http() as http:
         answer = http.post(path, json=body)
     assert check_error(answer, 400)["param"] == field and len(answer.content) < 400

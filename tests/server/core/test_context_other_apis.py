@@ -52,18 +52,18 @@ def counted(http: httpx.Client, name: str) -> float:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_full_queue(front_end: str, path: str) -> None:
+def test_full_queue_is_429_in_each_shape(front_end: str, path: str) -> None:
     with frontend(config=configured(max_queued_requests=1), front_end=front_end) as server, server.http() as http:
         with hanging(server, "first "):
             answer = http.post(path, json=body_of(path, "second"))
             kind, message = error_of(path, answer, 429)
-            assert kind == ("queue_full" if path == RESPONSES else "rate_limit_error") and "1 requests wait" in message
+            assert kind == ("queue_full" if path == RESPONSES else "rate_limit_error") and "1 requests are" in message
             assert int(answer.headers["retry-after"]) >= 1
         assert not server.engine.requests("second")
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_request_that_takes_too_long(front_end: str, path: str) -> None:
+def test_timeout_is_504_in_each_shape(front_end: str, path: str) -> None:
     with frontend(config=configured(request_timeout=1.0), front_end=front_end) as server, server.http() as http:
         kind, message = error_of(path, http.post(path, json=body_of(path, "late hang:")), 504)
         assert kind == ("request_timeout" if path == RESPONSES else "timeout_error") and "--request-timeout" in message
@@ -77,7 +77,7 @@ def test_a_request_that_takes_too_long(front_end: str, path: str) -> None:
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("stream", [False, True])
-def test_its_id_and_its_counts(http: httpx.Client, path: str, stream: bool) -> None:
+def test_response_has_request_id_and_counts_tokens(http: httpx.Client, path: str, stream: bool) -> None:
     names = ("minisgl:requests_accepted_total", "minisgl:generated_tokens_total")
     before = [counted(http, name) for name in names]
     answer = http.post(path, json=body_of(path, "say:five!", stream=stream), headers={"x-request-id": "mine"})
@@ -120,7 +120,7 @@ def test_access_lines(caplog: pytest.LogCaptureFixture) -> None:
     assert "secret" not in str(found) and "hush" not in str(found)
 
 
-def test_while_it_drains(front_end: str) -> None:
+def test_draining_is_503_in_each_shape(front_end: str) -> None:
     """Streams end as they would have, new requests are sent away, and what takes no engine is answered."""
     with frontend(front_end=front_end) as server, server.http() as http, ThreadPoolExecutor(len(PATHS)) as pool:
         kept = http.post(RESPONSES, json=body_of(RESPONSES, "say:kept")).json()["id"]

@@ -57,7 +57,7 @@ def test_openais_client_reads_floats_and_bytes(server: Frontend, given: list[str
     assert np.frombuffer(base64.b64decode(text), "<f4").tolist() == pytest.approx(unit(97, 98), rel=1e-6)
 
 
-def test_fewer_dimensions_have_length_one_again(http: httpx.Client) -> None:
+def test_fewer_dimensions_are_normalized_again(http: httpx.Client) -> None:
     for dimensions in (1, 2, 4):
         body = http.post(PATH, json={"input": "abcd", "dimensions": dimensions}).json()
         assert body["data"][0]["embedding"] == pytest.approx(unit(*[97, 98, 99, 100][:dimensions]), rel=1e-6)
@@ -87,9 +87,7 @@ def test_the_models_own_pooling_is_taken(front_end: str, tmp_path: Path, own: st
                 assert server.engine.wait_for_request(marker).sampling.embedding == expected
             else:
                 error = check_error(answer, 400)
-                assert (
-                    error["param"] == "pooling" and "asks for max_tokens: ask for mean, last or cls" in error["message"]
-                )
+                assert error["param"] == "pooling" and "asks for max_tokens: use mean, last or cls" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -116,17 +114,17 @@ def test_the_models_own_pooling_is_taken(front_end: str, tmp_path: Path, own: st
     ],
     ids=str,
 )
-def test_what_is_wrong_is_named(http: httpx.Client, fields: dict[str, object], param: str) -> None:
+def test_invalid_fields_are_named(http: httpx.Client, fields: dict[str, object], param: str) -> None:
     error = check_error(http.post(PATH, json=fields), 400)
     assert error["param"] == param, error
     assert param.partition(".")[0] in error["message"]
 
 
-def test_another_model_is_not_there(http: httpx.Client) -> None:
+def test_unknown_model_is_404(http: httpx.Client) -> None:
     assert check_error(http.post(PATH, json={"model": "other", "input": "a"}), 404)["param"] == "model"
 
 
-def test_an_engine_without_hidden_states_says_so(front_end: str) -> None:
+def test_engine_without_embeddings_is_refused(front_end: str) -> None:
     with frontend(front_end=front_end, engine="echo") as server, server.http() as http:
         error = check_error(http.post(PATH, json={"input": "a"}), 400)
     assert "echo" in error["message"] and error["code"] == "unsupported_value"

@@ -202,7 +202,7 @@ def test_a_missing_field_says_so(http: httpx.Client) -> None:
     assert check_error(http.post(CHAT, json={}), 400)["param"] == "messages"
 
 
-def test_too_many_answers_in_one_request(http: httpx.Client) -> None:
+def test_too_many_choices_are_refused(http: httpx.Client) -> None:
     for stream in (False, True):
         body = {"prompt": ["refused"] * 9, "n": 128, "stream": stream}
         assert check_error(http.post(TEXT, json=body), 400)["param"] == "n"

@@ -35,7 +35,7 @@ def of_usage(answer: httpx.Response) -> int:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE])
-def test_it_is_the_number_of_usage(http: httpx.Client, path: str, n: int, stream: bool) -> None:
+def test_cached_tokens_header_equals_usage(http: httpx.Client, path: str, n: int, stream: bool) -> None:
     text = f"of {path}{stream}{n} a long beginning say:ok"
     body: dict[str, Any] = chat_body(text) if path == CHAT else {"prompt": text}
     body |= {"stream": stream, "stream_options": {"include_usage": True}} if stream else {}
@@ -45,7 +45,7 @@ def test_it_is_the_number_of_usage(http: httpx.Client, path: str, n: int, stream
     assert int(second.headers[HEADER]) == of_usage(second) > len(text) - 20
 
 
-def test_of_several_prompts_it_is_the_sum_and_in_a_stream_not_known(http: httpx.Client) -> None:
+def test_cached_tokens_header_sums_prompts_and_is_missing_in_streams(http: httpx.Client) -> None:
     body = {"prompt": ["prompts one say:a", "prompts two say:b"], "n": 2}
     http.post(TEXT, json=body)
     answer = http.post(TEXT, json=body)
@@ -54,13 +54,13 @@ def test_of_several_prompts_it_is_the_sum_and_in_a_stream_not_known(http: httpx.
     assert HEADER not in stream.headers and stream.headers["x-minisgl-max-tokens"] == "16,16"
 
 
-def test_pages_may_read_both(http: httpx.Client) -> None:
+def test_cors_exposes_both_headers(http: httpx.Client) -> None:
     answer = http.post(TEXT, json={"prompt": "say:a"}, headers={"origin": PAGE})
     exposed = answer.headers["access-control-expose-headers"].lower()
     assert HEADER in answer.headers and HEADER in exposed and "x-minisgl-max-tokens" in exposed
 
 
-def test_an_error_has_neither(http: httpx.Client) -> None:
+def test_errors_have_neither_header(http: httpx.Client) -> None:
     answer = http.post(TEXT, json={"prompt": "fail:x"})
     assert answer.status_code == 500
     assert not any(name.startswith("x-minisgl") for name in answer.headers)

@@ -12,7 +12,7 @@ from tests.helpers.server import Frontend, chat_body, check_error, failed_step
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_it_is_a_400(http: httpx.Client, server: Frontend, stream: bool) -> None:
+def test_grammar_refused_by_the_engine_is_400(http: httpx.Client, server: Frontend, stream: bool) -> None:
     prompt = f"refused {stream} hang:"
     with ThreadPoolExecutor() as threads:
         body = chat_body(prompt, stream=stream, response_format={"type": "json_object"})

@@ -172,11 +172,11 @@ def summary(message: dict[str, Any]) -> str:
     return f"{message.get('reasoning_content', '')}|{message['content']}|{called}"
 
 
-def test_texts_that_follow_each_other_go_on_only_where_they_may() -> None:
+def test_consecutive_texts_join_only_with_may_append() -> None:
     parts = [{"type": "text", "text": "a"}], [{"type": "text", "text": "b"}]
     together, apart = History(), History()
     for part in parts:
-        together.say(part, goes_on=True)
+        together.say(part, may_append=True)
         apart.say(part)
     assert [message["content"] for message in together.done()] == [[*parts[0], *parts[1]]]
     assert [message["content"] for message in apart.done()] == ["a", "b"]

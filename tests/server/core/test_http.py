@@ -58,7 +58,7 @@ def test_broken_framing_is_a_400(raw: socket.socket, sent: bytes) -> None:
 
 
 @pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx: ", b"GET /", b"GET /health HTTP/1.1\r\n"])
-def test_a_head_without_end_is_cut_off(raw: socket.socket, start: bytes) -> None:
+def test_endless_headers_are_431(raw: socket.socket, start: bytes) -> None:
     raw.sendall(start)
     piece = b"a: b\r\n" if start.endswith(b"\r\n") else b"aaaaaa"
     try:
@@ -103,7 +103,7 @@ def test_a_body_byte_by_byte_is_fine(raw: socket.socket) -> None:
     assert read_all(raw, or_reset=True).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_client_that_leaves_in_its_body_reaches_no_engine(server: Frontend) -> None:
+def test_disconnect_within_the_body_reaches_no_engine(server: Frontend) -> None:
     before = len(server.engine.received)
     server.connect(request(GOOD, b"content-length: 1000")).close()
     with server.http() as http:

@@ -11,7 +11,7 @@ import pytest
 
 from minisgl.config import ConfigError, Limits, check_ranges
 from minisgl.message import AbortRequest
-from minisgl.server.core.http import Crowd
+from minisgl.server.core.http import ConnectionLimiter
 from minisgl.step import FinishReason
 from tests.helpers.server import CONFIG, EOS, Frontend, events, failed_step, frontend, one_token, read_all, read_until
 
@@ -56,7 +56,7 @@ def exchange(server: Frontend, sent: bytes, *, half_close: bool = False) -> tupl
 
 
 @pytest.mark.python_front_end
-def test_idle_connections_stay_for_a_while(server: Frontend) -> None:
+def test_idle_connection_gets_the_keep_alive_timeout(server: Frontend) -> None:
     assert Limits().keep_alive_timeout == 75
     config = msgspec.structs.replace(CONFIG, limits=Limits(keep_alive_timeout=1000))
     with frontend(config=config) as longer:
@@ -68,7 +68,7 @@ def test_idle_connections_stay_for_a_while(server: Frontend) -> None:
                 assert one.on_loop(lambda timer=timer, one=one: timer.when() - one._loop.time()) > least  # type: ignore[misc]
 
 
-def test_no_keep_alive_is_none_at_all() -> None:
+def test_keep_alive_timeout_zero_is_rejected() -> None:
     with pytest.raises(ConfigError, match="--keep-alive-timeout 0: must be at least 1"):
         check_ranges(Limits(keep_alive_timeout=0))
 
@@ -154,7 +154,7 @@ def test_pipelined_requests_and_then_the_end(server: Frontend) -> None:
     assert [json.loads(split(one)[1])["choices"][0]["text"] for one in answers] == list("0123")
 
 
-def test_who_waits_long_gets_interim_answers(server: Frontend) -> None:
+def test_long_wait_after_half_close_sends_interim_responses(server: Frontend) -> None:
     """That is how those who are gone are found out."""
     with server.connect(request("patient hang:")) as connection:
         connection.shutdown(socket.SHUT_WR)
@@ -164,7 +164,7 @@ def test_who_waits_long_gets_interim_answers(server: Frontend) -> None:
     server.engine.wait_for_end(AbortRequest, {waiting.req_id})
 
 
-def test_who_closes_his_half_and_then_leaves(server: Frontend) -> None:
+def test_reset_after_half_close_cancels_the_request(server: Frontend) -> None:
     with server.connect(request("leaves hang:")) as connection:
         connection.shutdown(socket.SHUT_WR)
         left = server.engine.wait_for_request("leaves ")
@@ -174,7 +174,7 @@ def test_who_closes_his_half_and_then_leaves(server: Frontend) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_right_after_the_request(server: Frontend, stream: bool, version: str) -> None:
+def test_reset_right_after_the_request_cancels_it(server: Frontend, stream: bool, version: str) -> None:
     marker = f"at once {stream} {version} "
     with server.connect() as connection:
         server.wait_until(lambda: bool(server.connections) or server.gateway is not None)
@@ -184,7 +184,7 @@ def test_who_leaves_right_after_the_request(server: Frontend, stream: bool, vers
 
 
 @pytest.mark.parametrize("more", [{}, {"return_token_ids": True}], ids=["fast", "passed on"])
-def test_who_leaves_with_the_first_token_and_before_any_other(server: Frontend, more: dict[str, object]) -> None:
+def test_reset_with_the_first_token_cancels_the_stream(server: Frontend, more: dict[str, object]) -> None:
     """The answer has begun, so that nothing more is asked; what was written has come back."""
     marker = f"first {more} "
     with server.connect(request(marker + "hang:", stream=True, **more)) as connection:
@@ -201,7 +201,7 @@ def test_who_leaves_with_the_first_token_and_before_any_other(server: Frontend, 
     server.wait_until(lambda: not server.connections)
 
 
-def test_half_a_request_and_then_the_end_is_none(server: Frontend) -> None:
+def test_half_close_within_a_request_is_a_disconnect(server: Frontend) -> None:
     whole = request("half say:a")
     for sent in (whole[:-1], whole[:40], b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"):
         assert exchange(server, sent, half_close=True) == ("", "")
@@ -209,9 +209,9 @@ def test_half_a_request_and_then_the_end_is_none(server: Frontend) -> None:
 
 
 @pytest.mark.python_front_end  # the gateway's own tests have it
-def test_there_are_as_many_connections_as_may_be(monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
+def test_connections_over_the_limit_get_503(monkeypatch: pytest.MonkeyPatch, front_end: str) -> None:
     """One address has three quarters of them."""
-    monkeypatch.setattr(Crowd, "MOST", 4)
+    monkeypatch.setattr(ConnectionLimiter, "MOST", 4)
     with frontend(front_end=front_end) as server:
         open_ = [server.connect() for _ in range(3)]
         for one in open_:
@@ -232,8 +232,8 @@ def test_there_are_as_many_connections_as_may_be(monkeypatch: pytest.MonkeyPatch
             one.close()
 
 
-def test_no_address_keeps_all_others_out() -> None:
-    crowd = Crowd(8)
+def test_one_address_gets_three_quarters_of_connections() -> None:
+    crowd = ConnectionLimiter(8)
     assert [crowd.enter("a") for _ in range(7)] == [True] * 6 + [False]
     assert [crowd.enter("b") for _ in range(3)] == [True, True, False]
     crowd.leave("a")

@@ -32,7 +32,7 @@ def check_nothing_lives(server: Frontend) -> None:
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("text", ["", "x"])  # gone before the first token, and after it
-def test_a_waiting_client_that_leaves(server: Frontend, path: str, text: str) -> None:
+def test_disconnect_of_waiting_client_aborts_the_request(server: Frontend, path: str, text: str) -> None:
     marker = f"whole {path} hang:{text}"
     with server.send(path, body_of(path, marker)):
         request = server.engine.wait_for_request(marker)
@@ -44,7 +44,7 @@ def test_a_waiting_client_that_leaves(server: Frontend, path: str, text: str) ->
 
 @pytest.mark.parametrize("path", [CHAT, TEXT, GENERATE, RESPONSES, MESSAGES])
 @pytest.mark.parametrize("text", ["", "xyz"])
-def test_a_streaming_client_that_leaves(server: Frontend, path: str, text: str) -> None:
+def test_disconnect_of_streaming_client_aborts_the_request(server: Frontend, path: str, text: str) -> None:
     marker = f"stream {path} hang:{text}"
     with server.send(path, body_of(path, marker, stream=True)) as connection:
         request = server.engine.wait_for_request(marker)
@@ -54,7 +54,7 @@ def test_a_streaming_client_that_leaves(server: Frontend, path: str, text: str) 
     check_nothing_lives(server)
 
 
-def test_a_reset_counts_as_leaving(server: Frontend) -> None:
+def test_reset_counts_as_disconnect(server: Frontend) -> None:
     connection = server.send(TEXT, body_of(TEXT, "reset hang:abc", stream=True))
     request = server.engine.wait_for_request("reset hang")
     read_until(connection, b'c"')
@@ -129,7 +129,7 @@ def test_the_connection_survives_its_requests(server: Frontend) -> None:
 
 @pytest.mark.python_front_end
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_with_another_request_behind_the_first(server: Frontend, stream: bool) -> None:
+def test_disconnect_with_pipelined_request_aborts_the_first(server: Frontend, stream: bool) -> None:
     """Pipelining: the first one is being answered, the second one waits for that."""
     marker = f"first {stream} hang:x"
     with server.send(TEXT, body_of(TEXT, marker, max_tokens=100, stream=stream)) as connection:

@@ -40,7 +40,7 @@ async def ask(family: int, address: tuple[str, int] | str) -> bytes:
         return found.split(b"\r\n")[0]
 
 
-async def test_it_begins_again(listener: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
+async def test_server_that_ends_is_restarted(listener: socket.socket, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR, "minisgl")
     address, family = listener.getsockname(), listener.family
     server = HttpServer(Middleware(Starting("m"), CONFIG), listener, CONFIG.limits)
@@ -57,17 +57,17 @@ async def test_it_begins_again(listener: socket.socket, caplog: pytest.LogCaptur
     with socket.socket(family) as client, pytest.raises(OSError):
         client.connect(address)
     assert [record.getMessage() for record in caplog.records] == [
-        f"the Python HTTP server ended: it ended: it is started again after {wait_s:.1f} s" for wait_s in (0.1, 0.2)
+        f"the Python HTTP server ended: it ended: restarting it in {wait_s:.1f} s" for wait_s in (0.1, 0.2)
     ]
 
 
-async def test_stop_does_not_wait_for_the_next_beginning(
+async def test_stop_does_not_wait_for_the_restart(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("minisgl.server.core.http.RESTART_S", 1e6)
     server = HttpServer(Middleware(Starting("m"), CONFIG), listener, CONFIG.limits)
     await server.start()
     server.server.should_exit = True
-    while "started again" not in caplog.text:
+    while "restarting it" not in caplog.text:
         await asyncio.sleep(0.01)
     await server.stop()

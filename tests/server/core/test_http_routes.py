@@ -37,7 +37,7 @@ def test_head_says_what_get_would(http: httpx.Client, path: str) -> None:
     assert int(asked.headers["content-length"]) > 0
 
 
-def test_head_of_what_is_not_there(http: httpx.Client) -> None:
+def test_head_of_unknown_route_is_404(http: httpx.Client) -> None:
     assert http.head("/nowhere").status_code == http.head("/v1/models/other").status_code == 404
     answer = http.head(CHAT)
     assert answer.status_code == 405 and answer.headers["allow"] == "POST"
@@ -62,7 +62,7 @@ def test_a_slash_needs_the_key_as_well() -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1", "/v1/"])
-def test_the_api_is_there(http: httpx.Client, path: str) -> None:
+def test_v1_answers_get_post_and_options(http: httpx.Client, path: str) -> None:
     for method in ("GET", "POST", "OPTIONS"):
         answer = http.request(method, path)
         assert (answer.status_code, answer.json()) == (200, {"status": "ok"})

@@ -69,7 +69,7 @@ def test_a_default_leaves_a_margin(server: Frontend) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_busy_server_shortens_what_nobody_named(server: Frontend, name: str, stream: bool) -> None:
+def test_busy_server_shortens_default_lengths(server: Frontend, name: str, stream: bool) -> None:
     marker = f"{name}{stream}"
     with in_flight(server, f"a{marker}", f"b{marker}"):
         found, header = asked(server, CHAT, f"chat{marker}", stream=stream)
@@ -104,7 +104,7 @@ def test_both_sides_are_in_flight(server: Frontend, passed_on: bool) -> None:
         assert asked(server, TEXT, f"e{marker}") == ([16], "16"), "the threshold itself is not above it"
 
 
-def test_how_many_is_counted(server: Frontend) -> None:
+def test_shortened_requests_are_counted(server: Frontend) -> None:
     def count() -> int:
         with server.http() as http:
             found: int = http.get("/stats").json()["http"]["requests_shortened"]
@@ -122,7 +122,7 @@ def test_how_many_is_counted(server: Frontend) -> None:
     assert count() == before + 4
 
 
-def test_a_stream_that_fails_before_its_first_token_has_none_of_it(server: Frontend) -> None:
+def test_early_failure_of_a_stream_has_no_length_header(server: Frontend) -> None:
     with server.http() as http:
         answer = http.post(TEXT, json={"prompt": "fail:", "stream": True})
     assert answer.status_code == 500 and HEADER not in answer.headers
@@ -137,7 +137,7 @@ def test_a_stream_that_fails_before_its_first_token_has_none_of_it(server: Front
     st.integers(0, 4),
     st.booleans(),
 )
-def test_the_rule(
+def test_lengths_follow_the_documented_rule(
     room: list[int], most: int | None, least: int, margin: int, millionths: int, in_flight: int, named: bool
 ) -> None:
     limits = Limits(adaptive_max_tokens=AdaptiveMaxTokens(2, millionths), context_margin=margin)

@@ -53,7 +53,7 @@ def test_a_warning_of_an_engine_process_is_one(capsys: pytest.CaptureFixture[str
     assert '"level": "warning", "logger": "minisgl.server", "event": "shadow: differs"' in last
 
 
-def test_no_text_reaches_a_terminal_as_its_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     log.set_up("text", access=True, times=False)
     log.say("a\x1b]0;owned\x07 b\x9b2J, Grüße, 漢字\nnext\u202e")
     logging.getLogger("minisgl.access").info("request", extra={"fields": {"path": "/\x1b[2J", "key": "größer"}})

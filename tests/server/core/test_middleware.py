@@ -59,7 +59,7 @@ def bearer(**more: str) -> dict[str, str]:
         "text/plain; application/json",
     ],
 )
-def test_only_json_is_taken(http: httpx.Client, kind: str) -> None:
+def test_other_content_types_are_415(http: httpx.Client, kind: str) -> None:
     for path in (CHAT, TEXT, "/generate", "/tokenize", "/nowhere"):
         error = check_error(http.post(path, content=b'{"prompt": "refused"}', headers={"content-type": kind}), 415)
         assert error["code"] == "unsupported_media_type"
@@ -69,13 +69,13 @@ def test_only_json_is_taken(http: httpx.Client, kind: str) -> None:
 @pytest.mark.parametrize(
     "kind", ["application/json", "Application/JSON ; charset=utf-8", "application/problem+json", "", None]
 )
-def test_json_by_its_names_and_nothing_at_all(http: httpx.Client, kind: str | None) -> None:
+def test_json_types_and_no_type_are_accepted(http: httpx.Client, kind: str | None) -> None:
     headers = {} if kind is None else {"content-type": kind}
     assert http.post(TEXT, content=BODY, headers=headers).json()["choices"][0]["text"] == "on"
 
 
 @pytest.mark.parametrize("header", [{"sec-fetch-mode": "no-cors"}, {"sec-fetch-site": "none"}, {"origin": "own"}])
-def test_a_browser_must_say_json(server: Frontend, http: httpx.Client, header: dict[str, str]) -> None:
+def test_browser_without_json_type_is_415(server: Frontend, http: httpx.Client, header: dict[str, str]) -> None:
     header = {name: server.url if value == "own" else value for name, value in header.items()}
     assert "missing" in check_error(http.post(TEXT, content=BODY, headers=header), 415)["message"]
     said = http.post(TEXT, content=BODY, headers={**header, "content-type": "application/json"})
@@ -86,7 +86,7 @@ def test_a_browser_must_say_json(server: Frontend, http: httpx.Client, header: d
 
 
 @pytest.mark.parametrize("origin", [PAGE, "null", "http://127.0.0.1:1", "http://localhost.evil.example", "", "evil"])
-def test_foreign_pages_get_nothing(http: httpx.Client, origin: str) -> None:
+def test_foreign_origins_are_403(http: httpx.Client, origin: str) -> None:
     headers = {"origin": origin, "x-request-id": "mine"}
     for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("GET", "/livez"), ("OPTIONS", CHAT), ("GET", "/x")):
         answer = http.request(method, path, headers=headers, json=chat_body("refused") if method == "POST" else None)
@@ -105,7 +105,7 @@ def test_foreign_pages_get_nothing(http: httpx.Client, origin: str) -> None:
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/livez", "/", "/stats"])
-def test_foreign_pages_include_nothing_and_may_link(
+def test_cross_site_embeds_are_403_and_links_allowed(
     http: httpx.Client, path: str, headers: dict[str, str], status: int
 ) -> None:
     answer = http.get(path, headers=bearer(**{"sec-fetch-site": "cross-site", **headers}))
@@ -120,7 +120,7 @@ def test_nothing_of_a_foreign_pages_body_is_awaited(server: Frontend) -> None:
         assert connection.recv(65536).startswith(b"HTTP/1.1 403 ")
 
 
-def test_the_servers_own_pages(server: Frontend, http: httpx.Client) -> None:
+def test_own_origin_is_allowed(server: Frontend, http: httpx.Client) -> None:
     port = server.address[1]
     for host in (f"127.0.0.1:{port}", f"localhost:{port}", "LOCALHOST", "a.localhost"):
         for scheme in ("http", "https"):
@@ -130,7 +130,7 @@ def test_the_servers_own_pages(server: Frontend, http: httpx.Client) -> None:
     assert usual.status_code == 200
 
 
-def test_a_named_page(named: httpx.Client) -> None:
+def test_origin_named_by_flag_is_allowed(named: httpx.Client) -> None:
     answer = named.post(TEXT, json={"prompt": "say:a"}, headers=bearer(origin=PAGE))
     assert answer.status_code == 200 and answer.headers["access-control-allow-origin"] == PAGE
     exposed = answer.headers["access-control-expose-headers"].lower()
@@ -162,7 +162,7 @@ def test_preflights(named: httpx.Client) -> None:
     "host",
     ["page.example", "page.example:80", "localhost.page.example", "127.0.0.1.page.example", "192.0.2.1", "", "[x]"],
 )
-def test_names_that_lead_here_by_accident_or_worse(http: httpx.Client, host: str) -> None:
+def test_foreign_host_names_are_403(http: httpx.Client, host: str) -> None:
     for method, path in (("POST", TEXT), ("GET", "/v1/models"), ("GET", "/livez")):
         headers = {"host": host, "origin": f"http://{host}"}  # its own page, as the browser sees it
         answer = http.request(method, path, headers=headers, json={"prompt": "refused"} if method == "POST" else None)
@@ -170,11 +170,11 @@ def test_names_that_lead_here_by_accident_or_worse(http: httpx.Client, host: str
 
 
 @pytest.mark.parametrize("host", ["localhost", "LocalHost.:9", "x.localhost", "127.8.9.1:99", "[::1]:1919", "[::1]"])
-def test_names_of_loopback(http: httpx.Client, host: str) -> None:
+def test_loopback_host_names_are_allowed(http: httpx.Client, host: str) -> None:
     assert http.get("/livez", headers={"host": host}).status_code == 200
 
 
-def test_an_allowed_host(named: httpx.Client) -> None:
+def test_host_named_by_flag_is_allowed(named: httpx.Client) -> None:
     for host in ("models.example", "MODELS.example:8080", "localhost"):
         assert named.get("/livez", headers={"host": host}).status_code == 200
     assert check_error(named.get("/livez", headers={"host": "other.example"}), 403)
@@ -195,7 +195,7 @@ def test_an_allowed_host(named: httpx.Client) -> None:
         ("127.0.0.1", ["[fd00::1]"], "[fd00::1]:1", True),
     ],
 )
-def test_where_the_server_listens(bound: str, allowed: list[str], host: str, answers: bool) -> None:
+def test_host_check_follows_the_bound_address(bound: str, allowed: list[str], host: str, answers: bool) -> None:
     refused = Callers(bound, allowed).refusal("GET", "1.1", {b"host": host.encode()})
     assert (refused is None) == answers
 
@@ -211,7 +211,7 @@ def test_where_the_server_listens(bound: str, allowed: list[str], host: str, ans
         ("0.0.0.0", {"api_keys": (ApiKey(name="a", key="k"),)}, False),
     ],
 )
-def test_who_lets_other_machines_in_without_a_key_is_told(host: str, fields: dict[str, Any], exposed: bool) -> None:
+def test_is_exposed_beyond_loopback_without_key(host: str, fields: dict[str, Any], exposed: bool) -> None:
     assert is_exposed(msgspec.structs.replace(CONFIG, host=host, **fields)) is exposed
 
 
@@ -233,7 +233,7 @@ def test_a_form_is_for_files_and_not_from_other_pages(path: str, more: dict[byte
     assert (None if refused is None else refused.status) == status
 
 
-def test_a_missing_host() -> None:
+def test_missing_host_is_400_in_http_1_1() -> None:
     callers = Callers("127.0.0.1")
     assert callers.refusal("GET", "1.0", {}) is None
     refused = callers.refusal("GET", "1.1", {})
@@ -242,7 +242,7 @@ def test_a_missing_host() -> None:
     assert foreign is not None and foreign.status == 403
 
 
-def test_any_origin(front_end: str) -> None:
+def test_cors_origin_star_allows_all_origins(front_end: str) -> None:
     config = msgspec.structs.replace(CONFIG, cors_origins=("*",))
     with frontend(config=config, front_end=front_end) as running, running.http() as http:
         for origin in ("null", "https://page.example"):
@@ -263,7 +263,7 @@ def test_any_origin(front_end: str) -> None:
         {"allowed_hosts": ("a b",)},
     ],
 )
-def test_settings_that_cannot_be(fields: dict[str, tuple[str, ...]]) -> None:
+def test_invalid_flags_are_rejected(fields: dict[str, tuple[str, ...]]) -> None:
     flag, (value,) = next(iter(fields.items()))
     with pytest.raises(ConfigError, match=f"--{flag[:-1].replace('_', '-')} '{value}': must be"):
         msgspec.structs.replace(CONFIG, **fields).check()
@@ -271,7 +271,7 @@ def test_settings_that_cannot_be(fields: dict[str, tuple[str, ...]]) -> None:
     good.check()
 
 
-async def test_the_same_while_loading() -> None:
+async def test_foreign_origins_are_403_while_loading() -> None:
     middleware = Middleware(Starting(MODEL), msgspec.structs.replace(CONFIG, cors_origins=(PAGE,)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(middleware), base_url="http://localhost") as http:
         asked = [

@@ -10,7 +10,7 @@ import httpx
 import msgspec
 import pytest
 
-from minisgl.server.core.page import FOLDER, POLICY, TYPES, Page
+from minisgl.server.core.page import FOLDER, POLICY, TYPES, WebPage
 from tests.helpers.server import CONFIG, check_error, frontend
 
 LINKS = re.compile(r'(?:href|src)="([^"#:]+)"')
@@ -47,11 +47,11 @@ def test_a_file_that_the_browser_has_is_not_sent_again(http: httpx.Client) -> No
 @pytest.mark.parametrize(
     "path", ["/web/nothing.js", "/web", "/web/../server/core/page.py", "/web/%2e%2e/config.py", "/web/js"]
 )
-def test_nothing_else_is_given(http: httpx.Client, path: str) -> None:
+def test_other_paths_are_404(http: httpx.Client, path: str) -> None:
     assert check_error(http.get(path), 404)["code"] == "not_found"
 
 
-def test_it_is_only_read(http: httpx.Client) -> None:
+def test_page_accepts_only_get_and_head(http: httpx.Client) -> None:
     for path in ("/", "/web/js/main.js"):
         check_error(http.post(path, json={}), 404)
 
@@ -75,7 +75,7 @@ def files() -> list[Path]:
 
 
 def test_every_file_is_given() -> None:
-    assert {f"/web/{file.relative_to(FOLDER).as_posix()}" for file in files()} | {"/"} == set(Page().paths)
+    assert {f"/web/{file.relative_to(FOLDER).as_posix()}" for file in files()} | {"/"} == set(WebPage().paths)
     assert {file.suffix for file in files()} <= TYPES.keys()
 
 

@@ -7,14 +7,14 @@ import numpy as np
 from minisgl.frontend.output_processor import Delta, Logprob, RequestState, Subscriber
 from minisgl.receipt import Model, Numerics
 from minisgl.sampling_params import SamplingParams
-from minisgl.server.core.receipts import OfAnswers
+from minisgl.server.core.receipts import ReceiptBuilder
 from minisgl.tokenizer import Tokenizer
 
 
 def test_of_what_another_server_computed_nobody_knows_the_probabilities() -> None:
     """An answer that went on here after the death of a server: a digest of a part would be of no answer."""
     model, numerics = Model("a", None, "b", "c"), Numerics("cpu", "exact", "f16", None, "exact", 1)
-    answers, params = OfAnswers(model, numerics, None), SamplingParams(max_tokens=2, seed=1)
+    answers, params = ReceiptBuilder(model, numerics, None), SamplingParams(max_tokens=2, seed=1)
     for index in (0, 1):
         for was_elsewhere in (index == 1, False):
             one = Delta(index, "a", None, (Logprob(5, -0.5, ()),))

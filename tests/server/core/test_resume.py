@@ -129,7 +129,7 @@ def numbers(stream: bytes) -> list[int]:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_cut_anywhere_it_is_one_stream(server: Frontend, http: httpx.Client, name: str) -> None:
+def test_stream_cut_anywhere_continues_identically(server: Frontend, http: httpx.Client, name: str) -> None:
     path, body = BODIES[name]
     pieces, marks = asked(http, path, body)
     whole = b"".join(pieces)
@@ -148,7 +148,7 @@ def test_cut_anywhere_it_is_one_stream(server: Frontend, http: httpx.Client, nam
 
 
 @pytest.mark.parametrize("name", ["generate", "sglang"])
-def test_all_of_the_text_so_far_goes_on(http: httpx.Client, name: str) -> None:
+def test_sglang_stream_continues_with_the_whole_text(http: httpx.Client, name: str) -> None:
     path, body = BODIES[name]
     pieces, marks = asked(http, path, body)
     origin = marks[0].origin
@@ -243,11 +243,11 @@ def _changed(said: Said, name: str, value: Any) -> bytes:
         ("tokens", [-1], "unreadable"),
         ("tokens", [97] * 3000, "3000 tokens, its limit is"),
         ("reason", 99, "unreadable"),
-        ("reason", 1, "it goes on after its end"),
+        ("reason", 1, "tokens follow its end"),
         ("ended", True, "a choice has ended without a reason"),
     ],
 )
-def test_what_was_said_is_checked(server: Frontend, http: httpx.Client, name: str, value: Any, reason: str) -> None:
+def test_bad_resume_state_is_400(server: Frontend, http: httpx.Client, name: str, value: Any, reason: str) -> None:
     path, body = BODIES["chat"]
     _, marks = asked(http, path, body)
     assert marks[0].origin is not None and marks[0].tokens
@@ -269,12 +269,12 @@ def test_a_stream_of_another_model_is_refused(http: httpx.Client) -> None:
     assert answer.json()["error"]["code"] == "other_model"
 
 
-def test_who_does_not_ask_gets_no_marks(http: httpx.Client) -> None:
+def test_stream_without_header_has_no_marks(http: httpx.Client) -> None:
     path, body = BODIES["chat"]
     assert LINE not in http.post(path, json=body).content
 
 
-def test_the_gateway_is_refused_beside_it() -> None:
+def test_resumable_excludes_the_gateway() -> None:
     with pytest.raises(ConfigError, match="--resumable: not with --frontend rust"):
         msgspec.structs.replace(CONFIG, resumable=True, frontend="rust").check()
 

@@ -77,7 +77,7 @@ def test_every_field_becomes_a_grammar(
     ],
     ids=repr,
 )
-def test_what_asks_for_nothing_has_no_grammar(http: httpx.Client, server: Frontend, nothing: dict[str, Any]) -> None:
+def test_neutral_values_have_no_grammar(http: httpx.Client, server: Frontend, nothing: dict[str, Any]) -> None:
     for path in PATHS:
         marked = f"free {sorted(nothing)}{path}"
         assert http.post(path, json={**body(path, marked), **nothing}).status_code == 200

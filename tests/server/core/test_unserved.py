@@ -151,7 +151,7 @@ def test_what_changes_the_answer_is_refused_with_the_name_that_does_it(
         *((path, "stop_sequences", ["c"]) for path in (CHAT, TEXT, RESPONSES, MESSAGES, COMPLETION)),
     ],
 )
-def test_what_means_the_same_is_done(http: httpx.Client, path: str, name: str, value: Any) -> None:
+def test_aliases_of_each_api_are_served(http: httpx.Client, path: str, name: str, value: Any) -> None:
     body = json.loads(json.dumps(ASKED[path]).replace("say:ok", "say:abcde"))
     if path == MESSAGES and "max" in name:
         del body["max_tokens"]
@@ -412,7 +412,7 @@ def test_half_a_character_is_replaced(http: httpx.Client, server: Frontend, path
         ("/v1/nothing", None),
     ],
 )
-def test_a_path_that_is_not_there_says_which_is_meant(http: httpx.Client, path: str, right: str | None) -> None:
+def test_unknown_path_suggests_the_route(http: httpx.Client, path: str, right: str | None) -> None:
     answer = http.post(path, json={})
     found = answer.json()
     message = found["error"] if isinstance(found["error"], str) else found["error"]["message"]

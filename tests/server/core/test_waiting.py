@@ -25,10 +25,10 @@ def test_limits_count_what_waits_in_the_gateway() -> None:
     gateway.found["num_waiting"], gateway.found["num_waiting_tokens"] = 3, 60
     assert queue.num_requests == 3
     queue.check_room(1, 40)
-    with pytest.raises(ApiError, match="3 requests wait already, the limit is 4") as too_many:
+    with pytest.raises(ApiError, match="3 requests are queued, the limit is 4") as too_many:
         queue.check_room(2)
     assert too_many.value.status == 429
-    with pytest.raises(ApiError, match="prompts of 60 tokens wait already, the limit is 100"):
+    with pytest.raises(ApiError, match="60 prompt tokens are queued, the limit is 100"):
         queue.check_room(1, 41)
     assert queue.num_in_flight() == 0 and gateway.num_readings == 0, "no more is read than is asked for"
 
@@ -57,13 +57,13 @@ async def crowded() -> tuple[Turns, int, list[asyncio.Task[int]]]:
     return turns, held, many
 
 
-async def test_who_has_most_large_bodies_waiting_makes_room() -> None:
+async def test_owner_with_most_waiting_bodies_loses_the_newest() -> None:
     turns, held, many = await crowded()
     other = asyncio.create_task(turns.take(1, 2))
     await asyncio.wait([many[-1]])
     error = many[-1].exception()
     assert isinstance(error, ApiError) and error.status == 429
-    with pytest.raises(ApiError, match="256 large bodies wait"):
+    with pytest.raises(ApiError, match="256 large request bodies"):
         await turns.take(1, 1)
     turns.give(held)
     turns.give(await many[0])
@@ -103,12 +103,12 @@ async def test_who_makes_room_and_leaves_in_the_same_moment_gives_nothing_back()
         (2, 9, 0, 2, 1, True),  # one, where there are fewer places than owners
     ],
 )
-def test_every_owner_finds_room(most: int, owners: int, held: int, by_all: int, more: int, may: bool) -> None:
+def test_every_owner_gets_capacity(most: int, owners: int, held: int, by_all: int, more: int, may: bool) -> None:
     assert has_room(most, owners, held, by_all, more) is may
 
 
 @given(st.integers(1, 20), st.integers(2, 6), st.lists(st.tuples(st.integers(0, 5), st.integers(1, 30)), max_size=60))
-def test_a_room_is_bounded_and_nobody_is_locked_out(most: int, owners: int, asked: list[tuple[int, int]]) -> None:
+def test_capacity_is_bounded_and_every_owner_gets_some(most: int, owners: int, asked: list[tuple[int, int]]) -> None:
     held = [0] * owners
     largest = 0  # what went alone
     for number, more in asked:

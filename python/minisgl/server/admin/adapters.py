@@ -1,7 +1,7 @@
-"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as vLLM has them.
+"""/v1/load_lora_adapter and /v1/unload_lora_adapter, as in vLLM.
 
-Invariants: a name is served from when every engine has its adapter until it is unloaded; requests under way keep
-theirs. Adapters lie below the folder of the configuration; of every other path the same is said.
+Invariants: a name is served from when every engine has its adapter until it is unloaded; running requests keep theirs.
+Adapters must lie below the configured folder; every other path gets the same error, whether or not it exists.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from minisgl.server.admin.body import LoadAdapterRequest, UnloadAdapterRequest
 from minisgl.server.admin.prefixes import in_time
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import NO_MODEL, ApiError, bad_value, wrong
-from minisgl.server.core.formatter import Later
+from minisgl.server.core.formatter import Deferred
 from minisgl.server.core.request import HttpRequest
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 
 
-async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterRequest, request: HttpRequest) -> Later:
-    name, root = asked.lora_name, _check_may(context, request)
+async def load_adapter_endpoint(context: ServerContext, body: LoadAdapterRequest, request: HttpRequest) -> Deferred:
+    name, root = body.lora_name, _check_may(context, request)
     if name == context.served.name or name in context.served.aliases:
         raise wrong("lora_name", f"{name[:80]!r} is the model's own name")
     if name in context.client.adapters.by_name:
@@ -30,27 +30,27 @@ async def load_adapter_endpoint(context: ServerContext, asked: LoadAdapterReques
     if (count := len(context.client.adapters.by_name)) >= context.config.max_loras:
         reason = f"there are {count} adapters, the limit (max_loras): unload one first"
         raise wrong("lora_name", f"{name[:80]!r}: {reason}")
-    adapter = context.client.adapters.load(name, _below(root, asked.lora_path))
-    return Later(lambda: _loaded(context, adapter))
+    adapter = context.client.adapters.load(name, _below(root, body.lora_path))
+    return Deferred(lambda: _loaded(context, adapter))
 
 
 def _check_may(context: ServerContext, request: HttpRequest) -> str:
-    """The folder of adapters. Raises `ApiError` 403."""
+    """Check that the request may change adapters and return the folder of adapters. Raises `ApiError` 403."""
     if context.config.lora_folder is None:
-        reason = "adapters are not loaded over HTTP here: lora_folder, a key of --config, allows it"
+        reason = "loading adapters over HTTP is off: set lora_folder, a key of --config"
         raise ApiError(403, f"{request.path}: {reason}", code="not_allowed")
     context.keys.check_may(request.key, "lora", request.path)
     return context.config.lora_folder
 
 
 def _below(root: str, path: str) -> str:
-    """Return the folder of the adapter. What lies elsewhere, and what is not there, is refused alike."""
+    """Return the adapter's folder. Raises one and the same `ApiError` 400 for a path outside `root` or missing."""
     top = os.path.realpath(root)
-    found = os.path.normpath(os.path.join(top, path))
-    if "\0" not in path and found.startswith(f"{top}{os.sep}"):  # nothing else is looked at
-        found = os.path.realpath(found)
-        if found.startswith(f"{top}{os.sep}") and os.path.isdir(found):
-            return found
+    folder = os.path.normpath(os.path.join(top, path))
+    if "\0" not in path and folder.startswith(f"{top}{os.sep}"):  # no other path touches the disk
+        folder = os.path.realpath(folder)
+        if folder.startswith(f"{top}{os.sep}") and os.path.isdir(folder):
+            return folder
     raise bad_value("lora_path", path, "must be a folder below the server's folder of adapters (lora_folder)")
 
 
@@ -63,13 +63,11 @@ async def _loaded(context: ServerContext, adapter: Adapter) -> Response:
     return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' added successfully.")
 
 
-async def unload_adapter_endpoint(
-    context: ServerContext, asked: UnloadAdapterRequest, request: HttpRequest
-) -> Response:
+async def unload_adapter_endpoint(context: ServerContext, body: UnloadAdapterRequest, request: HttpRequest) -> Response:
     _check_may(context, request)
     book = context.client.adapters
-    adapter = book.by_name.get(asked.lora_name)
+    adapter = book.by_name.get(body.lora_name)
     if adapter is None or not adapter.is_ready:
-        raise wrong("lora_name", f"{asked.lora_name[:80]!r} does not exist here", *NO_MODEL)
+        raise wrong("lora_name", f"{body.lora_name[:80]!r} does not exist here", *NO_MODEL)
     book.unload(adapter)
     return PlainTextResponse(f"Success: LoRA adapter '{adapter.name}' removed successfully.")

@@ -1,4 +1,4 @@
-"""Bodies of the routes for operators, and the shapes of their answers."""
+"""Request and response bodies of the routes for operators."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StrictBool, StrictStr
 
 from minisgl.server.core.answers import Answer
-from minisgl.server.core.bodies import Conversation, Messages, OfModel
+from minisgl.server.core.bodies import Conversation, Messages, ModelBody
 from minisgl.server.core.fields import Items, TokenId, described
 
 
-class PrefixRequest(OfModel, Conversation):
-    """One of `text`, `messages` and `token_ids`."""
+class PrefixRequest(ModelBody, Conversation):
+    """Body with exactly one of `text`, `messages` and `token_ids`."""
 
     text: StrictStr | None = described("The beginning of a completion's prompt.")
     messages: Messages | None = described("The beginning of a conversation, rendered by the chat template.")
@@ -26,7 +26,7 @@ class PrefixRequest(OfModel, Conversation):
     wait: StrictBool | None = described("Answer when it is computed, not already when it is accepted; true by default.")
 
 
-class LoadAdapterRequest(OfModel):
+class LoadAdapterRequest(ModelBody):
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         description="The name that requests use as `model`."
     )
@@ -36,7 +36,7 @@ class LoadAdapterRequest(OfModel):
     load_inplace: Literal[False] | None = described("Only false; unload the old adapter first.")
 
 
-class UnloadAdapterRequest(OfModel):
+class UnloadAdapterRequest(ModelBody):
     lora_name: Annotated[str, Field(min_length=1, max_length=256)] = Field(
         description="The name under which it was loaded."
     )
@@ -49,7 +49,7 @@ class EnginePrefix(Answer):
 
 
 class PrefixAnswer(Answer):
-    """`pages` are kept of `tokens`; `hits`: requests that found them in the cache; `reason` if it is refused."""
+    """Prefix in the cache. `pages`: KV pages of `tokens`; `hits`: requests that found it; `reason`: of a refusal."""
 
     id: str
     object: Literal["cache.prefix"]
@@ -93,8 +93,7 @@ class Status(Answer):
 
 
 class Stats(Answer):
-    """What both processes measured of themselves; times in seconds since the start. `engine` comes with its first
-    step."""
+    """Statistics of server and engine; times in seconds since the start. `engine` is null before its first step."""
 
     model: str
     simulated: str | None

@@ -1,7 +1,8 @@
-"""What operators ask: is it alive, is it ready, how does it do. And what the server answers before there is a model.
+"""Routes for health and statistics, and the responses before the model is loaded.
 
-Invariants: /livez and /readyz cost nothing and answer under full load; a long forward is no hang, a stopped process or
-a stuck step loop is one within 5 s; while the model loads, everything but /livez gets 503, with what is being done.
+Invariants: /livez and /readyz cost nothing and answer under full load; a long forward pass is no hang, a stopped
+process or a stuck step loop is reported within 5 s; while the model loads, everything but /livez gets 503, with the
+progress.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from minisgl.extension import why_missing
 from minisgl.frontend.engine_client import ProcessClient
 from minisgl.metrics.engines import READY
 from minisgl.metrics.families import scheduler_in_use
-from minisgl.server.admin.live import about
+from minisgl.server.admin.live import general_stats
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import SERVER, ApiError, draining, loading
 from minisgl.server.core.formatter import json_response
 from minisgl.utils.installed import own_version
 
 OK = {"status": "ok"}
-DEGRADED = "degraded"  # one of several engines does not serve: the others do
+DEGRADED = "degraded"  # some engines do not serve, others do
 
 
 def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
-    """What is wrong with the engine; None if nothing is. A forward may take `step_timeout_s`."""
+    """Return the failure of the engine; `None` if it is well or loading. A forward pass may take `step_timeout_s`."""
     if client.failure is not None:
         return client.failure
     if client.info is None:
@@ -37,14 +38,14 @@ def trouble(client: ProcessClient, step_timeout_s: float) -> str | None:
 
 
 class Starting:
-    """Before there is a model; nothing waits for it."""
+    """ASGI app that answers while the model is loading; never blocks."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._doing = "starting the engine"
 
     def report(self, text: str, done: int = 0, total: int = 0) -> None:
-        """A `progress.Report`."""
+        """Set the progress to report to clients (a `progress.Report`)."""
         self._doing = f"{text}: {done} of {total}" if total else text
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -60,15 +61,15 @@ class Starting:
 
 
 def livez(context: ServerContext) -> dict[str, str]:
-    """Whether the process and its step loop are alive."""
-    if (found := trouble(context.client, context.limits.step_timeout)) is not None:
-        raise ApiError(503, found, kind=SERVER, code="not_alive")
+    """Report that the process and its step loop are alive. Raises `ApiError` 503 if not."""
+    if (failure := trouble(context.client, context.limits.step_timeout)) is not None:
+        raise ApiError(503, failure, kind=SERVER, code="not_alive")
     return OK
 
 
 def readyz(context: ServerContext) -> dict[str, str]:
-    """Whether new requests are served: loaded, warm, alive, not draining. SGLang's `/health_generate` generates a token
-    for that; here the step loop says that it lives."""
+    """Report that new requests are served: loaded, warm, alive and not draining. Raises `ApiError` 503 if not. SGLang's
+    `/health_generate` generates a token for that; here the step loop's heartbeat suffices."""
     livez(context)
     _ = context.info
     if context.draining:
@@ -79,9 +80,9 @@ def readyz(context: ServerContext) -> dict[str, str]:
 
 
 def health(context: ServerContext) -> Response:
-    found = _health(context)
-    answer = json_response(found)
-    answer.status_code = 200 if found["status"] in ("ok", DEGRADED) else 503
+    state = _health(context)
+    answer = json_response(state)
+    answer.status_code = 200 if state["status"] in ("ok", DEGRADED) else 503
     return answer
 
 
@@ -90,7 +91,7 @@ def version(context: ServerContext) -> dict[str, str]:
 
 
 def stats(context: ServerContext) -> dict[str, Any]:
-    return about(context) | {"load": load(context)} | context.metrics.snapshot()
+    return general_stats(context) | {"load": load(context)} | context.metrics.snapshot()
 
 
 def metrics(context: ServerContext) -> Response:
@@ -98,8 +99,8 @@ def metrics(context: ServerContext) -> Response:
 
 
 def load(context: ServerContext) -> dict[str, float]:
-    """For whoever places requests, or more servers: requests that wait and that run, tokens of the prompts that wait,
-    the part of the KV pools that running requests hold, and how many tokens the pools have room for."""
+    """Return the load, for routers: waiting and running requests, waiting prompt tokens, the fraction of KV pools that
+    running requests hold, and the pools' capacity in tokens."""
     info, last = context.info, [view.stats for view in context.client.engines if view.stats is not None]
     num_pages = sum(stats.num_pages for stats in last)
     held = sum(stats.num_protected_pages + stats.num_held_pages for stats in last)
@@ -125,7 +126,7 @@ def _status(context: ServerContext, wrong: str | None) -> str:
 def _health(context: ServerContext) -> dict[str, Any]:
     client = context.client
     wrong = trouble(client, context.limits.step_timeout)
-    found: dict[str, Any] = {
+    state: dict[str, Any] = {
         "status": _status(context, wrong),
         "model": context.served.name,
         "frontend": "python" if context.gateway is None else "rust",
@@ -135,20 +136,20 @@ def _health(context: ServerContext) -> dict[str, Any]:
         "tasks": len(asyncio.all_tasks()),
     }
     if wrong is not None:
-        found["reason"] = wrong
+        state["reason"] = wrong
     if (info := client.info) is not None:
         names = ("engine", "device", "dtype", "max_seq_len", "page_size", "num_pages")
-        found |= {name: getattr(info, name) for name in names}
-        found["cpu_backend"] = scheduler_in_use(info, client.stats)
-        found["cpu_backend_fallback"] = info.cpu_backend_fallback or None
-        found["simulated"] = info.simulated or None
-        found["engine_details"] = info.engine_details or None
-    found["extension_missing"] = why_missing() or None
+        state |= {name: getattr(info, name) for name in names}
+        state["cpu_backend"] = scheduler_in_use(info, client.stats)
+        state["cpu_backend_fallback"] = info.cpu_backend_fallback or None
+        state["simulated"] = info.simulated or None
+        state["engine_details"] = info.engine_details or None
+    state["extension_missing"] = why_missing() or None
     now = time.monotonic()
-    found["engines"] = [view.told(now) for view in client.engines]
+    state["engines"] = [view.told(now) for view in client.engines]
     stats = client.stats
-    found["stats"] = None
-    if stats is not None:  # /stats has the others
+    state["stats"] = None
+    if stats is not None:  # the other fields are in /stats
         plain = [name for name in stats.__struct_fields__ if name not in ("meters", "ranks", "prefixes")]
-        found["stats"] = {name: getattr(stats, name) for name in plain}
-    return found
+        state["stats"] = {name: getattr(stats, name) for name in plain}
+    return state

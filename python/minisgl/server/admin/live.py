@@ -1,7 +1,7 @@
-"""GET /stats/stream: what the server does, as it does it, to those who look.
+"""GET /stats/stream: live statistics, scheduler steps and radix trees for watching clients.
 
-Invariants: while nobody looks nothing is measured, asked for or sent; all who look share what the engines tell; a
-reader that does not keep up misses events and holds nobody up; a stream ends with its client, the engine or the server.
+Invariants: without a watcher nothing is measured, requested or sent; all watchers share the engines' messages; a slow
+watcher misses events and delays no other; a stream ends with its client, the engine or the server.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ STREAM = "/stats/stream"
 MAX_WATCHERS = 32
 TICK_S = 0.1
 EVERY_S = 1.0
-MAX_STEPS = 64  # of an event
+MAX_STEPS = 64  # per event
 OPTIONS = ("steps", "tree")
-AGAIN_MS = 500.0  # an engine process takes longer to begin again
+AGAIN_MS = 500.0  # an engine takes longer than this to restart
 
 
 class Watcher:
-    """What one reader has not been sent yet. Bounded, however slow it is."""
+    """Unsent events of one client, bounded however slow it is."""
 
     def __init__(self, *, steps: bool, tree: bool) -> None:
         self.steps = steps
@@ -46,17 +46,17 @@ class Watcher:
         self._stats: dict[str, Any] | None = None
         self._stats_left_out = 0
         self._steps: dict[int, deque[StepView]] = {}
-        self._next: dict[int, int] = {}  # by engine: how many steps were told of
+        self._next: dict[int, int] = {}  # by engine: number of steps received
         self._left_out: dict[int, int] = {}
-        self._begun: dict[int, StepView] = {}  # by engine: the last step of `begin`
+        self._begun: dict[int, StepView] = {}  # by engine: the last step passed to `begin`
         self._trees: dict[int, TreeView] = {}
 
-    def figures(self, found: dict[str, Any]) -> None:
+    def set_stats(self, stats: dict[str, Any]) -> None:
         self._stats_left_out += self._stats is not None
-        self._stats = found
+        self._stats = stats
 
     def begin(self, engine: int, recent: Sequence[StepView]) -> None:
-        """Take the steps that were before this reader came."""
+        """Add recent scheduler steps of an engine from before this client connected."""
         if recent and self.steps:
             self._steps.setdefault(engine, deque(maxlen=MAX_STEPS)).extend(recent)
             self._begun[engine] = recent[-1]
@@ -66,21 +66,21 @@ class Watcher:
         if message.tree is not None and self.tree:
             self._trees[engine] = message.tree
         begun = self._begun.get(engine)
-        steps = [one for one in message.steps if _is_new(one, begun)]  # an engine tells its recent ones, too
+        steps = [one for one in message.steps if _is_new(one, begun)]  # an engine repeats its recent ones
         if not steps or not self.steps:
             return
         kept = self._steps.setdefault(engine, deque(maxlen=MAX_STEPS))
         expected = self._next.get(engine, message.at)
-        missed = max(0, message.at - expected)  # an engine that began again counts from 0
+        missed = max(0, message.at - expected)  # a restarted engine counts from 0
         missed += max(0, len(kept) + len(steps) - MAX_STEPS)
         self._left_out[engine] = self._left_out.get(engine, 0) + missed
         self._next[engine] = message.at + len(message.steps)
         kept.extend(steps)
 
     def events(self, text: Callable[[list[int]], str] | None) -> Iterator[bytes]:
-        """What is due; it is not any more then. `text`: of token ids, where it may be shown."""
-        if (found := self._stats) is not None:
-            yield sse({**found, "left_out": self._stats_left_out}, "stats")
+        """Yield the unsent events and clear them. `text`: decodes token ids, where texts may be shown."""
+        if (stats := self._stats) is not None:
+            yield sse({**stats, "left_out": self._stats_left_out}, "stats")
             self._stats, self._stats_left_out = None, 0
         for engine, steps in self._steps.items():
             if steps:
@@ -94,23 +94,22 @@ class Watcher:
 
 
 class Live:
-    """All who look at one server."""
+    """All watchers of one server, and the task that collects events for them."""
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
         self._figures = LiveFigures(context.metrics, lambda: context.client.stats)
-        self._watchers: dict[Watcher, int] = {}  # with the numbers of their keys
+        self._watchers: dict[Watcher, int] = {}  # with the indices of their API keys
         self._task: asyncio.Task[None] | None = None
         self._last: dict[str, Any] | None = None
         self._recent: dict[int, deque[StepView]] = {}  # by engine
 
     @contextlib.contextmanager
     def watching(self, watcher: Watcher, key: int) -> Iterator[None]:
-        """While `watcher`, of the key with this number, gets what there is. Raises `ApiError` if too many look already
-        (`has_room`)."""
+        """Register `watcher` of key `key` inside the block. Raises `ApiError` 429 if there are too many."""
         count, own = len(self._watchers), list(self._watchers.values()).count(key)
         if not has_room(MAX_WATCHERS, self._context.keys.num_owners, own, count, 1):
-            raise ApiError(429, f"{STREAM}: {count} readers are there already", code="too_many_watchers")
+            raise ApiError(429, f"{STREAM}: {count} clients are watching already", code="too_many_watchers")
         for engine, steps in self._recent.items():
             watcher.begin(engine, steps)
         self._watchers[watcher] = key
@@ -118,10 +117,10 @@ class Live:
         try:
             if self._task is None:
                 client.on_watched = self._watched
-                self._task = asyncio.create_task(self._look_on())
+                self._task = asyncio.create_task(self._poll_forever())
             else:
                 if self._last is not None:
-                    watcher.figures(self._last)
+                    watcher.set_stats(self._last)
                 client.watch(steps=watcher.steps, tree=watcher.tree)
             yield
         finally:
@@ -133,19 +132,19 @@ class Live:
                 client.on_watched = None
 
     def check(self) -> None:
-        """Raises what ended the looking: a reader must not wait for what nobody tells."""
+        """Raise the exception that ended the task which collects live events, if it has ended."""
         if self._task is not None and self._task.done():
             self._task.result()
 
-    async def _look_on(self) -> None:
-        """Once a second: new figures, and the engines are asked to go on telling. They stop by themselves."""
+    async def _poll_forever(self) -> None:
+        """Each second compute statistics and renew the engines' subscription, which otherwise expires."""
         client = self._context.client
         while client.failure is None:
             steps, tree = (any(getattr(one, name) for one in self._watchers) for name in OPTIONS)
             client.watch(steps=steps, tree=tree)
-            self._last = self._figures.look(about(self._context))
+            self._last = self._figures.look(general_stats(self._context))
             for watcher in self._watchers:
-                watcher.figures(self._last)
+                watcher.set_stats(self._last)
             await asyncio.sleep(EVERY_S)
 
     def _watched(self, engine: int, message: Watched) -> None:
@@ -157,7 +156,7 @@ class Live:
 
 
 class _Stream(Response):
-    """The answer, as long as its client reads it."""
+    """Response of GET /stats/stream; runs until its client disconnects."""
 
     def __init__(self, context: ServerContext, live: Live, watcher: Watcher) -> None:
         super().__init__()
@@ -178,11 +177,11 @@ class _Stream(Response):
             return
         with self._live.watching(self._watcher, scope[REQUEST].key):
             await send(start)
-            end = await self._write_on(scope[CONNECTION])
+            end = await self._write_events(scope[CONNECTION])
         await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    async def _write_on(self, connection: Connection) -> bytes:
-        """Until the client or the engine is gone; returns what is still to be said."""
+    async def _write_events(self, connection: Connection) -> bytes:
+        """Write events until the client disconnects or the engine fails; return the stream's last bytes."""
         client, watcher = self._context.client, self._watcher
         text = self._text if self._context.config.log_prompts else None
         with connection.stream(lambda: self._pause(True), lambda: self._pause(False)):
@@ -209,12 +208,12 @@ def add_live(app: FastAPI, context: ServerContext) -> Live:
     async def stream(request: Request) -> Response:
         return _Stream(context, live, _watcher(request))
 
-    app.add_route(STREAM, stream)  # no part of the OpenAPI page: an answer without an end
+    app.add_route(STREAM, stream)  # not on the OpenAPI page: an endless response
     return live
 
 
-def about(context: ServerContext) -> dict[str, Any]:
-    """What /stats says beside the metrics."""
+def general_stats(context: ServerContext) -> dict[str, Any]:
+    """Return the fields of /stats that are no metrics."""
     info = context.client.info
     return {
         "model": context.served.name,
@@ -237,7 +236,7 @@ def _watcher(request: Request) -> Watcher:
 
 
 def _is_new(one: StepView, last: StepView | None) -> bool:
-    """Return whether a step comes after `last`: it has a higher number, or is of an engine that began again."""
+    """Return true if a step is newer than `last`: it has a higher index, or its engine has restarted."""
     return last is None or one.step > last.step or one.at_ms > last.at_ms + AGAIN_MS
 
 

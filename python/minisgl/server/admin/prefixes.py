@@ -1,7 +1,7 @@
-"""/v1/cache: prefixes that stay in the prefix cache of every engine, and emptying it.
+"""/v1/cache: pinned prefixes in the prefix cache of every engine, and clearing the cache.
 
-Invariants: a prefix that one engine cannot take is taken back from all; who waits is answered when the last engine is
-done, after `--request-timeout` at the latest; no text of a prefix is shown.
+Invariants: a prefix that one engine refuses is removed from all; a waiting client is answered when the last engine is
+done, after `--request-timeout` at the latest; the text of a prefix is never shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from minisgl.server.admin.body import PrefixRequest
 from minisgl.server.core.bodies import Conversation
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, engine_error, engine_gone, too_late, wrong
-from minisgl.server.core.formatter import Later, json_response
+from minisgl.server.core.formatter import Deferred, json_response
 from minisgl.server.core.request import REQUEST, HttpRequest
 from minisgl.step import Int32Array
 
@@ -32,28 +32,28 @@ PREFIXES = f"{CACHE}/prefixes"
 _ID = re.compile(r"prefix-([1-9][0-9]{0,17})", re.ASCII)
 
 
-async def insert_prefix_endpoint(context: ServerContext, asked: PrefixRequest, request: HttpRequest) -> Later:
+async def insert_prefix_endpoint(context: ServerContext, body: PrefixRequest, request: HttpRequest) -> Deferred:
     context.keys.check_may(request.key, "cache", request.path)
-    if context.served.check(asked.model) != context.served.name:
-        raise bad_value("model", asked.model, "prefixes are kept of the model itself, not of its adapters")
-    tokens = await _tokens(context, asked)
-    pin, waits = asked.pin is not False, asked.wait is not False
-    return Later(lambda: _insert(context, tokens, pin=pin, waits=waits))
+    if context.served.check(body.model) != context.served.name:
+        raise bad_value("model", body.model, "prefixes can be stored for the model itself only, not for adapters")
+    tokens = await _tokens(context, body)
+    pin, waits = body.pin is not False, body.wait is not False
+    return Deferred(lambda: _insert(context, tokens, pin=pin, waits=waits))
 
 
-async def _tokens(context: ServerContext, asked: PrefixRequest) -> Int32Array:
-    given = [name for name in ("text", "messages", "token_ids") if getattr(asked, name) is not None]
+async def _tokens(context: ServerContext, body: PrefixRequest) -> Int32Array:
+    given = [name for name in ("text", "messages", "token_ids") if getattr(body, name) is not None]
     if len(given) != 1:
         raise wrong("text", "give one of text, messages and token_ids")
     field = given[0]
-    if asked.messages is None:
-        prompt: Conversation | list[str | list[int]] = [asked.text if asked.text is not None else asked.token_ids or []]
-    elif not asked.messages:
+    if body.messages is None:
+        prompt: Conversation | list[str | list[int]] = [body.text if body.text is not None else body.token_ids or []]
+    elif not body.messages:
         raise bad_value("messages", [], "must not be empty")
-    elif asked.add_generation_prompt is None:  # what follows is not known yet
-        prompt = asked.model_copy(update={"add_generation_prompt": False})
+    elif body.add_generation_prompt is None:  # the next message is not known yet
+        prompt = body.model_copy(update={"add_generation_prompt": False})
     else:
-        prompt = asked
+        prompt = body
     (tokens,), _ = await context.prompts.encode(prompt, SamplingParams(), None, field)
     return tokens
 
@@ -121,7 +121,7 @@ def _found(context: ServerContext, name: str) -> Prefix:
 
 
 def add_cache(app: FastAPI, context: ServerContext) -> None:
-    """A POST never comes here: it reads its body elsewhere."""
+    """Add the GET and DELETE routes of the cache. POST is declared for the OpenAPI page; `Posts` handles it."""
     book = context.client.prefixes
 
     def check(request: Request) -> None:
@@ -142,10 +142,10 @@ def add_cache(app: FastAPI, context: ServerContext) -> None:
     @app.delete(PREFIXES + "/{prefix_id}")
     async def remove(request: Request, prefix_id: str) -> Response:
         check(request)
-        found = _found(context, prefix_id)
+        prefix = _found(context, prefix_id)
         async with in_time(context):
-            book.remove(found)
-            await context.client.until(lambda: book.is_removed(found))
+            book.remove(prefix)
+            await context.client.until(lambda: book.is_removed(prefix))
         return json_response({"id": prefix_id, "object": "cache.prefix", "deleted": True})
 
     @app.delete(CACHE)

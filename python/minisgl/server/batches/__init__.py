@@ -1,4 +1,3 @@
-"""Files of requests that are answered in the background, as OpenAI's batches: uploads (`upload.py`, `multipart.py`),
-what is kept on disk (`store.py`, `lines.py`), who asks the lines (`runner.py`), and the routes (`endpoint.py`). A line
-goes the way of any POST, so nothing of an API belongs here. Start reading in `runner.py`.
-"""
+"""OpenAI's Batch API: files of requests that are answered in the background. Uploads (`upload.py`, `multipart.py`),
+storage (`store.py`, `lines.py`), execution (`runner.py`) and routes (`endpoint.py`). A line is handled like any POST,
+so no API's code belongs here. Start reading in `runner.py`."""

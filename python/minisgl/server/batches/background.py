@@ -1,7 +1,7 @@
-"""Lines of batches that another process keeps: the one at the port of several models. They come as requests of their
-endpoint, below a path of their own, and are in the background here.
+"""Batch lines forwarded by another process, the front of several models, which stores the batches. They arrive as
+requests to their endpoint below a separate path, and run with low priority here.
 
-Invariants: no more at once than a server's own batches would ask, and their texts are encoded one after the other.
+Invariants: at most as many run at once as of a server's own batches, and their prompts are encoded one at a time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from minisgl.server.batches.runner import Slots
+from minisgl.server.batches.runner import LineSemaphore
 from minisgl.server.core.errors import BATCHES
 from minisgl.server.core.request import REQUEST, HttpRequest
 
@@ -19,7 +19,7 @@ LINES = f"{BATCHES}/lines"
 
 
 class _Submitted(asyncio.Event):
-    """Others may be encoded once this is set."""
+    """Event that is set when a line has been submitted to the engine; setting it lets the next line be encoded."""
 
     def __init__(self, turn: asyncio.Lock) -> None:
         super().__init__()
@@ -32,11 +32,11 @@ class _Submitted(asyncio.Event):
 
 
 class Background:
-    """An ASGI application around that of the endpoints. `room`: how many lines it may have now."""
+    """ASGI middleware that runs forwarded batch lines. `room()`: lines that may run now."""
 
     def __init__(self, app: ASGIApp, room: Callable[[], int]) -> None:
         self._app = app
-        self._slots = Slots(room)
+        self._slots = LineSemaphore(room)
         self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

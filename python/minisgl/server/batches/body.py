@@ -1,4 +1,4 @@
-"""Bodies and answers of /v1/files and /v1/batches, as OpenAI's clients have them."""
+"""Request and response bodies of /v1/files and /v1/batches, as in OpenAI's API."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class BatchAnswer(Answer):
     id: str
     object: Literal["batch"]
     endpoint: str
-    errors: dict[str, Any] | None  # only of one that failed
+    errors: dict[str, Any] | None  # null unless the batch failed
     input_file_id: str
     completion_window: str
     status: Literal["in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"]
@@ -108,7 +108,7 @@ class BatchAnswer(Answer):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
-    usage: BatchUsage | None  # of the answers so far
+    usage: BatchUsage | None  # sum over results so far
     metadata: dict[str, str] | None
 
 

@@ -1,7 +1,8 @@
-"""/v1/files and /v1/batches: files of requests come, run in the background (`runner.py`), and their answers are files.
+"""/v1/files and /v1/batches: uploaded files of requests run in the background (`runner.py`), and their results become
+files.
 
-Invariants: another key's files and batches are not found (404); without --state-dir every route says so (501); what the
-folder cannot do is an error that says what.
+Invariants: files and batches of another key are not found (404); without --state-dir every route returns 501; a failing
+folder is an error that names the cause.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Message
 
 from minisgl.config import ServerConfig, most_of
 from minisgl.server.batches.body import MAX_KEEP_S, MIN_KEEP_S, BatchAnswer, BatchRequest, FileAnswer
-from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, Checked, check_file
+from minisgl.server.batches.lines import MAX_FILE_BYTES, BadLine, CheckedFile, check_file
 from minisgl.server.batches.runner import Asked, Runner, Said, State
 from minisgl.server.batches.store import (
     FILE_PREFIX,
@@ -35,8 +36,8 @@ from minisgl.server.batches.store import (
     Refused,
     Store,
     Usage,
+    error_text,
     new_id,
-    said_of,
 )
 from minisgl.server.batches.upload import Upload
 from minisgl.server.core.answers import Answer
@@ -48,7 +49,7 @@ from minisgl.server.core.request import REQUEST, SMALL_BYTES, HttpRequest, parse
 from minisgl.server.core.waiting import Turns, has_room
 
 MAX_UPLOADS = 16
-"""Files of more than `SMALL_BYTES` that come at once."""
+"""Maximum uploads of more than `SMALL_BYTES` at once."""
 MAX_NAME_CHARS = 255
 MAX_FILES_SHOWN, MAX_BATCHES_SHOWN = 10_000, 100
 MAX_WINDOW_S = 14 * 86_400
@@ -59,8 +60,9 @@ T = TypeVar("T")
 
 
 def num_in_flight(config: ServerConfig, device: str) -> int:
-    """Requests in flight up to which lines are asked. A sixteenth of the rows of all engines stays free: who finds a
-    row taken by a line waits for it for a step or two. Of what may be in flight it is half. `dp` is a number."""
+    """Return the maximum requests in flight up to which batch lines are submitted. A sixteenth of all engines' rows
+    stays free, since a request that finds its row taken by a line waits a step or two; of the configured limits lines
+    use half. `config.dp` must be resolved."""
     assert config.dp != "auto"
     rows = config.engine.rows_on(device) * config.dp
     limits = [most_of(rows)]
@@ -71,25 +73,25 @@ def num_in_flight(config: ServerConfig, device: str) -> int:
     return max(1, min(limits))
 
 
-def room_of(context: ServerContext) -> Callable[[], int]:
-    """How many lines may be asked now."""
+def line_capacity(context: ServerContext) -> Callable[[], int]:
+    """Return a function that tells how many more batch lines may be submitted now."""
     most = num_in_flight(context.config, context.info.device)
     return lambda: most - context.queue.num_in_flight()
 
 
 Ask = Callable[[Asked, int], Awaitable[Said]]
-"""Answers a line, of the key with this number."""
+"""Function that submits a line for the API key with this index."""
 
 
-def asks(app: ASGIApp, config: ServerConfig) -> Ask:
-    """A line as a request of its endpoint, which `app` answers, below the keys and the access log."""
+def line_submitter(app: ASGIApp, config: ServerConfig) -> Ask:
+    """Return a function that sends a batch line to `app` as a request, without authorization, and logs it."""
     shown = names(config.api_keys)
 
-    async def ask(asked: Asked, key: int) -> Said:
-        path, body = asked.line.url, asked.line.body
-        request = HttpRequest("POST", path, asked.request_id, len(body), submitted=asked.submitted)
+    async def ask(attempt: Asked, key: int) -> Said:
+        path, body = attempt.line.url, attempt.line.body
+        request = HttpRequest("POST", path, attempt.request_id, len(body), submitted=attempt.submitted)
         request.key, request.key_name = key, shown[key] if key else None
-        said: list[bytes] = []
+        body_parts: list[bytes] = []
         headers: dict[bytes, bytes] = {}
 
         async def receive() -> Message:
@@ -100,17 +102,17 @@ def asks(app: ASGIApp, config: ServerConfig) -> Ask:
                 request.status = message["status"]
                 headers.update(message["headers"])
             else:
-                said.append(message.get("body", b""))
+                body_parts.append(message.get("body", b""))
 
         await app({"type": "http", "method": "POST", "path": path, "headers": [], REQUEST: request}, receive, send)
         request.log()
-        return Said.of(request.status, b"".join(said), headers.get(b"retry-after"))
+        return Said.of(request.status, b"".join(body_parts), headers.get(b"retry-after"))
 
     return ask
 
 
 class Batches:
-    """`room`: how many lines may be asked now; `ask` asks them."""
+    """Files and batches of one server. `room()`: lines that may be submitted now; `ask` submits one."""
 
     def __init__(self, config: ServerConfig, store: Store, room: Callable[[], int], ask: Ask) -> None:
         self.state = State(store)
@@ -123,54 +125,54 @@ class Batches:
         )
         self._ask_as = ask
         self._timeout_s = config.limits.slow_client_timeout
-        self._limits = msgspec.structs.replace(config.limits, max_body_bytes=SMALL_BYTES)  # of what begins a batch
+        self._limits = msgspec.structs.replace(config.limits, max_body_bytes=SMALL_BYTES)  # for POST /v1/batches
         self._names = ["", *names(config.api_keys)[1:]]
         self._arriving: collections.Counter[str] = collections.Counter()  # bytes, by owner
-        self._uploads: collections.Counter[str] = collections.Counter()  # of more than SMALL_BYTES, by owner
+        self._uploads: collections.Counter[str] = collections.Counter()  # uploads of more than SMALL_BYTES, by owner
         self._checking = asyncio.Lock()
-        self._turns = Turns(SMALL_BYTES, lambda _: None)  # for which nobody waits
+        self._turns = Turns(SMALL_BYTES, lambda _: None)  # a turn is always free: bodies are small
         self._is_stopped = False
 
     def start(self) -> None:
         self.runner.start()
 
     async def stop(self, *, engine_died: bool = False) -> None:
-        """What runs is cut off, and goes on with the next server. `engine_died`: which is why."""
+        """Stop all batches; the next server resumes them. `engine_died`: running lines are recorded as suspects."""
         self._is_stopped = True
         await self.runner.stop(engine_died=engine_died)
         self.state.close()
 
     def here(self, request: Request) -> Batches:
-        """Raises `ApiError` 503: they are stopped."""
+        """Return these batches, to handle `request`. Raises `ApiError` 503 after `stop`."""
         if self._is_stopped:
             raise draining()
         return self
 
     def owner(self, request: Request) -> str:
-        """Whose the caller's files are: his key's name, so that it outlasts changes of the key file."""
-        found: HttpRequest = request.scope[REQUEST]
-        return self._names[found.key]
+        """Return the owner of the caller's files: its API key's name, which outlasts changes of the key file."""
+        http_request: HttpRequest = request.scope[REQUEST]
+        return self._names[http_request.key]
 
-    async def _ask(self, asked: Asked) -> Said:
-        """Raises `LookupError`."""
-        if asked.owner not in self._names:
-            raise LookupError(f"the API key {asked.owner} is not in the key file any more")
-        return await self._ask_as(asked, self._names.index(asked.owner))
+    async def _ask(self, attempt: Asked) -> Said:
+        """Submit a line for its owner. Raises `LookupError` if the owner's key is no longer in the key file."""
+        if attempt.owner not in self._names:
+            raise LookupError(f"the API key {attempt.owner} is not in the key file any more")
+        return await self._ask_as(attempt, self._names.index(attempt.owner))
 
     # ------------------------------------------------------------------------------------------------------- files
 
     @property
     def num_uploads(self) -> int:
-        """The files that have a place among `MAX_UPLOADS`."""
+        """Uploads of more than `SMALL_BYTES` in progress, at most `MAX_UPLOADS`."""
         return self._uploads.total()
 
     @property
     def num_arriving(self) -> int:
-        """The bytes of files that have come and are not checked and listed yet."""
+        """Bytes received of files that are not yet checked and stored."""
         return self._arriving.total()
 
     async def upload(self, request: Request) -> FileInfo:
-        """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
+        """Receive, check and store a file, or none of it. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
         owner, name = self.owner(request), new_id(FILE_PREFIX)
         announced = request.scope[REQUEST].content_length or 0
         if announced > 2 * MAX_FILE_BYTES:
@@ -190,12 +192,12 @@ class Batches:
         upload = Upload(path, count, self._timeout_s, is_crowded)
 
         def add(store: Store) -> None:
-            self._check_quota(store.used_bytes(owner) + info.bytes)  # others may have come since then
+            self._check_quota(store.used_bytes(owner) + info.bytes)  # other uploads may have been stored meanwhile
             store.add_file(info)
 
         try:
             await upload.receive(request)
-            expires_at = _expires_at(upload.fields)
+            expires_at = _check_upload_fields(upload.fields)
             checked = await self._checked(name)
             info = FileInfo(
                 id=name,
@@ -208,7 +210,7 @@ class Batches:
                 num_lines=checked.num_lines,
             )
             await self.state.run(add)
-        except BaseException:  # its client may go while it is added
+        except BaseException:  # also a client that disconnects while the file is added
             self.state.later(lambda store: store.drop_stray(name))
             raise
         finally:
@@ -217,27 +219,27 @@ class Batches:
         return info
 
     def _check_place(self, owner: str) -> None:
-        """Raises `ApiError` 429: as many files come already (`has_room`)."""
+        """Check that an owner may start another large upload (`has_room`). Raises `ApiError` 429."""
         count = self._uploads.total()
         if not has_room(MAX_UPLOADS, max(1, len(self._names) - 1), self._uploads[owner], count, 1):
             raise queue_full(f"{count} files are being uploaded already, {self._uploads[owner]} of this API key")
 
     def _count(self, owner: str, used: int, count: int) -> None:
-        """Raises `ApiError` 413: beyond the quota."""
+        """Count received bytes of an upload. Raises `ApiError` 413 if the owner exceeds its quota."""
         self._arriving[owner] += count
         self._check_quota(used + self._arriving[owner])
 
     def _check_quota(self, total: int) -> None:
-        """Raises `ApiError` 413."""
+        """Check a key's total bytes against the quota. Raises `ApiError` 413."""
         if total > self.runner.quota:
             limit = f"the limit is {self.runner.quota} (--state-quota): delete some"
-            reason = f"the files of this API key would have {total} bytes or more: {limit}"
+            reason = f"the files of this API key would take at least {total} bytes: {limit}"
             raise wrong("file", reason, "quota_exceeded", 413)
 
-    async def _checked(self, name: str) -> Checked:
-        """One file at a time: it takes seconds of a core. Raises `ApiError` 400."""
+    async def _checked(self, name: str) -> CheckedFile:
+        """Check the lines of an uploaded file; one file at a time, as that takes CPU seconds. Raises `ApiError` 400."""
 
-        def check() -> Checked:
+        def check() -> CheckedFile:
             with self.state.store.path(name).open("rb") as file:
                 return check_file(file, self.runner.max_line_bytes)
 
@@ -245,43 +247,43 @@ class Batches:
             try:
                 return await asyncio.to_thread(check)
             except BadLine as error:
-                found = ApiError(400, f"file: {error}", param=error.field or "file", code="invalid_jsonl")
-                found.body["error"]["line"] = error.line
-                raise found from error
+                api_error = ApiError(400, f"file: {error}", param=error.field or "file", code="invalid_jsonl")
+                api_error.body["error"]["line"] = error.line
+                raise api_error from error
 
     # ----------------------------------------------------------------------------------------------------- batches
 
     async def create(self, request: Request) -> BatchInfo:
-        """Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
-        said: HttpRequest = request.scope[REQUEST]
+        """Create and start a batch from a request's body. Raises `ApiError`, `Refused`, `OSError`, `sqlite3.Error`."""
+        http_request: HttpRequest = request.scope[REQUEST]
         try:
-            await said.receive(request.receive, self._turns, self._limits)
-            asked = parse(said.body, BatchRequest)
+            await http_request.receive(request.receive, self._turns, self._limits)
+            body = parse(http_request.body, BatchRequest)
         finally:
-            said.body_done()
+            http_request.body_done()
         owner, now = self.owner(request), int(time.time())
-        expires, window_s = asked.output_expires_after, _window_s(asked.completion_window)
+        expires, window_s = body.output_expires_after, _window_s(body.completion_window)
 
         def add(store: Store) -> BatchInfo:
-            file = store.file(asked.input_file_id, owner)
+            file = store.file(body.input_file_id, owner)
             if file is None:
-                raise bad_value("input_file_id", asked.input_file_id, "there is no such file")
+                raise bad_value("input_file_id", body.input_file_id, "there is no such file")
             if file.purpose != PURPOSE:
                 raise bad_value("input_file_id", file.id, f"its purpose is {file.purpose}, and must be {PURPOSE}")
-            if asked.endpoint != file.url:
-                raise bad_value("endpoint", asked.endpoint, f"the lines of {file.id} are for {file.url}")
-            self._check_quota(store.used_bytes(owner))  # whatever becomes of it, it makes files
+            if body.endpoint != file.url:
+                raise bad_value("endpoint", body.endpoint, f"the lines of {file.id} are for {file.url}")
+            self._check_quota(store.used_bytes(owner))  # every batch writes files, also a failing one
             store.check_num_files(owner)
             info = BatchInfo(
                 id=new_id("batch_"),
                 owner=owner,
                 endpoint=file.url,
                 input_file_id=file.id,
-                completion_window=asked.completion_window,
+                completion_window=body.completion_window,
                 created_at=now,
                 expires_at=now + window_s,
                 total=file.num_lines,
-                metadata=asked.metadata,
+                metadata=body.metadata,
                 output_keep_s=KEEP_S if expires is None else expires.seconds,
                 usage=Usage(),
             )
@@ -293,15 +295,15 @@ class Batches:
         return info
 
     async def cancel(self, batch_id: str, owner: str) -> BatchInfo | None:
-        """None: there is none. Raises `Refused`, `sqlite3.Error`."""
+        """Cancel a batch and return it; `None` if there is none. Raises `Refused` if it has ended, `sqlite3.Error`."""
         now = int(time.time())
-        found = await self.state.run(lambda store: store.cancel(batch_id, owner, now))
-        if found is not None:
+        batch = await self.state.run(lambda store: store.cancel(batch_id, owner, now))
+        if batch is not None:
             self.runner.cancel(batch_id)
-        return found
+        return batch
 
     def shown(self, info: BatchInfo) -> dict[str, Any]:
-        """OpenAI's object."""
+        """Return a batch as OpenAI's batch object."""
         reason = self.runner.broken.get(info.id, info.reason)
         status = "failed" if info.id in self.runner.broken else info.status
         errors = [{"code": "batch_failed", "message": reason, "line": None, "param": None}] if reason else []
@@ -320,7 +322,7 @@ class Batches:
 
 
 def _as(shape: type[Answer], info: BatchInfo | FileInfo, **own: Any) -> dict[str, Any]:
-    """OpenAI's object: what is kept, by the names of its fields, and `own`."""
+    """Return the fields of the model `shape`, from `own` or else from `info`."""
     return {name: own[name] if name in own else getattr(info, name) for name in shape.model_fields}
 
 
@@ -336,12 +338,12 @@ def _shown_usage(usage: Usage | None) -> dict[str, Any] | None:
     }
 
 
-def _expires_at(fields: dict[str, str]) -> int | None:
-    """From an upload's fields. Raises `ApiError` 400."""
+def _check_upload_fields(fields: dict[str, str]) -> int | None:
+    """Check `purpose` and return the expiry in Unix seconds; `None`: the file stays. Raises `ApiError` 400."""
     if "purpose" not in fields:
         raise missing("purpose")
     if fields["purpose"] != PURPOSE:
-        raise bad_value("purpose", fields["purpose"], f"must be {PURPOSE}: files are here for batches alone")
+        raise bad_value("purpose", fields["purpose"], f"must be {PURPOSE}: files are supported for batches only")
     if (text := fields.get("expires_after[seconds]")) is None:
         return None
     if fields.get("expires_after[anchor]", "created_at") != "created_at":
@@ -352,66 +354,66 @@ def _expires_at(fields: dict[str, str]) -> int | None:
 
 
 def _window_s(text: str) -> int:
-    """Raises `ApiError` 400."""
-    found = _WINDOW.fullmatch(text)
-    seconds = 0 if found is None else int(found[1]) * _UNITS_S[found[2]]
+    """Parse a completion window such as "24h" or "14d"; return seconds. Raises `ApiError` 400."""
+    match = _WINDOW.fullmatch(text)
+    seconds = 0 if match is None else int(match[1]) * _UNITS_S[match[2]]
     if not 0 < seconds <= MAX_WINDOW_S:
         raise bad_value("completion_window", text, "must be hours or days, such as 24h, and at most 14d")
     return seconds
 
 
 def _shown_file(info: FileInfo) -> dict[str, Any]:
-    """OpenAI's object."""
+    """Return a file record as OpenAI's file object."""
     return _as(FileAnswer, info, object="file", status="processed", status_details=None)
 
 
 # ---------------------------------------------------------------------------------------------------------- routes
 
 
-async def _found(batches: Batches, work: Callable[[Store, str], T], request: Request) -> T:
-    """What the caller, whose name `work` gets, has there."""
+async def _query(batches: Batches, work: Callable[[Store, str], T], request: Request) -> T:
+    """Run `work(store, owner)` for the caller in the store's thread. Raises `ApiError` where the store fails."""
     owner = batches.owner(request)
-    with _told():
+    with _store_errors():
         return await batches.state.run(lambda store: work(store, owner))
 
 
 @contextlib.contextmanager
-def _told() -> Iterator[None]:
-    """What the folder says no to is an answer."""
+def _store_errors() -> Iterator[None]:
+    """Convert errors of the store into `ApiError`: 409 if it refuses, 500 if the disk or database fails."""
     try:
         yield
     except Refused as error:
         raise ApiError(409, str(error), code=error.code) from error
     except (OSError, sqlite3.Error) as error:
-        raise ApiError(500, f"--state-dir: {said_of(error)}", kind=SERVER, code="storage_failed") from error
+        raise ApiError(500, f"--state-dir: {error_text(error)}", kind=SERVER, code="storage_failed") from error
 
 
-def _none(what: str, name: str) -> ApiError:
+def _missing_item(what: str, name: str) -> ApiError:
     return ApiError(404, f"{what}_id: {name[:80]!r} does not exist here", param=f"{what}_id", code=f"{what}_not_found")
 
 
-def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
-    """`found` raises `ApiError` where there are none."""
+def add_files(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
+    """Add the routes of /v1/files. `batches_of` returns the server's batches, or raises `ApiError`."""
 
     @app.post(FILES)
     async def upload(request: Request) -> Response:
-        with _told():
-            return json_response(_shown_file(await found(request).upload(request)))
+        with _store_errors():
+            return json_response(_shown_file(await batches_of(request).upload(request)))
 
     @app.get(FILES)
     async def files(request: Request) -> Response:
-        batches, purpose = found(request), request.query_params.get("purpose")
+        batches, purpose = batches_of(request), request.query_params.get("purpose")
         if purpose not in (None, PURPOSE, OUTPUT_PURPOSE):
             raise bad_value("purpose", purpose, f"must be {PURPOSE} or {OUTPUT_PURPOSE}")
-        all_ = await _found(batches, Store.files, request)
+        all_ = await _query(batches, Store.files, request)
         shown = [_shown_file(one) for one in all_ if purpose in (None, one.purpose)]
         return json_response(page_of(shown, request, MAX_FILES_SHOWN, MAX_FILES_SHOWN))
 
     async def file_of(request: Request, file_id: str) -> tuple[Batches, FileInfo]:
-        batches = found(request)
-        info = await _found(batches, lambda store, owner: store.file(file_id, owner), request)
+        batches = batches_of(request)
+        info = await _query(batches, lambda store, owner: store.file(file_id, owner), request)
         if info is None:
-            raise _none("file", file_id)
+            raise _missing_item("file", file_id)
         return batches, info
 
     @app.get(FILES + "/{file_id}")
@@ -426,49 +428,49 @@ def add_files(app: FastAPI, found: Callable[[Request], Batches]) -> None:
     @app.delete(FILES + "/{file_id}")
     async def delete(request: Request, file_id: str) -> Response:
         batches, _ = await file_of(request, file_id)
-        await _found(batches, lambda store, owner: store.delete_file(file_id, owner), request)
+        await _query(batches, lambda store, owner: store.delete_file(file_id, owner), request)
         return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
-def add_batches(app: FastAPI, found: Callable[[Request], Batches]) -> None:
-    """`found` raises `ApiError` where there are none."""
+def add_batches(app: FastAPI, batches_of: Callable[[Request], Batches]) -> None:
+    """Add the routes of /v1/batches. `batches_of` returns the server's batches, or raises `ApiError`."""
 
     @app.post(BATCHES)
     async def create(request: Request) -> Response:
-        batches = found(request)
-        with _told():
+        batches = batches_of(request)
+        with _store_errors():
             return json_response(batches.shown(await batches.create(request)))
 
     @app.get(BATCHES)
     async def all_batches(request: Request) -> Response:
-        batches = found(request)
-        all_ = await _found(batches, Store.batches, request)
+        batches = batches_of(request)
+        all_ = await _query(batches, Store.batches, request)
         return json_response(page_of([batches.shown(one) for one in all_], request, MAX_BATCHES_SHOWN))
 
     @app.get(BATCHES + "/{batch_id}")
     async def batch(request: Request, batch_id: str) -> Response:
-        batches = found(request)
-        info = await _found(batches, lambda store, owner: store.batch(batch_id, owner), request)
+        batches = batches_of(request)
+        info = await _query(batches, lambda store, owner: store.batch(batch_id, owner), request)
         if info is None:
-            raise _none("batch", batch_id)
+            raise _missing_item("batch", batch_id)
         return json_response(batches.shown(info))
 
     @app.post(BATCHES + "/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
-        batches = found(request)
-        with _told():
+        batches = batches_of(request)
+        with _store_errors():
             info = await batches.cancel(batch_id, batches.owner(request))
         if info is None:
-            raise _none("batch", batch_id)
+            raise _missing_item("batch", batch_id)
         return json_response(batches.shown(info))
 
 
 def not_kept(path: str) -> ApiError:
-    """There is no folder."""
-    text = f"{path}: files and batches are kept in a folder: start the server with --state-dir DIR"
+    """Return the error 501 for routes of files and batches on a server without --state-dir."""
+    text = f"{path}: files and batches need a folder: start the server with --state-dir DIR"
     return ApiError(501, text, code="not_supported")
 
 
 def no_batches(request: Request) -> Batches:
-    """Raises `ApiError` 501."""
+    """Refuse a request on a server without a state folder. Raises `ApiError` 501."""
     raise not_kept(request.url.path)

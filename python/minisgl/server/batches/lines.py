@@ -1,8 +1,8 @@
-"""The lines of a batch's input: JSONL, each `{"custom_id", "method", "url", "body"}`; checked when the file comes, and
-read again when the batch runs, a window at a time, in an order in which common prefixes meet.
+"""Lines of a batch's input: JSONL, each `{"custom_id", "method", "url", "body"}`; checked when the file is uploaded,
+and read again when the batch runs, a window at a time, sorted so that common prefixes meet.
 
-Invariants: what is held of a file at once is bounded, whatever is in it; what is wrong is said with line, field, value
-and reason; a line that passed the check is read the same way later.
+Invariants: memory is bounded, whatever the file has; an error names line, field, value and reason; a line that passed
+the check is read the same way later.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/r
 MAX_FILE_BYTES = 200 << 20
 MAX_LINES = 50_000
 MAX_ROWS = 2 * MAX_LINES
-"""With those that are empty, of which 200 MiB would take two minutes to read."""
+"""Maximum lines of a file, empty ones included: 200 MiB of empty lines would take two minutes to read."""
 MAX_ID_CHARS = 512
 WINDOW_LINES = 1024
 WINDOW_BYTES = 16 << 20
 PREFIX_BYTES = 1 << 14
-"""So much of what becomes a line's prompt is compared with others."""
+"""Length of the prompt prefix by which lines are sorted."""
 
 
 class BadLine(Exception):
-    """`line` counts from 1; `field` is empty where the line as a whole is wrong."""
+    """Error in a line of the input. `line` counts from 1; `field` is empty if it concerns the whole line."""
 
     def __init__(self, line: int, field: str, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -38,8 +38,8 @@ class BadLine(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """`number` counts from 1, empty lines too; `body` is JSON, an object."""
+class BatchLine:
+    """Request line of a batch. `number`: line in the file, from 1, empty lines included; `body`: a JSON object."""
 
     number: int
     custom_id: str
@@ -48,8 +48,8 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
-    """What a file is: the one endpoint of its lines, and how many there are."""
+class CheckedFile:
+    """Result of checking a file: the endpoint of all its lines, and their number."""
 
     url: str
     num_lines: int
@@ -67,7 +67,7 @@ class _Body(msgspec.Struct):
 
 
 class _Prompt(msgspec.Struct):
-    """The fields of which a template makes a prompt."""
+    """Raw JSON fields of a batch line from which its prompt is built."""
 
     model: msgspec.Raw = NOTHING
     tools: msgspec.Raw = NOTHING
@@ -77,13 +77,13 @@ class _Prompt(msgspec.Struct):
     input: msgspec.Raw = NOTHING
 
 
-def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
-    """Raises `BadLine` for the first bad line."""
+def check_file(file: BinaryIO, max_line_bytes: int) -> CheckedFile:
+    """Check all lines of a batch's input file. Raises `BadLine` for the first bad one."""
     seen: set[str] = set()
     url = ""
     for line in read_lines(file, max_line_bytes):
         if line.custom_id in seen:
-            raise _bad(line.number, "custom_id", line.custom_id, "an earlier line has it, too: each has its own")
+            raise _bad(line.number, "custom_id", line.custom_id, "an earlier line has the same: each needs its own")
         seen.add(line.custom_id)
         if line.url != (url := url or line.url):
             raise _bad(line.number, "url", line.url, f"the lines before it say {url}: a batch has one endpoint")
@@ -91,11 +91,11 @@ def check_file(file: BinaryIO, max_line_bytes: int) -> Checked:
             raise BadLine(line.number, "", f"a file has at most {MAX_LINES} requests: send several")
     if not seen:
         raise BadLine(1, "", "the file has no requests")
-    return Checked(url, len(seen))
+    return CheckedFile(url, len(seen))
 
 
-def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
-    """In the order of the file; empty lines are none. Raises `BadLine`."""
+def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[BatchLine]:
+    """Yield the lines of a batch's input file in order, without empty ones. Raises `BadLine`."""
     number = 0
     while raw := file.readline(max_line_bytes + 2):
         number += 1
@@ -107,8 +107,8 @@ def read_lines(file: BinaryIO, max_line_bytes: int) -> Iterator[Line]:
             yield _read(raw, number)
 
 
-def _read(raw: bytes, number: int) -> Line:
-    """Raises `BadLine`."""
+def _read(raw: bytes, number: int) -> BatchLine:
+    """Parse and check one line of a batch's input file. Raises `BadLine`."""
     try:
         raw.decode()
         fields = decoded(raw, _Line)
@@ -133,12 +133,12 @@ def _read(raw: bytes, number: int) -> Line:
     except (msgspec.DecodeError, RecursionError) as error:
         raise BadLine(number, "body", f"body: not valid JSON: {error}") from error
     if begin_of(stream, 6) not in (b"null", b"false"):
-        raise _bad(number, "body.stream", shown(stream), "a batch has whole answers: leave it out")
-    return Line(number, custom_id, url, bytes(fields.body))
+        raise _bad(number, "body.stream", shown(stream), "batches do not stream: leave it out")
+    return BatchLine(number, custom_id, url, bytes(fields.body))
 
 
 def _value(number: int, fields: _Line, name: str) -> str:
-    """Return a text of a line. Raises `BadLine`."""
+    """Return a required string field of a batch line. Raises `BadLine`."""
     if (raw := getattr(fields, name)) == NOTHING:
         raise BadLine(number, name, f"{name}: required")
     if (text := text_of(raw)) is None:
@@ -153,10 +153,9 @@ def _bad(number: int, field: str, value: object, reason: str) -> BadLine:
 # ------------------------------------------------------------------------------------------------- when it runs
 
 
-def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> Iterator[list[Line]]:
-    """All lines but those with a number in `leave_out`, a window at a time; those of a window in an order in which
-    common prefixes meet."""
-    window: list[Line] = []
+def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> Iterator[list[BatchLine]]:
+    """Yield windows of all lines not numbered in `leave_out`; each window is sorted so that common prefixes meet."""
+    window: list[BatchLine] = []
     num_bytes = 0
     for line in read_lines(file, max_line_bytes):
         if line.number in leave_out:
@@ -170,12 +169,11 @@ def windows(file: BinaryIO, max_line_bytes: int, leave_out: Container[int]) -> I
         yield sorted(window, key=prefix)
 
 
-def prefix(line: Line) -> bytes:
-    """Return what a line's prompt begins with, comparable to that of others: the bytes of the fields of which a
-    template makes the prompt, as they were written."""
+def prefix(line: BatchLine) -> bytes:
+    """Return a sort key that groups lines by prompt prefix: up to `PREFIX_BYTES` of the prompt's raw fields."""
     try:
         fields = decoded(line.body, _Prompt)
     except WRONG:
-        return b""  # its endpoint has the words for what is wrong with it
-    found = (begin_of(getattr(fields, name), PREFIX_BYTES) for name in fields.__struct_fields__)
-    return b"\n".join(found)[:PREFIX_BYTES]
+        return b""  # its endpoint will report the error
+    raw_fields = (begin_of(getattr(fields, name), PREFIX_BYTES) for name in fields.__struct_fields__)
+    return b"\n".join(raw_fields)[:PREFIX_BYTES]

@@ -1,7 +1,7 @@
-"""A body of `multipart/form-data` (RFC 7578), a piece at a time: fields and files as they come.
+"""Incremental parser of `multipart/form-data` bodies (RFC 7578).
 
-Invariants: the parts do not depend on how the body was cut into pieces; what is held of it is bounded, whatever is
-sent; what is wrong is a `ValueError` that says so.
+Invariants: parts do not depend on how the body was chunked; memory is bounded, whatever is sent; an invalid body is a
+`ValueError` with the reason.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ _BOUNDARY = re.compile(r"[0-9A-Za-z'()+_,\-./:=? ]{0,69}[0-9A-Za-z'()+_,\-./:=?]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part begins. `filename`: None for a plain field."""
+class PartHeader:
+    """Beginning of a part of a multipart body. `filename` is `None` for a plain field."""
 
     name: str
     filename: str | None
 
 
 def boundary_of(content_type: str) -> bytes | None:
-    """None: it is no such body. Raises `ValueError`."""
+    """Return a Content-Type's boundary; `None` unless it is multipart/form-data. Raises `ValueError` if it is bad."""
     head = Message()
     head["content-type"] = content_type
     if head.get_content_type() != "multipart/form-data":
         return None
-    found = head.get_param("boundary")
-    if not isinstance(found, str) or not _BOUNDARY.fullmatch(found):
+    boundary = head.get_param("boundary")
+    if not isinstance(boundary, str) or not _BOUNDARY.fullmatch(boundary):
         raise ValueError("its boundary is missing or not a valid one")
-    return found.encode("ascii")
+    return boundary.encode("ascii")
 
 
-class Parts:
-    """Takes a body's pieces, and gives what they hold: a `Part` where one begins, and bytes of its content."""
+class MultipartParser:
+    """Parser of a body that arrives in pieces. It yields a `PartHeader` where one begins, then its content as bytes."""
 
     def __init__(self, boundary: bytes) -> None:
         self._delimiter = b"\r\n--" + boundary
@@ -46,19 +46,19 @@ class Parts:
         self._num_parts = 0
         self.is_done = False
 
-    def push(self, piece: bytes) -> Iterator[Part | bytes]:
-        """Raises `ValueError`."""
+    def push(self, piece: bytes) -> Iterator[PartHeader | bytes]:
+        """Parse the next piece of a multipart body. Raises `ValueError` for invalid input."""
         self._held += piece
         while not self.is_done:
-            found = self._read()
-            if found is None:
+            item = self._read()
+            if item is None:
                 return
-            if found:
-                yield found
-        self._held = b""  # what comes after the last part is nobody's
+            if item:
+                yield item
+        self._held = b""  # bytes after the last part are ignored
 
-    def _preamble(self) -> Part | bytes | None:
-        """What comes before the first part: nothing, in practice."""
+    def _preamble(self) -> PartHeader | bytes | None:
+        """Skip bytes of the body before the first part (none in practice)."""
         if (at := self._held.find(self._delimiter)) < 0:
             if len(self._held) > MAX_HEADERS:
                 raise ValueError("it does not begin with its boundary")
@@ -66,8 +66,8 @@ class Parts:
         self._held, self._read = self._held[at + len(self._delimiter) :], self._head
         return b""
 
-    def _head(self) -> Part | bytes | None:
-        """Behind a delimiter: the headers of a part, or the end."""
+    def _head(self) -> PartHeader | bytes | None:
+        """Parse what follows a delimiter: the headers of a part, or the end of the body."""
         if self._held[:2] == b"--":
             self.is_done = True
             return b""
@@ -83,12 +83,12 @@ class Parts:
         if self._num_parts > MAX_PARTS:
             raise ValueError(f"more than {MAX_PARTS} parts")
         part = _part(self._held[2:end])
-        # the line's end before a delimiter may be that of the headers: an empty part
+        # keep the line end: in an empty part it is the one before the delimiter
         self._held, self._read = self._held[end + 2 :], self._begun
         return part
 
-    def _begun(self) -> Part | bytes | None:
-        """The first bytes of a part's content, which the end of its headers stands before."""
+    def _begun(self) -> PartHeader | bytes | None:
+        """Check whether a part is empty, once enough bytes are there: its delimiter may directly follow the headers."""
         if len(self._held) < len(self._delimiter):
             return None
         self._read = self._content
@@ -96,7 +96,7 @@ class Parts:
             self._held = self._held[2:]
         return b""
 
-    def _content(self) -> Part | bytes | None:
+    def _content(self) -> PartHeader | bytes | None:
         if (at := self._held.find(self._delimiter)) < 0:
             safe = len(self._held) - len(self._delimiter) + 1
             if safe <= 0:
@@ -108,18 +108,18 @@ class Parts:
         return content
 
 
-def _part(head: bytes) -> Part:
-    """From its headers. Raises `ValueError`."""
+def _part(head: bytes) -> PartHeader:
+    """Parse the headers of one part. Raises `ValueError` if Content-Disposition has no field name."""
     for line in head.decode(errors="replace").split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() == "content-disposition":
-            said = Message()
+            message = Message()
             try:
-                said["content-disposition"] = value.strip()
-                field, filename = said.get_param("name", header="content-disposition"), said.get_filename()
+                message["content-disposition"] = value.strip()
+                field, filename = message.get_param("name", header="content-disposition"), message.get_filename()
             except (ValueError, LookupError) as error:
                 raise ValueError(f"the headers of a part: {error}") from error
-            if said.get_content_disposition() == "form-data" and isinstance(field, str):
-                # a charset of RFC 2231 may make half a character, which no text in UTF-8 has
-                return Part(field, filename and filename.encode(errors="replace").decode())
+            if message.get_content_disposition() == "form-data" and isinstance(field, str):
+                # a charset of RFC 2231 may decode to lone surrogates, which UTF-8 cannot encode
+                return PartHeader(field, filename and filename.encode(errors="replace").decode())
     raise ValueError("a part has no Content-Disposition with a name")

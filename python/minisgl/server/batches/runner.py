@@ -1,9 +1,9 @@
-"""Runs batches: their lines go the way of any other request of their endpoint, a few at a time and in the background,
-and come back as answers that are kept.
+"""Runs batches: lines are sent to their endpoint like any request, a few at a time and with low priority, and their
+results are stored.
 
-Invariants: a line is asked again until its answer is on the disk, and has one answer there, whenever the process ends,
-unless engines keep dying while they have it; what says that there is no room now (429, 503) is no answer; keys take
-turns, line by line; a batch that has ended has each of its lines once, in its output or its errors.
+Invariants: a line is retried until its result is on disk, and has exactly one result there, whenever the process ends,
+unless engines keep dying on it; a response that reports a lack of capacity (429, 503) is no result; keys take turns,
+line by line; a finished batch has each of its lines once, in its output or its errors.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from minisgl.server.batches.lines import BadLine, Line, read_lines, windows
-from minisgl.server.batches.store import Answer, BatchInfo, Status, Store, Usage, new_id, said_of
+from minisgl.server.batches.lines import BadLine, BatchLine, read_lines, windows
+from minisgl.server.batches.store import BatchInfo, LineResult, Status, Store, Usage, error_text, new_id
 from minisgl.server.core.errors import draining
 
 LOOK_S = 30.0
-"""How often the time of files and batches is looked at."""
+"""Interval at which expiry is checked and new batches are started."""
 ROOM_S = 1.0
-"""How often it is looked whether there is more room, of which nobody tells."""
+"""Interval at which waiting lines poll for capacity."""
 AGAIN = frozenset({429, 503})
-"""There is no room for a line now."""
+"""Statuses with which a line is retried: no capacity now."""
 NO_ROOM = 429
-"""The engine did not get the line."""
+"""Status of a line that did not reach an engine."""
 MAX_DEATHS = 3
-"""How many engines that had a line may die; then it is not asked again. The first death may be another line's doing: of
-all that were under way each is asked with no other of them beside it from then on. The second may be chance, or that of
-a request which is no line; twice in a row, alone, is the line's own."""
+"""Engine deaths after which a line is not retried. The first death may be caused by another line: from then on each of
+the lines that were running is retried with no other of them alongside. The second may be chance, or caused by a request
+that is no line; a third is attributed to the line."""
 _LEFT: dict[Status, tuple[str, str]] = {
-    "expired": ("batch_expired", "the batch's completion_window was over before this line had its turn"),
-    "cancelled": ("batch_cancelled", "the batch was cancelled before this line had its turn"),
-    "failed": ("batch_failed", "the batch failed before this line had its turn"),
+    "expired": ("batch_expired", "the batch's completion_window ended before this line was run"),
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this line was run"),
+    "failed": ("batch_failed", "the batch failed before this line was run"),
 }
 _log = logging.getLogger("minisgl.server")
 T = TypeVar("T")
-_Pending: TypeAlias = tuple[Answer, asyncio.Future[None]]
+_Pending: TypeAlias = tuple[LineResult, asyncio.Future[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A line on its way. `submitted` is set when the engine has it."""
+    """Batch line that is being submitted. `submitted` is set once the engine has it."""
 
-    line: Line
+    line: BatchLine
     owner: str
     request_id: str
     submitted: asyncio.Event = field(default_factory=asyncio.Event)
@@ -61,8 +61,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The answer to a line; `retry_after_s` where there was no room; `engine_died`: with the line, under a server that
-    goes on."""
+    """Response to a batch line. `retry_after_s`: for a response without capacity; `engine_died`: an engine died on the
+    line, and the server continues."""
 
     status: int
     body: bytes
@@ -71,18 +71,17 @@ class Said:
 
     @classmethod
     def of(cls, status: int, body: bytes, retry_after: bytes | None) -> Said:
-        """`retry_after`: as a header has it."""
+        """Create the result of a batch line from an HTTP response. `retry_after`: the raw Retry-After header."""
         return cls(status, body, float(retry_after) if retry_after and retry_after.isdigit() else 1.0)
 
 
 class Endpoint(Protocol):
-    async def __call__(self, asked: Asked) -> Said:
-        """Raises `LookupError`: the key of its owner is not there any more."""
+    async def __call__(self, attempt: Asked) -> Said:
+        """Send a line to its endpoint. Raises `LookupError` if the owner's key no longer exists."""
 
 
-class Slots:
-    """Lines that may be asked at once: `room()`, which may change, and one in any case. First come, first served. Use
-    `async with`."""
+class LineSemaphore:
+    """Semaphore for batch lines with the variable limit `room()`, at least one; first come, first served."""
 
     def __init__(self, room: Callable[[], int]) -> None:
         self._room = room
@@ -92,11 +91,11 @@ class Slots:
     async def __aenter__(self) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(turn)
-        self._go_on()
+        self._grant_next()
         try:
             while not turn.done():
                 await asyncio.wait({turn}, timeout=ROOM_S)
-                self._go_on()
+                self._grant_next()
         except asyncio.CancelledError:
             if turn.done():
                 await self.__aexit__()
@@ -105,18 +104,18 @@ class Slots:
 
     async def __aexit__(self, *_: object) -> None:
         self.num_taken -= 1
-        self._go_on()
+        self._grant_next()
 
-    def _go_on(self) -> None:
+    def _grant_next(self) -> None:
         while self._waiting and (self._waiting[0].done() or self.num_taken < max(1, self._room())):
             turn = self._waiting.popleft()
-            if not turn.done():  # else cancelled
+            if not turn.done():  # else it was cancelled
                 self.num_taken += 1
                 turn.set_result(None)
 
 
 class State:
-    """A store, used by one thread of its own: no event loop waits for a disk."""
+    """A store that is used in a thread of its own, so that no event loop waits for the disk."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -124,26 +123,25 @@ class State:
         self._is_closed = False
 
     async def run(self, work: Callable[[Store], T]) -> T:
-        """Raises `ApiError` 503: it is closed."""
+        """Run `work` in the store's thread and return its result. Raises `ApiError` 503 after `close`."""
         if self._is_closed:
             raise draining()
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, self.store)
 
     def later(self, work: Callable[[Store], object]) -> None:
-        """After all that was begun. Nobody waits for it; of one that is closed it is left to the next server."""
+        """Queue `work` for the store's thread without waiting; skipped after `close`, the next server cleans up."""
         if not self._is_closed:
             self._thread.submit(work, self.store)
 
     def close(self) -> None:
-        """When what was begun is done."""
+        """Finish queued work and close the store. Blocks."""
         self._is_closed = True
         self._thread.shutdown()
         self.store.close()
 
 
 class Runner:
-    """`room`: how many lines may be asked at once now, of all batches. `quota`: bytes that a key may have. `clock`: in
-    Unix seconds."""
+    """Runs one server's batches. `room()`: lines that may run now; `quota`: bytes per key; `clock`: Unix seconds."""
 
     def __init__(
         self,
@@ -157,25 +155,25 @@ class Runner:
     ) -> None:
         self.state = state
         self.endpoint = endpoint
-        self.slots = Slots(room)  # first come, first served: keys take turns
+        self.slots = LineSemaphore(room)  # first come, first served: keys take turns
         self.quota = quota
         self.max_line_bytes = max_line_bytes
         self.clock = clock
-        self.suspects = asyncio.Lock()  # of lines that an engine died with: one is asked at a time
-        self.broken: dict[str, str] = {}  # batches that failed, and nothing could be written about it; why
-        self.num_answered = self.num_failed = 0  # lines, since it began
-        self._open: dict[str, BatchInfo] = {}  # as of the last look
+        self.suspects = asyncio.Lock()  # held by a line on which an engine died: one runs at a time
+        self.broken: dict[str, str] = {}  # by batch id: reason of a failure that could not be stored
+        self.num_answered = self.num_failed = 0  # lines, since the start
+        self._open: dict[str, BatchInfo] = {}  # by id; as of the last sweep
         self._running: dict[str, _Batch] = {}  # by owner
         self._tasks: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._main: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._main = asyncio.create_task(self._look_forever())
+        self._main = asyncio.create_task(self._poll_forever())
 
     async def stop(self, *, engine_died: bool = False) -> None:
-        """Lines under way are cut off: they are asked again by who comes next. `engine_died`: which is why, and one of
-        them may be to blame. Idempotent."""
+        """Cancel running lines; the next server retries them. `engine_died`: the cause is a dead engine, for which each
+        of these lines is a suspect and is recorded. Idempotent."""
         main, self._main = self._main, None
         if main is None:
             return
@@ -183,22 +181,22 @@ class Runner:
         await _ended(main, *self._tasks)
         if engine_died:
             try:
-                await self.state.run(lambda store: store.blame(under_way))
+                await self.state.run(lambda store: store.add_deaths(under_way))
             except (OSError, sqlite3.Error) as error:
-                _log.warning("batches: that the engine died is not written: %s", said_of(error))
+                _log.warning("batches: the death of the engine could not be recorded: %s", error_text(error))
 
     def wake(self) -> None:
-        """There is a new batch."""
+        """Make the runner look for new batches now instead of at its next poll."""
         self._wake.set()
 
     def cancel(self, batch_id: str) -> None:
-        """Its status says so already."""
+        """End a running batch as cancelled; the store has its new status already."""
         for one in self._running.values():
             if one.info.id == batch_id:
                 one.end("cancelled")
 
     def lines(self) -> dict[str, int]:
-        """How many there are now, and since it began."""
+        """Return the counts of lines: waiting and running now, answered and failed since the start."""
         now = self._open | {one.info.id: one.info for one in self._running.values()}
         left = sum(one.total - one.completed - one.failed for one in now.values() if one.id not in self.broken)
         running = self.slots.num_taken
@@ -209,7 +207,7 @@ class Runner:
             "failed": self.num_failed,
         }
 
-    async def _look_forever(self) -> None:
+    async def _poll_forever(self) -> None:
         while True:
             self._wake.clear()
             try:
@@ -218,13 +216,13 @@ class Runner:
             except (OSError, sqlite3.Error) as error:
                 _log.warning("batches: %s: %s", type(error).__name__, error)
             except Exception:
-                _log.exception("batches: a bug; they go on")
+                _log.exception("batches: a bug; they continue")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):  # `wait_for` may lose a cancellation that comes with its result
                     await self._wake.wait()
 
     async def _begin(self) -> None:
-        """One batch of each key that runs none."""
+        """Start one batch for each key that runs none."""
         now = self.clock()
         self._open = {one.id: one for one in await self.state.run(Store.open_batches)}
         for info in self._open.values():
@@ -239,8 +237,8 @@ class Runner:
         try:
             await one.run(now)
         except (OSError, sqlite3.Error) as error:
-            self.broken[info.id] = said_of(error)
-            _log.warning("%s: failed, and nothing can be written about it: %s", info.id, self.broken[info.id])
+            self.broken[info.id] = error_text(error)
+            _log.warning("%s: failed, and the failure could not be stored: %s", info.id, self.broken[info.id])
         except Exception:
             self.broken[info.id] = "internal error"
             _log.exception("%s: a bug", info.id)
@@ -251,19 +249,19 @@ class Runner:
 
 
 class _Batch:
-    """One batch from where it is to its end."""
+    """Execution of one batch, from its stored state to its end."""
 
     def __init__(self, runner: Runner, info: BatchInfo) -> None:
         self.info = info
         self._runner = runner
         self._state = runner.state
         self._end: asyncio.Future[tuple[Status, str]] = asyncio.get_running_loop().create_future()
-        self._pending: list[_Pending] = []  # not written yet
+        self._pending: list[_Pending] = []  # results to be stored
         self._writer: asyncio.Task[None] | None = None
-        self.under_way: set[int] = set()  # numbers of lines that were given to the engine, without answers
+        self.under_way: set[int] = set()  # numbers of submitted lines without results
 
     def end(self, status: Status, reason: str = "") -> None:
-        """Before its lines are all answered. The first one counts."""
+        """End the batch before all lines have results. Only the first call has an effect."""
         if not self._end.done():
             self._end.set_result((status, reason))
 
@@ -271,7 +269,7 @@ class _Batch:
         if self.info.status == "cancelling":
             self.end("cancelled")
         timer = asyncio.get_running_loop().call_later(max(0.0, self.info.expires_at - now), self.end, "expired")
-        lines = asyncio.create_task(self._ask_all())
+        lines = asyncio.create_task(self._send_all())
         try:
             either: list[asyncio.Future[Any]] = [lines, self._end]
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
@@ -287,61 +285,61 @@ class _Batch:
         ended = await self._state.run(lambda store: self._finish(store, status, reason))
         _log.info("%s: %s: %d answered, %d failed", ended.id, status, ended.completed, ended.failed)
 
-    async def _ask_all(self) -> None:
+    async def _send_all(self) -> None:
         path = self._state.store.path(self.info.input_file_id)
         done = await self._state.run(lambda store: store.answered(self.info.id))
         deaths = await self._state.run(lambda store: store.deaths(self.info.id))
         async with asyncio.TaskGroup() as group, _windows(path, self._runner.max_line_bytes, done) as each:
             while window := await each():
                 for line in sorted(window, key=lambda line: line.number not in deaths):
-                    asked = Asked(line, self.info.owner, f"{self.info.id}-{line.number}")
+                    attempt = Asked(line, self.info.owner, f"{self.info.id}-{line.number}")
                     if line.number in deaths:
-                        await self._ask(asked, deaths[line.number])
+                        await self._ask(attempt, deaths[line.number])
                         continue
-                    group.create_task(self._ask(asked))
-                    # texts are encoded one after the other: who waits for an answer waits for one of them at most
-                    await asked.submitted.wait()
+                    group.create_task(self._ask(attempt))
+                    # encode one line at a time: an interactive request waits for one of them at most
+                    await attempt.submitted.wait()
 
-    async def _ask(self, asked: Asked, deaths: int = 0) -> None:
-        """`deaths`: of engines that had this line. Others have its turn while it waits for room."""
-        number = asked.line.number
+    async def _ask(self, attempt: Asked, deaths: int = 0) -> None:
+        """Send a line until it has a result. `deaths`: engines that died on it. Others run while it waits."""
+        number = attempt.line.number
         try:
             while deaths < MAX_DEATHS:
                 async with self._runner.suspects if deaths else contextlib.nullcontext():
-                    said = await self._once(asked)
-                if said is None:
+                    response = await self._send_once(attempt)
+                if response is None:
                     return
-                if said.engine_died:
+                if response.engine_died:
                     deaths += 1
-                    await self._state.run(lambda store: store.blame([(self.info.id, number)]))
-                await asyncio.sleep(said.retry_after_s)
-            message = f"the engine died {deaths} times while it had this line: it is not asked again"
+                    await self._state.run(lambda store: store.add_deaths([(self.info.id, number)]))
+                await asyncio.sleep(response.retry_after_s)
+            message = f"the engine died {deaths} times while it ran this line: the line is not retried"
             error = {"code": "engine_died", "message": message}
-            await self._keep(Answer(number, False, _shown(asked.line, None, error)))
+            await self._store_result(LineResult(number, False, _shown(attempt.line, None, error)))
         finally:
             self.under_way.discard(number)
-            asked.submitted.set()
+            attempt.submitted.set()
 
-    async def _once(self, asked: Asked) -> Said | None:
-        """None: its answer is kept; else there was no room."""
-        number = asked.line.number
+    async def _send_once(self, attempt: Asked) -> Said | None:
+        """Send a line once. Returns `None` if its result is stored, else a response that reports a lack of capacity."""
+        number = attempt.line.number
         async with self._runner.slots:
             self.under_way.add(number)
-            said = await self._runner.endpoint(asked)
+            said = await self._runner.endpoint(attempt)
             if said.status == NO_ROOM:
                 self.under_way.discard(number)
             if said.status in AGAIN:
                 return said
             self.under_way.discard(number)
-            asked.submitted.set()
+            attempt.submitted.set()
             is_ok = said.status == 200
-            response = {"status_code": said.status, "request_id": asked.request_id, "body": msgspec.Raw(said.body)}
-            text = _shown(asked.line, response, None)
-            await self._keep(Answer(number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
+            response = {"status_code": said.status, "request_id": attempt.request_id, "body": msgspec.Raw(said.body)}
+            text = _shown(attempt.line, response, None)
+            await self._store_result(LineResult(number, is_ok, text, usage_of(said.body) if is_ok else Usage()))
             return None
 
-    async def _keep(self, answer: Answer) -> None:
-        """Return when it is on the disk."""
+    async def _store_result(self, answer: LineResult) -> None:
+        """Store the result of a line; returns when it is on disk. Raises the store's error."""
         kept: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.append((answer, kept))
         if self._writer is None or self._writer.done():
@@ -349,13 +347,13 @@ class _Batch:
         await kept
 
     async def _write(self) -> None:
-        """All that comes meanwhile is written at once."""
+        """Store pending results of lines; those that arrive meanwhile are written together."""
         while self._pending:
             pending, self._pending = self._pending, []
             before = self.info
             try:
                 used = await self._state.run(partial(self._record, answers=[one for one, _ in pending]))
-            except BaseException as error:  # whoever waits for one of these raises it
+            except BaseException as error:  # the tasks that wait for these results raise it
                 for kept in _waiting(pending):
                     kept.set_exception(error)
                 return
@@ -364,9 +362,9 @@ class _Batch:
             for kept in _waiting(pending):
                 kept.set_result(None)
             if used > self._runner.quota:
-                self.end("failed", f"the files of its API key have {used} bytes with its answers (--state-quota)")
+                self.end("failed", f"files and results of its API key take {used} bytes, too many (--state-quota)")
 
-    def _record(self, store: Store, *, answers: list[Answer]) -> int:
+    def _record(self, store: Store, *, answers: list[LineResult]) -> int:
         self.info = store.record(self.info, answers)
         return store.used_bytes(self.info.owner)
 
@@ -374,13 +372,13 @@ class _Batch:
         left = self._left(store, status) if status in _LEFT else iter(())
         return store.finish(self.info, status, reason, left, int(self._runner.clock()))
 
-    def _left(self, store: Store, status: Status) -> Iterator[Answer]:
+    def _left(self, store: Store, status: Status) -> Iterator[LineResult]:
         code, message = _LEFT[status]
         done = store.answered(self.info.id)
         with contextlib.suppress(BadLine, FileNotFoundError), store.path(self.info.input_file_id).open("rb") as file:
             for line in read_lines(file, self._runner.max_line_bytes):
                 if line.number not in done:
-                    yield Answer(line.number, False, _shown(line, None, {"code": code, "message": message}))
+                    yield LineResult(line.number, False, _shown(line, None, {"code": code, "message": message}))
 
 
 def _waiting(pending: list[_Pending]) -> list[asyncio.Future[None]]:
@@ -388,7 +386,7 @@ def _waiting(pending: list[_Pending]) -> list[asyncio.Future[None]]:
 
 
 def _outcome(lines: asyncio.Task[None]) -> tuple[Status, str]:
-    """What has become of a batch whose lines were all asked. Raises what is a bug."""
+    """Return the status and failure reason of a batch whose lines have all been sent. Raises unexpected errors."""
     error = lines.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -397,7 +395,7 @@ def _outcome(lines: asyncio.Task[None]) -> tuple[Status, str]:
     if isinstance(error, BadLine | LookupError):
         return "failed", str(error)
     if isinstance(error, OSError | sqlite3.Error):
-        return "failed", said_of(error)
+        return "failed", error_text(error)
     raise error
 
 
@@ -407,7 +405,7 @@ class _Details(msgspec.Struct, frozen=True):
 
 
 class _Usage(msgspec.Struct, frozen=True):
-    """As each endpoint calls it."""
+    """Usage in a response, under the names of any endpoint."""
 
     prompt_tokens: int = 0
     input_tokens: int = 0
@@ -424,21 +422,21 @@ class _Body(msgspec.Struct):
 
 
 def usage_of(body: bytes) -> Usage:
-    """What an answer says; nothing, if it says nothing."""
+    """Return the token usage in a response's body; zero if it has none."""
     try:
-        found = msgspec.json.decode(body, type=_Body).usage
+        usage = msgspec.json.decode(body, type=_Body).usage
     except msgspec.MsgspecError:
         return Usage()
     return Usage(
-        found.prompt_tokens + found.input_tokens,
-        found.prompt_tokens_details.cached_tokens + found.input_tokens_details.cached_tokens,
-        found.completion_tokens + found.output_tokens,
-        found.completion_tokens_details.reasoning_tokens + found.output_tokens_details.reasoning_tokens,
+        usage.prompt_tokens + usage.input_tokens,
+        usage.prompt_tokens_details.cached_tokens + usage.input_tokens_details.cached_tokens,
+        usage.completion_tokens + usage.output_tokens,
+        usage.completion_tokens_details.reasoning_tokens + usage.output_tokens_details.reasoning_tokens,
     )
 
 
-def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
-    """A line of an output or an error file."""
+def _shown(line: BatchLine, response: dict[str, Any] | None, error: dict[str, str] | None) -> bytes:
+    """Return one line of a batch's output or error file."""
     fields = {"id": new_id("batch_req_"), "custom_id": line.custom_id, "response": response, "error": error}
     return msgspec.json.encode(fields) + b"\n"
 
@@ -446,15 +444,15 @@ def _shown(line: Line, response: dict[str, Any] | None, error: dict[str, str] | 
 @contextlib.asynccontextmanager
 async def _windows(
     path: Path, max_line_bytes: int, done: set[int]
-) -> AsyncIterator[Callable[[], Coroutine[Any, Any, list[Line]]]]:
-    """A function that reads the next window; an empty one is the end."""
+) -> AsyncIterator[Callable[[], Coroutine[Any, Any, list[BatchLine]]]]:
+    """Open a file and give a function that reads its next window of lines in a thread; an empty window is the end."""
     with await asyncio.to_thread(path.open, "rb") as file:
         each = windows(file, max_line_bytes, done)
         yield lambda: asyncio.to_thread(next, each, [])
 
 
 async def _ended(*tasks: asyncio.Task[None]) -> None:
-    """Cancel them, and return when they have ended, however they do."""
+    """Cancel the tasks and wait for them; their results and exceptions are ignored."""
     for task in tasks:
         task.cancel()
     if tasks:

@@ -1,12 +1,12 @@
-"""Files, batches and the answers of their lines, in a folder: what is said of them in SQLite, the files beside it.
+"""Storage of files, batches and line results in a folder: metadata in SQLite, contents as files.
 
-    DIR/state.sqlite    who has which files and batches, and the answers of batches that are not finished
+    DIR/state.sqlite    files and batches with their owners, and results of unfinished batches
     DIR/files/ID        a file's content
     DIR/lock            held by the server that uses the folder
 
-Invariants: a line has one answer, because (batch, line) is a key: a second one is dropped; a file is whole and on the
-disk before anything names it; opening a folder removes no file but those that a store wrote there and never named;
-whose key is another one finds nothing. One thread uses a store at a time.
+Invariants: a line has one result, because (batch, line) is a key: a second one is dropped; a file is complete and
+synced before a record names it; opening a folder removes only files that a store wrote there and never recorded;
+another key finds nothing. A store is used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from minisgl.config import ConfigError
 SCHEMA = 1
 PURPOSE, OUTPUT_PURPOSE = "batch", "batch_output"
 KEEP_S = 30 * 86_400
-"""How long what a batch made is there, and what is known of it."""
+"""Default retention of a batch's output files, and retention of ended batches."""
 MAX_FILES = 10_000
-"""How many files one key may have."""
+"""Maximum files of one key."""
 MAX_OPEN_BATCHES = 100
-"""How many batches of one key may be open."""
+"""Maximum unfinished batches of one key."""
 MAX_ENDED_BATCHES = 10_000
-"""How many ended batches of one key are known; of more the oldest are forgotten."""
+"""Maximum ended batches of one key; the oldest ones beyond are dropped."""
 LOCK_S = 0.05
 DATABASE, LOCK, FILES = "state.sqlite", "lock", "files"
 BEFORE_DATABASE = {LOCK, FILES, "lost+found"}
-"""Names that a folder without a database may have: a start that was cut short leaves the first two, mkfs the last."""
+"""Entries that a folder without a database may have: an interrupted start leaves the first two, mkfs the last."""
 FILE_PREFIX = "file-"
 _FILE_NAME = re.compile(FILE_PREFIX + "[0-9a-f]{32}")
 T = TypeVar("T")
 Status = Literal[
     "in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled"
-]  # OpenAI's, but for validating: a file is checked when it comes
+]  # OpenAI's without "validating": files are checked on upload
 OPEN: frozenset[Status] = frozenset({"in_progress", "finalizing", "cancelling"})
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id TEXT PRIMARY KEY, owner TEXT NOT NULL, bytes INTEGER NOT NULL, doc BLOB NOT NULL);
@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS deaths (batch TEXT, line INTEGER, count INTEGER NOT N
 
 
 class Refused(Exception):
-    """`reason` says what is in the way; `code`: for programs."""
+    """The store refuses an operation. The message says why; `code` is for programs."""
 
     def __init__(self, reason: str, code: str) -> None:
         super().__init__(reason)
@@ -66,8 +66,8 @@ class Refused(Exception):
 
 
 class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Times are Unix seconds. `url` and `num_lines`: of a batch's input. `owner`: name of a key, empty for those that
-    are not in a key file."""
+    """Record of a file. Times are Unix seconds. `url` and `num_lines`: of a batch's input. `owner`: name of an API key,
+    empty for callers that are not in a key file."""
 
     id: str
     owner: str
@@ -81,7 +81,7 @@ class FileInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Tokens of answers; `cached` are of the input, `reasoning` of the output."""
+    """Token counts of results; `cached` is part of the input, `reasoning` part of the output."""
 
     input: int = 0
     cached: int = 0
@@ -93,8 +93,8 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of OpenAI's object, and beside them `owner`, `reason` (why it failed) and `answer_bytes` (of the answers
-    that are not in a file yet). Times are Unix seconds. `usage`: None for one that an older version made."""
+    """Record of a batch: OpenAI's fields, and `owner`, `reason` (of a failure) and `answer_bytes` (results not yet in a
+    file). Times are Unix seconds. `usage` is `None` in records of older versions."""
 
     id: str
     owner: str
@@ -119,8 +119,8 @@ class BatchInfo(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: int | None = None
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """The answer to line number `line`; `text` is a line of the output file, or if not `ok` of the error file."""
+class LineResult(msgspec.Struct, frozen=True):
+    """Result of line number `line`; `text` is a line of the output file or, if not `ok`, of the error file."""
 
     line: int
     ok: bool
@@ -133,7 +133,7 @@ def new_id(kind: str) -> str:
 
 
 class Store:
-    """Use `open`. Whatever it cannot read or write is an `OSError` or a `sqlite3.Error`."""
+    """Storage in a folder; create it with `open`. Failures to read or write are `OSError` or `sqlite3.Error`."""
 
     def __init__(self, folder: Path, lock: int, db: sqlite3.Connection) -> None:
         self._folder = folder
@@ -142,46 +142,46 @@ class Store:
 
     @classmethod
     def open(cls, folder: str, wait_s: float = 0.0) -> Store:
-        """The folder is made if it is not there. `wait_s`: for a server that still uses it. Raises `ConfigError`."""
+        """Open or create a store. `wait_s`: how long another server may hold the lock. Raises `ConfigError`."""
         path = Path(folder).expanduser()
-        said = f"--state-dir {folder}"
+        flag = f"--state-dir {folder}"
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_folder(path, said)
+            _check_folder(path, flag)
             (path / FILES).mkdir(mode=0o700, exist_ok=True)
             lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
-            raise ConfigError(f"{said}: {error.strerror}: {error.filename}") from error
+            raise ConfigError(f"{flag}: {error.strerror}: {error.filename}") from error
         try:
-            _take(lock, wait_s, said)
+            _take(lock, wait_s, flag)
             _make_private(path / DATABASE)
             db = sqlite3.connect(path / DATABASE, isolation_level=None, check_same_thread=False)
             try:
-                found = cls(path, lock, db)
-                found._prepare(said)
-                found._drop_strays()
+                store = cls(path, lock, db)
+                store._prepare(flag)
+                store._drop_strays()
             except BaseException:
                 db.close()
                 raise
         except (OSError, sqlite3.Error) as error:
             os.close(lock)
-            raise ConfigError(f"{said}: {path / DATABASE}: {error}") from error
+            raise ConfigError(f"{flag}: {path / DATABASE}: {error}") from error
         except BaseException:
             os.close(lock)
             raise
-        return found
+        return store
 
-    def _prepare(self, said: str) -> None:
+    def _prepare(self, flag: str) -> None:
         db = self.db
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         (schema,) = db.execute("PRAGMA user_version").fetchone()
         if schema not in (0, SCHEMA):
-            raise ConfigError(f"{said}: another version of minisgl wrote it ({schema}; this one writes {SCHEMA})")
+            raise ConfigError(f"{flag}: another version of minisgl wrote it ({schema}; this one writes {SCHEMA})")
         db.executescript(f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version = {SCHEMA}; COMMIT;")
 
     def _drop_strays(self) -> None:
-        """Remove the files that a store began to write and never named."""
+        """Remove files that a store began to write and never recorded."""
         known = {name for (name,) in self.db.execute("SELECT id FROM files")}
         folder = os.open(self._folder / FILES, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -193,7 +193,7 @@ class Store:
             os.close(folder)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the database and release the lock. Idempotent."""
         self.db.close()
         if self._lock >= 0:
             os.close(self._lock)
@@ -206,31 +206,31 @@ class Store:
             yield self.db
             self.db.execute("COMMIT")
         except BaseException:
-            with contextlib.suppress(sqlite3.Error):  # a full disk has ended it already
+            with contextlib.suppress(sqlite3.Error):  # a full disk has rolled it back already
                 self.db.execute("ROLLBACK")
             raise
 
     # ------------------------------------------------------------------------------------------------------- files
 
     def path(self, file_id: str) -> Path:
-        """Where the content of a file lies, or will."""
+        """Return the path of a file's content; it need not exist."""
         return self._folder / FILES / file_id
 
     def add_file(self, info: FileInfo) -> None:
-        """Its content is there, synced. Raises `Refused`: its key has too many."""
+        """Record a file whose content is already synced. Raises `Refused` if its owner has too many files."""
         sync(self._folder / FILES)
         self.check_num_files(info.owner)
         with self._writing() as db:
             _put_file(db, info)
 
     def check_num_files(self, owner: str) -> None:
-        """Whether a key may have one more. Raises `Refused`."""
+        """Check that a key may have one more file. Raises `Refused`."""
         (count,) = self.db.execute("SELECT count(*) FROM files WHERE owner = ?", (owner,)).fetchone()
         if count >= MAX_FILES:
             raise Refused(f"file: there are {count} files of this API key: delete some", "too_many_files")
 
     def drop_stray(self, file_id: str) -> None:
-        """Unless it became a file."""
+        """Remove a file's content unless the file is recorded."""
         if self.db.execute("SELECT 1 FROM files WHERE id = ?", (file_id,)).fetchone() is None:
             self.path(file_id).unlink(missing_ok=True)
 
@@ -238,7 +238,7 @@ class Store:
         return next(iter(self._docs(FileInfo, "files WHERE id = ? AND owner = ?", file_id, owner)), None)
 
     def files(self, owner: str) -> list[FileInfo]:
-        """The oldest first."""
+        """Return all files of a key, oldest first."""
         return self._docs(FileInfo, "files WHERE owner = ? ORDER BY rowid", owner)
 
     def _docs(self, kind: type[T], where: str, *values: str) -> list[T]:
@@ -246,7 +246,7 @@ class Store:
         return [msgspec.json.decode(doc, type=kind) for (doc,) in rows]
 
     def delete_file(self, file_id: str, owner: str) -> bool:
-        """Whether it was there. Raises `Refused`: a batch reads it."""
+        """Delete a file. Return whether it existed. Raises `Refused` while an open batch reads it."""
         if self.file(file_id, owner) is None:
             return False
         for batch in self.open_batches():
@@ -263,14 +263,14 @@ class Store:
             self.path(name).unlink(missing_ok=True)
 
     def used_bytes(self, owner: str) -> int:
-        """How many bytes a key's files take, and its answers that are not in a file yet."""
+        """Return the bytes of a key's files, and of its results that are not yet in a file."""
         (files,) = self.db.execute("SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?", (owner,)).fetchone()
         return int(files) + sum(batch.answer_bytes for batch in self.open_batches() if batch.owner == owner)
 
     # ----------------------------------------------------------------------------------------------------- batches
 
     def add_batch(self, info: BatchInfo) -> None:
-        """Raises `Refused`: its key has too many that are not finished."""
+        """Record a batch and drop the oldest ended ones. Raises `Refused` if its owner has too many open batches."""
         count = sum(batch.owner == info.owner for batch in self.open_batches())
         if count >= MAX_OPEN_BATCHES:
             text = f"{count} batches of this API key are not finished, the limit: wait for one, or cancel it"
@@ -284,15 +284,15 @@ class Store:
         return next(iter(self._docs(BatchInfo, "batches WHERE id = ? AND owner = ?", batch_id, owner)), None)
 
     def batches(self, owner: str) -> list[BatchInfo]:
-        """The oldest first."""
+        """Return all batches of a key, oldest first."""
         return self._docs(BatchInfo, "batches WHERE owner = ? ORDER BY rowid", owner)
 
     def open_batches(self) -> list[BatchInfo]:
-        """Those that are not finished, of all keys, the oldest first."""
+        """Return the unfinished batches of all keys, oldest first."""
         return self._docs(BatchInfo, "batches WHERE open ORDER BY rowid")
 
     def cancel(self, batch_id: str, owner: str, now: int) -> BatchInfo | None:
-        """None: there is none. Raises `Refused`: it has ended, or is about to."""
+        """Mark a batch as cancelling; `None` if there is none. Raises `Refused` if it has ended or is finalizing."""
         batch = self.batch(batch_id, owner)
         if batch is None or batch.status == "cancelling":
             return batch
@@ -307,21 +307,21 @@ class Store:
         return changed
 
     def answered(self, batch_id: str) -> set[int]:
-        """The numbers of the lines that have their answers."""
+        """Return the numbers of a batch's lines that have results."""
         return {line for (line,) in self.db.execute("SELECT line FROM answers WHERE batch = ?", (batch_id,))}
 
-    def blame(self, lines: Iterable[tuple[str, int]]) -> None:
-        """An engine died that had these lines, by batch and number."""
+    def add_deaths(self, lines: Iterable[tuple[str, int]]) -> None:
+        """Add one engine death to each of these lines, given as (batch id, line number)."""
         with self._writing() as db:
             added = "INSERT INTO deaths VALUES (?, ?, 1) ON CONFLICT DO UPDATE SET count = count + 1"
             db.executemany(added, lines)
 
     def deaths(self, batch_id: str) -> dict[int, int]:
-        """By the number of a line: how many engines died that had it."""
+        """Return for each line number of a batch how many engines died while running it."""
         return dict(self.db.execute("SELECT line, count FROM deaths WHERE batch = ?", (batch_id,)))
 
-    def record(self, batch: BatchInfo, answers: Iterable[Answer]) -> BatchInfo:
-        """All of these answers, or none; of a line that has one nothing changes. Returns the batch as it is now."""
+    def record(self, batch: BatchInfo, answers: Iterable[LineResult]) -> BatchInfo:
+        """Store results atomically and return the updated batch. Lines that already have a result are unchanged."""
         with self._writing() as db:
             now = self.batch(batch.id, batch.owner) or batch
             completed, failed, size, usage = now.completed, now.failed, now.answer_bytes, now.usage
@@ -334,8 +334,8 @@ class Store:
             _put_batch(db, now)
         return now
 
-    def finish(self, batch: BatchInfo, status: Status, reason: str, left: Iterable[Answer], now: int) -> BatchInfo:
-        """Write the files of a batch, and that it has ended. `left`: what is said of lines that have no answer."""
+    def finish(self, batch: BatchInfo, status: Status, reason: str, left: Iterable[LineResult], now: int) -> BatchInfo:
+        """Write the files of a batch and mark it as ended. `left`: results for lines that have none, in line order."""
         batch = self.batch(batch.id, batch.owner) or batch
         if batch.status != "finalizing":
             now_is = "finalizing" if status == "completed" else batch.status
@@ -360,15 +360,15 @@ class Store:
                 db.execute(f"DELETE FROM {table} WHERE batch = ?", (batch.id,))
         return ended
 
-    def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[Answer], now: int) -> FileInfo | None:
-        """The answers of one kind, in the order of their lines. None: there are none."""
+    def _write(self, batch: BatchInfo, *, ok: bool, left: Iterable[LineResult], now: int) -> FileInfo | None:
+        """Write the results with this `ok` to a file, in line order. Returns `None` if there are none."""
         name = new_id(FILE_PREFIX)
         rows = self.db.execute(
             "SELECT line, answer FROM answers WHERE batch = ? AND ok = ? ORDER BY line", (batch.id, ok)
         )
         with self.path(name).open("wb") as file:
             others = ((one.line, one.text) for one in left)
-            for _, text in heapq.merge(rows, others, key=lambda one: one[0]):  # each is in that order
+            for _, text in heapq.merge(rows, others, key=lambda one: one[0]):  # both are sorted by line
                 file.write(text)
             num_bytes = file.tell()
             written(file)
@@ -388,7 +388,7 @@ class Store:
     # --------------------------------------------------------------------------------------------------- retention
 
     def sweep(self, now: int) -> None:
-        """Drop the files whose time is over, and batches that ended `KEEP_S` ago."""
+        """Delete expired files that no open batch reads, and batches that ended `KEEP_S` ago."""
         in_use = {batch.input_file_id for batch in self.open_batches()}
         files = self._docs(FileInfo, "files")
         over = [one.id for one in files if one.expires_at is not None and one.expires_at <= now]
@@ -408,14 +408,14 @@ def _put_batch(db: sqlite3.Connection, info: BatchInfo) -> None:
     db.execute("UPDATE batches SET open = ?, doc = ? WHERE id = ?", row)
 
 
-def said_of(error: OSError | sqlite3.Error) -> str:
-    """Without the names of folders, which are nobody's but the server's."""
+def error_text(error: OSError | sqlite3.Error) -> str:
+    """Describe an error for clients, without the server's folder names."""
     return f"{type(error).__name__}: {getattr(error, 'strerror', None) or error}"
 
 
 def remove(folder: Path, others: Iterable[str] = ()) -> bool:
-    """Remove the folder of a store that nobody uses, with all that a store writes there and the files of `others`.
-    Return whether it is gone: a file that is none of these stays, and the folder with it. Raises `OSError`."""
+    """Remove the folder of an unused store: all files that a store writes there, and those named in `others`. Returns
+    false if other files remain, and with them the folder. Raises `OSError`."""
     files, own = folder / FILES, {DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", LOCK, *others}
     if folder.is_symlink() or files.is_symlink() or not (folder / DATABASE).is_file():
         return False
@@ -429,8 +429,8 @@ def remove(folder: Path, others: Iterable[str] = ()) -> bool:
     return not folder.exists()
 
 
-def _take(lock: int, wait_s: float, said: str) -> None:
-    """Raises `ConfigError`: another process has it."""
+def _take(lock: int, wait_s: float, flag: str) -> None:
+    """Acquire the lock, waiting up to `wait_s`. Raises `ConfigError` if another process holds it."""
     deadline = time.monotonic() + wait_s
     while True:
         try:
@@ -438,27 +438,27 @@ def _take(lock: int, wait_s: float, said: str) -> None:
             return
         except BlockingIOError as error:
             if time.monotonic() >= deadline:
-                raise ConfigError(f"{said}: another server uses it: give each its own") from error
+                raise ConfigError(f"{flag}: another server uses it: give each server its own folder") from error
         time.sleep(LOCK_S)
 
 
-def _check_folder(path: Path, said: str) -> None:
+def _check_folder(path: Path, flag: str) -> None:
     """Check that a store may write and remove files in the folder. Raises `ConfigError`."""
     files, names = path / FILES, set(os.listdir(path))
     if FILES in names:
-        found = files.lstat()
-        if not stat.S_ISDIR(found.st_mode):
-            kind = "a symbolic link" if stat.S_ISLNK(found.st_mode) else "not a folder"
-            raise ConfigError(f"{said}: {files} is {kind}: it must be a folder, where files are written and removed")
-        if found.st_uid != os.geteuid():
-            users = f"user {found.st_uid}, and the server runs as user {os.geteuid()}"
-            raise ConfigError(f"{said}: {files} belongs to {users}: give each its own folder")
+        status = files.lstat()
+        if not stat.S_ISDIR(status.st_mode):
+            kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a folder"
+            raise ConfigError(f"{flag}: {files} is {kind}: it must be a folder, where files are written and removed")
+        if status.st_uid != os.geteuid():
+            users = f"user {status.st_uid}, and the server runs as user {os.geteuid()}"
+            raise ConfigError(f"{flag}: {files} belongs to {users}: give each its own folder")
     if DATABASE not in names and (names - BEFORE_DATABASE or (FILES in names and os.listdir(files))):
-        raise ConfigError(f"{said}: the folder has no {DATABASE} and is not empty: name a new or an empty folder")
+        raise ConfigError(f"{flag}: the folder has no {DATABASE} and is not empty: name a new or an empty folder")
 
 
 def _make_private(database: Path) -> None:
-    """Make the database one that its user alone reads, before SQLite opens it; its journals get the same mode."""
+    """Restrict the database to its user (mode 0600) before SQLite opens it; its journals get the same mode."""
     descriptor = os.open(database, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         os.fchmod(descriptor, 0o600)
@@ -467,13 +467,13 @@ def _make_private(database: Path) -> None:
 
 
 def written(file: BinaryIO) -> None:
-    """What was written is on the disk."""
+    """Flush a file's content to the disk (fsync)."""
     file.flush()
     os.fsync(file.fileno())
 
 
 def sync(folder: Path) -> None:
-    """So are the names in a folder."""
+    """Flush a folder's entries to the disk (fsync)."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""A file that comes as `multipart/form-data`, on its way to the disk.
+"""Writes an upload of `multipart/form-data` to the disk while it arrives.
 
-Invariants: nothing of it is held but a piece; what does not become a file leaves none behind; it counts against its
-limits while it comes.
+Invariants: at most `WRITE_BYTES` and a piece are in memory; a failed upload leaves no file behind; bytes count against
+limits as they arrive.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import BinaryIO
 from starlette.requests import ClientDisconnect, Request
 
 from minisgl.server.batches.lines import MAX_FILE_BYTES
-from minisgl.server.batches.multipart import Part, Parts, boundary_of
+from minisgl.server.batches.multipart import MultipartParser, PartHeader, boundary_of
 from minisgl.server.batches.store import written
 from minisgl.server.core.errors import ApiError, missing
 from minisgl.server.core.request import too_large, too_slow
@@ -23,12 +23,12 @@ FILE = "file"
 MAX_FIELD_BYTES = 4096
 WRITE_BYTES = 1 << 20
 LEAST_BYTES = 1 << 20
-"""The bytes of a file that have to come in `timeout_s` where others find no place."""
+"""Minimum bytes per `timeout_s` of an upload while others wait for a place."""
 
 
 class Upload:
-    """`count` hears of each piece of the file, and raises what is too much. `timeout_s`: for the next bytes; and where
-    `is_crowded` says that others find no place, for each `LEAST_BYTES`."""
+    """Receiver of an upload. `count` is called with each piece's size and raises if it is too much. `timeout_s`: for
+    the next bytes, and while `is_crowded()` (others wait for a place) for each `LEAST_BYTES`."""
 
     def __init__(
         self, path: Path, count: Callable[[int], None], timeout_s: float, is_crowded: Callable[[], bool]
@@ -40,24 +40,24 @@ class Upload:
         self._count = count
         self._timeout_s = timeout_s
         self._is_crowded = is_crowded
-        self._part: Part | None = None
+        self._part: PartHeader | None = None
         self._unwritten = bytearray()
         self._field = bytearray()
 
     async def receive(self, request: Request) -> None:
-        """When it returns the file is there, and on the disk. Raises `ApiError`, `OSError`."""
+        """Receive the upload; on return the file is complete and synced. Raises `ApiError`, `OSError`."""
         try:
             boundary = boundary_of(request.headers.get("content-type", ""))
         except ValueError as error:
             raise _bad_form(str(error)) from error
         if boundary is None:
-            raise ApiError(415, "Content-Type: a file is sent as multipart/form-data", code="unsupported_media_type")
-        parts = Parts(boundary)
+            raise ApiError(415, "Content-Type: must be multipart/form-data", code="unsupported_media_type")
+        parts = MultipartParser(boundary)
         with self._path.open("xb") as file:
             async for piece in _pieces(request, self._timeout_s, self._is_crowded):
                 try:
-                    for found in parts.push(piece):
-                        self._take(found)
+                    for item in parts.push(piece):
+                        self._take(item)
                 except ValueError as error:
                     raise _bad_form(str(error)) from error
                 if len(self._unwritten) >= WRITE_BYTES:
@@ -74,23 +74,23 @@ class Upload:
         data, self._unwritten = self._unwritten, bytearray()
         await asyncio.to_thread(file.write, data)
 
-    def _take(self, found: Part | bytes) -> None:
-        """Raises `ApiError`."""
-        if isinstance(found, Part):
+    def _take(self, item: PartHeader | bytes) -> None:
+        """Store a parsed part's header or content in the upload. Raises `ApiError`."""
+        if isinstance(item, PartHeader):
             self._end_part()
-            if found.name == FILE and self.filename is not None:
+            if item.name == FILE and self.filename is not None:
                 raise _bad_form("it has two files: send one")
-            if found.name == FILE:
-                self.filename = found.filename or ""
-            self._part = found
+            if item.name == FILE:
+                self.filename = item.filename or ""
+            self._part = item
         elif self._part is not None and self._part.name == FILE:
-            self.num_bytes += len(found)
-            self._count(len(found))
+            self.num_bytes += len(item)
+            self._count(len(item))
             if self.num_bytes > MAX_FILE_BYTES:
                 raise too_large(self.num_bytes, MAX_FILE_BYTES)
-            self._unwritten += found
+            self._unwritten += item
         else:
-            self._field += found
+            self._field += item
             if len(self._field) > MAX_FIELD_BYTES:
                 raise _bad_form(f"a field has more than {MAX_FIELD_BYTES} bytes")
 
@@ -101,25 +101,25 @@ class Upload:
 
 
 async def _pieces(request: Request, timeout_s: float, is_crowded: Callable[[], bool]) -> AsyncIterator[bytes]:
-    """Raises `ApiError` 408: nothing came for too long, or too little while others find no place."""
+    """Yield the body as it arrives. Raises `ApiError` 408 after `timeout_s` without bytes, or too few if crowded."""
     stream = request.stream()
     clock = asyncio.get_running_loop().time
-    num_bytes, since, before = 0, clock(), 0  # from when on, with how many bytes, its speed is looked at
+    num_bytes, since, before = 0, clock(), 0  # start of the current speed measurement
     while True:
         try:
             async with asyncio.timeout(timeout_s):
                 piece = await anext(stream, None)
         except TimeoutError as error:
-            raise too_slow(f"nothing came for {timeout_s:g} s after {num_bytes} bytes") from error
+            raise too_slow(f"no data arrived for {timeout_s:g} s after {num_bytes} bytes") from error
         except ClientDisconnect as error:
-            raise _bad_form("its client has gone") from error
+            raise _bad_form("the client disconnected") from error
         if piece is None:
             return
         num_bytes += len(piece)
         if num_bytes - before >= LEAST_BYTES:
             since, before = clock(), num_bytes
         elif clock() - since > timeout_s and is_crowded():
-            raise too_slow(f"{num_bytes - before} bytes came in {timeout_s:g} s, and others find no place")
+            raise too_slow(f"only {num_bytes - before} bytes arrived in {timeout_s:g} s, while other uploads wait")
         yield piece
 
 

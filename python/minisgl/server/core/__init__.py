@@ -1,8 +1,8 @@
-"""The way of every request, whichever API it belongs to: connection (`http.py`), who may ask (`middleware.py`), body
-(`request.py`, `bodies.py`, `fields.py`), prompt (`turn.py` for conversations, `continuation.py` for texts,
-`embeddings.py`; `prompts.py` encodes), admission (`admission.py`), the engine (`running.py`), and what formatters read
-(`generation.py`, `sections.py`, `formatter.py`).
+"""Code that every request passes through, whichever API it belongs to: connection (`http.py`), authorization
+(`middleware.py`), body (`request.py`, `bodies.py`, `fields.py`), prompt (`turn.py` for conversations, `continuation.py`
+for texts, `embeddings.py`; `prompts.py` encodes), admission (`admission.py`), the engine (`running.py`), and the
+results that formatters read (`generation.py`, `sections.py`, `formatter.py`).
 
-No route and no shape of one API's answers belongs here; what two APIs share does. Start reading in `middleware.py`, at
-`Posts`; docs/request.md follows a chat on.
+No route and no response shape of a single API belongs here; what two APIs share does. Start reading in `middleware.py`,
+at `Posts`; docs/request.md follows a chat request.
 """

@@ -1,6 +1,7 @@
-"""Decides what the engine gets of a call of the model: the adapter, the seed, how long an answer may become.
+"""Decides the adapter, the seed and the maximum lengths with which a request is submitted to the engine.
 
-Invariants: both front ends ask here, so that a request is the same in the engine whichever of them writes its answer.
+Invariants: both front ends (Python and the gateway) use this code, so that a request reaches the engine with the same
+parameters whichever of them writes its response.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from minisgl.sampling_params import BOUNDS, SamplingParams
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value
 from minisgl.server.core.lengths import Lengths, lengths
-from minisgl.server.core.receipts import OfAnswers
+from minisgl.server.core.receipts import ReceiptBuilder
 from minisgl.server.core.request import HttpRequest
 from minisgl.server.core.resume import fingerprint
 from minisgl.step import Int32Array
@@ -25,35 +26,35 @@ from minisgl.step import Int32Array
 if TYPE_CHECKING:
     from minisgl.tokenizer.reference import Formats
 
-MANY_LOGPROBS = 4096  # as many are formatted in some 10 ms
+MANY_LOGPROBS = 4096  # formatting this many takes about 10 ms
 
 
 @dataclass(slots=True, eq=False)
-class Wanted:
-    """One call of the model, whichever API asks for it. `names_length`: `sampling.max_tokens` is the client's, no
-    default. `only_prompt`: the token that comes is dropped. `shown`: special tokens that are part of the text.
-    `ignored`: fields that have no effect on this model. `rid`: whoever knows it may end this."""
+class GenerationInput:
+    """Input of one generation request, whichever API it came by. `has_client_limit`: the client set
+    `sampling.max_tokens`. `only_prompt`: drop the one token that is generated. `shown`: ids of special tokens that are
+    part of the text. `ignored`: fields without effect on this model. `rid`: client-chosen id for /abort_request."""
 
     prompts: Sequence[Int32Array]
     sampling: SamplingParams
-    names_length: bool = True
+    has_client_limit: bool = True
     only_prompt: bool = False
     shown: frozenset[int] = frozenset()
     ignored: tuple[str, ...] = ()
     priority: int = 0
     rid: str | None = None
-    receipts: OfAnswers | None = None
-    by_prompt: Sequence[SamplingParams] | None = None  # where they differ, but not in `n` and what is reported
+    receipts: ReceiptBuilder | None = None
+    by_prompt: Sequence[SamplingParams] | None = None  # if they differ by prompt; `n` and log probabilities are equal
 
     def formats(self) -> Formats | None:
-        """Return how the answer is taken apart; None: it is its text."""
+        """Return the formats that split the output into reasoning, tool calls and text. `None`: all of it is text."""
         return None
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The part of a call that the engine gets. `sampling` and `by_prompt` have the adapter and the seed; `before`: by
-    choice, what another server generated; `is_large`: the log probabilities are many."""
+    """Parameters with which a request goes to the engine. `sampling` and `by_prompt` have the adapter and the seed;
+    `before`: tokens of another server, by choice; `is_large`: more than `MANY_LOGPROBS` log probabilities."""
 
     sampling: SamplingParams
     by_prompt: list[SamplingParams] | None
@@ -62,9 +63,9 @@ class Admission:
     is_large: bool
 
     @classmethod
-    def of(cls, context: ServerContext, request: HttpRequest, wanted: Wanted) -> Admission:
-        """Admit a call: the server has room for it when this returns. Raises `ApiError`: 400, 404 for an adapter that
-        has gone, 429 if too much waits already."""
+    def of(cls, context: ServerContext, request: HttpRequest, wanted: GenerationInput) -> Admission:
+        """Check limits and admit a request. Raises `ApiError`: 400 for a value that is not allowed, 404 if the adapter
+        was unloaded, 429 if the queue is full."""
         prompts, sampling = wanted.prompts, wanted.sampling
         context.keys.check_priority(request.key, wanted.priority)
         context.check_room(len(prompts), sum(map(len, prompts)), sampling.n, request.key)
@@ -73,48 +74,49 @@ class Admission:
         resumable = request.resumable
         if resumable is not None:
             sampling = resumable.seeded(sampling, fingerprint(model, context.info))
-        found = _lengths(context, request, wanted, sampling)
-        found, is_large = _with_room_for_logprobs(found, prompts, sampling, named=wanted.names_length)
-        if found.are_shortened:
+        limits = _limits(context, request, wanted, sampling)
+        limits, is_large = _limit_by_logprobs(limits, prompts, sampling, named=wanted.has_client_limit)
+        if limits.are_shortened:
             context.metrics.shortened(len(prompts) * sampling.n)
-            request.shortened_to = found.shown()
+            request.shortened_to = limits.shown()
         before = None
         if resumable is not None:
-            before = resumable.before(found.by_prompt, sampling.n, context.info.vocab_size)
-        by_prompt = None if wanted.by_prompt is None else [_as_all(one, sampling) for one in wanted.by_prompt]
-        return cls(sampling, by_prompt, found, before, is_large)
+            before = resumable.before(limits.by_prompt, sampling.n, context.info.vocab_size)
+        by_prompt = None if wanted.by_prompt is None else [_completed(one, sampling) for one in wanted.by_prompt]
+        return cls(sampling, by_prompt, limits, before, is_large)
 
 
-def _as_all(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
-    """Return the sampling of one prompt with the adapter and, where it names none, the seed of the whole call."""
+def _completed(one: SamplingParams, sampling: SamplingParams) -> SamplingParams:
+    """Return one prompt's sampling parameters with the request's adapter and, if it has no seed, its seed."""
     seed = sampling.seed if one.seed is None else one.seed
     return msgspec.structs.replace(one, adapter=sampling.adapter, seed=seed)
 
 
-def _lengths(context: ServerContext, request: HttpRequest, wanted: Wanted, sampling: SamplingParams) -> Lengths:
-    """Return the limits of the answers' lengths, by prompt."""
+def _limits(context: ServerContext, request: HttpRequest, wanted: GenerationInput, sampling: SamplingParams) -> Lengths:
+    """Return the maximum number of tokens to generate, by prompt."""
     room = [context.info.max_seq_len - len(prompt) for prompt in wanted.prompts]
     longest = partial(
-        lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.names_length
+        lengths, limits=context.limits, num_in_flight=context.queue.num_in_flight, named=wanted.has_client_limit
     )
     if wanted.by_prompt is None:
-        found = longest(room, sampling)
+        limits = longest(room, sampling)
     else:
         each = [longest([left], one) for left, one in zip(room, wanted.by_prompt, strict=True)]
-        found = Lengths([one.by_prompt[0] for one in each], any(one.are_shortened for one in each))
+        limits = Lengths([one.by_prompt[0] for one in each], any(one.are_shortened for one in each))
     if request.resumable is None:
-        return found
-    return Lengths(request.resumable.lengths(found.by_prompt, room), found.are_shortened)
+        return limits
+    return Lengths(request.resumable.lengths(limits.by_prompt, room), limits.are_shortened)
 
 
-def _with_room_for_logprobs(
-    found: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
+def _limit_by_logprobs(
+    limits: Lengths, prompts: Sequence[Int32Array], sampling: SamplingParams, *, named: bool
 ) -> tuple[Lengths, bool]:
-    """Limits of lengths with which log probabilities stay within `BOUNDS.max_logprob_entries`, and whether they are
-    many. A length that the client `named` is not cut. Raises `ApiError` 400."""
+    """Shorten default lengths so that log probabilities stay within `BOUNDS.max_logprob_entries`. Return the lengths
+    and whether there are more than `MANY_LOGPROBS` log probabilities. A length that the client `named` is not
+    shortened. Raises `ApiError` 400 if there would be too many."""
     of_prompts = 0 if sampling.prompt_logprobs is None else sum(map(len, prompts)) * (1 + sampling.prompt_logprobs)
     each = 0 if sampling.logprobs is None else 1 + sampling.logprobs
-    by_prompt, n = found.by_prompt, sampling.n
+    by_prompt, n = limits.by_prompt, sampling.n
     if each and not named:
         most = (BOUNDS.max_logprob_entries // n - of_prompts) // (each * len(prompts))
         by_prompt = [max(1, min(length, most)) for length in by_prompt]
@@ -124,7 +126,7 @@ def _with_room_for_logprobs(
         raise bad_value(
             field,
             getattr(sampling, field),
-            f"n times max_tokens (and the prompt's tokens, with prompt_logprobs) times (1 + the most likely ones) are "
-            f"{count} log probabilities: at most {BOUNDS.max_logprob_entries} in one request",
+            f"n * max_tokens (and prompt tokens, with prompt_logprobs) * (1 + top log probabilities) gives {count} log "
+            f"probabilities: at most {BOUNDS.max_logprob_entries} are allowed in one request",
         )
-    return Lengths(by_prompt, found.are_shortened), count > MANY_LOGPROBS
+    return Lengths(by_prompt, limits.are_shortened), count > MANY_LOGPROBS

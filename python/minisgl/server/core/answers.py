@@ -1,6 +1,6 @@
-"""The shapes of answers, for the OpenAPI page: what clients may rely on.
+"""Response models for the OpenAPI page: the fields that clients may rely on.
 
-Tests hold real answers against them.
+Tests check real responses against them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class Answer(BaseModel):
 
 
 class Listed(Answer):
-    """A page of a list, `data`."""
+    """Page of a list; the items are in `data`."""
 
     object: Literal["list"]
     first_id: str
@@ -49,7 +49,7 @@ class Usage(Answer):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    completion_tokens_details: CompletionTokensDetails | None = None  # of models that think first
+    completion_tokens_details: CompletionTokensDetails | None = None  # only of reasoning models
 
 
 class TokenLogprob(Answer):

@@ -1,11 +1,12 @@
-"""Callers by their API keys: who asks, what each has used, and whether it may ask for more.
+"""API keys: which key a request has, what each key has used, and whether it may submit more.
 
-A key of the file has a number, its place there from 1; all others are number 0. Shares of the engines and requests at
-once are kept where requests are dealt out (`routing`); here a key's queue is bounded, and its tokens per minute. Those
-are a bucket: full at first, filled evenly, and what a request uses is taken out as it comes, so that it may be below
-nothing: then the key waits.
+Each key of the key file has an index, its position in the file from 1; every other key has index 0. The router enforces
+shares of the engines and concurrent requests (`routing`); this module limits a key's queue and its tokens per minute.
+The latter is a token bucket: full at first, refilled evenly, and drained as tokens are used, so that its level may
+become negative: then the key waits.
 
-Invariants: which key was given, and whether one was right, takes the same time to find; what the gateway used counts.
+Invariants: looking up a key takes the same time whichever key is given and whether or not it is valid; tokens of
+requests that the gateway answered count.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from minisgl.metrics.keys import KeyCounts, KeyReading
 from minisgl.server.core.errors import ApiError, bad_value, key_limit
 
 DEFAULT = "default"
-"""Name of number 0 where there is a file."""
+"""Name of the key with index 0 if there is a key file."""
 MINUTE_S = 60.0
 TELL_S = 0.05
 QUEUED, TOKENS = "max_queued_requests", "tokens_per_minute"
 
 
 class ApiKeys:
-    """Whose a key is."""
+    """Lookup of API keys: from a key's bytes to its index and name."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._keys = [(i, one.key.encode()) for i, one in enumerate(config.api_keys, 1)]
@@ -39,30 +40,30 @@ class ApiKeys:
         self._names = names(config.api_keys)
 
     @property
-    def are_asked(self) -> bool:
-        """Whether a request must show a key."""
+    def are_required(self) -> bool:
+        """True if requests must have an API key."""
         return bool(self._keys)
 
     def number(self, given: bytes) -> int | None:
-        """The number of the key; None: there is no such key. All are compared, whichever it is."""
-        found: int | None = None
+        """Return the index of the key `given`, `None` if there is no such key. Takes the same time for every key."""
+        index: int | None = None
         for number, key in self._keys:
             if hmac.compare_digest(given, key):
-                found = number
-        return found
+                index = number
+        return index
 
     def name(self, number: int) -> str | None:
-        """None: there is no file, and nobody to tell apart."""
+        """Return the name of the key with this index, or `None` if there is no key file."""
         return self._names[number] if self._names else None
 
 
 def names(keys: Sequence[ApiKey]) -> list[str]:
-    """By number; none without a file."""
+    """Return the names of keys by index, `DEFAULT` first; an empty list without a key file."""
     return [DEFAULT, *(one.name for one in keys)] if keys else []
 
 
 class Bucket:
-    """So many tokens a minute. `used` is a total that only grows."""
+    """Token bucket that limits tokens per minute. Callers pass `used`, the total so far, which never falls."""
 
     def __init__(self, per_minute: int, now: float) -> None:
         self._most = float(per_minute)
@@ -71,7 +72,7 @@ class Bucket:
         self._at = now
 
     def wait_s(self, used: int, now: float) -> float:
-        """How long until there is some again; 0: there is."""
+        """Update the bucket with the total `used`; return the seconds until its level is positive, 0 if it is."""
         rate = self._most / MINUTE_S
         self._level = min(self._most, self._level + (now - self._at) * rate) - (used - self._used)
         self._used, self._at = used, now
@@ -79,13 +80,13 @@ class Bucket:
 
 
 CALLER: ContextVar[int] = ContextVar("caller", default=0)
-"""The number of the key for which a task works."""
+"""Index of the API key for which the current task works."""
 
 
 class KeyUse:
-    """What the keys of a file use. `waiting`: requests of a key that wait here, and the tokens of their prompts.
-    `gateway`: its reading of a number; None: it does not know of keys yet. `has_default`: whether number 0 has a key,
-    too."""
+    """Use and limits of the keys of a key file. `waiting(index)`: requests of a key that wait in this process, and
+    their prompt tokens. `gateway(index)`: the gateway's counts for a key, `None` if it has none yet. `has_default`:
+    whether index 0 has a key, too."""
 
     def __init__(
         self,
@@ -110,28 +111,29 @@ class KeyUse:
 
     def accepted(self, number: int, num_requests: int, num_prompt: int) -> None:
         if self.counts:
-            found = self.counts[number]
-            found.num_requests += num_requests
-            found.num_prompt += num_prompt
+            counts = self.counts[number]
+            counts.num_requests += num_requests
+            counts.num_prompt += num_prompt
 
     def generated(self, number: int, num_tokens: int) -> None:
         if self.counts:
             self.counts[number].num_generated += num_tokens
 
     def readings(self) -> list[tuple[int, int]]:
-        """By number: requests that wait, and tokens that were used, on both sides."""
-        found = list[tuple[int, int]]()
+        """Return each key's waiting requests and used tokens, by index, in this process and in the gateway."""
+        readings = list[tuple[int, int]]()
         for number, one in enumerate(self.counts):
-            found.append((self.waiting(number)[0], one.with_(self._gateway(number)).num_tokens))
-        return found
+            readings.append((self.waiting(number)[0], one.with_(self._gateway(number)).num_tokens))
+        return readings
 
     def waiting(self, number: int) -> tuple[int, int]:
-        """Return the requests of a key that wait, on both sides, and the tokens of their prompts."""
+        """Return a key's waiting requests and their prompt tokens, in this process and in the gateway."""
         (here, tokens), there = self._waiting(number), self._gateway(number) if self.counts else None
         return (here, tokens) if there is None else (here + there["num_waiting"], tokens + there["num_waiting_tokens"])
 
     async def tell_forever(self, tell: Callable[[list[tuple[int, int]]], None]) -> None:
-        """What has changed; `tell` may raise `OSError` when nobody listens any more."""
+        """Call `tell` with `readings()` whenever they have changed, checked every `TELL_S`. Returns when `tell` raises
+        `OSError` (the reader has closed)."""
         last: list[tuple[int, int]] = []
         while True:
             if (now := self.readings()) != last:
@@ -143,28 +145,29 @@ class KeyUse:
             await asyncio.sleep(TELL_S)
 
     def check(self, number: int, num_requests: int = 1) -> None:
-        """Raise `ApiError` 429 unless the key may have as many more. What is larger than its queue may wait alone."""
+        """Check that a key may submit `num_requests` more. Raises `ApiError` 429 if its queue is full or its tokens per
+        minute are used up. A request larger than the queue is allowed while nothing else of the key waits."""
         if not number:
             return
         key, there = self._keys[number - 1], self._gateway(number)
         most = key.max_queued_requests
         waiting, _ = self.waiting(number)
         if most and (waiting >= most or (waiting and waiting + num_requests > most)):
-            raise self._refusal(number, QUEUED, f"{waiting} requests of it wait already, its limit is {most}")
+            raise self._refusal(number, QUEUED, f"{waiting} of its requests are queued, its limit is {most}")
         if (bucket := self._buckets.get(number)) is not None:
             wait_s = bucket.wait_s(self.counts[number].with_(there).num_tokens, self._clock())
             if wait_s:
-                reason = f"it has used its {key.tokens_per_minute} tokens per minute"
+                reason = f"its {key.tokens_per_minute} tokens per minute are used up"
                 raise self._refusal(number, TOKENS, reason, math.ceil(wait_s))
 
     def check_may(self, number: int, what: Literal["lora", "cache", "models"], path: str) -> None:
-        """Raise `ApiError` 403 for a route that an entry of the key file must allow."""
+        """Check that a key's entry in the key file allows the route `path`. Raises `ApiError` 403."""
         if number and not getattr(self._keys[number - 1], what):
-            reason = f"API key {self._keys[number - 1].name}: not without `{what}: true` in its entry of the key file"
+            reason = f"API key {self._keys[number - 1].name}: needs `{what}: true` in its entry of the key file"
             raise ApiError(403, f"{path}: {reason}", code="not_allowed")
 
     def check_priority(self, number: int, priority: int) -> None:
-        """Raise `ApiError` 400 for one that the key may not ask for."""
+        """Check that a key may use `priority`. Raises `ApiError` 400."""
         most = self._keys[number - 1].max_priority if number else MAX_PRIORITY
         if abs(priority) > most:
             raise bad_value("priority", priority, f"must be from {-most} to {most}")

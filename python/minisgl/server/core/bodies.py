@@ -1,7 +1,7 @@
-"""Request bodies: the fields that are known, with their types, defaults and meanings. The OpenAPI page is made of them.
+"""Request bodies: known fields with their types, defaults and descriptions. The OpenAPI page is generated from them.
 
-Invariants: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, those that
-would change the answer elsewhere are refused (fields.py); each field has a description.
+Invariants: strict types (no "1" for 1, no true for 1); null means the default; unknown fields are ignored, but fields
+that change the output of other servers are refused (fields.py); each field has a description.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ _AS_IDS = "vLLM's: tokens in log probabilities are shown as `token_id:ID`."
 TEMPLATE_NAMES = frozenset(
     {"messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "explain", "self", "kwargs"}
 )
-"""Arguments of chat templates that a request's own fields set."""
+"""Template variables that are set by the request's own fields."""
 
 
 def prompt_kind(value: object) -> str:
-    """By the first element, so that a bad one later is reported as what it should have been."""
+    """Return the tag of a prompt's type, by its first element, so that an error names what later ones should be."""
     if not isinstance(value, list):
         return "<text>"
     first = value[0] if value else None
@@ -59,7 +59,7 @@ Texts = TextOr[Annotated[list[StrictStr], Field(fail_fast=True, max_length=BOUND
 
 
 TEXT_KINDS = ("text", "input_text", "output_text")
-"""The types of a part with a text, here and in the API of responses."""
+"""Types of text parts, in the chat API and the Responses API."""
 
 
 class TextPart(Body):
@@ -115,8 +115,8 @@ class ChatMessage(Body):
         return self.refusal is not None or any(isinstance(part, RefusalPart) for part in parts)
 
     def leave_out(self) -> None:
-        """Put a note in the place of each part that the model cannot be shown. An answer gets none: the model would
-        write such notes, too. Idempotent."""
+        """Replace each part that the model cannot read with a note. In an assistant's message such parts are removed
+        instead: the model would imitate the notes. Idempotent."""
         if not isinstance(self.content, list) or not any(isinstance(part, LeftOut) for part in self.content):
             return
         if self.role == "assistant":
@@ -125,21 +125,21 @@ class ChatMessage(Body):
             self.content = "\n".join(part.text for part in self.content)
 
     def mend_arguments(self) -> None:
-        """Put U+FFFD in the place of each half of a surrogate pair that the arguments of a call escape. Idempotent."""
+        """Replace lone surrogates that the JSON arguments of tool calls escape with U+FFFD. Idempotent."""
         for call in self.tool_calls or ():
             function = call.get("function")
             if isinstance(function, dict) and isinstance(arguments := function.get("arguments"), str):
                 function["arguments"] = arguments_without_halves(arguments)
 
     def num_chars(self) -> int:
-        """About how many characters a template may show."""
+        """Return roughly how many characters a chat template may render of this message."""
         texts = [part.text for part in self.content] if isinstance(self.content, list) else [self.content]
         texts += [self.refusal, self.name, self.tool_call_id, self.reasoning_content, self.reasoning]
         of_calls = chars_of(self.tool_calls) if self.tool_calls else 0
         return sum(len(text or "") for text in texts) + of_calls
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it. They know no developer: it is the newer name of system."""
+        """Return the message as chat templates expect it. The role `developer` becomes `system`, its older name."""
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         if isinstance(self.content, list):
             texts = [part.text for part in self.content] + ([self.refusal] if self.refusal else [])
@@ -170,11 +170,11 @@ class Conversation(Body):
     tools: Tools | None = described("Functions that the model may call; the chat template renders them.")
 
     def template_variables(self) -> dict[str, Any]:
-        """The arguments that the request gives to the chat template."""
+        """Return the variables that the request passes to the chat template."""
         return self.chat_template_kwargs or {}
 
     def functions(self) -> dict[int, Tool]:
-        """The tools that the model is told of, by their place in `tools`."""
+        """Return the function tools that the model is shown, by their index in `tools`."""
         return {i: tool for i, tool in enumerate(self.tools or ()) if isinstance(tool, Tool)}
 
     def tools_for_template(self) -> list[dict[str, Any]]:
@@ -233,7 +233,7 @@ class ChatRequest(Sampling, Receipted, Conversation):
     )
 
     def num_logprobs(self) -> int | None:
-        """How many alternatives to report; None for no log probabilities. Raises `ParamError`."""
+        """Return how many alternatives to report at each token; `None`: no log probabilities. Raises `ParamError`."""
         count = self.top_logprobs
         if count is not None and not RANGES["logprobs"].has(count):
             raise ParamError("top_logprobs", count, RANGES["logprobs"].words)
@@ -244,27 +244,28 @@ class ChatRequest(Sampling, Receipted, Conversation):
         return count or 0
 
     def template_variables(self) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        variables: dict[str, Any] = {}
         if self.reasoning_effort is not None:
-            found["enable_thinking"] = self.reasoning_effort != "none"
+            variables["enable_thinking"] = self.reasoning_effort != "none"
             if self.reasoning_effort != "none":
-                found["reasoning_effort"] = self.reasoning_effort
+                variables["reasoning_effort"] = self.reasoning_effort
         if self.enable_thinking is not None:
-            found["enable_thinking"] = self.enable_thinking
-        return {**found, **super().template_variables()}
+            variables["enable_thinking"] = self.enable_thinking
+        return {**variables, **super().template_variables()}
 
     def tools_for_template(self) -> list[dict[str, Any]]:
         return [] if self.tool_choice == "none" else super().tools_for_template()
 
     def continued_text(self) -> str | None:
-        """The text of the message that the answer goes on with."""
+        """Return the text of the final message that the output continues, or `None` if it continues none."""
         if not self.continue_final_message or not self.messages:
             return None
         content = self.messages[-1].for_template()["content"]
         return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
     def limit(self) -> int | None:
-        """max_completion_tokens is the newer name; None: the model's default, else what is left."""
+        """Return the maximum number of tokens to generate; `max_completion_tokens`, the newer name, wins over
+        `max_tokens`. `None`: the model's default, else the rest of the context."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
 
@@ -295,16 +296,16 @@ class CompletionRequest(Sampling, Receipted):
     )
 
     def prompts(self) -> list[str | list[int]]:
-        """One entry per prompt."""
+        """Return the prompts as a list, each a text or a list of token ids."""
         return inputs_of(self.prompt)
 
 
-class OfModel(Body):
+class ModelBody(Body):
     model: StrictStr | None = described("The served model's name.")
 
 
-class TokenizeRequest(OfModel, Conversation):
-    """One of `prompt`, `messages` and `content`."""
+class TokenizeRequest(ModelBody, Conversation):
+    """Body with exactly one of `prompt`, `messages` and `content`."""
 
     prompt: StrictStr | None = described("A text.")
     add_special_tokens: StrictBool | None = described("Add the tokenizer's special tokens to a text; true by default.")
@@ -316,7 +317,7 @@ class TokenizeRequest(OfModel, Conversation):
     )
 
 
-class DetokenizeRequest(OfModel):
+class DetokenizeRequest(ModelBody):
     tokens: Items[TokenId] = Field(description="Token ids.")
     skip_special_tokens: StrictBool | None = described("Omit special tokens from the text; false by default.")
 
@@ -330,8 +331,8 @@ EmbeddingInput = Annotated[
 ]
 
 
-class OfInputs(Body):
-    """What requests have in common that nothing is generated for."""
+class PoolingBody(Body):
+    """Fields common to requests that generate no text (embeddings, rerank, score, classify)."""
 
     model: StrictStr | None = described("The served model's name. Default: the served model.")
     priority: Int64 | None = described(
@@ -340,7 +341,7 @@ class OfInputs(Body):
     user: StrictStr | None = described("Accepted, without effect.")
 
 
-class EmbeddingRequest(OfInputs):
+class EmbeddingRequest(PoolingBody):
     ALIASES: ClassVar[dict[str, str]] = {"input_type": "prompt_name"}
 
     input: EmbeddingInput = Field(
@@ -370,7 +371,7 @@ class EmbeddingRequest(OfInputs):
 
 
 def inputs_of(given: EmbeddingInput) -> list[Any]:
-    """Texts and lists of token ids."""
+    """Return the inputs as a list, each a text or a list of token ids."""
     if isinstance(given, str):
         return [given]
     return [given] if given and isinstance(given[0], int) else list(given)

@@ -1,4 +1,5 @@
-"""What every handler needs: what is served and by which names, who turns texts into ids, and who may come in."""
+"""State that every request handler shares: the served model and its names, the tokenizer, the queue and the admission
+checks."""
 
 from __future__ import annotations
 
@@ -23,13 +24,13 @@ from minisgl.server.core.prompts import Prompts
 from minisgl.server.core.waiting import Queue, Turns
 
 LATEST = ":latest"
-EndsEarly = tuple[int, str, Callable[[], None]]
-"""What /abort_request may end: the number of its API key, its id, and how it ends."""
+AbortEntry = tuple[int, str, Callable[[], None]]
+"""Entry for /abort_request: index of the API key, `rid`, and a function that ends the request."""
 T = TypeVar("T")
 
 
 class Served:
-    """The model and its adapters. `defaults`: fields of `SamplingParams` for requests that leave them out."""
+    """Served model with its aliases and adapters. `defaults`: `SamplingParams` fields that requests leave out."""
 
     def __init__(self, config: ServerConfig, adapters: AdapterBook, defaults: Mapping[str, Any]) -> None:
         self.name = config.model_name
@@ -40,16 +41,16 @@ class Served:
         self._adapters = adapters
 
     def check(self, name: str | None) -> str:
-        """Whose answer a request gets that names this model: an adapter's name, or ours, also if it is left out.
-        Another one is 404, unless all are taken for ours."""
+        """Return the name of the model or adapter that serves a request for `name`; `None` is the model itself. Raises
+        `ApiError` 404 for an unknown name, unless any name is accepted (`any_model_name`)."""
         if name is None or name == self.name or name in self.aliases:
             return self.name
         if self._adapters.number(name) is not None:
             return name
-        if name.lower().endswith(LATEST):  # as Ollama's clients write a name without a tag
+        if name.lower().endswith(LATEST):  # Ollama's clients append the default tag
             return self.check(name[: -len(LATEST)])
         for known in (self.name, *self.aliases, *(one.name for one in self._adapters.ready())):
-            if known.casefold() == name.casefold():  # Ollama's names have no case
+            if known.casefold() == name.casefold():  # Ollama's names are case-insensitive
                 return self.name if known in self.aliases else known
         if self._any_model_name:
             return self.name
@@ -57,12 +58,12 @@ class Served:
         raise wrong("model", f"{name[:80]!r} does not exist here: this server serves {served}", *NO_MODEL)
 
     def sampling_for(self, sampling: SamplingParams, name: str) -> SamplingParams:
-        """`name`: what `check` found. Raises `ApiError` for an adapter that has gone since then."""
+        """Return `sampling` with the adapter `name` (by `check`). Raises `ApiError` 404 if it was unloaded since."""
         if name == self.name:
             return sampling
         number = self._adapters.number(name)
         if number is None:
-            self.check(name)  # 404, but for a name that is now taken for ours
+            self.check(name)  # 404, unless any name is accepted
         return msgspec.structs.replace(sampling, adapter=number or 0)
 
 
@@ -85,39 +86,39 @@ class ServerContext:
         self.queue, self.keys, self.gateway = queue, queue.keys, queue.gateway
         self.metrics = metrics
         self.turns = Turns(config.limits.max_encoding_bytes, prompts.give_back)
-        self.may_end_early: set[EndsEarly] = set()
+        self.abort_entries: set[AbortEntry] = set()
         self._own: dict[type[Any], Any] = {}
         self.draining = False
-        # the gateway does not answer yet: who waits for a fast answer waits longer
+        # not ready until the gateway serves: requests would take a slower path
         self.opening = self.gateway is not None
 
     def own(self, kind: type[T]) -> T:
-        """Return what an API keeps between requests, one object of each kind, made when it is first asked for."""
+        """Return the state that an API keeps between requests: one object per `kind`, created on first use."""
         if kind not in self._own:
             self._own[kind] = kind()
-        found: T = self._own[kind]
-        return found
+        state: T = self._own[kind]
+        return state
 
     @property
     def info(self) -> EngineReady:
-        """Raises `ApiError` 503 while no engine is there."""
+        """Properties of the loaded model and engine. Raises `ApiError` 503 while no engine is ready."""
         return self.prompts.info
 
     @cached_property
     def pooling(self) -> Pooling:
-        """The pooling of embeddings whose requests leave it out."""
+        """Default pooling of embeddings, for requests that name none."""
         if self.info.gives_scores:
             return Pooling(None, "it is a reranker or a classifier, which gives scores")
         return own_pooling(self.info.model_dir, has_dense=self.info.engine == "cpu")
 
     @cached_property
     def own_prompts(self) -> OwnPrompts:
-        """The texts that those of embeddings begin with."""
+        """Prompts that the model's files define for inputs of embeddings."""
         return own_prompts(self.info.model_dir)
 
     def check_accepts(self, key: int) -> None:
-        """Whether a request may come in at all, before any work is done for it. `key`: its caller's number. Raises
-        `ApiError` 429 or 503."""
+        """Check that the server accepts requests of the key with index `key`, before any work is done. Raises
+        `ApiError` 429 if a queue is full, 503 while the server drains or no engine is ready."""
         if self.draining:
             raise draining()
         _ = self.info
@@ -126,9 +127,9 @@ class ServerContext:
         self.keys.check(key)
 
     def check_room(self, num_prompts: int, num_tokens: int, n: int, key: int) -> None:
-        """Whether as many prompts, of as many tokens together, `n` times, may be submitted. Raises `ApiError` 400 or
-        429."""
+        """Check that `n` times `num_prompts` prompts, `num_tokens` tokens together, may be submitted. Raises `ApiError`
+        400 for too many choices, 429 if a queue is full."""
         if num_prompts * n > BOUNDS.max_choices:
-            raise bad_value("n", n, f"at most {BOUNDS.max_choices} answers in one request")
+            raise bad_value("n", n, f"at most {BOUNDS.max_choices} choices in one request")
         self.queue.check_room(num_prompts * n, num_tokens * n, key)
         self.keys.check(key, num_prompts * n)

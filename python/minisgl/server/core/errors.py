@@ -1,7 +1,7 @@
 """Errors as clients see them: OpenAI's `{"error": {message, type, param, code}}`, Anthropic's under /v1/messages, and
 Ollama's under /api.
 
-Invariants: every answer that is not a success has its API's shape; 422 never; the message names field, value, reason.
+Invariants: every error response has the shape of its API; 422 is never used; the message names field, value and reason.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SERVER = "server_error"
 RETRY_AFTER_S = 1
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 NO_MODEL = ("model_not_found", 404)
-"""Code and status."""
+"""Code and status for an unknown model."""
 MESSAGES = "/v1/messages"
 MODELS = "/v1/models"
 RESPONSES = "/v1/responses"
@@ -41,25 +41,25 @@ _ANTHROPIC_KINDS = {
     504: "timeout_error",
 }
 _NO_THREADS = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-"""Clients that read it send the whole conversation from then on."""
+"""Details of a refused `thread`; clients that read them send the whole conversation from then on."""
 
 
 def is_anthropic(path: str) -> bool:
-    """Whether clients of Anthropic's API ask for it."""
+    """Return true if `path` is a route of Anthropic's API."""
     return path == MESSAGES or path.startswith(f"{MESSAGES}/")
 
 
 def is_ollama(path: str) -> bool:
-    """Whether clients of Ollama's API ask for it."""
+    """Return true if `path` is a route of Ollama's API."""
     return path.startswith(OLLAMA)
 
 
 FORM = "minisgl.form"
-"""Key of the ASGI scope: the path in whose API's form errors are, and the id of the request."""
+"""Key of the ASGI scope: a path, whose API decides the shape of errors, and the request id."""
 
 
 class ApiError(Exception):
-    """An answer with an HTTP status. `param` is the field, `code` the machine-readable reason."""
+    """Error response with an HTTP status. `param` is the field, `code` the machine-readable reason."""
 
     def __init__(
         self, status: int, message: str, *, kind: str = INVALID, param: str | None = None, code: str | None = None
@@ -75,7 +75,7 @@ class ApiError(Exception):
         return code
 
     def rename(self, written: str) -> None:
-        """Name the field as the client wrote it."""
+        """Replace the field's name in the error with `written`, the name that the client used."""
         detail = self.body["error"]
         given, detail["param"] = detail["param"], written
         if detail["message"].startswith(given):
@@ -92,26 +92,26 @@ class ApiError(Exception):
         return {"error": self.body["error"]["message"]}
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """As who asks for `path` expects it."""
+        """Return the error body in the shape of the API that `path` belongs to."""
         if is_anthropic(path):
             return self.anthropic_body()
         return self.ollama_body() if is_ollama(path) else self.body
 
     def response(self, path: str = "", request_id: str = "") -> Response:
-        """`path`: of the request."""
+        """Return the response to a request for `path`. Anthropic's bodies also have the request id."""
         body = self.body_for(path)
         if request_id and is_anthropic(path):
             body["request_id"] = request_id
         return Response(msgspec.json.encode(body), self.status, self.headers, media_type="application/json")
 
     def answer(self, scope: Mapping[str, Any]) -> Response:
-        """Return the response to the request of this ASGI scope."""
+        """Return the error as a response to the request of this ASGI scope."""
         return self.response(*scope.get(FORM, (scope["path"],)))
 
 
 class TooLong(ApiError):
-    """A prompt that leaves no room for an answer, in the words by which clients of each API know it: LiteLLM those of
-    OpenAI, Claude Code those of Anthropic. `at_least`: there may be more tokens than `count`."""
+    """Error for a prompt that leaves no room for output, worded as clients of each API recognize it: LiteLLM by
+    OpenAI's words, Claude Code by Anthropic's. `at_least`: there may be more tokens than `count`."""
 
     def __init__(self, field: str, count: int, limit: int, *, at_least: bool = False) -> None:
         super().__init__(400, "", param=field, code="context_length_exceeded")
@@ -128,31 +128,30 @@ class TooLong(ApiError):
         self.body["error"] |= {"message": text, "param": written}
 
     def anthropic_body(self) -> dict[str, Any]:
-        found = super().anthropic_body()
-        found["error"]["message"] = f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum"
-        return found
+        body = super().anthropic_body()
+        body["error"]["message"] = f"prompt is too long: {self._count} tokens > {self._limit - 1} maximum"
+        return body
 
 
 def last_event(path: str, body: dict[str, Any], kind: str = EVENTS) -> bytes:
-    """What ends a stream of that path and content type that cannot go on; `body` is that of an `ApiError`, or of a
-    server's answer."""
+    """Return the last bytes of a failed stream of this path and content type. `body`: the error response's."""
     if is_anthropic(path):
         return sse(body, "error")
     if path == RESPONSES:
         detail = body["error"]
-        said = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
-        return sse({**said, "sequence_number": 0}, "error")
+        event = {"type": "error", **{name: detail.get(name) for name in ("code", "message", "param")}}
+        return sse({**event, "sequence_number": 0}, "error")
     if is_ollama(path) or kind.startswith(LINES):
         return msgspec.json.encode(body) + b"\n"
     return sse(body) + SSE_DONE
 
 
 Names = Sequence[tuple[str, str]]
-"""Regular expressions for names of fields of the chat API, and what another API calls them."""
+"""Regular expressions for field names of the chat API, and their replacements in another API."""
 
 
 def renamed_field(names: Names, given: str) -> str:
-    """Return the field `given` of the chat API as the client wrote it."""
+    """Return the name by which the client knows the field `given` of the chat API."""
     for pattern, name in names:
         written, num_found = re.subn(f"^(?:{pattern})(?![^.])", name, given)
         if num_found:
@@ -162,7 +161,7 @@ def renamed_field(names: Names, given: str) -> str:
 
 @contextlib.contextmanager
 def renamed(names: Names) -> Iterator[None]:
-    """An error names the field as the client wrote it."""
+    """Rename the field of any `ApiError` raised inside to the name that the client used."""
     try:
         yield
     except ApiError as error:
@@ -173,7 +172,7 @@ def renamed(names: Names) -> Iterator[None]:
 
 
 def wrong(field: str, reason: str, code: str = "invalid_value", status: int = 400) -> ApiError:
-    """A field that cannot be, whatever its value is, or whose value the reason has."""
+    """Return an error for a field whose message does not repeat the value."""
     return ApiError(status, f"{field}: {reason}", param=field, code=code)
 
 
@@ -191,7 +190,7 @@ def from_param_error(error: ParamError) -> ApiError:
 
 @contextlib.contextmanager
 def param_errors() -> Iterator[None]:
-    """A `ParamError` is an answer."""
+    """Convert a `ParamError` raised inside into an `ApiError`."""
     try:
         yield
     except ParamError as error:
@@ -199,12 +198,12 @@ def param_errors() -> Iterator[None]:
 
 
 def engine_error(message: str) -> ApiError:
-    """The request was accepted and its forward failed: the client may try again."""
+    """Return the error 500 for an accepted request whose forward pass failed; the client may retry."""
     return ApiError(500, message, kind=SERVER, code="engine_error")
 
 
 def grammar_refused(message: str) -> ApiError:
-    """What the engine process says of a grammar that passed the checks before it."""
+    """Return the error 400 for a grammar that passed the server's checks and was refused by the engine process."""
     return ApiError(400, message, param="response_format", code="invalid_value")
 
 
@@ -223,7 +222,7 @@ def loading(reason: str) -> ApiError:
 
 
 def draining() -> ApiError:
-    return _try_again(503, "the server is shutting down: send this to another one", "draining")
+    return _try_again(503, "the server is shutting down: send the request to another one", "draining")
 
 
 def queue_full(reason: str) -> ApiError:
@@ -231,12 +230,12 @@ def queue_full(reason: str) -> ApiError:
 
 
 def key_limit(reason: str, retry_after_s: int) -> ApiError:
-    """A limit of the caller's own; the server has room."""
+    """Return the error 429 for a caller that has reached a limit of its API key."""
     return _try_again(429, f"{reason}: try again in {retry_after_s} s", "key_limit", retry_after_s)
 
 
 def model_not_loaded(reason: str, retry_after_s: int = RETRY_AFTER_S) -> ApiError:
-    """One of several is not."""
+    """Return the error 503 for one of several models that is not loaded."""
     return _try_again(503, f"model: {reason}", "model_not_loaded", retry_after_s)
 
 
@@ -246,28 +245,28 @@ def too_late(timeout_s: float) -> ApiError:
 
 
 def internal_error(kind: str) -> ApiError:
-    """`kind`: of a bug, such as an exception's class."""
+    """Return the error 500 for a bug. `kind`: for example an exception's class name."""
     return ApiError(500, f"internal error: {kind}", kind=SERVER, code="internal_error")
 
 
 def no_embedding() -> ApiError:
-    return engine_error("the engine gave no embedding")
+    return engine_error("the engine returned no embedding")
 
 
-def too_many_dimensions(asked: int, has: int) -> ApiError:
-    return bad_value("dimensions", asked, f"the model has {has}")
+def too_many_dimensions(requested: int, has: int) -> ApiError:
+    return bad_value("dimensions", requested, f"the model has {has} dimensions")
 
 
 def _meant(path: str, known: Sequence[str]) -> str | None:
-    """Return the route that a base URL with too much or too little of a path was to lead to."""
+    """Return the route that a wrong path most likely means (a base URL with a doubled or missing `/v1`), or `None`."""
     if path.startswith("/v1/v1/"):
         return path.removeprefix("/v1")
-    found = [one for one in known if one.count("/") > 1 and (path.endswith(one) or one.endswith(path))]
-    return max(found, key=len) if path.count("/") != len(path) and found else None
+    candidates = [one for one in known if one.count("/") > 1 and (path.endswith(one) or one.endswith(path))]
+    return max(candidates, key=len) if path.count("/") != len(path) and candidates else None
 
 
 def install_handlers(app: FastAPI) -> None:
-    """Give every error of the app its shape."""
+    """Install exception handlers that give every error of the app its API's shape."""
 
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -276,11 +275,11 @@ def install_handlers(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = request.scope["path"]
-        message = f"{request.method} {path}: {error.detail}"  # an odd Host would show in its URL
+        message = f"{request.method} {path}: {error.detail}"  # not the URL: it would show the client's Host
         meant = None if error.status_code != 404 else _meant(path, [getattr(one, "path", "") for one in app.routes])
         answer = ApiError(error.status_code, message if meant is None else f"{message}: the path is {meant}")
         answer.body["error"]["code"] = _CODES.get(error.status_code)
-        answer.headers.update(error.headers or {})  # 405 says what is allowed
+        answer.headers.update(error.headers or {})  # 405 has Allow
         _, request_id = request.scope.get(FORM, ("", ""))
         return answer.answer(request.scope) if meant is None else answer.response(meant, request_id)
 

@@ -1,10 +1,10 @@
-"""What all request bodies are made of: strict types, bounded lists, described fields; and the one table of what each
-API does with a field that it does not serve.
+"""Building blocks of request bodies (strict types, bounded lists, described fields), and the table of what each API
+does with fields that it does not serve.
 
-Invariants: a field whose value would change the meaning of the answer is refused by name (`NOT_YET`, `OTHERS`); a field
-that asks for nothing, or only for less, is accepted, and the header `X-Minisgl-Ignored` names it (`IGNORED`), as it
-does every name that no API knows. A name that one of our APIs gives a meaning is never dropped without a word by
-another: it is served (`ALIASES`), refused or named.
+Invariants: a field whose value would change the meaning of the output is refused by name (`NOT_YET`, `OTHERS`); a field
+without effect on it is accepted, and the header `X-Minisgl-Ignored` names it (`IGNORED`), as it does every name that no
+API knows. A name that one of our APIs serves is never dropped silently by another: it is served (`ALIASES`), refused or
+named.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Side = Literal["left", "right"] | None
 TokenId = Annotated[StrictInt, Field(ge=0, lt=2**31)]
 Int64 = Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)]
 T = TypeVar("T")
-# the first bad item is enough: to list a million findings takes long, and the event loop stands still meanwhile
+# stop at the first bad item: a million errors would block the event loop
 Items = Annotated[list[T], Field(fail_fast=True)]
 
 
@@ -28,12 +28,12 @@ TextOr = Annotated[
     Annotated[StrictStr, Tag("<text>")] | Annotated[T, Tag("<other>")],
     Discriminator(lambda value: "<other>" if isinstance(value, list | dict) else "<text>"),
 ]
-"""A text, or a list or an object."""
+"""Text, or a list or an object of type T."""
 TextOrParts = TextOr[Annotated[list[T], Field(fail_fast=True, max_length=BOUNDS.max_parts)]]
 
 
 def present(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are not None."""
+    """Return the entries whose value is not `None`."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -42,31 +42,31 @@ def described(description: str, **bounds: Any) -> Any:
 
 
 def ranged(name: str, description: str) -> Any:
-    """A number that `SamplingParams.check` looks at."""
-    found = RANGES[name]
-    least = {"exclusiveMinimum" if found.is_open else "minimum": found.least if found.off is None else found.off}
-    return described(description, **least, **({} if found.most is None else {"maximum": found.most}))
+    """Declare an optional numeric field with the range `RANGES[name]`, which `SamplingParams.check` enforces."""
+    bounds = RANGES[name]
+    least = {"exclusiveMinimum" if bounds.is_open else "minimum": bounds.least if bounds.off is None else bounds.off}
+    return described(description, **least, **({} if bounds.most is None else {"maximum": bounds.most}))
 
 
-ENOUGH_CHARS = 1 << 16  # more are not counted
+ENOUGH_CHARS = 1 << 16  # counting stops here
 
 
 def chars_of(value: object) -> int:
-    """About as many as its JSON has."""
-    found, todo = 0, [value]
-    while todo and found <= ENOUGH_CHARS:
+    """Estimate the characters of a value's JSON. Stops counting beyond `ENOUGH_CHARS`."""
+    count, todo = 0, [value]
+    while todo and count <= ENOUGH_CHARS:
         one = todo.pop()
         if isinstance(one, dict):
-            found += sum(map(len, one)) + 4 * len(one)
+            count += sum(map(len, one)) + 4 * len(one)
             todo.extend(one.values())
         elif isinstance(one, list):
             todo.extend(one)
-        found += len(one) + 2 if isinstance(one, str) else 2
-    return found
+        count += len(one) + 2 if isinstance(one, str) else 2
+    return count
 
 
 class LeftOut(BaseModel):
-    """A part, block, item or tool of a kind that the model cannot be shown, whatever it has."""
+    """A part, block, item or tool of a type that the model cannot be shown. All its fields are accepted."""
 
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
@@ -74,7 +74,7 @@ class LeftOut(BaseModel):
 
     @property
     def text(self) -> str:
-        """Return the note in its place in the conversation: the same each time, for the prefix cache."""
+        """Return the note that replaces it in the conversation: constant for a type, for the prefix cache."""
         return f"[{self.type} left out: this model reads text only]"
 
 
@@ -82,11 +82,11 @@ SERVER_TOOLS = (
     *("web_search", "web_fetch", "code_execution", "code_interpreter", "tool_search", "file_search", "computer"),
     *("image_generation", "programmatic_tool_calling", "mcp", "advisor", "browser_search", "url_context", "x_search"),
 )
-"""The beginnings of the types of tools that a provider's own servers run: every API leaves these out, by name."""
+"""Prefixes of types of tools that a provider's own servers run: every API leaves these out and names them."""
 
 
 def type_of(value: object) -> object:
-    """Return the `type` of an object in a body, before or after it is checked."""
+    """Return the `type` of an object of a request body, parsed (a model) or not (a dict); `None` if it has none."""
     return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
 
 
@@ -97,26 +97,26 @@ def runs_on_servers(kind: object) -> bool:
 class Body(BaseModel):
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, protected_namespaces=())
 
-    # other servers' names -> those of the fields that do the same
+    # other servers' names -> our names
     ALIASES: ClassVar[dict[str, str]] = {}
-    # field -> values that ask for nothing; anything else is refused until a later version can do it
+    # unsupported fields -> neutral values; any other value is refused
     NOT_YET: ClassVar[Table] = {}
-    # the same of names that other bodies have as fields: refused where this body has no such field
+    # fields of other bodies -> neutral values; refused if this body does not have them
     OTHERS: ClassVar[Table] = {}
-    # field -> values that ask for nothing; anything else is named, whether or not the body has the field
+    # fields without effect -> neutral values; any other value is named in a header
     IGNORED: ClassVar[Table] = {}
 
 
 Table = dict[str, tuple[Any, ...]]
-"""Field -> values that ask for nothing; null asks for nothing in any case."""
+"""Fields, each with the values that ask for nothing; null always asks for nothing."""
 
 _ONE: tuple[Any, ...] = (1, 1.0)
 
 SHARED: Table = {
-    # what the text must look like
+    # structured output
     "structural_tag": (),
     "stop_regex": ([], ""),
-    # how tokens are chosen
+    # sampling
     "use_beam_search": (False,),
     "beam_width": _ONE,
     "length_penalty": _ONE,
@@ -126,7 +126,7 @@ SHARED: Table = {
     "custom_params": ({},),
     "vllm_xargs": ({},),
     "repetition_detection": (),
-    # llama.cpp's samplers, off unless these say otherwise
+    # llama.cpp's samplers
     "typical_p": _ONE,
     "mirostat": (0, 0.0),
     "dry_multiplier": (0, 0.0),
@@ -135,7 +135,7 @@ SHARED: Table = {
     "repeat_last_n": (-1,),
     "top_n_sigma": (-1, -1.0, 0, 0.0),
     "samplers": ([],),
-    # those of text-generation-webui and KoboldCpp
+    # samplers of text-generation-webui and KoboldCpp
     "tfs_z": _ONE,
     "top_a": (0, 0.0),
     "smoothing_factor": (0, 0.0),
@@ -145,7 +145,7 @@ SHARED: Table = {
     "guidance_scale": _ONE,
     "negative_prompt": ("",),
     "num_beams": _ONE,
-    # Ollama's
+    # Ollama's and other servers' options
     "options": ({},),
     "format": ("",),
     "think": (),
@@ -153,7 +153,7 @@ SHARED: Table = {
     "watermarking": (False,),
     "lora_path": (),
     "lora_request": (),
-    # what is shown
+    # response contents
     "skip_special_tokens": (True,),
     "include_stop_str_in_output": (False,),
     "no_stop_trim": (False,),
@@ -165,7 +165,7 @@ SHARED: Table = {
     "return_meta_info": (False,),
     "logprob_token_ids": ([],),
     "stream_interval": (1,),
-    # where the prompt comes from
+    # prompt input
     "mm_processor_kwargs": ({},),
     "media_io_kwargs": ({},),
     "session_params": ({},),
@@ -219,8 +219,7 @@ RESPONSES: Table = {
 }
 
 OF_CONVERSATION: Table = {"thread": ()}
-"""Fields of Anthropic's API, whether a body is answered or counted. Ignored, a thread's earlier messages and tools
-would be lost."""
+"""Refused fields of both Anthropic bodies. An ignored `thread` would lose its earlier messages and tools."""
 
 MESSAGES: Table = {
     **_OF_ONE_ANSWER,
@@ -261,7 +260,7 @@ LLAMA_CPP_IGNORED: Table = {
     "return_progress": (False,),
     "lora": ([],),
 }
-"""What llama.cpp's clients send whether or not it matters to them: named in a header instead of refused."""
+"""Fields that llama.cpp's clients always send: named in a header instead of refused."""
 
 LLAMA_CPP: Table = {
     **{name: nothing for name, nothing in _OF_ONE_ANSWER.items() if name not in LLAMA_CPP_IGNORED},
@@ -275,7 +274,7 @@ LLAMA_CPP: Table = {
 OLLAMA: Table = {"template": ("",), "context": ([],), "images": ([],)}
 
 IGNORED: Table = {
-    # whose request it is, and where, how fast and at what price it is answered
+    # caller, priority and service level
     "metadata": ({},),
     "client_metadata": ({},),
     "user": ("",),
@@ -286,32 +285,32 @@ IGNORED: Table = {
     "inference_geo": ("",),
     "priority": (0,),
     "rid": ("",),
-    # what is kept for the next request: the cache finds prefixes by itself, and the model stays
+    # caching: prefixes are found by themselves, and the model stays loaded
     "prompt_cache_key": ("",),
     "prompt_cache_retention": (),
     "cache_control": (),
     "keep_alive": (),
     "prediction": (),
-    # edits of earlier turns: the model is shown the whole conversation
+    # context editing: the model is shown the whole conversation
     "context_management": ({}, [], {"edits": []}),
-    # what a provider's servers would do meanwhile
+    # tools of a provider's servers
     "web_search_options": (),
     "max_tool_calls": (),
     "mcp_servers": ([],),
     "container": (),
-    # what an answer tells more
+    # additional response fields
     "include": ([],),
     "receipt": (False,),
     "betas": ([],),
     "stream_options": ({}, {"include_usage": False}, {"include_usage": True}),
 }
-"""The fields that ask for nothing, or only for less, whichever API gets them: they are accepted, and named."""
+"""Fields without effect on the output in any API: accepted, and named in a header."""
 
 _ON: tuple[Any, ...] = (True,)
 _OFF: tuple[Any, ...] = (False,)
 
 OTHERS: Table = {
-    # the conversation
+    # conversation
     "messages": ([],),
     "input": ("", []),
     "prompt": ("",),
@@ -338,7 +337,7 @@ OTHERS: Table = {
     "parallel_tool_calls": _ON,
     "functions": ([],),
     "function_call": ("auto", "none"),
-    # how long the answer becomes
+    # output length
     "max_tokens": (),
     "max_completion_tokens": (),
     "max_output_tokens": (),
@@ -351,7 +350,7 @@ OTHERS: Table = {
     "stop_sequences": ([],),
     "stop_token_ids": ([],),
     "ignore_eos": _OFF,
-    # how tokens are chosen
+    # sampling
     "temperature": (),
     "top_p": _ONE,
     "top_k": (-1, 0),
@@ -368,7 +367,7 @@ OTHERS: Table = {
     "allowed_token_ids": (),
     "bad_words": ([],),
     "sampling_params": ({},),
-    # the form of the answer
+    # structured output
     "response_format": ({"type": "text"},),
     "output_format": (),
     "output_config": ({},),
@@ -384,7 +383,7 @@ OTHERS: Table = {
     "ebnf": (),
     "grammar": ("",),
     "verbosity": ("medium",),
-    # thinking
+    # reasoning
     "reasoning": ({},),
     "reasoning_effort": (),
     "enable_thinking": (),
@@ -392,7 +391,7 @@ OTHERS: Table = {
     "thinking_budget": (),
     "include_reasoning": _ON,
     "separate_reasoning": _ON,
-    # what the answer tells more
+    # additional response fields
     "echo": _OFF,
     "logprobs": (False, 0),
     "top_logprobs": (0,),
@@ -406,7 +405,7 @@ OTHERS: Table = {
     "return_tokens_as_token_ids": _OFF,
     "response_fields": ([],),
 }
-"""Names that one of our APIs gives a meaning that others have under another name, or not at all."""
+"""Names that one of our APIs serves, and other APIs have under another name, or not at all."""
 
 SAY_INSTEAD: dict[str, tuple[str, ...]] = {
     "messages": ("input", "prompt"),
@@ -456,4 +455,4 @@ SAY_INSTEAD: dict[str, tuple[str, ...]] = {
         for name in ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
     },
 }
-"""Other fields that do it: what is said is the first one that the same request has."""
+"""Alternatives for refused fields: an error suggests the first one that the request's body has."""

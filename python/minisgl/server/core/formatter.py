@@ -1,8 +1,8 @@
-"""What clients get: the base of the endpoints' formatters, server-sent events, and log probabilities in OpenAI's two
-shapes: chat's list of tokens, completions' parallel lists; and lists, a page at a time.
+"""Base class of the endpoints' formatters, JSON lines and lists, paged lists, and log probabilities in OpenAI's two
+shapes (chat: a list of tokens; completions: parallel lists).
 
-Invariants: every token has its bytes; a token that is no whole text is shown in a way that no other token shares; an
-offset of a token is the place, in the text that is returned, of the character in which it begins.
+Invariants: every token has its bytes; a token that is no valid UTF-8 is shown in a way that no other token shares; a
+token's offset is the position, in the returned text, of the character in which it begins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.message.prepared import AnswerParts
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.errors import ApiError, bad_value
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.receipts import FIELD
@@ -36,7 +36,7 @@ json_bytes = msgspec.json.Encoder().encode
 
 
 def json_line(data: object) -> bytes:
-    """Return a line of JSON without the characters at which some clients end a line, too."""
+    """Return a line of JSON, with U+2028 and U+2029 escaped: some clients end a line there, too."""
     return json_bytes(data).replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029") + b"\n"
 
 
@@ -44,25 +44,25 @@ def json_response(data: object) -> Response:
     return Response(msgspec.json.encode(data), media_type="application/json")
 
 
-def of_its_end(generation: Generation, index: int) -> dict[str, Any]:
-    """Fields of a choice that has ended: SGLang's if a stop did it, and its receipt if the request asks for one."""
+def final_fields(generation: Generation, index: int) -> dict[str, Any]:
+    """Return the final fields of a choice: SGLang's `matched_stop` if a stop ended it, and `receipt` if requested."""
     matched = generation.ended_by(index)
-    return {**({} if matched is None else {"matched_stop": matched}), **receipt_of(generation, index)}
+    return {**({} if matched is None else {"matched_stop": matched}), **receipt_field(generation, index)}
 
 
-def receipt_of(generation: Generation, index: int) -> dict[str, Any]:
-    """The field `receipt` of a choice that has ended, if the request asks for one."""
-    found = generation.receipt(index)
-    return {} if found is None else {FIELD: found}
+def receipt_field(generation: Generation, index: int) -> dict[str, Any]:
+    """Return the field `receipt` of a finished choice, or no field if the request wants none."""
+    receipt = generation.receipt(index)
+    return {} if receipt is None else {FIELD: receipt}
 
 
 NOT_ASKED_FOR: dict[str, None] = {"prompt_logprobs": None, "prompt_token_ids": None}
-"""vLLM's clients read these fields of whole answers without looking whether they are there."""
+"""Fields that vLLM's clients expect in every complete response."""
 
 
 class JsonList:
-    """A JSON list that grows and is shown as far as it has come. Its items are made and encoded a slice at a time, so
-    that a long one takes little more memory than its text, and a thread that makes it lets others run."""
+    """JSON list that is encoded while it grows. Items are created and encoded `SLICE` at a time, so that a long list
+    takes little more memory than its text, and other threads may run in between."""
 
     SLICE = 64
 
@@ -84,8 +84,8 @@ IGNORED = b"x-minisgl-ignored"
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """How the gateway shows an answer: the fields of `PreparedGeneration` of these names."""
+class GatewayFormat:
+    """Settings by which the gateway formats a response: the fields of the same names of `PreparedGeneration`."""
 
     shape: Literal["chat", "completion", "generate"]
     id: str = ""
@@ -97,11 +97,11 @@ class Shown:
 
 
 class Formatter(ABC):
-    """What an endpoint makes of a body: what is to be generated, and how that is shown, whole or as a stream."""
+    """Result of an endpoint for one body: what is to be generated, and how to format it, whole or as a stream."""
 
-    media_type = b"text/event-stream; charset=utf-8"  # of a stream
+    media_type = b"text/event-stream; charset=utf-8"  # content type of streams
 
-    def __init__(self, wanted: Wanted, stream: bool | None = False, priority: int | None = None) -> None:
+    def __init__(self, wanted: GenerationInput, stream: bool | None = False, priority: int | None = None) -> None:
         wanted.priority = priority or 0
         self.wanted = wanted
         self.prompts = wanted.prompts
@@ -112,30 +112,30 @@ class Formatter(ABC):
         names = shown(self.wanted.ignored).encode()
         return [(IGNORED, names)] if names else []
 
-    def for_gateway(self) -> Shown | None:
-        """Return how the gateway shows the answer; None: only this formatter does. It is asked where no field of the
-        body needs this formatter (`prepare.py`)."""
+    def for_gateway(self) -> GatewayFormat | None:
+        """Return how the gateway formats the response; `None`: only this formatter can. Called if no field of the body
+        needs this formatter (`prepare.py`)."""
         return None
 
     @abstractmethod
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
-        """The answer, with every choice in one delta."""
+        """Return the complete response. `choices`: one delta per choice with all its output."""
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
-        """The next part of a stream."""
-        raise NotImplementedError("this answer comes whole")
+        """Return the bytes of a stream for new output (one delta per choice that has some)."""
+        raise NotImplementedError("this response is not streamed")
 
     def ping(self) -> bytes:
-        """Return what says that the stream lives, and nothing else: it may come at any time between other parts. JSON
-        lines have no comments: there it is a part with an empty text."""
+        """Return the bytes that show that an idle stream is alive; they may be sent between any two chunks. JSON lines
+        have no comments: there it is an object with an empty text."""
         return SSE_PING
 
     def end(self, generation: Generation) -> bytes:
-        """What comes after every choice has ended."""
-        raise NotImplementedError("this answer comes whole")
+        """Return the last bytes of the stream, after every choice has ended."""
+        raise NotImplementedError("this response is not streamed")
 
     def error(self, error: ApiError) -> bytes:
-        """The last part instead, if a choice fails."""
+        """Return the last bytes of the stream if a choice fails."""
         return sse(error.body) + SSE_DONE
 
 
@@ -143,7 +143,7 @@ class Formatter(ABC):
 
 
 def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob], *, as_ids: bool = False) -> dict[str, Any]:
-    """`choices[].logprobs` of chat: {"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}."""
+    """Return `choices[].logprobs` of chat: {"content": [{token, logprob, bytes, top_logprobs}], "refusal": null}."""
 
     return {"content": JsonList(chat_entries(tokenizer, tokens, as_ids=as_ids)).shown(), "refusal": None}
 
@@ -159,7 +159,7 @@ def chat_entries(tokenizer: Tokenizer, tokens: Iterable[Logprob], *, as_ids: boo
 
 @dataclass(frozen=True, slots=True)
 class EchoedPrompt:
-    """A prompt as it is shown before its answer, and where in it each token begins."""
+    """Prompt text to show before its completion, and the offset of each token in it, in characters."""
 
     text: str
     offsets: tuple[int, ...]
@@ -168,31 +168,33 @@ class EchoedPrompt:
 def echoed_prompt(
     tokenizer: Tokenizer, given: str | None, ids: Sequence[int], *, with_offsets: bool = True
 ) -> EchoedPrompt:
-    """Special tokens are part of the text. But a text is shown as it was `given`: what its encoding added around it
-    (a BOS, sentencepiece's first space) takes no room."""
+    """Return the prompt of `ids` as text, special tokens included. If the client wrote it as the text `given`, that is
+    shown: tokens that encoding added (a BOS, sentencepiece's first space) have no width."""
     decoder = tokenizer.new_decoder(skip_special_tokens=False)
-    text, offsets = _placed(decoder, ids, 0) if with_offsets else (decoder.push(ids), [])
+    text, offsets = _decode_each(decoder, ids, 0) if with_offsets else (decoder.push(ids), [])
     text += decoder.flush()
-    if given is None or (found := text.rfind(given)) < 0:  # not found: normalized, and shown as the model read it
+    if given is None or (found := text.rfind(given)) < 0:  # not found: the tokenizer normalized it
         return EchoedPrompt(text, tuple(offsets))
     return EchoedPrompt(given, tuple(min(max(offset - found, 0), len(given)) for offset in offsets))
 
 
-def _placed(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
-    """The new text, which begins at `start`, and the offset of each id."""
+def _decode_each(decoder: TextDecoder | ReferenceDecoder, ids: Iterable[int], start: int) -> tuple[str, list[int]]:
+    """Decode `ids` one by one; return the text and each id's offset in characters, counted from `start`."""
     parts, offsets = list[str](), list[int]()
     for token_id in ids:
         before, text = decoder.place(token_id)
         place = start + before
-        offsets.append(max(place, offsets[-1]) if offsets else place)  # what is not shown stands where text goes on
+        offsets.append(
+            max(place, offsets[-1]) if offsets else place
+        )  # invisible tokens: the offset of the text that follows
         start += len(text)
         parts.append(text)
     return "".join(parts), offsets
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of completions, chunk by chunk: text offsets go on from one to the next. What belongs
-    to a stop string has the offsets that it would have if the text went on."""
+    """`choices[].logprobs` of completions, chunk by chunk, with text offsets that continue from chunk to chunk. Tokens
+    of a stop string get the offsets that they would have if the text continued."""
 
     def __init__(self, tokenizer: Tokenizer, *, as_ids: bool = False) -> None:
         self._shown = id_text if as_ids else partial(token_text, tokenizer)
@@ -202,33 +204,32 @@ class CompletionLogprobs:
     def chunk(
         self, tokens: Sequence[Logprob], prompt: EchoedPrompt | None = None, of_prompt: Sequence[Logprob] = ()
     ) -> dict[str, Any]:
-        """{tokens, token_logprobs, top_logprobs, text_offset} of these tokens, in characters of the text so far. The
-        first chunk may begin with the prompt."""
+        """Return {tokens, token_logprobs, top_logprobs, text_offset} for these tokens; offsets count characters of the
+        whole text. The first chunk may include the prompt."""
         before: tuple[int, ...] = ()
         if prompt is not None:
             before, self._offset = prompt.offsets, len(prompt.text)
-        text, offsets = _placed(self._decoder, (token.token_id for token in tokens), self._offset)
+        text, offsets = _decode_each(self._decoder, (token.token_id for token in tokens), self._offset)
         self._offset += len(text)
-        found = [*of_prompt, *tokens]
+        all_tokens = [*of_prompt, *tokens]
         return {
-            "tokens": [self._shown(token.token_id) for token in found],
-            "token_logprobs": [token.logprob for token in found],
-            "top_logprobs": JsonList(map(self._top, found)).shown(),
+            "tokens": [self._shown(token.token_id) for token in all_tokens],
+            "token_logprobs": [token.logprob for token in all_tokens],
+            "top_logprobs": JsonList(map(self._top, all_tokens)).shown(),
             "text_offset": [*before, *offsets],
         }
 
     def _top(self, token: Logprob) -> dict[str, float] | None:
-        """The most likely ones and, as OpenAI has it, the token itself."""
+        """Return the most likely tokens and, as OpenAI does, the token itself, with their log probabilities."""
         if token.logprob is None:
             return None
-        found = {self._shown(token_id): logprob for token_id, logprob in token.top}
-        found[self._shown(token.token_id)] = token.logprob
-        return found
+        logprobs = {self._shown(token_id): logprob for token_id, logprob in token.top}
+        logprobs[self._shown(token.token_id)] = token.logprob
+        return logprobs
 
 
 def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.Raw:
-    """vLLM's `prompt_logprobs`: for each prompt token its own entry and the most likely ones, by id; the first has
-    none."""
+    """Return vLLM's `prompt_logprobs`: by prompt token (`None` for the first) its own and the top entries, by id."""
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         return {"logprob": logprob, "decoded_token": token_text(tokenizer, token_id)}
@@ -242,12 +243,12 @@ def prompt_logprobs(tokenizer: Tokenizer, tokens: Iterable[Logprob]) -> msgspec.
 
 
 def id_text(token_id: int) -> str:
-    """A token as vLLM shows it with `return_tokens_as_token_ids`."""
+    """Return a token as vLLM shows it with `return_tokens_as_token_ids`."""
     return f"token_id:{token_id}"
 
 
 def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """The token's text, or its bytes spelled out where they are no whole text, as OpenAI shows them."""
+    """Return the token's text, or its bytes in hex if they are no valid UTF-8, as OpenAI shows them."""
     data = tokenizer.token_bytes(token_id)
     try:
         return data.decode()
@@ -256,27 +257,27 @@ def token_text(tokenizer: Tokenizer, token_id: int) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Later:
-    """An answer that takes its time, when the body is done with."""
+class Deferred:
+    """Response to be computed by `answer()` after the request's body has been released."""
 
     answer: Callable[[], Awaitable[Response]]
 
 
 def page_of(items: list[dict[str, Any]], request: Request, most: int, usual: int = 20) -> dict[str, Any]:
-    """A list as OpenAI shows it: the last ones first, unless `order` is `asc`; `limit` of them, from behind the item
-    `after`. Raises `ApiError` 400."""
-    asked = request.query_params
-    limit, order, after = asked.get("limit", str(usual)), asked.get("order", "desc"), asked.get("after")
+    """Return one page of a list as OpenAI's API does: newest first unless `order` is `asc`, at most `limit` items,
+    starting after the item `after`. `most`: the highest allowed limit; `usual`: the default. Raises `ApiError` 400."""
+    query = request.query_params
+    limit, order, after = query.get("limit", str(usual)), query.get("order", "desc"), query.get("after")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 6 and 1 <= int(limit) <= most):
         raise bad_value("limit", limit, f"must be between 1 and {most}")
     if order not in ("asc", "desc"):
         raise bad_value("order", order, "must be asc or desc")
-    found = items if order == "asc" else items[::-1]
+    listed = items if order == "asc" else items[::-1]
     if after is not None:
-        places = [i for i, item in enumerate(found) if item["id"] == after]
+        places = [i for i, item in enumerate(listed) if item["id"] == after]
         if not places:
             raise bad_value("after", after, "no item has this id")
-        found = found[places[0] + 1 :]
-    data = found[: int(limit)]
+        listed = listed[places[0] + 1 :]
+    data = listed[: int(limit)]
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]} if data else {"first_id": "", "last_id": ""}
-    return {"object": "list", "data": data, **ends, "has_more": len(found) > len(data)}
+    return {"object": "list", "data": data, **ends, "has_more": len(listed) > len(data)}

@@ -1,7 +1,7 @@
-"""Reads a few fields of a client's object before it is checked, as the bytes that they are.
+"""Extracts a few fields of a JSON object as raw bytes, before the body is validated.
 
-Nothing is built of a value: 8 MB of brackets would be millions of objects, and whoever builds them holds the
-interpreter for a second. So a structure for `decoded` has fields of type `msgspec.Raw` alone.
+No values are built: 8 MB of brackets would become millions of objects, and building them holds the GIL for a second.
+Therefore a structure for `decoded` has fields of type `msgspec.Raw` alone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,12 @@ S = TypeVar("S", bound=msgspec.Struct)
 NOTHING = msgspec.Raw(b"null")
 SHOWN_BYTES = 200
 WRONG = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""The errors that `decoded` raises: no JSON, no object, nested too deeply."""
+"""Errors that `decoded` raises: no JSON, no object, nested too deeply."""
 _text = msgspec.json.Decoder(str)
 
 
 def decoded(data: bytes | bytearray | msgspec.Raw, fields: type[S]) -> S:
-    """Return the fields that an object has by the names of `fields`, with U+FFFD in the place of half a character.
-    Raises `WRONG`."""
+    """Return the raw fields of a JSON object that `fields` names; lone surrogates become U+FFFD. Raises `WRONG`."""
     try:
         return msgspec.json.decode(data, type=fields)
     except msgspec.DecodeError:
@@ -34,7 +33,7 @@ def decoded(data: bytes | bytearray | msgspec.Raw, fields: type[S]) -> S:
 
 
 def text_of(raw: msgspec.Raw) -> str | None:
-    """Return a text; None for any other value."""
+    """Return the string that `raw` encodes; `None` for any other value."""
     with contextlib.suppress(*WRONG):
         return _text.decode(raw)
     return None
@@ -45,7 +44,7 @@ def begin_of(raw: msgspec.Raw, num_bytes: int) -> bytes:
 
 
 def shown(raw: msgspec.Raw) -> object:
-    """Return a value for an error; of a long one the text that it begins with."""
+    """Return a value to show in an error: decoded if it is short, else its first `SHOWN_BYTES` bytes as text."""
     begin = begin_of(raw, SHOWN_BYTES + 1)
     with contextlib.suppress(*WRONG):
         if len(begin) <= SHOWN_BYTES:

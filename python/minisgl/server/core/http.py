@@ -1,11 +1,11 @@
-"""uvicorn around the app, on a socket that is already bound: the port, or a Unix socket behind the gateway; and
-one request's way to its client, below ASGI: chunks of a stream go straight into the transport's buffer.
+"""HTTP server: uvicorn on a bound socket (the port, or a Unix socket behind the gateway), with connection handling
+below ASGI: chunks of a stream are written straight to the transport's buffer.
 
-Invariants: the caller owns signals and binds the listener; `stop` lets running answers end for a moment, then cuts
-them; a server that ends by itself begins again; no connection stays open for a client that neither sends nor reads; a
-client that has sent its request and then only reads is answered; one that goes away cancels the task that answers it,
-at the transport's event. A client that does not read is known at once, so that nobody formats what cannot be sent: what
-a stream has not sent is bounded (its next chunk, and the tokens of its requests, which end), and dropped after a time.
+Invariants: the caller owns signals and binds the listener; `stop` gives running responses a grace period, then aborts
+them; a server that ends unexpectedly is restarted; no connection stays open for a client that neither sends nor reads;
+a client that half-closes after its request is still answered; a disconnect cancels the task that answers, at the
+transport's event. A client that does not read is detected at once, so that no output is formatted for it: the unsent
+part of a stream is bounded (its next chunk, and the tokens of its requests, which end), and dropped after a timeout.
 """
 
 from __future__ import annotations
@@ -33,21 +33,19 @@ from minisgl.server.core.errors import INVALID, SERVER, ApiError
 from minisgl.server.core.request import REQUEST, HttpRequest
 
 CONNECTION = "minisgl.connection"
-"""Key of the ASGI scope."""
+"""Key of the ASGI scope: the `Connection`."""
 GRACE_S = 2
 NUM_LISTENERS = 8
-RESTART_S = 0.1  # after an end that nobody asked for; then twice as long each time
+RESTART_S = 0.1  # delay after an unexpected end; doubled each time
 MAX_RESTART_S = 5.0
 MAX_HEAD_BYTES = 64 * 1024
-MAX_PIPELINED = 8  # requests behind the one that is answered; more are read when it is their turn
-PROBE_AFTER_S = (
-    1.0  # most answers are complete by then; the next comes after a tenth, each further after twice the wait
-)
-MAX_PROBES_WAIT = 10  # times as long
+MAX_PIPELINED = 8  # buffered requests after the current one; more are read later
+PROBE_AFTER_S = 1.0  # most responses are complete by then; the next probe follows after a tenth, then intervals double
+MAX_PROBES_WAIT = 10  # times `probe_after_s`: maximum interval
 _log = logging.getLogger("minisgl.server")
 _PROBE = b"HTTP/1.1 100 Continue\r\n\r\n"
-_AUTHORITY = re.compile(rb"[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*)", re.IGNORECASE)  # of an absolute target
-_HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: how a request of HTTP/1.0 is answered
+_AUTHORITY = re.compile(rb"[a-z][a-z0-9+.-]*://(?:[^/?#]*@)?([^/?#]*)", re.IGNORECASE)  # of an absolute-form target
+_HTTP_1_0 = "minisgl.http_1_0"  # key of the ASGI scope: uvicorn's cycle of an HTTP/1.0 request
 
 
 def _nothing() -> None:
@@ -61,20 +59,20 @@ class Connection:
     is_lost: bool = False
     chunked: bool = True
     streams: bool = False
-    was_silent: bool = False  # since it was set
-    blocked_since: float | None = None  # the loop's time since which the client has not caught up
+    was_silent: bool = False  # no chunk was written since this was set
+    blocked_since: float | None = None  # loop time since which writing is paused
     _on_pause: Callable[[], None] = _nothing
     _on_resume: Callable[[], None] = _nothing
 
     def cancels(self, task: asyncio.Task[Any] | None) -> None:
-        """Cancel `task` when the client goes away."""
+        """Cancel `task` when the client disconnects, at once if it already has. `None` unregisters."""
         self._task = task
         if self.is_lost and task is not None:
             task.cancel()
 
     @contextlib.contextmanager
     def stream(self, on_pause: Callable[[], None], on_resume: Callable[[], None]) -> Iterator[None]:
-        """While a stream is written; these are called when the client lags behind, and when it has caught up."""
+        """Mark the connection as streaming inside the block; call `on_pause` when the client lags, else `on_resume`."""
         self.streams = True
         self._on_pause, self._on_resume = on_pause, on_resume
         try:
@@ -84,35 +82,34 @@ class Connection:
             self._on_pause = self._on_resume = _nothing
 
     def write(self, chunk: bytes) -> None:
-        """A chunk of an answer that has begun (RFC 9112, 7.1), for HTTP/1.0 the bytes alone. Never blocks; nothing may
-        be written while paused but what is ready already."""
+        """Write a chunk of a response that has begun (chunked as in RFC 9112, 7.1; raw bytes for HTTP/1.0). Never
+        blocks. While paused, only output that is ready already may be written."""
         self.was_silent = False
         if not self.is_lost and chunk:
             self._transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk) if self.chunked else chunk)
 
     @contextlib.contextmanager
     def kept_alive(self, ping: Callable[[], bytes], longest_s: float) -> Iterator[None]:
-        """While a stream is written: write `ping()` whenever nothing else is for long, so that no more than `longest_s`
-        pass without a byte."""
+        """Write `ping()` inside the block when a stream is idle, so that at most `longest_s` pass without a byte."""
         loop = asyncio.get_running_loop()
         timer: asyncio.TimerHandle
 
-        def look() -> None:  # each half: what was silent for a whole one has been for at most two
+        def tick() -> None:  # runs each half `longest_s`: silent for one run means at most two
             nonlocal timer
             if not self.was_silent:
                 self.was_silent = True
             elif self.blocked_since is None:
                 self.write(ping())
-            timer = loop.call_later(longest_s / 2, look)
+            timer = loop.call_later(longest_s / 2, tick)
 
-        timer = loop.call_later(longest_s / 2, look)
+        timer = loop.call_later(longest_s / 2, tick)
         try:
             yield
         finally:
             timer.cancel()
 
     def drop(self) -> None:
-        """End the connection of an answer that cannot be ended as it began."""
+        """Abort the connection of a response that cannot be completed."""
         self._transport.abort()
 
     # ----------------------------------------------------------------------------------------- called by the server
@@ -131,9 +128,9 @@ class Connection:
         self._on_resume()
 
 
-class Crowd:
-    """How many connections there may be: in all, and of one address three quarters of that, so that no client alone
-    keeps all others out. The gateway counts alike (`rust/minisgl-gateway/src/http/accept.rs`)."""
+class ConnectionLimiter:
+    """Limit of open connections: in total, and three quarters of that for one address, so that no single client locks
+    out all others. The gateway applies the same limits (`rust/minisgl-gateway/src/http/accept.rs`)."""
 
     MOST = 16_384
     OTHER_DESCRIPTORS = 100
@@ -143,10 +140,10 @@ class Crowd:
         free = self.MOST if limit == resource.RLIM_INFINITY else max(0, limit - self.OTHER_DESCRIPTORS) // 2
         self._most = min(self.MOST, free) if most is None else most
         self._num_open = 0
-        self._open: dict[str, int] = {}  # by address
+        self._open: dict[str, int] = {}  # connections by address
 
     def enter(self, address: str) -> bool:
-        """Whether there is room for one more. One that came in must `leave`."""
+        """Count a new connection from `address`. Returns false, without counting, at a limit. Pair with `leave`."""
         own = self._open.get(address, 0)
         if self._num_open >= self._most or own >= -(-3 * self._most // 4):
             return False
@@ -162,45 +159,43 @@ class Crowd:
 
 
 def _is_reset(transport: asyncio.Transport) -> bool:
-    """Whether the other side has closed both ways. One that has closed its half only hangs up on nobody (poll(2))."""
+    """Return true if the peer has closed both directions; a half-closed socket reports no hang-up (poll(2))."""
     poll = select.poll()
     poll.register(transport.get_extra_info("socket").fileno(), 0)
     return bool(poll.poll(0))
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's, with nine changes: what is no HTTP gets an error of our shape too, a request line with headers
-    that never end does not fill the memory, a head that does not come in time closes the connection, of pipelined
-    requests not only the last one hears that the client is gone, HTTP/1.0 gets no chunks, a client may close its half
-    of the connection and still be answered, what comes behind a body in chunks (trailers) is no header, no upgrade
-    is worth a line of the log, and the host of
-    an absolute target counts instead of `Host`, as RFC 9112 says."""
+    """uvicorn's protocol with changes: errors for invalid HTTP have our shape; endless request lines and headers are
+    bounded; headers that do not arrive in time close the connection; all pipelined requests are notified of a
+    disconnect; HTTP/1.0 gets no chunks; a half-closed client is answered; trailers after a chunked body are not taken
+    for headers; offers to upgrade are not logged; the host of an absolute target replaces `Host`, as RFC 9112 says."""
 
     head_timeout_s = 60.0
     probe_after_s = PROBE_AFTER_S
-    crowd: Crowd
-    _address: str | None = None  # under which it counts
+    limiter: ConnectionLimiter
+    _address: str | None = None  # address under which the connection counts
     _probe_timer: asyncio.TimerHandle | None = None
-    _head_bytes = -1  # -1 outside of a head
+    _head_bytes = -1  # bytes of the current header; -1 outside of headers
     _head_timer: asyncio.TimerHandle | None = None
-    _data = b""  # that is being read
+    _data = b""  # bytes that are being parsed
     _cycles: tuple[RequestResponseCycle, ...] = ()  # unanswered requests, the oldest first
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._head_timer = self.loop.call_later(self.head_timeout_s, transport.abort)
         peer = transport.get_extra_info("peername")
-        if isinstance(peer, tuple):  # else it is the gateway, which counts them itself
-            if self.crowd.enter(peer[0]):
+        if isinstance(peer, tuple):  # else the peer is the gateway, which has limits of its own
+            if self.limiter.enter(peer[0]):
                 self._address = peer[0]
             else:
                 self._refuse(503, "there are as many connections as may be: close some", "too_many_connections")
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends nothing more. After the beginning of its answer that means that it is gone. Before, it may
-        as well be waiting (`printf ... | nc -N`): TCP says the same of both. So the answer goes on, and interim
-        answers, which those who wait skip, come back as a reset from those who are gone. HTTP/1.0 knows no such
-        answers; its clients get them too, since the other choice is to drop all of them."""
+        """Handle a client that sends nothing more. After its response has begun, that counts as a disconnect. Before,
+        it may have half-closed and be waiting (`printf ... | nc -N`): TCP does not tell. So the request continues, and
+        interim responses are sent, which a waiting client skips and a closed one answers with a reset. HTTP/1.0 has no
+        interim responses; its clients get them too, since the alternative is to drop them all."""
         open_ = self._unanswered()
         if not open_ or open_[0].response_started or self.cycle.more_body or self._head_bytes >= 0:
             return False
@@ -209,8 +204,8 @@ class _Protocol(HttpToolsProtocol):
         return True
 
     def _probe(self, wait_s: float) -> None:
-        """Asks until the answer begins. What is written after that, by this side or by a gateway between, may come back
-        as a reset as well, and nobody reads here any more."""
+        """Send interim responses, at growing intervals, until the response begins. After that, what this side or a
+        proxy writes may cause the reset as well, and is not a probe."""
         if (open_ := self._unanswered()) and not self.transport.is_closing():
             if _is_reset(self.transport):
                 self.transport.abort()
@@ -223,7 +218,7 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
         if self._address is not None:
-            self.crowd.leave(self._address)
+            self.limiter.leave(self._address)
         if self._probe_timer is not None:
             self._probe_timer.cancel()
         open_ = self._unanswered()
@@ -256,7 +251,7 @@ class _Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = self.parser.should_keep_alive()
             self.scope[_HTTP_1_0] = self.cycle  # type: ignore[literal-required]
         if self.pipeline and len(self.pipeline) <= MAX_PIPELINED:
-            self.flow.resume_reading()  # uvicorn stops reading here, and would not see the client go
+            self.flow.resume_reading()  # uvicorn pauses reading here, and would miss a disconnect
 
     def _unanswered(self) -> tuple[RequestResponseCycle, ...]:
         return tuple(cycle for cycle in self._cycles if not cycle.response_complete)
@@ -272,7 +267,7 @@ class _Protocol(HttpToolsProtocol):
             _connection_of(open_[0]).resumed()
 
     def answering(self) -> tuple[str, Connection | None]:
-        """The id of the request that is being answered, and its way out; "a connection" and None without one."""
+        """Return the id and the connection of the request that is being answered, or "a connection" and `None`."""
         if not (open_ := self._unanswered()):
             return "a connection", None
         request: HttpRequest | None = open_[0].scope.get(REQUEST)  # type: ignore[assignment]
@@ -296,15 +291,15 @@ class _Protocol(HttpToolsProtocol):
         self._refuse(400, f"not a valid HTTP request: {msg}", "invalid_http")
 
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():  # else its body comes
+        if not self.parser.should_upgrade():  # else the body follows
             super().on_message_complete()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Read on behind a head that wants another protocol, which the parser takes for the end of HTTP: Java's client
-        offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
+        """Continue parsing after headers that offer an upgrade, which the parser takes for the end of HTTP: Java's
+        client offers HTTP/2 with every request, bodies included. Uvicorn would log that its own extras are missing."""
         upgrade = sys.exception()
         assert isinstance(upgrade, httptools.HttpParserUpgrade)
-        behind = _BehindHead(self)
+        behind = _AfterUpgrade(self)
         self.parser = httptools.HttpRequestParser(behind)
         framing = (b"%b: %b\r\n" % one for one in self.headers if one[0] in (b"content-length", b"transfer-encoding"))
         self.parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n" % b"".join(framing))
@@ -315,7 +310,7 @@ class _Protocol(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str, code: str) -> None:
         if (open_ := self._unanswered()) and (open_[0].response_started or open_[0] is not self.cycle):
-            self.transport.close()  # another answer is due or under way: it must not get a second head in its middle
+            self.transport.close()  # another response is due or under way: no second header may interrupt it
             return
         kind = SERVER if status >= 500 else INVALID
         body = bytes(ApiError(status, message, kind=kind, code=code).response().body)
@@ -327,8 +322,8 @@ class _Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class _BehindHead:
-    """What a parser tells that is given the framing of a head once more, which `protocol` knows already."""
+class _AfterUpgrade:
+    """Parser callbacks that ignore a repeated header, which `protocol` knows already, and forward what follows."""
 
     def __init__(self, protocol: _Protocol) -> None:
         self.is_there = False
@@ -358,34 +353,34 @@ def _connection_of(cycle: RequestResponseCycle) -> Connection:
 
 
 def _without_chunks(cycle: RequestResponseCycle, connection: Connection) -> Send:
-    """`send` for HTTP/1.0, which knows no chunks: an answer without a length ends with the connection."""
+    """Return a `send` for HTTP/1.0, which has no chunks: a response without a length ends with the connection."""
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             if any(name.lower() == b"content-length" for name, _ in message["headers"]):
-                if cycle.keep_alive:  # not what this version does unless both sides say so
+                if cycle.keep_alive:  # HTTP/1.0 keeps a connection only if both sides say so
                     message["headers"] = [*message["headers"], (b"connection", b"keep-alive")]
             else:
                 cycle.keep_alive = cycle.chunked_encoding = connection.chunked = False
         elif not connection.chunked:
             connection.write(message.get("body", b""))
-            message["body"] = b""  # to uvicorn it would be longer than announced
+            message["body"] = b""  # uvicorn would check it against the announced length
         await cycle.send(message)  # type: ignore[arg-type]
 
     return send
 
 
 class SlowClients:
-    """Drops clients that read nothing of what was written for them, also of a finished answer, whose connection would
-    stay until the client goes; and those that read too little of a stream to ever catch up."""
+    """Drops clients that read nothing of what was written for them (also of a finished response, whose connection would
+    stay open), and clients that read a stream too slowly to ever catch up."""
 
     def __init__(self, clients: Collection[_Protocol], timeout_s: float) -> None:
         self._clients = clients
         self._timeout_s = timeout_s
-        self._stuck: dict[_Protocol, tuple[int, float]] = {}  # bytes that wait, and since when as many
+        self._stuck: dict[_Protocol, tuple[int, float]] = {}  # unsent bytes, and since when they are unchanged
 
     async def sweep_forever(self) -> None:
-        """One task for all: a timer for every write would cost more than the write."""
+        """Check all clients four times per timeout. One task for all: a timer per write would cost more than it."""
         while True:
             await asyncio.sleep(self._timeout_s / 4)
             self._sweep(asyncio.get_running_loop().time())
@@ -415,14 +410,14 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """`app` may be replaced at any time, for open connections too. `slow_client_timeout` is also the time for a
-    request's head to come, and for what was written to be read."""
+    """HTTP server for an ASGI app. `app` may be replaced at any time, for open connections too. `slow_client_timeout`
+    is also the timeout for a request's headers and for written output to be read."""
 
     def __init__(
         self, app: ASGIApp, listener: socket.socket, limits: Limits, *, probe_after_s: float = PROBE_AFTER_S
     ) -> None:
         self.app = app
-        slow_client_timeout_s = limits.slow_client_timeout
+        timeout_s = limits.slow_client_timeout
         self._config = uvicorn.Config(
             self._call,
             interface="asgi3",
@@ -430,7 +425,7 @@ class HttpServer:
             http=type(
                 "Protocol",
                 (_Protocol,),
-                {"head_timeout_s": slow_client_timeout_s, "probe_after_s": probe_after_s, "crowd": Crowd()},
+                {"head_timeout_s": timeout_s, "probe_after_s": probe_after_s, "limiter": ConnectionLimiter()},
             ),
             ws="none",
             lifespan="off",
@@ -444,20 +439,20 @@ class HttpServer:
         self.server = _Server(self._config)
         connections: set[Any] = self.server.server_state.connections
         self.connections = connections
-        self._slow_clients = SlowClients(self.connections, slow_client_timeout_s)
+        self._slow_clients = SlowClients(self.connections, timeout_s)
         self._sweeper: asyncio.Task[None] | None = None
         self._listener = listener
         self._task: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
 
     async def _call(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if (cycle := scope.pop(_HTTP_1_0, None)) is not None:  # it holds the scope: a cycle of references if it stayed
+        if (cycle := scope.pop(_HTTP_1_0, None)) is not None:  # popped, since the cycle refers to the scope
             send = _without_chunks(cycle, scope[CONNECTION])
         await self.app(scope, receive, send)
 
     async def start(self) -> None:
-        """Return when connections are accepted."""
-        self._task = asyncio.create_task(self._serve_on())
+        """Start serving; returns when connections are accepted. Raises the server's error if it cannot start."""
+        self._task = asyncio.create_task(self._serve_forever())
         while not self.server.started:
             if self._task.done():
                 self._task.result()
@@ -465,11 +460,11 @@ class HttpServer:
             await asyncio.sleep(0.005)  # uvicorn offers no event for this
         self._sweeper = asyncio.create_task(self._slow_clients.sweep_forever())
 
-    async def _serve_on(self) -> None:
-        """Until `stop`; connections that come while nothing serves wait in the listener's queue."""
+    async def _serve_forever(self) -> None:
+        """Serve until `stop`, restarting a server that ended. Meanwhile connections wait in the listener's backlog."""
         wait_s, has_served = RESTART_S, False
         while True:
-            # an event loop accepts one connection a turn from each listener: many come at once to a fresh server
+            # a loop turn accepts one connection per listener, and a fresh server gets many at once
             listeners = [self._listener.dup() for _ in range(NUM_LISTENERS)]
             why = "it ended"
             try:
@@ -484,17 +479,17 @@ class HttpServer:
             if self._stopping.is_set():
                 return
             has_served = has_served or self.server.started
-            _log.error("the Python HTTP server ended: %s: it is started again after %.1f s", why, wait_s)
+            _log.error("the Python HTTP server ended: %s: restarting it in %.1f s", why, wait_s)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), wait_s)
                 return
             wait_s = min(2 * wait_s, MAX_RESTART_S)
-            state = self.server.server_state  # the connections that are left are still this server's
+            state = self.server.server_state  # open connections are kept
             self.server = _Server(self._config)
             self.server.server_state = state
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Take no more connections; let running answers end for `GRACE_S`, or cut them `at_once`. Idempotent."""
+        """Accept no more connections; wait for running responses for `GRACE_S`, or abort them `at_once`. Idempotent."""
         self._stopping.set()
         self._listener.close()
         self.server.should_exit = True

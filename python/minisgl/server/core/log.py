@@ -1,7 +1,7 @@
-"""Log lines on stderr: plain text, or one JSON object a line.
+"""Log lines on stderr: plain text, or one JSON object per line.
 
-Invariants: one line an event, whatever its text holds; no text reaches a terminal as its codes. A line of plain text
-begins with the time and, from a warning on, with its level; one that begins with spaces belongs to the line before it.
+Invariants: one line per event, whatever text it has; control characters never reach a terminal. A line of plain text
+begins with the time and, from level warning, with the level; a line that begins with spaces continues the one before.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def _plain(value: object) -> str:
 
 
 def shows_access(access: bool, level: str) -> bool:
-    """Whether a request has a line."""
+    """Return true if requests are logged (access log) at this level."""
     return access and LEVELS[level] <= logging.INFO
 
 
 def set_up(kind: LogFormat, *, access: bool, level: str = "info", times: bool = True) -> None:
-    """Send the loggers of minisgl and uvicorn to stderr, lines of `level` and worse. For a process that is a server,
-    once. `times`: with the time; without for a server whose lines another program shows."""
+    """Send the log records of minisgl and uvicorn of at least `level` to stderr. Call once, in a server process.
+    `times`: prefix text lines with the time."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Formatter(kind, times=times))
     for name in ("minisgl", "uvicorn"):
@@ -71,13 +71,13 @@ def set_up(kind: LogFormat, *, access: bool, level: str = "info", times: bool = 
 
 
 say, warn = _server.info, _server.warning
-"""A line of the server's own."""
+"""Log a line of the server itself."""
 complain = _server.error
-"""Why the server ends."""
+"""Log the reason why the server ends."""
 
 
 def report(text: str) -> None:
-    """Write a line of an engine process, which begins with `warning: ` if it is one."""
+    """Log a line of an engine process, as a warning if it begins with `warning: `."""
     (warn if text.startswith(WARNING) else say)(text.removeprefix(WARNING))
 
 

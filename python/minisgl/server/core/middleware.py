@@ -1,11 +1,11 @@
-"""The way of every request: its id, who may ask, the API key, the access log, who is being answered; and the way of a
-POST: its body is read, its endpoint says what is to be generated, and that is answered whole or as a stream.
+"""Middleware of every request (id, headers, API key, access log) and dispatch of POST requests: the body is read, the
+endpoint decides what is to be generated, and the output is sent whole or as a stream.
 
-Invariants: every request gets its id back and one access line, also when its client goes (probes and files of the page:
-only if asked for);
-nothing is done, and no body read, for a caller that may not ask; without the key nothing but /livez, /readyz and the
-files of the page answers. A handler frees the engine when its client goes; a stream's status waits a
-moment for its first tokens: an early failure is a proper status; then it says that it lives (`config.Silence`).
+Invariants: every response has the request's id, and every request one access line, also after a disconnect (probes and
+files of the page: only if configured); for an unauthorized caller nothing is done, and no body is read; without a key
+only /livez, /readyz and the files of the page are served. A disconnect frees the engine; the status of a stream is
+delayed until its first tokens or for a moment: an early failure gets a proper status; then the stream sends signs of
+life (`config.Silence`).
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from minisgl.server.core.errors import (
     renamed,
     too_late,
 )
-from minisgl.server.core.formatter import IGNORED, Formatter, Later, json_response
+from minisgl.server.core.formatter import IGNORED, Deferred, Formatter, json_response
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.http import CONNECTION, Connection
-from minisgl.server.core.page import PREFIX, Page
+from minisgl.server.core.page import PREFIX, WebPage
 from minisgl.server.core.receipts import FIELD, Receipts
 from minisgl.server.core.request import REQUEST, ClientGone, HttpRequest
 from minisgl.server.core.resume import NOTHING_NEW, Resumable, lost
@@ -51,17 +51,17 @@ OPEN_PATHS = ("/livez", "/readyz")
 PROBES = (*OPEN_PATHS, "/health", "/metrics")
 WITHOUT_V1 = frozenset(
     {"/chat/completions", "/completions", "/models", "/embeddings", "/rerank", "/score", "/classify"}
-)  # as some base URLs have it
+)  # as some base URLs are written
 _log = logging.getLogger("minisgl.server")
 Show = Callable[[Generation, list[Delta]], bytes]
-Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Later]]
+Endpoint = Callable[[ServerContext, Any, HttpRequest], Awaitable[Formatter | Response | Deferred]]
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request, by its head. `path` is that of its route, `form` one in whose API's form its errors are; every answer
-    has the headers `more`, unless it has them already. `early`: the answer, if the head is all that it needs, as where
-    its caller may not ask."""
+class CheckedRequest:
+    """Result of checking a request's headers. `path`: normalized, of its route; `form`: path whose API decides the
+    shape of errors; `more`: headers for every response that lacks them; `early`: the response, if the headers suffice
+    for one (such as a refusal)."""
 
     request: HttpRequest
     path: str
@@ -75,30 +75,31 @@ class Middleware:
         self._app = app
         self._keys = api_keys.ApiKeys(config)
         self._callers = Callers.of(config)
-        self._page = Page()
+        self._page = WebPage()
         self._unlogged = () if config.access_log_probes else PROBES
         self._is_resumable = config.resumable
         self._num_open = 0
-        self.idle = asyncio.Event()  # no POST is being answered
+        self.idle = asyncio.Event()  # set while no POST is being answered
         self.idle.set()
 
     @property
     def num_open(self) -> int:
         return self._num_open
 
-    def admit(self, method: str, version: str, target: str, pairs: Pairs) -> Admitted:
-        """Judge a request by its head alone. `target`: its path; `version`: that of HTTP."""
+    def admit(self, method: str, version: str, target: str, pairs: Pairs) -> CheckedRequest:
+        """Check a request by its headers alone. `target`: the path; `version`: of HTTP, such as "1.1"."""
         headers = dict(pairs)
         if len(headers) < len(pairs) and sum(name == b"host" for name, _ in pairs) > 1:
             headers[b"host"] = SEVERAL
         request = HttpRequest.of(method, target, headers)
-        path = target.rstrip("/") or "/"  # with slashes at the end a route is the same one
+        path = target.rstrip("/") or "/"  # trailing slashes are ignored
         path = f"/v1{path}" if path in WITHOUT_V1 else path
         more = [(b"x-request-id", request.request_id.encode()), *HARMLESS, *self._callers.cors_headers(headers)]
         form = MESSAGES if b"anthropic-version" in headers and f"{path}/".startswith(f"{MODELS}/") else path
         if is_anthropic(form):
             more.append((b"request-id", request.request_id.encode()))
-        return Admitted(request, path, form, more, self._early_answer(method, version, path, form, headers, request))
+        early = self._early_answer(method, version, path, form, headers, request)
+        return CheckedRequest(request, path, form, more, early)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -134,7 +135,7 @@ class Middleware:
                 request.log()
 
     def _is_unlogged(self, path: str, request: HttpRequest) -> bool:
-        """Return whether a request has no access line: a probe, or one of the many files of the page."""
+        """Return true if a request has no access line: a probe, or a successful one for a file of the page."""
         return path in self._unlogged or (bool(self._unlogged) and path.startswith(PREFIX) and request.status < 400)
 
     def _enter(self) -> None:
@@ -149,12 +150,12 @@ class Middleware:
     def _early_answer(
         self, method: str, version: str, path: str, form: str, headers: Headers, request: HttpRequest
     ) -> Response | None:
-        """To those who may not ask, and to browsers that ask whether a page may. None: the application answers."""
+        """Return a response that needs headers alone (refusal, CORS preflight, page file); `None`: the app answers."""
         error = self._callers.refusal(method, version, headers, path)
         if error is None and (answer := self._callers.preflight(method, headers)) is not None:
-            return answer  # a browser asks this without the key
+            return answer  # browsers send a preflight without the key
         if error is None and (page := self._page.answer(method, path, headers)) is not None:
-            return page  # it asks for the key
+            return page  # the page asks its user for the key
         if error is None and not self._has_key(path, headers, request):
             error = ApiError(401, "Authorization: the API key is missing or wrong", code="invalid_api_key")
             error.headers["www-authenticate"] = "Bearer"
@@ -163,16 +164,17 @@ class Middleware:
         if error is None and self._is_resumable:
             try:
                 request.resumable = Resumable.of(headers)
-            except ApiError as found:
-                error = found
+            except ApiError as refusal:
+                error = refusal
         if error is None:
             return None
         request.error = error.code
         return error.response(form, request.request_id)
 
     def _has_key(self, path: str, headers: Headers, request: HttpRequest) -> bool:
-        """In `Authorization`, or as Anthropic's clients send it."""
-        if not self._keys.are_asked or path in OPEN_PATHS:
+        """Check the API key in `Authorization: Bearer` or `x-api-key` and store its index in `request`. Return true if
+        it is valid or none is needed."""
+        if not self._keys.are_required or path in OPEN_PATHS:
             return True
         if (given := headers.get(b"authorization")) is not None:
             scheme, _, key = given.partition(b" ")
@@ -186,7 +188,7 @@ class Middleware:
 
 
 async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer; stop when the client goes away, wherever that is."""
+    """Run the app; cancel it when the client disconnects, at whatever point."""
     connection: Connection = scope[CONNECTION]
     task = asyncio.current_task()
     connection.cancels(task)
@@ -201,7 +203,7 @@ async def unless_gone(app: ASGIApp, scope: Scope, receive: Receive, send: Send) 
 
 
 class Posts:
-    """POST endpoints without the layers of the framework, which cost more than ours; the rest goes through them."""
+    """Dispatches POST requests to endpoints, without the framework's costly layers; `app` handles all others."""
 
     def __init__(
         self,
@@ -211,7 +213,7 @@ class Posts:
         receipts: Receipts,
     ) -> None:
         self.context = self._context = context
-        self._endpoints = endpoints  # with the types of their bodies, by path
+        self._endpoints = endpoints  # (body type, endpoint) by path
         self._app = app
         self._receipts = receipts
 
@@ -220,7 +222,7 @@ class Posts:
             await self._app(scope, receive, send)
             return
         request: HttpRequest = scope[REQUEST]
-        end: bytes | None = None  # of a stream; sent when the engine is free of it: a client may be slow
+        end: bytes | None = None  # last bytes of a stream; sent after the engine is free, since a client may be slow
         try:
             answer = await self.prepare(request, receive, scope["path"])
             if isinstance(answer, Formatter):
@@ -231,9 +233,9 @@ class Posts:
                     else:
                         more = answer.headers
                         whole = partial(answer.whole, running.generation, await running.collect())
-                        answer = await self._context.prompts.of_body(lambda: json_response(whole()), running.is_large)
+                        answer = await self._context.prompts.run_work(lambda: json_response(whole()), running.is_large)
                         answer.raw_headers += running.generation.headers() + more
-            elif isinstance(answer, Later):
+            elif isinstance(answer, Deferred):
                 answer = await answer.answer()
         except ClientGone:
             return
@@ -254,9 +256,9 @@ class Posts:
         receive: Receive | None,
         path: str,
         is_wanted: Callable[[Any], bool] = lambda body: True,
-    ) -> Formatter | Response | Later | None:
-        """Everything before the engine. `Running` takes the time of what comes then. `receive`: see
-        `HttpRequest.read`. None for a checked body that is not `is_wanted`. Raises `ApiError` and `ClientGone`."""
+    ) -> Formatter | Response | Deferred | None:
+        """Do everything before generation: check admission, read the body, run the endpoint. `receive`: as for
+        `HttpRequest.read`. Returns `None` for a valid body that is not `is_wanted`. Raises `ApiError`, `ClientGone`."""
         context = self._context
         model, endpoint = self._endpoints[path]
         limits = context.limits
@@ -287,7 +289,7 @@ class Posts:
 
 
 def _marked(formatter: Formatter, resumable: Resumable) -> tuple[Show, Callable[[], bytes]]:
-    """Chunks and pings with marks behind them, by which another server could go on."""
+    """Return functions for chunks and pings with resume marks, by which another server could continue the stream."""
 
     def chunk(generation: Generation, deltas: list[Delta]) -> bytes:
         with ids.of(resumable.source):
@@ -305,8 +307,7 @@ async def _stream(
     send: Send,
     silence: Silence,
 ) -> bytes:
-    """Chunks as tokens come, straight into the connection; returns what comes after them. Raises `ApiError` before the
-    first one."""
+    """Write a stream's chunks as tokens arrive; return its last bytes. Raises `ApiError` before any chunk only."""
     resumable, first, opening = request.resumable, list[Delta](), b""
     show, ping = (formatter.chunk, formatter.ping) if resumable is None else _marked(formatter, resumable)
     if resumable is not None and resumable.said is not None:

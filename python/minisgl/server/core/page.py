@@ -1,7 +1,7 @@
-"""The page at `/` and its files below `/web/`: chat, what the server does, the scheduler's steps. docs/page.md.
+"""The web page at `/` and its files below `/web/`: chat, live statistics, the scheduler's steps. See docs/page.md.
 
-Invariants: only files of the package that were there at the start are given, by their exact names; every answer forbids
-the browser to run, show or ask anything that is not from this server; a file that the browser has is not sent again.
+Invariants: only files of the package that existed at start are served, by exact name; every response forbids the
+browser to run, show or request anything from another server; a file that the browser has cached is not sent again.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, and asked for by its tag: an update of the server is one of the page
+    "cache-control": "no-cache",  # cached, but revalidated by ETag: an update of the server updates the page
 }
 
 
 RUNNING = "Ollama is running"
-"""What some of Ollama's clients look for at `/`."""
+"""Text that some of Ollama's clients expect at `/`."""
 BY_ACCEPT = {"vary": "accept"}
 
 
 def _asks_for_text(accept: bytes) -> bool:
-    """Whether it is plain text that a client wants, not a page."""
+    """Return true if an Accept header wants plain text and no HTML."""
     kinds = {one.partition(b";")[0].strip().lower() for one in accept.split(b",")}
     return b"text/plain" in kinds and b"text/html" not in kinds
 
 
-class Page:
-    """All files, in memory: they are few and small."""
+class WebPage:
+    """Files of the web page, kept in memory: they are few and small."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self._files: dict[str, tuple[bytes, dict[str, str]]] = {}
@@ -67,13 +67,13 @@ class Page:
         return list(self._files)
 
     def answer(self, method: str, path: str, headers: Mapping[bytes, bytes]) -> Response | None:
-        """None: not a request for a file of the page."""
-        if method not in ("GET", "HEAD") or (found := self._files.get(path)) is None:
+        """Return the response to a request for a file of the page, or `None` for any other request."""
+        if method not in ("GET", "HEAD") or (entry := self._files.get(path)) is None:
             return None
-        content, given = found
+        content, given = entry
         if path == "/" and _asks_for_text(headers.get(b"accept", b"")):
             return PlainTextResponse(RUNNING, headers=BY_ACCEPT)
-        known = headers.get(b"if-none-match", b"").decode("latin-1")
-        if given["etag"] in {one.strip().removeprefix("W/") for one in known.split(",")}:
+        known_tags = headers.get(b"if-none-match", b"").decode("latin-1")
+        if given["etag"] in {one.strip().removeprefix("W/") for one in known_tags.split(",")}:
             return Response(status_code=304, headers=given)
         return Response(content, headers=given)

@@ -1,10 +1,10 @@
-"""A request's way on to another server, and the answer's way back, as bytes: from the port of several models to the
-server of one (`registry/front.py`), and from a replica to its server (`ray/replica.py`).
+"""Proxies requests to another server, and its responses back, as bytes: from the front of several models to the server
+of one (`registry/front.py`), and from a replica to its server (`ray/replica.py`).
 
-Invariants: nothing of a body is changed or understood; of a stream only whole chunks are passed on, as the server wrote
-them, so that one that is cut is cut between two events; what nobody takes is not read, so that a client that does not
-read holds up its own server's stream alone; one that leaves ends its request there, because the connection to the
-server is reset.
+Invariants: bodies are neither changed nor parsed; of a chunked stream only whole chunks are forwarded, as the server
+wrote them, so that an aborted stream ends between two events; input is not read faster than the client takes it, so
+that a slow client holds up its own stream alone; a disconnect resets the connection to the server, which ends the
+request there.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ HOP_BY_HOP = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade", b"expect", b"proxy-connection"}
 )
 WHO = frozenset({b"host", b"authorization", b"x-api-key"})
-"""Headers that say who asks."""
+"""Headers that identify the caller."""
 OF_THIS_SERVER = frozenset({b"date", b"server"})
-"""Headers of an answer that this server writes."""
+"""Response headers that this server writes itself."""
 CONNECT_TIMEOUT_S = 10.0
 
 
 class Lost(Exception):
-    """The server will say no more, though another one may; why, in words that follow on who it is."""
+    """The connection to a server failed. The message continues a sentence that begins with the server's name."""
 
 
 class Answer(asyncio.Protocol):
-    """One connection to a server, for one request. `head` is done when status and headers are there; the body is taken
-    by one of `whole`, `pieces` and `into`."""
+    """Client connection for one request to a server. `head` is done when status and headers have arrived; the body is
+    read by one of `whole`, `pieces` and `into`."""
 
     def __init__(self, request: bytes) -> None:
         loop = asyncio.get_running_loop()
@@ -48,19 +48,19 @@ class Answer(asyncio.Protocol):
         self._request = request
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
-        self._parts: list[bytes] = []  # not taken yet
-        self._news = asyncio.Event()  # parts, or the end
-        self._chunk: list[bytes] = []  # of the chunk that is not whole yet
+        self._parts: list[bytes] = []  # received and not yet read
+        self._news = asyncio.Event()  # set when parts or the end arrive
+        self._chunk: list[bytes] = []  # pieces of the incomplete chunk
         self._connection: Connection | None = None
 
     # ------------------------------------------------------------------------------------------- called by its reader
 
     async def whole(self) -> bytes:
-        """The body. Raises `Lost`."""
+        """Return the complete body. Raises `Lost`."""
         return b"".join([piece async for piece in self.pieces()])
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes; what waits in one piece. Raises `Lost`, after all that came."""
+        """Yield the body as it arrives, joining parts that wait. Raises `Lost` after everything that arrived."""
         while self._parts or not self.done.done():
             if self._parts:
                 parts, self._parts = self._parts, []
@@ -72,10 +72,10 @@ class Answer(asyncio.Protocol):
         await self.done
 
     async def into(self, connection: Connection) -> None:
-        """The body, as it comes, into a client's connection, whose answer has begun. Raises `Lost`."""
+        """Forward the body, as it arrives, to a client's connection, whose response has begun. Raises `Lost`."""
         self._connection = connection
         with connection.stream(self._pause, self._resume):
-            self._resume()  # before a part that may pause it again
+            self._resume()  # first, since writing a part may pause it again
             parts, self._parts = self._parts, []
             for part in parts:
                 connection.write(part)
@@ -98,7 +98,7 @@ class Answer(asyncio.Protocol):
     # --------------------------------------------------------------------------------------- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are none by their class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are no subclass
         self._transport.write(self._request)
         self._request = b""
 
@@ -117,7 +117,7 @@ class Answer(asyncio.Protocol):
         for one in (self.head, self.done):
             if not one.done():
                 one.set_exception(Lost(reason))
-                one.exception()  # whoever waits for the other one has it
+                one.exception()  # mark as retrieved: the waiter of the other future raises it
         if self._transport is not None:
             self._transport.abort()
 
@@ -128,7 +128,7 @@ class Answer(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:  # an answer before the answer
+        if status < 200:  # an interim response
             self.headers = []
             return
         self.status = status
@@ -161,11 +161,11 @@ class Answer(asyncio.Protocol):
 
 
 def request_bytes(method: str, path: bytes, headers: Headers, body: bytes | bytearray = b"") -> bytes:
-    """`path`: as the client sent it, with its query. A server is asked once a connection; for HEAD with GET, since who
-    answers a client leaves the body out."""
+    """Return the bytes of an HTTP/1.1 request for one connection. `path`: as the client sent it, with its query. HEAD
+    is sent as GET; the caller leaves the body out."""
     method = "GET" if method == "HEAD" else method
     passed = [one for one in headers if one[0] not in HOP_BY_HOP and one[0] != b"content-length"]
-    if all(name != b"host" for name, _ in passed):  # HTTP/1.0, or nobody's request
+    if all(name != b"host" for name, _ in passed):  # HTTP/1.0, or a request of this server itself
         passed.append((b"host", b"localhost"))
     lines = [b"%b %b HTTP/1.1" % (method.encode(), path), *(b"%b: %b" % one for one in passed)]
     if body or method not in ("GET", "DELETE"):
@@ -174,7 +174,7 @@ def request_bytes(method: str, path: bytes, headers: Headers, body: bytes | byte
 
 
 async def ask(address: Address, request: bytes) -> Answer:
-    """Send it; returns when the answer has begun. Raises `Lost`."""
+    """Connect, send the request and return when the response's headers have arrived. Raises `Lost`."""
     loop = asyncio.get_running_loop()
     answer = Answer(request)
     try:
@@ -191,7 +191,7 @@ async def ask(address: Address, request: bytes) -> Answer:
 
 
 async def ask_whole(address: Address, request: bytes, timeout_s: float | None = None) -> tuple[int, Headers, bytes]:
-    """Send it; status, headers and body of the answer. Raises `Lost`, also when it takes longer than `timeout_s`."""
+    """Send the request and return status, headers and body of the response. Raises `Lost`, also after `timeout_s`."""
     try:
         async with asyncio.timeout(timeout_s):
             with contextlib.closing(await ask(address, request)) as answer:

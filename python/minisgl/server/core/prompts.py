@@ -1,6 +1,6 @@
-"""From what a request asks to token ids that fit the model, off the event loop; and whatever else takes long there.
+"""Encodes prompts to token ids that fit the model, off the event loop; other long work of requests runs there, too.
 
-Invariants: what is being encoded counts as waiting; what comes out is within the vocabulary and the context.
+Invariants: requests that are being encoded count as waiting; the result is within the vocabulary and the context.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from minisgl.tokenizer import ChatTemplateError, FillIn, NotEncodable, Tokenizer
 from minisgl.tokenizer.pool import TokenizePool
 from minisgl.utils.memory import MAPPED_BYTES, give_back
 
-CONTEXTS_BEFORE_CUT = 8  # of a prompt of which only the end is kept: it is encoded whole
-OF_AN_ENCODER = 128  # the same; they are short
+CONTEXTS_BEFORE_CUT = 8  # maximum length, in contexts, of a prompt that is truncated: it is encoded whole
+OF_AN_ENCODER = 128  # maximum length for encoders, in contexts, which are short
 T = TypeVar("T")
 
 
 class Prompts:
-    """`meter` takes the time of encoding; `queue` counts what is being encoded."""
+    """Encoder of prompts. `meter` measures encoding time; `queue` counts requests that are being encoded."""
 
     def __init__(
         self, client: ProcessClient, tokenizer: Tokenizer, parsing: Parsing, queue: Queue, meter: Meter
@@ -50,29 +50,29 @@ class Prompts:
         self.parsing = parsing
         self._queue = queue
         self._pool = TokenizePool(tokenizer, meter, (ApiError,))
-        self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts with the first
+        self._grammars = ThreadPoolExecutor(1, "grammars")  # its thread starts on first use
 
     @property
     def info(self) -> EngineReady:
-        """Raises `ApiError` 503 while no engine is there."""
+        """Properties of the loaded model and engine. Raises `ApiError` 503 while no engine is ready."""
         if self._client.failure is not None or self._client.info is None:
             raise engine_gone(self._client.failure or "the engine is loading")
         return self._client.info
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What may take long, off the event loop."""
+        """Run `work` in the thread pool; the request counts as waiting meanwhile."""
         with self._counted():
             return await self._pool.run(work)
 
-    async def of_body(self, work: Callable[[], T], is_large: bool) -> T:
-        """Runs what is made of a whole body."""
+    async def run_work(self, work: Callable[[], T], is_large: bool) -> T:
+        """Run `work` on a body: in the thread pool if it `is_large`, else on the event loop."""
         return await self.run(work) if is_large else work()
 
     async def with_grammar(
         self, sampling: SamplingParams, source: GrammarSource | Callable[[], Made] | None
     ) -> tuple[SamplingParams, tuple[str, ...]]:
-        """Return `sampling` with the grammar of `source`, or what it makes, if any, and the fields that are left out of
-        it. Raises `ParamError` for what cannot stand beside one, `ApiError` for a bad one."""
+        """Return `sampling` with the grammar of `source` (if any), and the names of schema parts that are not enforced.
+        Raises `ParamError` for fields that cannot be combined with a grammar, `ApiError` for an invalid one."""
         if source is None:
             return sampling, ()
         work = (lambda: grammar_of(source)) if isinstance(source, GrammarSource) else source
@@ -81,8 +81,8 @@ class Prompts:
         return msgspec.structs.replace(sampling, grammar=made.text), made.named()
 
     async def grammar(self, work: Callable[[], T]) -> T:
-        """What `work` makes and checks, in a thread of its own: one at a time, so that those that take long delay no
-        text. A `ParamError` of it is an answer."""
+        """Run `work`, which compiles a grammar, in a thread of its own: one at a time, so that slow grammars delay no
+        encoding. Its `ParamError` becomes an `ApiError`."""
         with self._counted(), param_errors():
             return await asyncio.get_running_loop().run_in_executor(self._grammars, work)
 
@@ -96,12 +96,12 @@ class Prompts:
 
     @property
     def judges(self) -> bool:
-        """Whether the model reads two texts with an instruction what to look for."""
+        """True if the model is a judge: it reads an instruction and two texts and gives a score."""
         return self.info.kind == "judge"
 
     @contextlib.contextmanager
     def _counted(self) -> Iterator[None]:
-        """What is being encoded counts as waiting."""
+        """Count the request as waiting (its prompt is being encoded) inside the block."""
         key = CALLER.get()
         self._queue.encodes(1, key)
         try:
@@ -109,22 +109,22 @@ class Prompts:
         finally:
             self._queue.encodes(-1, key)
 
-    def _fits(self, field: str) -> _Fits:
-        return _Fits(self._too_long, field)
+    def _fits(self, field: str) -> _EncodingErrors:
+        return _EncodingErrors(self._too_long, field)
 
-    def _num_kept(self, asked: int | None, max_tokens: int | None, name: str) -> int | None:
-        """How many of a prompt's last tokens are kept; None: all, if they fit."""
+    def _num_kept(self, truncate: int | None, max_tokens: int | None, name: str) -> int | None:
+        """Return how many tokens of a prompt to keep; `None` if it must not be truncated. Raises `ApiError` 400."""
         longest = self.info.max_seq_len - 1
-        if asked is None:
+        if truncate is None:
             return None
-        if asked == -1:
+        if truncate == -1:
             return max(1, longest + 1 - max(1, max_tokens or 1))
-        if not 1 <= asked <= longest:
-            raise bad_value(name, asked, f"must be -1 or between 1 and {longest}")
-        return asked
+        if not 1 <= truncate <= longest:
+            raise bad_value(name, truncate, f"must be -1 or between 1 and {longest}")
+        return truncate
 
-    def _most(self, keep: int | None) -> int:
-        """How many tokens a prompt may have before it is cut."""
+    def _max_encoded(self, keep: int | None) -> int:
+        """Return how many tokens an encoded prompt may have before it is truncated to `keep`."""
         contexts = OF_AN_ENCODER if self._encodes and not self.judges else CONTEXTS_BEFORE_CUT
         return self.info.max_seq_len * (1 if keep is None else contexts)
 
@@ -139,10 +139,10 @@ class Prompts:
         side: Side = None,
         only_counts: bool = False,
     ) -> tuple[list[Int32Array], SamplingParams]:
-        """The token ids of `prompt`, each at least one and within the context, of each the last `truncate` (with
-        the `side` "right", which is an encoder's, the first); and `sampling` as the engine knows it. `names`: how the
-        client wrote a field, where that differs. `only_counts`: a conversation may have any number of tokens. Raises
-        `ApiError` for what does not fit the model."""
+        """Encode prompts; each result has at least one token, fits the context, and keeps the last `truncate` tokens
+        (the first ones with the `side` "right", an encoder's default). Also return `sampling` with bad words as ids.
+        `names`: the client's names of fields, where they differ. `only_counts`: a conversation may have any length.
+        Raises `ApiError` if a prompt does not fit the model."""
         written = names or {}
         self._check_vocabulary(sampling, written)
         name = written.get("truncate_prompt_tokens", "truncate_prompt_tokens")
@@ -155,42 +155,41 @@ class Prompts:
             ids = await self.encode_conversation(prompt, keep, side, only_counts=only_counts)
             if only_counts:
                 return [ids], sampling
-            field, found = "messages", [ids]
+            field, encoded = "messages", [ids]
         else:
-            found = await self._encode_prompts(prompt, field, keep, side)
-        for ids in found:
+            encoded = await self._encode_prompts(prompt, field, keep, side)
+        for ids in encoded:
             self._check_length(ids, field)
-        return found, sampling
+        return encoded, sampling
 
-    async def render(self, asked: Conversation) -> str:
-        """The text that the chat template makes of a conversation."""
-        shaped, variables = conversation(self.parsing, asked)
+    async def render(self, request: Conversation) -> str:
+        """Return the text that the chat template renders for a conversation."""
+        shaped, variables = conversation(self.parsing, request)
         try:
             return str(await self.run(lambda: self.tokenizer.apply_chat_template(shaped(), **variables)))
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
 
     async def encode_conversation(
-        self, asked: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
+        self, request: Conversation, keep: int | None = None, side: Side = None, *, only_counts: bool = False
     ) -> Int32Array:
-        """The prompt of a conversation, also of no tokens or of as many as the context has; if it `only_counts`, of any
-        number."""
-        messages = asked.messages or ()
-        shaped, variables = conversation(self.parsing, asked)
+        """Encode a conversation. The result may be empty or fill the context; with `only_counts` it has any length."""
+        messages = request.messages or ()
+        shaped, variables = conversation(self.parsing, request)
         try:
             with self._counted(), self._fits("messages"):
                 ids = await self._pool.encode_chat(
                     shaped,
                     _about_chars(messages, variables.get("tools", ())),
                     variables,
-                    most=None if only_counts else self._most(keep),
+                    most=None if only_counts else self._max_encoded(keep),
                 )
         except ChatTemplateError as error:
             raise _no_prompt(error) from error
-        return _kept(ids, keep, side)
+        return _truncated(ids, keep, side)
 
     async def encode_text(self, text: str, add_special_tokens: bool) -> Int32Array:
-        """The tokens of a text of any length."""
+        """Encode a text of any length."""
         with self._counted(), self._fits("prompt"):
             return await self._pool.encode(lambda: text, len(text), add_special_tokens=add_special_tokens)
 
@@ -202,7 +201,7 @@ class Prompts:
             raise wrong("model", str(error), "unsupported_value") from error
 
     @functools.cached_property
-    def _behind_judged(self) -> Int32Array:
+    def _judge_suffix(self) -> Int32Array:
         return self.tokenizer.encode(JUDGED, add_special_tokens=False)
 
     async def encode_pairs(
@@ -214,12 +213,11 @@ class Prompts:
         most: int | None = None,
         instruction: str | None = None,
     ) -> list[Int32Array]:
-        """Prompts of two texts each, for a model that gives scores of them. `cut`: the second one loses its end where
-        both are too long together; `most`: of it no more tokens are read; `instruction`: for one that judges. Raises
-        `ApiError` for what does not fit the model."""
+        """Encode pairs of texts for a model that gives scores. `cut`: truncate the second text if both do not fit;
+        `most`: its maximum tokens; `instruction`: for a judge. Raises `ApiError` if a pair does not fit the model."""
         self._check_vocabulary(SCORING, {})
         if self.judges:
-            form = Pairs(await self._plain(judging(instruction), "instruction"), (), self._behind_judged)
+            form = Pairs(await self._encode_plain(judging(instruction), "instruction"), (), self._judge_suffix)
             pairs = [judged(*pair) for pair in pairs]
         else:
             form = self._pairs
@@ -227,51 +225,52 @@ class Prompts:
         if num_special >= longest:
             raise self._too_long(num_special, "instruction" if self.judges else fields[0])
         texts = dict.fromkeys((at, text) for pair in pairs for at, text in enumerate(pair))
-        ids = await asyncio.gather(*(self._plain(text, fields[at]) for at, text in texts))
-        known = dict(zip(texts, ids, strict=True))
-        found = []
+        ids = await asyncio.gather(*(self._encode_plain(text, fields[at]) for at, text in texts))
+        encoded = dict(zip(texts, ids, strict=True))
+        prompts = []
         for one, other in pairs:
-            first, second = known[0, one], known[1, other][:most]
+            first, second = encoded[0, one], encoded[1, other][:most]
             if len(first) + num_special >= longest:
                 raise self._too_long(len(first) + num_special, fields[0])
             prompt = form.prompt(first, second, longest if cut else None)
             self._check_length(prompt, fields[1])
-            found.append(prompt)
-        return found
+            prompts.append(prompt)
+        return prompts
 
-    async def _plain(self, text: str, field: str) -> Int32Array:
-        """Without special tokens."""
-        most = self._most(-1)
+    async def _encode_plain(self, text: str, field: str) -> Int32Array:
+        """Encode a text without special tokens."""
+        most = self._max_encoded(-1)
         with self._counted(), self._fits(field):
             return await self._pool.encode(lambda: text, len(text), add_special_tokens=False, most=most)
 
     @functools.cached_property
-    def _gap(self) -> FillIn | None:
-        """Made once: a thousand special tokens take a twentieth of a second."""
+    def _fill_in_tokens(self) -> FillIn | None:
+        """Fill-in-the-middle tokens of the model, or `None`. Cached: computing takes 50 ms with 1000 special tokens."""
         return FillIn.of(self.tokenizer)
 
     @property
     def fills_in(self) -> bool:
-        """Whether the model has tokens of fill-in-the-middle."""
-        return self._gap is not None and self._gap.last_marker < self.info.vocab_size
+        """True if the model has fill-in-the-middle tokens."""
+        return self._fill_in_tokens is not None and self._fill_in_tokens.last_marker < self.info.vocab_size
 
     async def fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
-        """The ids of prompts with a gap between each text and `suffix`, and those that end what fills it."""
+        """Return the ids of prompts with a gap before `suffix`, and the token ids that end the filling of a gap."""
         with self._fits("prompt"):
             return await self.run(lambda: self._fill_in(texts, suffix))
 
     def _fill_in(self, texts: Sequence[str], suffix: str) -> tuple[list[list[int]], tuple[int, ...]]:
         most, vocab_size = self.info.max_seq_len, self.info.vocab_size
-        if (fill_in := self._gap) is None or not self.fills_in:
-            raise bad_value("suffix", suffix, "this model has no tokens of fill-in-the-middle")
-        found = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
-        return found, tuple(token for token in fill_in.end_ids if token < vocab_size)
+        if (fill_in := self._fill_in_tokens) is None or not self.fills_in:
+            raise bad_value("suffix", suffix, "this model has no fill-in-the-middle tokens")
+        prompts = [fill_in.encode(text, suffix, most=most).tolist() for text in texts]
+        return prompts, tuple(token for token in fill_in.end_ids if token < vocab_size)
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return await self.run(lambda: self.tokenizer.decode(ids, skip_special_tokens))
 
     async def _encode_all(self, texts: list[str], most: int, beginning: int | None) -> list[Int32Array]:
-        """Return the ids of each text, or at least the first `beginning` ones, however long it is."""
+        """Encode texts. With `beginning`, a text of any length is accepted, of which at least the first `beginning` ids
+        are returned; without, more than `most` tokens raise `TooManyTokens`."""
         with self._counted():
             try:
                 if len(texts) == 1:
@@ -285,7 +284,7 @@ class Prompts:
             return await self._pool.run(lambda: [self._first_ids(text, most, beginning) for text in texts])
 
     def _first_ids(self, text: str, most: int, num: int) -> Int32Array:
-        """The ids of as much of a text as has at most `most` and, if it is long enough, at least `num` of them."""
+        """Encode a prefix of a text that has at most `most` tokens and, if the text is long enough, at least `num`."""
         too_little, too_much, end = 0, len(text), len(text)
         while True:
             try:
@@ -301,8 +300,8 @@ class Prompts:
     async def _encode_prompts(
         self, prompts: Sequence[str | list[int]], field: str, keep: int | None, side: Side
     ) -> list[Int32Array]:
-        """Texts through the tokenizer, ids checked against the vocabulary; of each `keep`."""
-        most = self._most(keep)
+        """Encode texts, check token ids against the vocabulary, and truncate each prompt to `keep` tokens."""
+        most = self._max_encoded(keep)
         if not prompts:
             raise bad_value(field, [], "must not be empty")
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
@@ -313,8 +312,8 @@ class Prompts:
             encoded = iter(batch)
         whole = (next(encoded) if isinstance(p, str) else self._checked_ids(p, field, most) for p in prompts)
         if self._encodes:
-            return [_kept_between(ids, keep, side, self.tokenizer.special_ids) for ids in whole]
-        return [_kept(ids, keep, side) for ids in whole]
+            return [_truncated_between(ids, keep, side, self.tokenizer.special_ids) for ids in whole]
+        return [_truncated(ids, keep, side) for ids in whole]
 
     def _checked_ids(self, ids: list[int], field: str, most: int) -> Int32Array:
         if len(ids) >= most:
@@ -335,7 +334,7 @@ class Prompts:
         return TooLong(field, count, self.info.max_seq_len, at_least=at_least)
 
     def _check_vocabulary(self, sampling: SamplingParams, written: Mapping[str, str]) -> None:
-        """What only the model knows."""
+        """Check parameters against the model: kind, stop strings, log probabilities, ids. Raises `ApiError` 400."""
         if self._encodes and sampling.embedding is None:
             what = "is an encoder, which gives embeddings (POST /v1/embeddings)"
             if self.info.gives_scores:
@@ -346,20 +345,20 @@ class Prompts:
         _check_stop(sampling.stop, written.get("stop", "stop"))
         if self.info.simulated:
             for name in ("logprobs", "prompt_logprobs"):
-                if (asked := getattr(sampling, name)) is not None:
-                    raise bad_value(written.get(name, name), asked, "a simulated engine computes no probabilities")
+                if (requested := getattr(sampling, name)) is not None:
+                    raise bad_value(written.get(name, name), requested, "a simulated engine computes no probabilities")
         vocab_size = self.info.vocab_size
-        if found := sampling.beyond(vocab_size):
-            name, token = found
+        if beyond := sampling.beyond(vocab_size):
+            name, token = beyond
             raise bad_value(written.get(name, name), token, f"token ids must be below {vocab_size}")
 
 
-def conversation(parsing: Parsing, asked: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
-    """What makes the messages that the chat template gets, and its variables."""
-    messages, variables = asked.messages or (), asked.template_variables()
-    tools = asked.tools_for_template()
-    continues = bool(asked.continue_final_message)
-    begins = not continues if asked.add_generation_prompt is None else asked.add_generation_prompt
+def conversation(parsing: Parsing, request: Conversation) -> tuple[Callable[[], list[dict[str, Any]]], dict[str, Any]]:
+    """Return a function that builds the chat template's messages, and the template's variables."""
+    messages, variables = request.messages or (), request.template_variables()
+    tools = request.tools_for_template()
+    continues = bool(request.continue_final_message)
+    begins = not continues if request.add_generation_prompt is None else request.add_generation_prompt
     for name in variables:
         if name in TEMPLATE_NAMES:
             raise bad_value("chat_template_kwargs", name, "this name is set by the request's own fields")
@@ -383,29 +382,29 @@ def _no_prompt(error: ChatTemplateError) -> ApiError:
 
 
 def _about_chars(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> int:
-    """How many bytes a template shows of them; not counted to the end when it is clear that they are long."""
-    found = chars_of(tools) if tools else 0
+    """Estimate the characters that a chat template renders; stops counting when they are clearly many."""
+    count = chars_of(tools) if tools else 0
     for message in messages:
-        if found > ENOUGH_CHARS:
+        if count > ENOUGH_CHARS:
             break
-        found += message.num_chars()
-    return found
+        count += message.num_chars()
+    return count
 
 
-def _kept(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
+def _truncated(ids: Int32Array, keep: int | None, side: Side) -> Int32Array:
     if keep is None or len(ids) <= keep:
         return ids
     return (ids[:keep] if side == "right" else ids[-keep:]).copy()
 
 
-def _kept_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
-    """As `_kept`, by default the beginning, between the special tokens that stand around a text of an encoder."""
+def _truncated_between(ids: Int32Array, keep: int | None, side: Side, special: Container[int]) -> Int32Array:
+    """Truncate an encoder's prompt to `keep` tokens (by default the first), keeping the special tokens around it."""
     if keep is None or len(ids) <= keep:
         return ids
     before, after = int(ids[0]) in special, int(ids[-1]) in special
     if keep <= before + after:
         return ids[:keep].copy()
-    inside = _kept(ids[before : len(ids) - after], keep - before - after, side or "right")
+    inside = _truncated(ids[before : len(ids) - after], keep - before - after, side or "right")
     return np.concatenate([ids[:before], inside, ids[len(ids) - after :]])
 
 
@@ -415,9 +414,9 @@ def _check_stop(stop: tuple[str, ...], name: str) -> None:
             raise bad_value(name, text, f"at most {BOUNDS.max_stop_chars} characters in a stop string")
 
 
-class _Fits:
-    """What is wrong with the text of `field` is an answer. `contextmanager` would keep the error that is replaced, and
-    with it the text, until a full garbage collection: with Python 3.12 its frame leads to both."""
+class _EncodingErrors:
+    """Context manager that converts encoding errors of `field` into `ApiError`. A class, since `contextmanager` keeps
+    the replaced error, and so the text, until a full garbage collection: in Python 3.12 its frame leads to both."""
 
     __slots__ = ("_field", "_too_long")
 

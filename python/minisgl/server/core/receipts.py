@@ -1,7 +1,6 @@
-"""Receipts of answers that asked for one (`receipt: true`): what the server's model is, found out once, and what each
-answer adds.
+"""Receipts of responses (`receipt: true`): the model's digests, computed once, and what each response adds.
 
-Invariants: nothing is read or computed for requests that do not ask; what is signed was generated here.
+Invariants: nothing is read or computed for requests without a receipt; only output that was generated here is signed.
 """
 
 from __future__ import annotations
@@ -28,28 +27,28 @@ FIELD = "receipt"
 
 
 class Receipts:
-    """The receipts that one server gives."""
+    """Creates receipts for the requests of one server."""
 
     def __init__(self, context: ServerContext) -> None:
-        """Raises `ConfigError` for a bad key."""
+        """Read the signing key, if configured. Raises `ConfigError` for a bad key."""
         self._context = context
-        self._found: dict[int, tuple[Model, Numerics]] = {}  # by the number of the adapter, 0: none
+        self._found: dict[int, tuple[Model, Numerics]] = {}  # by adapter index; 0 is the model itself
         path = context.config.receipt_key
         self._key = None if path is None else receipt.read_key(path)
 
-    async def begin(self, sampling: SamplingParams, name: str) -> tuple[SamplingParams, OfAnswers]:
-        """What is to be sampled, and what will have the receipts, of a request to the model or adapter `name`. Raises
-        `ApiError` where nothing can be promised."""
+    async def begin(self, sampling: SamplingParams, name: str) -> tuple[SamplingParams, ReceiptBuilder]:
+        """Return the sampling parameters with log probabilities, and the builder of the receipts, for a request to the
+        model or adapter `name`. Raises `ApiError` if the weights cannot be identified."""
         adapter = self._context.client.adapters.by_name.get(name)
         number, folder = (0, None) if adapter is None else (adapter.number, adapter.path)
         if number not in self._found:
             await self._context.prompts.run(partial(self._find, number, folder))
         if sampling.logprobs is None and not self._context.info.simulated:
             sampling = msgspec.structs.replace(sampling, logprobs=0)
-        return sampling, OfAnswers(*self._found[number], self._key)
+        return sampling, ReceiptBuilder(*self._found[number], self._key)
 
     def _find(self, number: int, folder: str | None) -> None:
-        """Once for each adapter, in whatever thread. Raises `ApiError`."""
+        """Compute the digests of an adapter (0: the model), if not cached. Runs in any thread. Raises `ApiError`."""
         if number not in self._found:
             try:
                 self._found[number] = self._model(folder)
@@ -68,24 +67,24 @@ class Receipts:
         return model, numerics
 
 
-class OfAnswers:
-    """The receipts of one request's answers, as these grow."""
+class ReceiptBuilder:
+    """Builds the receipts of one request's choices from their output deltas."""
 
     def __init__(self, model: Model, numerics: Numerics, key: Ed25519PrivateKey | None) -> None:
         self._model = model
         self._numerics = numerics
         self._key = key
-        self._logprobs: dict[int, LogprobDigest | None] = {}  # None: of a part nobody here knows them
+        self._logprobs: dict[int, LogprobDigest | None] = {}  # by choice; None: another server computed a part
 
     def add(self, delta: Delta, *, was_elsewhere: bool = False) -> None:
-        """`was_elsewhere`: another server computed it, which is gone."""
+        """Add a delta's log probabilities. `was_elsewhere`: another server computed it; there is no digest then."""
         if was_elsewhere:
             self._logprobs[delta.index] = None
         elif delta.logprobs and (digest := self._logprobs.setdefault(delta.index, LogprobDigest())) is not None:
             digest.add([one.logprob or 0.0 for one in delta.logprobs])
 
     def of(self, state: RequestState) -> Receipt:
-        """Once it has ended."""
+        """Return the receipt of a finished choice."""
         digest = self._logprobs.get(state.index)
         return receipt.make(
             self._model,

@@ -1,9 +1,9 @@
-"""Fields of request bodies that become `SamplingParams`: how to sample, how to answer, and the form that an answer must
-have, in the fields of OpenAI, vLLM, SGLang and llama.cpp.
+"""Request fields that become `SamplingParams`: sampling, limits, and structured output in the fields of OpenAI, vLLM,
+SGLang and llama.cpp.
 
-Invariants: numbers have the bounds of `SamplingParams.check` on the page only; whichever field asks for a
-form, the same form is the same source; null asks for nothing; two fields that ask for different forms are an error that
-names both.
+Invariants: numeric bounds here are documentation, `SamplingParams.check` enforces them; equal formats give equal
+grammar sources, whichever field requests them; null asks for nothing; two fields that request different formats are an
+error that names both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CHOICE_TEXTS = 16_384
 MAX_WHITESPACE_CHARS = 64
 _PENALTIES = ("frequency_penalty", "presence_penalty", "repetition_penalty")
 _AS_ASKED = ("temperature", "top_p", "seed", "n", "min_tokens", "ignore_eos", "min_p", *_PENALTIES)
-"""Fields that a request and its `SamplingParams` have in common."""
+"""Fields that are copied to `SamplingParams` unchanged."""
 
 
 Schema = Annotated[
@@ -61,12 +61,12 @@ class ResponseFormat(Body):
             return GrammarSource("json_schema", ANY_OBJECT, field)
         if self.json_schema is None:
             raise ParamError(f"{field}.json_schema", None, "required for the type json_schema")
-        asked = ANY_OBJECT if self.json_schema.schema_ is None else self.json_schema.schema_
-        return _source("json_schema", asked, f"{field}.json_schema.schema", None, self.json_schema.strict is True)
+        schema = ANY_OBJECT if self.json_schema.schema_ is None else self.json_schema.schema_
+        return _source("json_schema", schema, f"{field}.json_schema.schema", None, self.json_schema.strict is True)
 
 
 class StructuredOutputs(Body):
-    """vLLM's: one of the first five."""
+    """vLLM's structured output: exactly one of `json`, `json_object`, `regex`, `choice` and `grammar`."""
 
     json_: Schema | None = Field(default=None, alias="json", description="A JSON schema, or its text.")
     json_object: StrictBool | None = described("Any JSON object.")
@@ -85,7 +85,7 @@ class StructuredOutputs(Body):
         whitespace = self.whitespace_pattern
         if self.disable_any_whitespace:
             if whitespace:
-                raise ParamError(f"{field}.whitespace_pattern", whitespace, "disable_any_whitespace says otherwise")
+                raise ParamError(f"{field}.whitespace_pattern", whitespace, "not with disable_any_whitespace")
             whitespace = ""
         given: list[tuple[str, Kind, Any]] = [
             ("json", "json_schema", self.json_),
@@ -100,7 +100,7 @@ class StructuredOutputs(Body):
 
 
 class Structured(Body):
-    """At most one of these asks for a form, or all for the same."""
+    """Fields for structured output. If several are given, they must request the same format."""
 
     response_format: ResponseFormat | None = described("OpenAI's: text, any JSON object, or JSON by a schema.")
     structured_outputs: StructuredOutputs | None = described("vLLM's.")
@@ -122,15 +122,15 @@ class Structured(Body):
     grammar: StrictStr | None = described("llama.cpp's: as `structured_outputs.grammar`; an empty text has no effect.")
 
     def grammar_source(self, names: Mapping[str, str] | None = None) -> GrammarSource | None:
-        """`names`: how the client wrote a field, where that differs. Raises `ParamError`."""
+        """Return the requested grammar's source, if any. `names`: the client's names of fields. Raises `ParamError`."""
         return the_one(list(self._sources(names or {})))
 
     def _sources(self, names: Mapping[str, str]) -> Iterator[GrammarSource]:
         def written(name: str) -> str:
             return names.get(name, name)
 
-        if self.response_format is not None and (found := self.response_format.source(written("response_format"))):
-            yield found
+        if self.response_format is not None and (source := self.response_format.source(written("response_format"))):
+            yield source
         if self.structured_outputs is not None:
             yield from self.structured_outputs.sources(written("structured_outputs"))
         given: list[tuple[str, Kind, Any]] = [
@@ -166,7 +166,7 @@ class StreamOptions(Body):
 
 
 class Sampling(Structured):
-    """What all generating endpoints share."""
+    """Fields that all generating endpoints share."""
 
     NOT_YET: ClassVar[fields.Table] = fields.SHARED
     OTHERS: ClassVar[fields.Table] = fields.OTHERS
@@ -241,9 +241,9 @@ class Sampling(Structured):
     metadata: dict[str, Any] | None = described("Accepted, without effect: the header names it.")
     store: StrictBool | None = described("Accepted, without effect: nothing is stored, and the header says so.")
 
-    def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **asked: Any) -> SamplingParams:
-        """`defaults`: of the model, for what is missing here; `asked`: fields whose names or meanings differ between
-        the endpoints. Raises `ParamError`."""
+    def to_sampling(self, max_tokens: int | None, defaults: Mapping[str, Any], **overrides: Any) -> SamplingParams:
+        """Build and check `SamplingParams`. `defaults`: the model's, for fields that are missing; `overrides`: fields
+        whose names or meanings differ between endpoints. Raises `ParamError`."""
         if self.stream_options is not None and not self.stream:
             raise ParamError("stream_options", self.stream_options.model_dump(exclude_none=True), "needs stream: true")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -252,14 +252,14 @@ class Sampling(Structured):
             "logit_bias": _logit_bias(self.logit_bias),
             "allowed_token_ids": None if self.allowed_token_ids is None else tuple(self.allowed_token_ids),
             "bad_words": None if self.bad_words is None else tuple(self.bad_words),
-            **asked,
+            **overrides,
         }
         fields = {**defaults, **present(given)}
         fields |= {"max_tokens": max_tokens, "stop": stop, "stop_token_ids": tuple(self.stop_token_ids or ())}
         return SamplingParams(**fields).check()
 
     def limit(self) -> int | None:
-        """Return the limit of generated tokens that the client names; None: none."""
+        """Return the client's maximum number of generated tokens; `None` if it names none."""
         return self.max_tokens
 
     @property
@@ -280,6 +280,6 @@ def _logit_bias(given: dict[str, float] | None) -> dict[int, float] | None:
     return {int(key): value for key, value in given.items()}
 
 
-def shared_fields(asked: Sampling, but_for: Collection[str]) -> dict[str, Any]:
-    """Those of `asked` that every generating endpoint has, and that are given."""
-    return present({name: getattr(asked, name) for name in Sampling.model_fields if name not in but_for})
+def shared_fields(body: Sampling, but_for: Collection[str]) -> dict[str, Any]:
+    """Return the fields of `body` that every generating endpoint has and that are set, except `but_for`."""
+    return present({name: getattr(body, name) for name in Sampling.model_fields if name not in but_for})

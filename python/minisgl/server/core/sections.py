@@ -1,7 +1,7 @@
-"""An answer's parts as sections, for the APIs that show lists of items or blocks.
+"""Splits one choice's output into sections (reasoning, text, call), for the APIs that show lists of items or blocks.
 
-Invariants: one section is open at a time; whatever pieces the parts come in, the sections are the same; blank text
-before, between and after other sections is none, but an answer of nothing else is a section of text.
+Invariants: at most one section is open; sections do not depend on how the output was chunked; blank text before,
+between and after other sections is dropped, but output of blank text alone is a text section.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.parsers.api import CallArguments, CallBegun, Part, Reasoning, Text
 
 
 class JoinedText:
-    """False while it is empty."""
+    """String that is appended to in pieces and joined on demand. False while empty."""
 
     __slots__ = ("_pieces",)
 
@@ -45,25 +45,25 @@ class Section:
     kind: Kind
     call_id: str = ""
     name: str = ""
-    is_broken: bool = False  # a call's arguments are not what the model meant
+    is_broken: bool = False  # the arguments of a call are not what the model meant
     grown: JoinedText = field(default_factory=JoinedText)
 
     @property
     def text(self) -> str:
-        """As far as it has come; of a call, its arguments."""
+        """The section's text so far; of a call, its arguments as JSON."""
         return str(self.grown)
 
     @property
     def arguments(self) -> dict[str, Any] | None:
-        """The arguments of a call; None where they are no whole object, or not what the model meant: nobody may call
-        with them. Of a call that has just begun they are empty."""
+        """Parsed arguments of a call; `None` if they are incomplete, no object or broken: the call must not be made.
+        Empty while the call has no text."""
         if self.is_broken:
             return None
         try:
-            found = msgspec.json.decode(self.text or "{}")
+            decoded = msgspec.json.decode(self.text or "{}")
         except msgspec.DecodeError:
             return None
-        return found if isinstance(found, dict) else None
+        return decoded if isinstance(decoded, dict) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,20 +86,20 @@ Change = Opened | Grown | Closed
 
 
 class Sections:
-    """Turns the parts of one answer into sections."""
+    """Incremental splitter of one choice's parsed output into sections (reasoning, text, calls)."""
 
     def __init__(self) -> None:
         self.all: list[Section] = []
         self._calls: list[Section] = []
         self._open: Section | None = None
-        self._blank = JoinedText()  # text that may turn out to be none
+        self._blank = JoinedText()  # blank text that may be dropped
 
     def whole(self) -> list[Section]:
-        """Return all but the calls whose arguments are none: nobody may call with them."""
+        """Return all sections except calls without valid arguments, which must not be made."""
         return [one for one in self.all if one.kind != "call" or one.arguments is not None]
 
     def take(self, parts: list[Part], broken: Sequence[int] = (), *, is_end: bool = False) -> list[Change]:
-        """`broken`: the numbers of the calls that are, see `MessageParser`; `is_end`: no more come."""
+        """Add parsed output; return the changes. `broken`: indices of broken calls; `is_end`: no output follows."""
         changes: list[Change] = []
         for part in parts:
             match part:
@@ -117,7 +117,7 @@ class Sections:
         return changes + self.finish() if is_end else changes
 
     def finish(self) -> list[Change]:
-        """At the end of the answer. Idempotent."""
+        """Close the open section at the end of the output; return the changes. Idempotent."""
         changes: list[Change] = []
         if self._blank and not self.all:
             self._grow("text", str(self._blank), changes)

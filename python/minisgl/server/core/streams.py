@@ -1,6 +1,5 @@
-"""Which routes may stream, as what, how an event is written, and what says that a stream lives: nothing that a client
-takes for a part of its answer. Ollama's lines, which name the model, are made in `ollama/endpoint.py`.
-"""
+"""Stream formats: which routes may stream and in which format, how an event is written, and the keep-alive bytes, which
+no client takes for output. Ollama's lines, which name the model, are made in `ollama/endpoint.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ EVENTS, LINES = "text/event-stream", "application/x-ndjson"
 STREAMED = {
     "/v1/chat/completions": (EVENTS,),
     "/v1/completions": (EVENTS,),
-    "/generate": (LINES, EVENTS),  # with `prompt`; with `text` or `input_ids`
+    "/generate": (LINES, EVENTS),  # lines for `prompt`, events for `text` and `input_ids`
     "/v1/responses": (EVENTS,),
     "/v1/messages": (EVENTS,),
     "/completion": (EVENTS,),
@@ -18,25 +17,25 @@ STREAMED = {
     "/api/chat": (LINES,),
     "/api/generate": (LINES,),
 }
-"""The routes that may stream, and as what."""
+"""Routes that may stream, with their content types."""
 STREAMS = frozenset({"/v1/chat/completions", "/v1/completions", "/generate", "/v1/responses", "/v1/messages"})
-"""Where one server may go on with another one's stream."""
+"""Routes whose streams another server can continue."""
 SSE_DONE = b"data: [DONE]\n\n"
 SSE_PING = b": ping\n\n"
-"""A comment, which is no event."""
+"""Keep-alive bytes of server-sent events: a comment, which is no event."""
 EVENT_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-"""The same for Anthropic's clients."""
+"""Keep-alive event for Anthropic's clients."""
 LINE_PING = b'{"text_delta":""}\n'
-"""The same for those of /generate that read JSON lines."""
+"""Keep-alive line for clients of /generate that read JSON lines."""
 
 
 def sse(data: object, name: str = "") -> bytes:
-    """Return one server-sent event, with a name or without."""
+    """Return one server-sent event, with `name` as its event type if given."""
     return b"%bdata: %b\n\n" % (b"event: %b\n" % name.encode() if name else b"", msgspec.json.encode(data))
 
 
 def ping_of(path: str, kind: str) -> bytes:
-    """Return what says that a stream lives which a server began under `path` with this content type."""
+    """Return the keep-alive bytes of a stream of this path and content type."""
     if path == "/v1/messages":
         return EVENT_PING
     return SSE_PING if kind.startswith(EVENTS) else LINE_PING

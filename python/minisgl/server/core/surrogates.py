@@ -1,6 +1,6 @@
-"""Halves of surrogate pairs in JSON, which clients make that cut texts between them: no tokenizer encodes them.
+"""Lone surrogates in JSON, which clients produce that split texts within a pair: no tokenizer encodes them.
 
-Invariants: whole pairs and escaped backslashes stay as they are; a text of a megabyte is read once.
+Invariants: whole pairs and escaped backslashes are unchanged; the time is linear in the text's length.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _HALVES = re.compile(
 
 
 def without_halves(data: bytes | bytearray) -> bytes:
-    """Return JSON with U+FFFD in the place of each half, escaped or encoded."""
+    """Return JSON with each lone surrogate, escaped or encoded, replaced by U+FFFD."""
     return _HALVES.sub(lambda found: rb"\ufffd" if found[1] or found[2] else found[0], data)
 
 
 def arguments_without_halves(arguments: str) -> str:
-    """Return the JSON text of a call's arguments so."""
+    """Return the JSON of a call's arguments with each escaped lone surrogate replaced by U+FFFD."""
     if "\\u" not in arguments:
-        return arguments  # nearly always
+        return arguments  # the common case
     return without_halves(arguments.encode(errors="replace")).decode()

@@ -1,9 +1,9 @@
-"""Tools of a request: the fields that clients write, what of them the model is shown, the parser of its format of
-calls, and the grammar of an answer that must call tools, or may not break a call once it begins.
+"""Tools of a request: the client's fields, what the model is shown of them, the parser of the model's call format, and
+the grammar of output that must call tools, or that must not break a call once it begins.
 
-Invariants: a choice without tools to choose from, or of a tool that is not there, is refused. Where a marker is one of
-the tokenizer's special tokens, the parser's requests have it shown; in a grammar it is that token, else text. Arguments
-are what the tool's schema says; of tools that are not strict only where a call was asked for.
+Invariants: a tool choice without tools, or of an unknown tool, is refused. A marker that is one of the tokenizer's
+special tokens is decoded as text for the parser; in a grammar it is that token, else text. Arguments match the tool's
+schema if it is strict or a call is required.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from minisgl.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from minisgl._rust import Thinking, ToolFormat
 
-NUM_LAST = 16  # ids of a prompt in which a marker is looked for
+NUM_LAST = 16  # last ids of a prompt that are searched for a marker
 
 
 class Parsing:
-    """`tool_call_parser`, `reasoning_parser`: names, or auto."""
+    """Parsers of the model's tool calls and reasoning, given by name or "auto", and the grammars for both."""
 
     def __init__(self, tokenizer: Tokenizer, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> None:
         self._tokenizer = tokenizer
@@ -57,7 +57,7 @@ class Parsing:
 
     @cached_property
     def shows_tools(self) -> bool:
-        """Whether the chat template does."""
+        """True if the chat template renders tools."""
         return "tools" in self._tokenizer.template_variables(tools=True)
 
     def token_id(self, text: str) -> int | None:
@@ -65,39 +65,39 @@ class Parsing:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The arguments for the chat template."""
+        """Names of the variables that the chat template reads."""
         return self._tokenizer.template_variables()
 
     def thinking_after(self, prompt: Int32Array, continued: str | None) -> Thinking | None:
-        """For the answer to `prompt`, which may have opened or closed it. `continued`: the message that the answer
-        goes on with."""
-        found = self.thinking
-        if found is None:
+        """Return the reasoning format for the output after `prompt`, which may have opened or closed the reasoning.
+        `continued`: text of the message that the output continues. `None`: the output has no reasoning."""
+        thinking = self.thinking
+        if thinking is None:
             return None
         if continued:
-            is_open = continued.rfind(found.begin) > continued.rfind(found.end)
-            return found.opened(True) if is_open else None
+            is_open = continued.rfind(thinking.begin) > continued.rfind(thinking.end)
+            return thinking.opened(True) if is_open else None
         pieces = map(self._tokenizer.token_bytes, prompt[-NUM_LAST:].tolist())
         last = b"".join(pieces).decode(errors="replace").rstrip()
-        if last.endswith(found.begin):
-            return found.opened(True)
-        return found.opened(False) if last.endswith(found.end) else found
+        if last.endswith(thinking.begin):
+            return thinking.opened(True)
+        return thinking.opened(False) if last.endswith(thinking.end) else thinking
 
     def grammar(
         self, thinking: Thinking | None, use: ToolUse | None, source: GrammarSource | None, budget: int | None = None
     ) -> TurnGrammar:
-        """The grammar of an answer to one turn."""
+        """Return a chat turn's grammar. `use`: callable tools; `source`: output format; `budget`: reasoning tokens."""
         tools = None if use is None else self.tool_format
         return TurnGrammar(self._tokenizer.token_id, thinking, tools, use, source, budget)
 
     @property
     def ends_thinking(self) -> bool:
-        """Whether a token does: then a grammar can, after as many tokens as a request asks for."""
-        found = self.thinking
-        return found is not None and self._tokenizer.token_id(found.end) is not None
+        """True if a single token ends reasoning; then a grammar can end it after a budget of tokens."""
+        thinking = self.thinking
+        return thinking is not None and self._tokenizer.token_id(thinking.end) is not None
 
     def shown(self, markers: Iterable[str]) -> frozenset[int]:
-        """The special tokens among them."""
+        """Return the ids of those `markers` that are special tokens of the tokenizer."""
         ids = (self._tokenizer.token_id(marker) for marker in markers)
         return frozenset(i for i in ids if i is not None) & self._tokenizer.special_ids
 
@@ -117,7 +117,7 @@ class Tool(Body):
     function: FunctionTool
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it: what the model is to know."""
+        """Return the tool as chat templates expect it: name, description and parameters."""
         given = {name: getattr(self.function, name) for name in ("name", "description", "parameters")}
         return {"type": "function", "function": present(given)}
 
@@ -126,14 +126,14 @@ AnyTool = Annotated[
     Annotated[Tool, Tag("<function>")] | Annotated[LeftOut, Tag("<left out>")],
     Discriminator(lambda value: "<left out>" if runs_on_servers(type_of(value)) else "<function>"),
 ]
-"""A function, or a tool that a provider's servers run: the model is not told of it."""
+"""Function tool, or a tool that a provider's servers run, which the model is not shown."""
 Tools = Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)]
 Choice = StrictStr | dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """`named`: the one that is to be called; `parallel`: there may be several calls."""
+    """Tools that may be called. `required`: one must be; `named`: this one must be; `parallel`: several may be."""
 
     tools: tuple[FunctionTool, ...]
     required: bool = False
@@ -152,16 +152,16 @@ class ToolUse:
 def tool_use(
     tools: Sequence[Tool] | None, choice: str | Mapping[str, Any] | None, parallel: bool | None
 ) -> ToolUse | None:
-    """None if no tool may be called. Raises `ApiError`."""
+    """Resolve `tools` and `tool_choice`; `None` if no tool may be called. Raises `ApiError`."""
     if not tools:
-        if choice not in (None, "none", "auto"):  # nothing to choose from
+        if choice not in (None, "none", "auto"):  # there are no tools to choose from
             raise bad_value("tool_choice", choice, "needs tools")
         return None
     functions = tuple(tool.function for tool in tools)
     names = set[str]()
     for i, function in enumerate(functions):
         if function.name in names:
-            raise bad_value(f"tools.{i}.function.name", function.name, "there is a tool of this name already")
+            raise bad_value(f"tools.{i}.function.name", function.name, "another tool has this name")
         names.add(function.name)
     if isinstance(choice, Mapping):
         name = _named(choice)
@@ -172,25 +172,25 @@ def tool_use(
         raise bad_value("tool_choice", choice, "must be none, auto, required or an object that names a function")
     if choice == "none":
         return None
-    # a model that must call goes on calling: it does so once where nobody asks for more
+    # a model that must call may not stop calling: allow one call unless the client wants several
     if choice == "required":
         return ToolUse(functions, required=True, parallel=parallel is True)
     return ToolUse(functions, parallel=parallel is not False)
 
 
 def allowed_tools(choice: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[frozenset[str], str]:
-    """Which of the tools a choice of `allowed_tools` leaves, and how it chooses among them. Raises `ApiError`."""
+    """Return the names and the mode ("auto" or "required") of a choice of `allowed_tools`. Raises `ApiError`."""
     allowed = choice.get("allowed_tools")
     allowed = allowed if isinstance(allowed, Mapping) else {}
     mode, listed = allowed.get("mode"), allowed.get("tools")
     if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
         reason = 'must be {"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
         raise bad_value("tool_choice", choice, reason)
-    known, names = {tool.function.name for tool in tools}, set[str]()
+    known_names, names = {tool.function.name for tool in tools}, set[str]()
     for i, tool in enumerate(listed):
         function = tool.get("function") if isinstance(tool, Mapping) else None
         name = function.get("name") if isinstance(function, Mapping) else None
-        if not isinstance(name, str) or name not in known:
+        if not isinstance(name, str) or name not in known_names:
             raise bad_value(f"tool_choice.allowed_tools.tools.{i}", tool, "must name a function of tools")
         names.add(name)
     return frozenset(names), str(mode)
@@ -210,14 +210,14 @@ def _named(choice: Mapping[str, Any]) -> str:
 def explained(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], tool_format: ToolFormat
 ) -> list[dict[str, Any]]:
-    """A conversation for a template that shows messages with texts, and nothing else: what the tools are stands in its
-    system text, calls and results in texts."""
+    """Convert a conversation for a template that renders only texts: tool definitions are appended to the system
+    message, calls and results become texts."""
     listed = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     text = f"You may call functions. To call one, {tool_format.explained()}. The functions, a line for each:\n{listed}"
-    found = [_as_text(message, tool_format) for message in messages]
-    if found and found[0]["role"] == "system":
-        return [{**found[0], "content": f"{_text(found[0].get('content'))}\n\n{text}"}, *found[1:]]
-    return [{"role": "system", "content": text}, *found]
+    shown = [_as_text(message, tool_format) for message in messages]
+    if shown and shown[0]["role"] == "system":
+        return [{**shown[0], "content": f"{_text(shown[0].get('content'))}\n\n{text}"}, *shown[1:]]
+    return [{"role": "system", "content": text}, *shown]
 
 
 def _text(content: Any) -> str:
@@ -227,17 +227,17 @@ def _text(content: Any) -> str:
 
 
 def _as_text(message: Mapping[str, Any], tool_format: ToolFormat) -> dict[str, Any]:
-    found = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
+    shown = {name: value for name, value in message.items() if name not in ("tool_calls", "tool_call_id")}
     if message["role"] == "tool":
         return {"role": "user", "content": f"Result of the call: {_text(message.get('content'))}"}
     if calls := message.get("tool_calls"):
         written = [_written(call, tool_format) for call in calls]
-        found["content"] = "\n".join(filter(None, [_text(message.get("content")), *written]))
-    return found
+        shown["content"] = "\n".join(filter(None, [_text(message.get("content")), *written]))
+    return shown
 
 
 def _written(call: Any, tool_format: ToolFormat) -> str:
-    """As the model is told to write it."""
+    """Return a call as text, in the format that the model is instructed to write."""
     function = call.get("function") if isinstance(call, Mapping) else None
     function = function if isinstance(function, Mapping) else {}
     arguments = function.get("arguments") or "{}"
@@ -245,28 +245,28 @@ def _written(call: Any, tool_format: ToolFormat) -> str:
     return tool_format.written(str(function.get("name")), text)
 
 
-MAX_BYTES = 1 << 17  # of all schemas of tools
+MAX_BYTES = 1 << 17  # maximum of all tool schemas together
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def needs_grammar(use: ToolUse | None) -> bool:
-    """Whether the answer needs a grammar; without one, calls are as the model writes them."""
+    """Return true if calls need a grammar; without one, calls are as the model writes them."""
     return use is not None and (use.required or not use.parallel or any(tool.strict for tool in use.tools))
 
 
 @dataclass(frozen=True, slots=True)
 class TurnGrammar:
-    """`thinking`: None for models that do not; `source`: the form of an answer that is no call."""
+    """Input of a chat turn's grammar. `thinking`: `None` without reasoning; `source`: format of other output."""
 
     token_id: Callable[[str], int | None]
     thinking: Thinking | None = None
     tools: ToolFormat | None = None
     use: ToolUse | None = None
     source: GrammarSource | None = None
-    budget: int | None = None  # tokens of thinking
+    budget: int | None = None  # maximum reasoning tokens
 
     def made(self) -> Made:
-        """Return the grammar, checked. Takes up to seconds. Raises `ParamError`."""
+        """Compile and check the grammar of a chat turn; may take seconds. Raises `ParamError`."""
         thinking = self.thinking
         if thinking is not None and thinking.is_open is False:
             thinking = None
@@ -289,20 +289,20 @@ class TurnGrammar:
             use is not None and use.parallel and use.named is None,
             self.budget,
         )
-        found = pieces.grammar(rules, [] if body is None else [body])
-        validate(found, "tools" if self.source is None else self.source.field)
-        return Made(found, (*left_out, *(field for source in bound.values() for field in source.left_out)))
+        grammar = pieces.grammar(rules, [] if body is None else [body])
+        validate(grammar, "tools" if self.source is None else self.source.field)
+        return Made(grammar, (*left_out, *(field for source in bound.values() for field in source.left_out)))
 
 
 def _callable(tool: FunctionTool, source: GrammarSource | None) -> tuple[str, str, str | None]:
-    """Return its name, a rule for its arguments, and their schema if they are bound to it."""
+    """Return a tool's name, the grammar rule for its arguments, and their JSON schema (`None`: any object)."""
     if source is None:
         return tool.name, pieces.schema(ANY_OBJECT), None
     return tool.name, pieces.schema(source.value), json.dumps(source.value)
 
 
 def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
-    """Return the schema that the tool's arguments are generated by, None if they are any object."""
+    """Return the schema that a tool's arguments must match; `None` if any object is allowed."""
     if not (use.required or tool.strict):
         return None
     place = next(i for i, one in enumerate(use.tools) if one is tool)
@@ -314,10 +314,9 @@ def _arguments(use: ToolUse, tool: FunctionTool) -> GrammarSource | None:
 
 
 def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
-    """Return the schemas that arguments are generated by, checked, by tool. The library is asked once, and more often
-    only where it refuses one of them. Raises `ParamError`."""
-    asked = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
-    bound = {name: _of_object(checked(source)) for name, source in asked.items()}
+    """Return the schemas of arguments by tool, validated at once, one by one if that fails. Raises `ParamError`."""
+    schemas = {tool.name: source for tool in use.callable if (source := _arguments(use, tool)) is not None}
+    bound = {name: _of_object(checked(source)) for name, source in schemas.items()}
     size = sum(len(pieces.schema(source.value)) for source in bound.values())
     if size > MAX_BYTES:
         raise ParamError("tools", size, f"their schemas have more than {MAX_BYTES} bytes together")
@@ -331,7 +330,7 @@ def bound_arguments(use: ToolUse) -> dict[str, GrammarSource]:
     try:
         check(bound.values())
     except ParamError:
-        bound = {name: _of_object(taken(source)) for name, source in asked.items()}
+        bound = {name: _of_object(taken(source)) for name, source in schemas.items()}
         check(bound.values())
     return bound
 

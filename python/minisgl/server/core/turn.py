@@ -1,7 +1,6 @@
-"""One call of the model with a conversation, whichever API asks for it: what is generated, and how an answer's text is
-taken apart.
+"""Turns a chat request of any API into the input of the engine, and the output into content, reasoning and tool calls.
 
-Invariants: what the chat APIs have in common stands here once.
+Invariants: code that the chat APIs have in common is here, once.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from minisgl.frontend.output_processor import Delta
 from minisgl.message.prepared import AnswerParts
 from minisgl.parsers.api import CallArguments, CallBegun, MessageParser, Part, Reasoning, Text
 from minisgl.parsers.choice import answer_tools, new_parser
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.bodies import ChatMessage, ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import bad_value, missing, param_errors, renamed, wrong
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from minisgl._rust import AnswerTools, Thinking, ToolFormat
     from minisgl.tokenizer.reference import Formats
 
-MAX_DEPTH = 120  # of JSON in Rust, a little less than its parser takes
+MAX_DEPTH = 120  # of JSON in Rust, slightly below its parser's limit
 OF_MESSAGES = (
     "add_generation_prompt",
     "continue_final_message",
@@ -51,18 +50,18 @@ class ToolCall:
 
     @property
     def arguments(self) -> str:
-        """JSON text, as far as it has come."""
+        """Arguments of the call so far, as JSON text."""
         return str(self.grown)
 
 
 @dataclass(slots=True)
 class TurnChoice:
-    """One answer as it grows."""
+    """Output of one choice of a chat: content, reasoning and tool calls so far."""
 
     parser: MessageParser
-    named_call: bool = False  # the caller chose the tool: then OpenAI's reason is not that tools are called
+    named_call: bool = False  # the client named the tool: OpenAI's finish reason is then not tool_calls
     streams: bool = False
-    whole_calls: list[ToolCall] = field(default_factory=list)  # once it has ended
+    whole_calls: list[ToolCall] = field(default_factory=list)  # set at the end
     grown_content: JoinedText = field(default_factory=JoinedText)
     grown_reasoning: JoinedText = field(default_factory=JoinedText)
     calls: list[ToolCall] = field(default_factory=list)
@@ -74,13 +73,12 @@ class TurnChoice:
 
     @property
     def broken(self) -> list[int]:
-        """The numbers of the calls that are broken."""
+        """Indices of tool calls with broken arguments."""
         return self.parser.broken
 
     @property
     def calls_tools(self) -> bool:
-        """Return whether the answer calls tools, once it has ended. A whole answer shows no broken call, a stream has
-        shown its pieces."""
+        """True if the finished output calls tools. A broken call does not count; in a stream it voids all of them."""
         return bool(self.whole_calls) and not (self.streams and self.broken)
 
     @property
@@ -88,7 +86,7 @@ class TurnChoice:
         return str(self.grown_reasoning)
 
     def take(self, delta: Delta) -> list[Part]:
-        """What is new, with all that was held back if the answer ends."""
+        """Parse a delta and return the new parts; at the end also those that the parser held back."""
         parts = self.parser.push(delta.text)
         if delta.finish_reason is not None:
             parts += self.parser.finish(delta.finish_reason == "length")
@@ -111,15 +109,15 @@ class TurnChoice:
 
 
 @dataclass(slots=True, eq=False)
-class Turn(Wanted):
-    """A call with one prompt, a conversation. `shown`: what the parser looks for."""
+class Turn(GenerationInput):
+    """Generation request with one prompt, a conversation. `shown`: special tokens that the parser looks for."""
 
-    calls: ToolFormat | None = None  # of the tools that may be called
-    thinking: Thinking | None = None  # the model may think, and that is told from the content
-    schemas: dict[str, dict[str, Any]] | None = None  # of the parameters of tools, by name
+    calls: ToolFormat | None = None  # format of calls, if tools may be called
+    thinking: Thinking | None = None  # format of reasoning, if it is split from the content
+    schemas: dict[str, dict[str, Any]] | None = None  # schemas of tool parameters, by tool name
     named_call: bool = False
     shows_thoughts: bool = True
-    think_end: int | None = None  # the token that ends it, if one does
+    think_end: int | None = None  # id of the token that ends reasoning, if there is one
     _known: AnswerTools | None = None
 
     @property
@@ -128,20 +126,20 @@ class Turn(Wanted):
 
     @property
     def is_plain(self) -> bool:
-        """An answer is its text."""
+        """True if the output is plain text: no tool calls and no reasoning to parse."""
         return self.calls is None and self.thinking is None
 
     def choice(self, *, streams: bool = False) -> TurnChoice:
         return TurnChoice(new_parser(*(self.formats() or (None, None))), self.named_call, streams)
 
     def formats(self) -> Formats | None:
-        """Return how an answer is taken apart; None: an answer is its text. The tools are read once."""
+        """Return the formats by which output is parsed; `None` for plain text. The tools' schemas are compiled once."""
         if self._known is None and self.schemas is not None:
             self._known = answer_tools(self.schemas)
         return None if self.is_plain else (self.calls, self.thinking, self._known)
 
     def parts(self) -> AnswerParts | None:
-        """Return how the gateway takes answers apart; None: an answer is its text."""
+        """Return the settings by which the gateway parses the output; `None` for plain text."""
         if self.is_plain:
             return None
         thinking = self.thinking
@@ -157,7 +155,7 @@ class Turn(Wanted):
         )
 
     def num_thought(self, choice: TurnChoice, token_ids: Sequence[int], tokenizer: Tokenizer) -> int:
-        """Tokens of what was thought, with the marker that ends it."""
+        """Return the number of reasoning tokens in a choice, the end marker included."""
         if not choice.grown_reasoning:
             return 0
         if self.think_end is None:
@@ -166,7 +164,7 @@ class Turn(Wanted):
 
 
 class SectionFormatter(Formatter):
-    """The base of formatters that show one answer as sections: items, blocks or lines."""
+    """Base class of formatters that show one choice as sections: items, blocks or lines."""
 
     def __init__(self, context: ServerContext, turn: Turn, stream: bool | None, priority: int | None) -> None:
         super().__init__(turn, stream, priority)
@@ -174,11 +172,11 @@ class SectionFormatter(Formatter):
         self._tokenizer = context.tokenizer
         self._choice = turn.choice(streams=self.stream)
         self._sections = Sections()
-        self._with_logprobs = turn.sampling.logprobs is not None  # asked for; a receipt needs them, too
-        self._new_logprobs: list[dict[str, Any]] = []  # of text that is not decided yet
+        self._with_logprobs = turn.sampling.logprobs is not None  # requested by the client; receipts need them, too
+        self._new_logprobs: list[dict[str, Any]] = []  # for text that the parser holds back
 
     def changes(self, delta: Delta) -> list[Change]:
-        """Return how the sections change by what came."""
+        """Return how a delta changes the sections of the output."""
         if delta.logprobs and self._with_logprobs:
             self._new_logprobs += chat_entries(self._tokenizer, delta.logprobs)
         parts = self._choice.take(delta)
@@ -188,8 +186,8 @@ class SectionFormatter(Formatter):
 async def chat_turn(
     context: ServerContext, chat: ChatRequest, *, least_tokens: int = TO_THE_END, only_counts: bool = False
 ) -> Turn:
-    """Check and encode. `least_tokens`: the smallest limit that the endpoint knows. `only_counts`: the prompt may be
-    too long for an answer. Raises `ApiError`."""
+    """Check a chat request and encode its prompt. `least_tokens`: lowest allowed `max_tokens`. `only_counts`: the
+    prompt may exceed the context. Raises `ApiError`."""
     places = list(chat.functions())
     if len(places) == len(chat.tools or ()):
         return await _chat_turn(context, chat, least_tokens, only_counts)
@@ -207,8 +205,8 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
     least = least_tokens if chat.max_completion_tokens is None else 1
     with param_errors():
         limit, only_prompt = asked_limit(name, limit, context.served.defaults.get("max_tokens"), least=least)
-        asked = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
-        sampling = chat.to_sampling(limit, context.served.defaults, **asked)
+        logprob_fields = {"logprobs": chat.num_logprobs(), "prompt_logprobs": chat.prompt_logprobs}
+        sampling = chat.to_sampling(limit, context.served.defaults, **logprob_fields)
         source = chat.grammar_source()
     prompt = chat if chat.messages else [chat.prompt or ""]
     use = tool_use([*chat.functions().values()], chat.tool_choice, chat.parallel_tool_calls)
@@ -232,7 +230,7 @@ async def _chat_turn(context: ServerContext, chat: ChatRequest, least_tokens: in
 def _parsed(
     context: ServerContext, chat: ChatRequest, use: ToolUse | None, thinking: Thinking | None, turn: Turn
 ) -> Turn:
-    """With what takes the answers apart."""
+    """Set the fields of `turn` by which the output is parsed, and return it."""
     parsing = context.parsing
     calls = None if use is None else parsing.tool_format
     if thinking is None and calls is None:
@@ -251,10 +249,10 @@ def _parsed(
 
 
 def _check_depth(schemas: dict[str, dict[str, Any]]) -> None:
-    """Refuse what the parser of calls, and the gateway, cannot read. Raises `ApiError`."""
+    """Check that schemas are not nested too deeply for the parser of calls. Raises `ApiError`."""
     text = json_bytes(schemas)
     if text.count(b"{") + text.count(b"[") < MAX_DEPTH:
-        return  # nearly always
+        return  # the common case
     try:
         answer_tools(schemas)
     except ValueError as error:
@@ -262,7 +260,7 @@ def _check_depth(schemas: dict[str, dict[str, Any]]) -> None:
 
 
 def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
-    """`tool_choice` of `allowed_tools`: the model does not hear of the others."""
+    """Resolve a `tool_choice` of type `allowed_tools`: the other tools are removed from the request."""
     if not isinstance(chat.tool_choice, dict) or chat.tool_choice.get("type") != "allowed_tools":
         return chat
     functions = [*chat.functions().values()]
@@ -272,28 +270,28 @@ def of_allowed_tools(chat: ChatRequest) -> ChatRequest:
 
 
 def _check_thinking(context: ServerContext, chat: ChatRequest) -> None:
-    """Refuse what the model's template cannot be told, and reasoning where nothing can take it apart."""
-    asked = [name for name in OF_REASONING if getattr(chat, name) not in (None, False, "none")]
-    if asked and why_missing():
+    """Check that the chat template supports `enable_thinking` and that reasoning can be parsed. Raises `ApiError`."""
+    requested = [name for name in OF_REASONING if getattr(chat, name) not in (None, False, "none")]
+    if requested and why_missing():
         reason = f"the parser of reasoning {NEEDS}: {HOW_TO_BUILD}"
-        raise bad_value(asked[0], getattr(chat, asked[0]), reason, "unsupported_value")
+        raise bad_value(requested[0], getattr(chat, requested[0]), reason, "unsupported_value")
     if chat.enable_thinking and "enable_thinking" not in context.parsing.variables:
         raise bad_value("enable_thinking", True, "not supported by this model", "unsupported_value")
 
 
 def _ignored(context: ServerContext, chat: ChatRequest) -> tuple[str, ...]:
-    """The fields that ask for what the model does not know."""
-    found = () if chat.verbosity in (None, "medium") else ("verbosity",)
+    """Return the names of chat fields that have no effect on this model."""
+    ignored = () if chat.verbosity in (None, "medium") else ("verbosity",)
     if chat.thinking_budget is not None and not context.parsing.ends_thinking:
-        found = ("thinking_budget", *found)
+        ignored = ("thinking_budget", *ignored)
     if chat.reasoning_effort in (None, "none"):
-        return found  # nearly always: the template is not looked at
-    known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
-    return found if known else ("reasoning_effort", *found)
+        return ignored  # the common case, in which the template is not inspected
+    is_known = not context.parsing.variables.isdisjoint(("enable_thinking", "reasoning_effort"))
+    return ignored if is_known else ("reasoning_effort", *ignored)
 
 
 def _check_prompt(chat: ChatRequest) -> None:
-    """Either `messages` that make sense or, as mini-sglang's clients send it, a `prompt`."""
+    """Check `messages`, or `prompt`, which mini-sglang's clients send instead. Raises `ApiError`."""
     if chat.prompt is not None:
         if chat.messages:
             raise wrong("prompt", "give either messages or prompt")
@@ -307,20 +305,21 @@ def _check_prompt(chat: ChatRequest) -> None:
         raise bad_value("messages", [], "must not be empty")
     for i, message in enumerate(chat.messages):
         if message.role != "assistant":
-            if message.content is None and message.role != "tool":  # a tool may have nothing to say
+            if message.content is None and message.role != "tool":  # a tool's result may be empty
                 raise bad_value(f"messages.{i}.content", None, f"required for the role {message.role}")
             if message.has_refusal:
-                raise bad_value(f"messages.{i}", message.role, "only an assistant refuses")
+                raise bad_value(f"messages.{i}", message.role, "only an assistant message may have a refusal")
     _check_last(chat.messages[:-1] if chat.continue_final_message else chat.messages)
 
 
 def _check_last(messages: Sequence[ChatMessage]) -> None:
-    """Refuse a question of nothing that the model can be shown. What stands behind a tool's result belongs to it."""
+    """Check that the last user message has a part that the model can read. A message after a tool's result passes: it
+    belongs to the result. Raises `ApiError`."""
     turns = [(i, one) for i, one in enumerate(messages) if one.role not in ("system", "developer")][-2:]
     if not turns or turns[-1][1].role != "user" or (len(turns) > 1 and turns[0][1].role == "tool"):
         return
     i, last = turns[-1]
     parts = last.content if isinstance(last.content, list) else []
     if parts and all(isinstance(part, LeftOut) for part in parts):
-        reason = "this model reads text only, and the message has nothing else"
+        reason = "this model reads text only, and the message has no text"
         raise bad_value(f"messages.{i}.content.0.type", type_of(parts[0]), reason, "unsupported_value")

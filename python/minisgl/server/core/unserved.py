@@ -1,8 +1,8 @@
-"""What a body has that its endpoint does not serve: looked for before the body is checked, by the tables of
+"""Finds the fields of a body that its endpoint does not serve, before the body is validated, by the tables of
 `fields.py`.
 
-Invariants: every name in a body is served, refused, or in the list of what has no effect; a name whose value is null
-asks for nothing. Of a client's own words only names of usual characters reach a header.
+Invariants: every name in a body is served, refused, or listed as without effect; a null value asks for nothing. Only
+names of ordinary characters reach a header.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from minisgl.server.core.fields import SAY_INSTEAD, Body, LeftOut, Table
 
 MAX_NAMED = 32
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
-_DATE = re.compile(r"_2\d{7}\Z")  # of a tool's version
+_DATE = re.compile(r"_2\d{7}\Z")  # date suffix of a versioned tool type
 _LABELS = frozenset({"id", "status", "index", "signature", "annotations", "citations", "logprobs", "caller", "phase"})
-"""What answers have beside their contents, in histories: it says nothing to a model."""
+"""Fields of earlier responses in a history that mean nothing to the model."""
 
 
 def shown(names: Iterable[str]) -> str:
-    """Return `names` for a header, each once, at most so many."""
+    """Return `names` as a header value: each once, unsafe ones as "?", at most `MAX_NAMED`."""
     safe = dict.fromkeys(name if _NAME.fullmatch(name) else "?" for name in names)
     return ", ".join([*safe][:MAX_NAMED])
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What may stand in an object: `served` names with the bodies that may stand in each, the tables, and `plain` names
-    (aliases, too), of which nothing more is asked."""
+class AllowedFields:
+    """Fields that an object may have: `served` ones with the body types of their values, tables of others, and `plain`
+    ones (aliases, too), whose values are not inspected."""
 
     plain: set[str] = field(default_factory=set)
     served: dict[str, tuple[type[Body], ...]] = field(default_factory=dict)
@@ -42,74 +42,74 @@ class Known:
     ignored: Table = field(default_factory=dict)
 
 
-Kinds = dict[str | None, Known | None]
-"""By the `type` that an object names, if any: what it may have; None: it is left out, whatever it has."""
+FieldsByType = dict[str | None, AllowedFields | None]
+"""Allowed fields by an object's `type`, if it has one; a value of `None`: the object is left out as a whole."""
 
 
 def unserved(data: Mapping[str, Any], model: type[Body]) -> list[str]:
-    """Return the names in `data` that have no effect, without places in lists. Raises `ApiError` 400 for one that would
-    change the answer."""
-    found: dict[str, None] = {}
-    _look(data, _by_kind((model,)), (), found)
-    return [*found]
+    """Return the names in `data` that have no effect, as dotted paths without list indices. Raises `ApiError` 400 for
+    one that would change the output."""
+    ignored: dict[str, None] = {}
+    _check(data, _fields_by_type((model,)), (), ignored)
+    return [*ignored]
 
 
-def _look(data: Mapping[str, Any], kinds: Kinds, path: tuple[str | int, ...], found: dict[str, None]) -> None:
-    """Add the names in an object at `path` that have no effect."""
+def _check(data: Mapping[str, Any], kinds: FieldsByType, path: tuple[str | int, ...], ignored: dict[str, None]) -> None:
+    """Add the names in the object at `path` that have no effect to `ignored`. Raises `ApiError` 400."""
     kind = data.get("type")
-    known = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
-    if known is None:
-        _name(_DATE.sub("", str(kind)), path, found)
+    allowed = kinds.get(kind, kinds[_OTHER]) if isinstance(kind, str) else kinds[None]
+    if allowed is None:
+        _name(_DATE.sub("", str(kind)), path, ignored)
         return
     for name, value in data.items():
-        if name in known.plain or value is None:
+        if name in allowed.plain or value is None:
             continue
-        if name in known.refused and not asks_for_nothing(value, known.refused[name]):
-            raise _refusal(name, value, known, path)
-        if (bodies := known.served.get(name)) is not None:
-            if name in known.ignored and not asks_for_nothing(value, known.ignored[name]):
-                _name(name, path, found)
+        if name in allowed.refused and not is_neutral(value, allowed.refused[name]):
+            raise _not_supported(name, value, allowed, path)
+        if (bodies := allowed.served.get(name)) is not None:
+            if name in allowed.ignored and not is_neutral(value, allowed.ignored[name]):
+                _name(name, path, ignored)
             if bodies and isinstance(value, list):
-                inner = _by_kind(bodies)
+                inner = _fields_by_type(bodies)
                 for i, one in enumerate(value):
                     if isinstance(one, dict):
-                        _look(one, inner, (*path, name, i), found)
+                        _check(one, inner, (*path, name, i), ignored)
             elif bodies and isinstance(value, dict):
-                _look(value, _by_kind(bodies), (*path, name), found)
-        elif name in known.refused or (path and name in _LABELS):
+                _check(value, _fields_by_type(bodies), (*path, name), ignored)
+        elif name in allowed.refused or (path and name in _LABELS):
             continue
-        elif name in known.others:
-            if not asks_for_nothing(value, known.others[name]):
-                raise _refusal(name, value, known, path)
-        elif not asks_for_nothing(value, known.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
-            _name(name, path, found)
+        elif name in allowed.others:
+            if not is_neutral(value, allowed.others[name]):
+                raise _not_supported(name, value, allowed, path)
+        elif not is_neutral(value, allowed.ignored.get(name, IGNORED_BY_ALL.get(name, ()))):
+            _name(name, path, ignored)
 
 
-def _name(name: str, path: Sequence[str | int], found: dict[str, None]) -> None:
-    if len(found) < MAX_NAMED:
-        found[".".join([*(part for part in path if isinstance(part, str)), name])] = None
+def _name(name: str, path: Sequence[str | int], ignored: dict[str, None]) -> None:
+    if len(ignored) < MAX_NAMED:
+        ignored[".".join([*(part for part in path if isinstance(part, str)), name])] = None
 
 
-def asks_for_nothing(value: Any, nothing: Sequence[Any]) -> bool:
+def is_neutral(value: Any, nothing: Sequence[Any]) -> bool:
     return any(value == one and type(value) is type(one) for one in nothing)
 
 
-def _refusal(name: str, value: Any, known: Known, path: Sequence[str | int]) -> Exception:
+def _not_supported(name: str, value: Any, allowed: AllowedFields, path: Sequence[str | int]) -> Exception:
     reason = "not supported by this version"
     for instead in SAY_INSTEAD.get(name, ()):
         first = instead.partition(".")[0]
-        if first in known.served and first not in known.refused:
+        if first in allowed.served and first not in allowed.refused:
             reason += f": use {instead}"
             break
     return bad_value(".".join(map(str, (*path, name))), value, reason, "unsupported_value")
 
 
-_OTHER = "<other>"  # no type has such signs
+_OTHER = "<other>"  # no valid type has these characters
 
 
 @functools.cache
-def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
-    """Return what an object may have where one of `models` stands."""
+def _fields_by_type(models: tuple[type[Body], ...]) -> FieldsByType:
+    """Return the fields that an object may have, by its `type`, where any of `models` is allowed."""
     kinds: dict[str | None, list[type[Body]]] = {None: []}
     is_open = False
     for model in models:
@@ -121,42 +121,42 @@ def _by_kind(models: tuple[type[Body], ...]) -> Kinds:
             kinds.setdefault(name, []).append(model)
         if not names or not model.model_fields["type"].is_required():
             kinds[None].append(model)
-    found: Kinds = {name: _joined(some) for name, some in kinds.items() if some}
-    found.setdefault(None, None if is_open else _joined(models))
-    found[_OTHER] = None if is_open else found[None]
-    return found
+    fields_by_type: FieldsByType = {name: _joined(some) for name, some in kinds.items() if some}
+    fields_by_type.setdefault(None, None if is_open else _joined(models))
+    fields_by_type[_OTHER] = None if is_open else fields_by_type[None]
+    return fields_by_type
 
 
 def _literals(model: type[Body]) -> list[str]:
     of_type = model.model_fields.get("type")
-    return [] if of_type is None else [one for one in _flat(of_type.annotation) if isinstance(one, str)]
+    return [] if of_type is None else [one for one in _types_in(of_type.annotation) if isinstance(one, str)]
 
 
-def _flat(annotation: Any) -> Iterator[Any]:
-    """The bodies in it, and the values of its literals."""
+def _types_in(annotation: Any) -> Iterator[Any]:
+    """Yield the types in a type annotation, and the values of its literals."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
         return
     yield annotation
     for one in get_args(annotation):
-        yield from _flat(one)
+        yield from _types_in(one)
 
 
-def _joined(models: Sequence[type[Body]]) -> Known:
-    known = Known()
+def _joined(models: Sequence[type[Body]]) -> AllowedFields:
+    allowed = AllowedFields()
     for model in models:
         for name, one in model.model_fields.items():
-            bodies = [found for found in _flat(one.annotation) if isinstance(found, type) and _is_body(found)]
+            bodies = [kind for kind in _types_in(one.annotation) if isinstance(kind, type) and _is_body(kind)]
             written = one.alias or name
-            known.served[written] = tuple(dict.fromkeys((*known.served.get(written, ()), *bodies)))
-        known.refused.update(model.NOT_YET)
-        known.others.update(model.OTHERS)
-        known.ignored.update(model.IGNORED)
-    special = known.refused.keys() | known.ignored.keys()
-    known.plain.update(name for name, bodies in known.served.items() if not bodies and name not in special)
-    known.plain.update(name for model in models for name in model.ALIASES)
-    return known
+            allowed.served[written] = tuple(dict.fromkeys((*allowed.served.get(written, ()), *bodies)))
+        allowed.refused.update(model.NOT_YET)
+        allowed.others.update(model.OTHERS)
+        allowed.ignored.update(model.IGNORED)
+    special = allowed.refused.keys() | allowed.ignored.keys()
+    allowed.plain.update(name for name, bodies in allowed.served.items() if not bodies and name not in special)
+    allowed.plain.update(name for model in models for name in model.ALIASES)
+    return allowed
 
 
-def _is_body(found: type[Any]) -> bool:
-    return issubclass(found, Body | LeftOut)
+def _is_body(kind: type[Any]) -> bool:
+    return issubclass(kind, Body | LeftOut)

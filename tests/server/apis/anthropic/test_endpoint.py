@@ -84,7 +84,7 @@ def test_events_come_in_order(http: httpx.Client) -> None:
     assert found[-2]["usage"]["output_tokens"] == 6
 
 
-def test_why_it_stopped(client: anthropic.Anthropic) -> None:
+def test_stop_reason_names_what_ended_the_message(client: anthropic.Anthropic) -> None:
     cut = create(client, user("say:a longer text"), max_tokens=4)
     assert (cut.content[0].text, cut.stop_reason) == ("a lo", "max_tokens")  # type: ignore[union-attr]
     for stream in (False, True):
@@ -102,7 +102,7 @@ def test_an_empty_answer_has_no_blocks(client: anthropic.Anthropic) -> None:
     assert (found.content, found.stop_reason) == ([], "end_turn")
 
 
-def test_blocks_become_messages(client: anthropic.Anthropic, server: Frontend) -> None:
+def test_blocks_become_chat_messages(client: anthropic.Anthropic, server: Frontend) -> None:
     create(
         client,
         user([{"type": "text", "text": "blocks", "cache_control": {"type": "ephemeral"}}]),
@@ -117,9 +117,7 @@ def test_blocks_become_messages(client: anthropic.Anthropic, server: Frontend) -
 
 
 @pytest.mark.parametrize("as_blocks", [False, True])
-def test_what_an_agent_writes_for_accounts_is_not_rendered(
-    client: anthropic.Anthropic, server: Frontend, as_blocks: bool
-) -> None:
+def test_billing_headers_are_not_rendered(client: anthropic.Anthropic, server: Frontend, as_blocks: bool) -> None:
     """It changes with every request: no prefix would be cached."""
     lines = ["x-anthropic-billing-header: cc_version=2.1; cc_entrypoint=cli; cch=fa690;", "be", "x-anthropic: b"]
     asked = f"billed{as_blocks}"
@@ -130,12 +128,12 @@ def test_what_an_agent_writes_for_accounts_is_not_rendered(
     assert prompt_text(server.engine.wait_for_request(f"{asked} alone")).startswith("<user>")
 
 
-def test_an_answer_that_has_begun_goes_on(client: anthropic.Anthropic, server: Frontend) -> None:
+def test_assistant_message_at_the_end_is_continued(client: anthropic.Anthropic, server: Frontend) -> None:
     create(client, user("prefill"), {"role": "assistant", "content": "The answer is"})
     assert prompt_text(server.engine.wait_for_request("prefill")).endswith("<assistant>The answer is")
 
 
-def test_either_header_has_the_key(front_end: str) -> None:
+def test_key_is_accepted_in_either_header(front_end: str) -> None:
     config = msgspec.structs.replace(CONFIG, api_key="sk-right")
     with frontend(front_end=front_end, config=config) as server, server.http() as http:
         for path, body in ((PATH, ASK), (COUNT, {"messages": ASK["messages"]})):
@@ -235,7 +233,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "field"), BAD)
-def test_what_is_wrong_is_named(http: httpx.Client, change: dict[str, Any], field: str) -> None:
+def test_invalid_fields_are_named(http: httpx.Client, change: dict[str, Any], field: str) -> None:
     body = {name: value for name, value in {**ASK, **change}.items() if value is not None}
     message = check_error(http.post(PATH, json=body), 400, "invalid_request_error")
     assert message.startswith(field) or field in message.split(":")[0] or f"{field} has" in message, message
@@ -250,7 +248,7 @@ class NeverAppended(str):
         raise AssertionError(f"{self!r} was appended to {len(before)} characters")
 
 
-def test_thoughts_are_joined_once() -> None:
+def test_many_thinking_blocks_are_joined_once() -> None:
     blocks = [ThinkingBlock.model_construct(type="thinking", thinking=NeverAppended(text)) for text in "abc"]
     [found] = _messages(AnthropicMessage.model_construct(role="assistant", content=blocks))
     assert found["reasoning_content"] == "abc"

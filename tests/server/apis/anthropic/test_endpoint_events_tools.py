@@ -29,12 +29,12 @@ def shown(block: Any) -> tuple[str, Any]:
 WANTED = [("thinking", "Hm, well."), ("text", "Here:"), ("tool_use", {"rank": 7})]
 
 
-def test_blocks_come_in_their_order(client: anthropic.Anthropic) -> None:
+def test_blocks_keep_their_order(client: anthropic.Anthropic) -> None:
     found = create(client, user(SAYS), tools=[TOOL], tool_choice={"type": "auto"})
     assert [shown(block) for block in found.content] == WANTED and found.stop_reason == "tool_use"
 
 
-def test_streamed_they_are_the_same(client: anthropic.Anthropic, http: httpx.Client) -> None:
+def test_streamed_blocks_equal_complete_ones(client: anthropic.Anthropic, http: httpx.Client) -> None:
     asked: dict[str, Any] = {"max_tokens": 200, "messages": [user(SAYS)], "tools": [TOOL]}
     with client.messages.stream(model=MODEL, **asked) as stream:
         final = stream.get_final_message()
@@ -47,7 +47,7 @@ def test_streamed_they_are_the_same(client: anthropic.Anthropic, http: httpx.Cli
     assert "".join(pieces) == '{"rank": 7}'
 
 
-def test_a_cut_call_is_not_called(client: anthropic.Anthropic) -> None:
+def test_call_cut_by_the_limit_is_not_called(client: anthropic.Anthropic) -> None:
     found = create(client, user(SAYS), tools=[TOOL], max_tokens=len(SAYS) - len('say: 7}}</tool_call>"'))
     assert found.stop_reason == "max_tokens"
     assert all(block.input == {} for block in found.content if block.type == "tool_use")
@@ -95,7 +95,7 @@ def test_a_thread_is_refused(http: httpx.Client, path: str, kind: str) -> None:
     assert details == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
-def test_what_is_wrong_with_tools_is_named(http: httpx.Client) -> None:
+def test_invalid_tools_are_named(http: httpx.Client) -> None:
     ask = {"max_tokens": 9, "messages": [user("say:x")], "tools": [TOOL]}
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tools": [{**TOOL, "name": "no blanks"}]}, "tools.0.name"),

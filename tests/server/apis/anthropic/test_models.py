@@ -27,7 +27,7 @@ def test_the_official_client_lists_and_finds_models(server: Frontend) -> None:
     assert body["request_id"] == found.value.request_id
 
 
-def test_without_the_header_it_is_openai_s_form(http: httpx.Client) -> None:
+def test_models_without_the_header_have_openai_shape(http: httpx.Client) -> None:
     assert http.get("/v1/models").json()["object"] == "list"
     assert "code" in http.get("/v1/models/nope").json()["error"]
     assert "request_id" not in http.get("/v1/nope", headers=VERSION).json()

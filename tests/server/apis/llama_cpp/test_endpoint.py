@@ -78,7 +78,7 @@ def test_an_answer_has_llama_cpp_s_shape(http: httpx.Client) -> None:
     assert timings["prompt_ms"] > 0 and timings["predicted_ms"] >= 0
 
 
-def test_why_it_stopped(http: httpx.Client) -> None:
+def test_stop_type_names_what_ended_the_completion(http: httpx.Client) -> None:
     word = post(http, prompt="say:some text", stop=[" te"])
     assert (word["content"], word["stop_type"], word["stopping_word"]) == ("some", "word", " te")
     limit = post(http, prompt="say:some text", n_predict=3)
@@ -118,7 +118,7 @@ def test_a_failure_in_a_stream_is_an_event(http: httpx.Client, server: Frontend)
     assert "scripted failure" in last["error"]["message"]
 
 
-def test_what_has_no_effect_is_named_and_the_rest_refused(http: httpx.Client) -> None:
+def test_ignored_fields_are_named_and_others_refused(http: httpx.Client) -> None:
     answer = http.post(PATH, json={"prompt": "say:a", "samplers": ["top_k"], "n_keep": 0, "repeat_last_n": 64})
     assert answer.headers["x-minisgl-ignored"] == "samplers, repeat_last_n"
     for field, value in (("mirostat", 2), ("dry_multiplier", 0.8), ("n_cmpl", 2), ("image_data", [{}])):
@@ -149,13 +149,13 @@ def test_a_gap_is_filled(filling: Frontend) -> None:
         assert empty.json()["tokens_evaluated"] == 5
 
 
-def test_a_model_without_the_tokens_says_so(http: httpx.Client) -> None:
+def test_infill_without_fim_tokens_is_refused(http: httpx.Client) -> None:
     error = check_error(http.post("/infill", json={"input_prefix": "a", "input_suffix": "b"}), 400)
-    assert error["param"] == "input_suffix" and "no tokens of fill-in-the-middle" in error["message"]
+    assert error["param"] == "input_suffix" and "no fill-in-the-middle tokens" in error["message"]
     assert check_error(http.post("/infill", json={"input_prefix": "a"}), 400)["param"] == "input_suffix"
 
 
-def test_texts_and_ids(http: httpx.Client) -> None:
+def test_tokenize_and_detokenize_use_llama_cpp_fields(http: httpx.Client) -> None:
     found = http.post("/tokenize", json={"content": "aé", "with_pieces": True}).json()
     assert found["tokens"] == [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 169, "piece": [169]}]
     assert http.post("/tokenize", json={"content": "ab"}).json()["tokens"] == [97, 98]
@@ -171,7 +171,7 @@ def test_a_conversation_is_rendered(http: httpx.Client) -> None:
     assert check_error(http.post("/apply-template", json={"content": "a"}), 400)["param"] == "messages"
 
 
-def test_what_the_server_says_of_itself(http: httpx.Client, server: Frontend) -> None:
+def test_props_and_slots_have_llama_cpp_shape(http: httpx.Client, server: Frontend) -> None:
     props = http.get("/props").json()
     Props.model_validate(props, strict=True)
     assert (props["model_alias"], props["default_generation_settings"]["n_ctx"]) == (MODEL, MAX_SEQ_LEN)
@@ -183,7 +183,7 @@ def test_what_the_server_says_of_itself(http: httpx.Client, server: Frontend) ->
     assert http.get("/v1/health").json()["status"] == http.get("/health").json()["status"] == "ok"
 
 
-def test_the_key_is_asked_for(front_end: str) -> None:
+def test_routes_without_key_return_401(front_end: str) -> None:
     config = msgspec.structs.replace(CONFIG, api_keys=(ApiKey(name="a", key="k"),))
     with frontend(front_end=front_end, config=config) as running, running.http() as http:
         for path in ("/props", "/slots", "/v1/health"):

@@ -99,7 +99,7 @@ def test_streams_are_the_default_and_say_the_same(http: httpx.Client) -> None:
     assert found[-1]["message"] == {"role": "assistant", "content": ""} and found[-1]["done_reason"] == "stop"
 
 
-def test_options_are_the_sampling(http: httpx.Client, server: Frontend) -> None:
+def test_options_become_sampling_params(http: httpx.Client, server: Frontend) -> None:
     options = {"temperature": 0.5, "top_k": 7, "top_p": 0.8, "min_p": 0.1, "seed": 5, "stop": ["l"], "num_predict": 20}
     options |= {"repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.25, "num_ctx": 512}
     found = whole(http, "/api/chat", **said("options say:Hello", options=options))
@@ -113,7 +113,7 @@ def test_options_are_the_sampling(http: httpx.Client, server: Frontend) -> None:
         assert whole(http, "/api/chat", **said("say:Hello", options={"num_predict": every}))["eval_count"] == 6
 
 
-def test_what_has_no_effect_is_named(http: httpx.Client) -> None:
+def test_ignored_options_are_named(http: httpx.Client) -> None:
     options = {"mirostat": 2, "num_gpu": 1, "typical_p": 1.0, "num_ctx": 1 << 20, "a\r\nb: c": 1, "seed": -1}
     body = said("say:a", options=options, keep_alive=0, think="high")
     named = "options.mirostat, options.num_gpu, options.num_ctx, options, keep_alive"
@@ -141,7 +141,7 @@ def test_calls_and_results_come_back_in(http: httpx.Client, server: Frontend) ->
     assert places == sorted(places)
 
 
-def test_the_form_of_an_answer(http: httpx.Client, server: Frontend) -> None:
+def test_format_becomes_a_grammar(http: httpx.Client, server: Frontend) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     for i, form in enumerate(("json", schema, "")):
         whole(http, "/api/chat", **said(f"form {i} say:{{}}", format=form))
@@ -150,7 +150,7 @@ def test_the_form_of_an_answer(http: httpx.Client, server: Frontend) -> None:
     assert "json or a JSON schema" in check_error(http.post("/api/chat", json=said("say:a", format="xml")), 400)
 
 
-def test_thinking_is_asked_for_or_not(http: httpx.Client, front_end: str) -> None:
+def test_think_sets_the_template_variable(http: httpx.Client, front_end: str) -> None:
     thought = "say:<think>Hm.</think>Yes."
     for think in (None, True, "low"):
         message = whole(http, "/api/chat", **said(thought, think=think))["message"]
@@ -186,7 +186,7 @@ def test_a_gap_is_filled(http: httpx.Client, front_end: str) -> None:
         assert whole(filling, "/api/generate", prompt="ab", suffix="cd")["prompt_eval_count"] == 7
 
 
-def test_a_question_without_words_asks_whether_the_model_is_there(http: httpx.Client) -> None:
+def test_body_without_prompt_loads_the_model(http: httpx.Client) -> None:
     for path, empty in (("/api/chat", {"message": {"role": "assistant", "content": ""}}), ("/api/generate", {})):
         answer = http.post(path, json={"model": MODEL, "keep_alive": 0})
         found = answer.json()
@@ -210,7 +210,7 @@ def test_vectors(embedding: httpx.Client, http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("times", [2, 9, 1000])
-def test_of_a_text_of_any_length_the_beginning_counts(embedding: httpx.Client, times: int) -> None:
+def test_embedding_of_a_long_text_is_truncated_at_its_end(embedding: httpx.Client, times: int) -> None:
     tail = "a" * (times * MAX_SEQ_LEN)
     wanted = embedding.post("/api/embed", json={"input": "b" + "a" * (MAX_SEQ_LEN - 2)}).json()["embeddings"]
     for given in ("b" + tail, ["b" + tail]):

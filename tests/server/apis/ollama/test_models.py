@@ -40,7 +40,7 @@ def test_the_one_model_is_listed_and_runs(http: httpx.Client) -> None:
     OllamaVersion.model_validate(version, strict=True)
 
 
-def test_a_model_shows_what_it_can(http: httpx.Client, front_end: str) -> None:
+def test_show_lists_capabilities(http: httpx.Client, front_end: str) -> None:
     for body in ({"model": MODEL}, {"name": f"{MODEL}:latest"}):
         found = http.post("/api/show", json=body).json()
         OllamaShown.model_validate(found, strict=True)
@@ -124,13 +124,13 @@ def test_numbers_of_parameters_are_written_as_ollama_does(count: int, shown: str
     assert parameter_size({"general.parameter_count": count} if count else {}) == shown
 
 
-def test_a_name_has_no_case(http: httpx.Client) -> None:
+def test_model_name_is_case_insensitive(http: httpx.Client) -> None:
     for name in (MODEL.upper(), MODEL.title(), f"{MODEL.upper()}:LATEST"):
         assert http.post("/api/show", json={"model": name}).status_code == 200, name
         assert http.post("/api/chat", json={**chat_body("say:a"), "model": name, "stream": False}).status_code == 200
 
 
-def test_a_name_may_have_ollama_s_tag(http: httpx.Client) -> None:
+def test_model_name_may_have_the_latest_tag(http: httpx.Client) -> None:
     for path in ("/api/chat", "/v1/chat/completions"):
         body = {**chat_body("say:a"), "model": f"{MODEL}:latest", "stream": False}
         assert http.post(path, json=body).status_code == 200, path
@@ -138,18 +138,18 @@ def test_a_name_may_have_ollama_s_tag(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", REFUSED)
-def test_one_model_is_all_there_is(http: httpx.Client, path: str) -> None:
+def test_routes_for_other_models_are_501(http: httpx.Client, path: str) -> None:
     method, why = REFUSED[path]
     answer = http.request(method, path, json={"model": MODEL, "source": MODEL, "destination": "b"})
     assert why in check_error(answer, 501) and path in answer.text
     check_error(http.get(path), 405)
 
 
-def test_what_is_not_there_is_404_in_ollama_s_form(http: httpx.Client) -> None:
+def test_unknown_route_is_404_in_ollama_shape(http: httpx.Client) -> None:
     check_error(http.get("/api/nothing"), 404)
 
 
-def test_the_key_is_asked_for(front_end: str) -> None:
+def test_routes_without_key_return_401(front_end: str) -> None:
     config = msgspec.structs.replace(CONFIG, api_keys=(ApiKey(name="a", key="k"),))
     with frontend(front_end=front_end, config=config) as running, running.http() as http:
         for method, path in (("GET", "/api/tags"), ("GET", "/api/version"), ("POST", "/api/chat")):

@@ -136,7 +136,7 @@ def test_without_a_seed_each_request_gets_its_own(http: httpx.Client, server: Fr
 
 @pytest.mark.parametrize("stop", ["wor", ["zzz", "wor"]])
 @pytest.mark.parametrize("order", ["hang", "burst"])  # tokens one by one, and all at once
-def test_a_stop_string_cuts_and_tells_the_engine(
+def test_stop_string_truncates_text_and_ends_the_request(
     http: httpx.Client, server: Frontend, order: str, stop: object
 ) -> None:
     marker = f"{len(server.engine.received)} {order}:hello world and more"
@@ -153,7 +153,7 @@ def test_a_stop_string_cuts_and_tells_the_engine(
         server.engine.wait_for_end(FinishRequest, sent)
 
 
-def test_half_a_stop_string_is_text_after_all(http: httpx.Client) -> None:
+def test_partial_stop_string_at_the_end_is_text(http: httpx.Client) -> None:
     assert whole(http, "say:hello wo", stop="world")["choices"][0]["message"]["content"] == "hello wo"
 
 
@@ -199,7 +199,7 @@ def test_null_is_the_default_and_unknown_fields_are_ignored(http: httpx.Client, 
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.stop) == (1.0, 1.0, -1, ())
 
 
-def test_values_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
+def test_neutral_values_are_accepted(http: httpx.Client) -> None:
     nothing = {
         "logprobs": False,
         "tools": [],

@@ -25,7 +25,7 @@ NUMBERS = [0.5, -2.0, 800.0]
         ("regression", NUMBERS, NUMBERS),
     ],
 )
-def test_what_numbers_become(problem: str | None, numbers: list[float], wanted: list[float]) -> None:
+def test_scores_become_probabilities(problem: str | None, numbers: list[float], wanted: list[float]) -> None:
     assert Labels({}, problem).probabilities(numbers) == pytest.approx(wanted)
 
 

@@ -48,7 +48,7 @@ def test_whole_answer_has_the_exact_shape(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("side", "kept"), [("left", "ay:ok"), ("right", "say:o"), (None, "ay:ok")])
-def test_a_side_of_a_prompt_is_kept(http: httpx.Client, side: str | None, kept: str) -> None:
+def test_truncation_side_chooses_the_kept_tokens(http: httpx.Client, side: str | None, kept: str) -> None:
     asked = {"truncate_prompt_tokens": 5, "truncation_side": side, "max_tokens": 1, "return_token_ids": True}
     for body in ({"prompt": "say:ok"}, {"prompt": ids("say:ok")}):
         assert post(http, PATH, **body, **asked)["choices"][0]["prompt_token_ids"] == ids(kept)
@@ -78,7 +78,7 @@ def test_tokens_are_shown_as_ids(http: httpx.Client) -> None:
         ({"stop": "lo", "max_tokens": 2}, []),
     ],
 )
-def test_what_stopped_it_is_said(http: httpx.Client, path: str, asked: dict[str, Any], matched: list[Any]) -> None:
+def test_matched_stop_is_reported(http: httpx.Client, path: str, asked: dict[str, Any], matched: list[Any]) -> None:
     body = {"prompt": "say:Hello there"} if path == PATH else chat_body("say:Hello there")
     choice = post(http, path, **body, **asked)["choices"][0]
     assert [choice["matched_stop"]] == matched if matched else "matched_stop" not in choice
@@ -117,7 +117,7 @@ def test_n_choices_of_several_prompts_come_in_order(http: httpx.Client) -> None:
     assert texts == {0: "a", 1: "a", 2: "b", 3: "b"}
 
 
-def test_sixteen_tokens_unless_asked(http: httpx.Client) -> None:
+def test_default_limit_is_sixteen_tokens(http: httpx.Client) -> None:
     choice = post(http, PATH, prompt=f"say:{'x' * 40}")["choices"][0]
     assert choice["text"] == "x" * 16 and choice["finish_reason"] == "length"
     choice = post(http, PATH, prompt=f"say:{'x' * 40}", max_tokens=30)["choices"][0]
@@ -133,7 +133,7 @@ def test_stream_and_usage_chunk(http: httpx.Client) -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "stop"
 
 
-def test_token_ids_are_sent_as_they_are(http: httpx.Client, server: Frontend) -> None:
+def test_token_id_prompts_reach_the_engine_unchanged(http: httpx.Client, server: Frontend) -> None:
     post(http, PATH, prompt=[*ids("as they are"), 257, 0, 256])
     assert prompt_ids(server.engine.wait_for_request("as they are"))[-3:] == [257, 0, 256]
 
@@ -142,7 +142,7 @@ def test_token_ids_are_sent_as_they_are(http: httpx.Client, server: Frontend) ->
 
 
 @pytest.mark.parametrize("prompt", [{"prompt": "say:Hello"}, {"input_ids": ids("say:Hello")}])
-def test_generate(http: httpx.Client, prompt: dict[str, Any]) -> None:
+def test_generate_returns_plain_completion(http: httpx.Client, prompt: dict[str, Any]) -> None:
     body = post(http, "/generate", **{**prompt, "sampling_params": {"temperature": 0}})
     usage = body.pop("usage")
     if "input_ids" in prompt:  # SGLang's own fields come on top
@@ -162,6 +162,6 @@ def test_generate_streams_json_lines(http: httpx.Client) -> None:
     assert last["event"] == "done" and last["finish_reason"] == "stop" and last["usage"]["completion_tokens"] == 7
 
 
-def test_generate_forgets_what_came_after_a_stop_string(http: httpx.Client) -> None:
+def test_generate_drops_tokens_after_a_stop_string(http: httpx.Client) -> None:
     body = post(http, "/generate", prompt="burst:one two three", sampling_params={"stop": "two"})
     assert body["text"] == "one " and body["token_ids"] == ids("one two")

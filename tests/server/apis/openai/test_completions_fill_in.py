@@ -36,7 +36,7 @@ def prompt_ids(http: httpx.Client, **fields: Any) -> list[list[int]]:
     return [choice["prompt_token_ids"] for choice in answer.json()["choices"]]
 
 
-def test_the_prompt_is_what_stands_around_the_gap(filling: httpx.Client) -> None:
+def test_prompt_has_prefix_and_suffix_around_the_gap(filling: httpx.Client) -> None:
     prefix, suffix, middle = (with_markers().token_id(text) for text in MARKERS[:3])
     for prompt, befores in (("ab", ["ab"]), (["a", "<fim_middle>"], ["a", "<fim_middle>"])):
         expected = [[prefix, *before.encode(), suffix, *b"yz", middle] for before in befores]
@@ -44,15 +44,15 @@ def test_the_prompt_is_what_stands_around_the_gap(filling: httpx.Client) -> None
 
 
 @pytest.mark.parametrize("suffix", ["", None])
-def test_no_suffix_asks_for_nothing(filling: httpx.Client, http: httpx.Client, suffix: str | None) -> None:
+def test_empty_suffix_has_no_effect(filling: httpx.Client, http: httpx.Client, suffix: str | None) -> None:
     assert prompt_ids(filling, prompt="ab", suffix=suffix) == prompt_ids(filling, prompt="ab")
     assert prompt_ids(http, prompt="ab", suffix=suffix, echo=True) == prompt_ids(http, prompt="ab")
 
 
-def test_a_model_without_the_tokens_says_so(http: httpx.Client) -> None:
+def test_suffix_without_fim_tokens_is_refused(http: httpx.Client) -> None:
     error = check_error(http.post(PATH, json={"prompt": "refused", "suffix": "x"}), 400)
     assert error["param"] == "suffix"
-    assert "this model has no tokens of fill-in-the-middle" in error["message"]
+    assert "this model has no fill-in-the-middle tokens" in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_model_without_the_tokens_says_so(http: httpx.Client) -> None:
         ({"prompt": "a", "suffix": 5}, "suffix"),
     ],
 )
-def test_what_cannot_stand_beside_it(filling: httpx.Client, fields: dict[str, Any], param: str) -> None:
+def test_fields_that_exclude_suffix_are_refused(filling: httpx.Client, fields: dict[str, Any], param: str) -> None:
     assert check_error(filling.post(PATH, json={"suffix": "x", **fields}), 400)["param"] == param
 
 
@@ -75,9 +75,7 @@ def test_the_suffix_counts_for_the_context(filling: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_tokens_that_end_a_middle_end_the_answer(
-    server_of_gaps: Frontend, filling: httpx.Client, stream: bool
-) -> None:
+def test_fim_end_tokens_end_the_completion(server_of_gaps: Frontend, filling: httpx.Client, stream: bool) -> None:
     """Beside those that the client names. Without a gap they don't."""
     end = with_markers().token_id(MARKERS[-1])
     assert end is not None
@@ -96,17 +94,17 @@ def test_the_tokens_that_end_a_middle_end_the_answer(
     assert end not in engine.wait_for_request(f"without a gap {stream}").sampling.stop_token_ids
 
 
-def test_what_it_takes_is_made_once(filling: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fim_tokens_are_computed_once(filling: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt_ids(filling, prompt="ab", suffix="x")
     monkeypatch.delattr(FillIn, "__init__")
     prompt_ids(filling, prompt="ab", suffix="x")
 
 
-def test_tokens_that_only_the_tokenizer_has_are_none(front_end: str) -> None:
+def test_fim_tokens_beyond_the_vocabulary_are_refused(front_end: str) -> None:
     tokenizer = with_markers()
     with (
         frontend(front_end=front_end, tokenizer=tokenizer, vocab_size=VOCAB_SIZE + 2) as running,
         running.http() as http,
     ):
         error = check_error(http.post(PATH, json={"prompt": "a", "suffix": "x"}), 400)
-        assert error["param"] == "suffix" and "this model has no tokens" in error["message"]
+        assert error["param"] == "suffix" and "this model has no fill-in-the-middle tokens" in error["message"]

@@ -157,7 +157,7 @@ def test_log_probabilities(http: httpx.Client) -> None:
 # ------------------------------------------------------------------------------------------------------- what is kept
 
 
-def test_a_conversation_goes_on(client: openai.OpenAI, server: Frontend) -> None:
+def test_previous_response_id_continues_the_conversation(client: openai.OpenAI, server: Frontend) -> None:
     first = create(client, "say:blue", instructions="not kept")
     second = create(client, "green", previous_response_id=first.id)
     third = create(client, [{"role": "user", "content": "goes on"}], previous_response_id=second.id)
@@ -167,14 +167,14 @@ def test_a_conversation_goes_on(client: openai.OpenAI, server: Frontend) -> None
     assert prompt == f"{turns}<user>goes on</user>\n<assistant>"
 
 
-def test_an_item_is_referred_to(client: openai.OpenAI, server: Frontend) -> None:
+def test_item_reference_is_resolved(client: openai.OpenAI, server: Frontend) -> None:
     first = create(client, "say:violet")
     reference = {"type": "item_reference", "id": first.output[0].id}
     create(client, [{"role": "user", "content": "colour?"}, reference, {"role": "user", "content": "say:refer"}])
     assert "<assistant>violet</assistant>" in prompt_text(server.engine.wait_for_request("say:refer"))
 
 
-def test_a_kept_answer_is_given_and_deleted(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_stored_response_is_returned_and_deleted(client: openai.OpenAI, http: httpx.Client) -> None:
     found = create(client, "say:kept", metadata={"k": "v"})
     assert client.responses.retrieve(found.id) == found
     items = client.responses.input_items.list(found.id)
@@ -199,7 +199,7 @@ def test_input_items_come_in_pages(client: openai.OpenAI, http: httpx.Client) ->
         assert check_error(http.get(f"{PATH}/{found.id}/input_items?{query}"), 400)["param"] == param
 
 
-def test_store_false_keeps_nothing(client: openai.OpenAI, http: httpx.Client) -> None:
+def test_store_false_stores_nothing(client: openai.OpenAI, http: httpx.Client) -> None:
     found = create(client, "say:forget", store=False)
     assert found.store is False  # type: ignore[attr-defined]
     with pytest.raises(openai.NotFoundError):
@@ -208,7 +208,7 @@ def test_store_false_keeps_nothing(client: openai.OpenAI, http: httpx.Client) ->
     check_error(http.get(f"{PATH}/{last['response']['id']}"), 404)
 
 
-def test_other_keys_find_nothing(front_end: str) -> None:
+def test_stored_response_of_another_key_is_404(front_end: str) -> None:
     keys = (ApiKey(name="one", key="key-of-one-000000"), ApiKey(name="two", key="key-of-two-000000"))
     config = msgspec.structs.replace(CONFIG, api_keys=keys)
     with frontend(front_end=front_end, config=config) as server, server.http() as http:
@@ -274,11 +274,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "param"), BAD)
-def test_what_is_wrong_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+def test_invalid_fields_are_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
     assert check_error(http.post(PATH, json=body), 400)["param"] == param
 
 
-def test_truncation_leaves_the_oldest_out(client: openai.OpenAI, server: Frontend) -> None:
+def test_truncation_auto_drops_oldest_messages(client: openai.OpenAI, server: Frontend) -> None:
     talk = [{"role": role, "content": f"{role[0]}{i} " + "x" * 60} for i in range(6) for role in ("user", "assistant")]
     items = [{"role": "system", "content": "rules"}, *talk, {"role": "user", "content": "say:shorter"}]
     with pytest.raises(openai.BadRequestError) as error:
@@ -291,7 +291,7 @@ def test_truncation_leaves_the_oldest_out(client: openai.OpenAI, server: Fronten
     assert len(prompt) + one_more >= MAX_SEQ_LEN
 
 
-def test_tokens_of_an_input_are_those_of_its_answer(http: httpx.Client) -> None:
+def test_input_tokens_equal_usage_of_the_response(http: httpx.Client) -> None:
     first = post(http, input="say:Hello")
     body = {"input": "say:again", "previous_response_id": first["id"], "instructions": "Be brief."}
     counted = http.post(f"{PATH}/input_tokens", json=body)

@@ -82,7 +82,7 @@ def test_a_call_and_its_result_come_back_in(http: httpx.Client, server: Frontend
         assert prompt.index("Yes.") < prompt.index('"rank": 7') < prompt.index("rated it")
 
 
-def test_what_is_wrong_with_tools_is_named(http: httpx.Client) -> None:
+def test_invalid_tools_are_named(http: httpx.Client) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"tools": [{**TOOL, "name": "no blanks"}]}, "tools.0.name"),
         ({"tools": [TOOL, TOOL]}, "tools.1.name"),
@@ -103,7 +103,7 @@ def test_only_allowed_tools_are_shown(http: httpx.Client, server: Frontend) -> N
     assert '"rate"' in prompt and '"forget"' not in prompt
 
 
-def test_no_tools_and_auto_is_nothing(http: httpx.Client) -> None:
+def test_tool_choice_auto_without_tools_is_accepted(http: httpx.Client) -> None:
     assert post(http, input="say:ok", tools=[], tool_choice="auto")["output"][0]["content"][0]["text"] == "ok"
 
 

@@ -49,7 +49,7 @@ def test_tools_that_only_openai_runs_are_left_out(
     assert "web_search" not in prompt and prompt.count("A box.") == 1
 
 
-def test_only_such_tools_are_none(http: httpx.Client) -> None:
+def test_hosted_tools_alone_leave_no_tools(http: httpx.Client) -> None:
     assert post(http, input="say:ok", tools=[{"type": "web_search"}], tool_choice="auto")["tools"] == []
     choice = {
         "type": "allowed_tools",
@@ -125,7 +125,7 @@ def test_a_history_of_an_agent_is_shown(http: httpx.Client, server: Frontend) ->
     assert items[0]["encrypted_content"] == "gAAA" and items[2]["action"]["command"] == ["ls", "-l"]
 
 
-def test_what_is_wrong_is_named_where_it_stands(http: httpx.Client) -> None:
+def test_invalid_tools_are_named_by_their_place(http: httpx.Client) -> None:
     search = {"type": "web_search"}
     wrong: list[tuple[list[dict[str, Any]], str]] = [
         ([search, {**RUN, "name": "a b"}], "tools.1.name"),
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_named_where_it_stands(http: httpx.Client) -> None:
         assert check_error(http.post(PATH, json={"input": "say:x", "tools": tools}), 400)["param"] == param
 
 
-def test_names_and_inputs() -> None:
+def test_names_are_flattened_and_inputs_unwrapped() -> None:
     assert flat_name("a", None) == "a" and flat_name("_a", "mcp__b__") == "mcp__b__a"
     assert custom_input('{"input": "a\\nb"}') == "a\nb" and custom_input('{"input": "a\\nb') == "a\nb"
     assert custom_input('{"patch": 1}') == "" and custom_input('{"input": 5}') == '{"input": 5}'

@@ -51,7 +51,7 @@ def test_an_answer_has_what_sglang_s_clients_read(http: httpx.Client, prompt: di
         ({"stop_token_ids": ids("o")}, {"type": "stop", "matched": ids("o")[0]}),
     ],
 )
-def test_why_it_ended(http: httpx.Client, asked: dict[str, Any], reason: dict[str, Any]) -> None:
+def test_finish_reason_names_what_ended_it(http: httpx.Client, asked: dict[str, Any], reason: dict[str, Any]) -> None:
     assert post(http, text="say:Hello", sampling_params=asked)["meta_info"]["finish_reason"] == reason
     assert streamed(http, text="say:Hello", sampling_params=asked)[-1]["meta_info"]["finish_reason"] == reason
 
@@ -87,7 +87,7 @@ def test_several_texts_have_a_list_of_answers(http: httpx.Client) -> None:
     assert last == {0: "one", 1: "two"}
 
 
-def test_a_prompt_has_this_server_s_own_form(http: httpx.Client) -> None:
+def test_prompt_gets_the_plain_shape(http: httpx.Client) -> None:
     names = ["text", "token_ids", "finish_reason", "matched_stop", "usage"]
     assert list(post(http, prompt="say:a")) == list(post(http, prompt="say:a", text="say:a")) == names
 
@@ -125,14 +125,14 @@ def test_a_prompt_has_this_server_s_own_form(http: httpx.Client) -> None:
         ({"text": "a", "sampling_params": {"regex": "("}}, "sampling_params.regex"),
     ],
 )
-def test_what_is_wrong_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+def test_invalid_fields_are_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
     for stream in (False, True):
         assert check_error(http.post("/generate", json={**body, "stream": stream}), 400)["param"] == param
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("asked", [{"rid": "one"}, {"abort_all": True}])
-def test_a_request_ends_when_its_id_is_named(
+def test_abort_request_ends_requests_by_rid(
     server: Frontend, http: httpx.Client, stream: bool, asked: dict[str, Any]
 ) -> None:
     """With what it has; other ids end nothing."""
@@ -159,7 +159,7 @@ def test_forms_in_the_sampling_parameters_reach_the_engine(http: httpx.Client, s
         assert server.engine.wait_for_request(f"form {i}").sampling.grammar
 
 
-def test_no_path_of_the_server_is_told(front_end: str, tmp_path: Path) -> None:
+def test_model_info_shows_no_server_path(front_end: str, tmp_path: Path) -> None:
     folder = tmp_path / "my-model"
     folder.mkdir()
     engine = msgspec.structs.replace(CONFIG.engine, model=str(folder))
@@ -170,7 +170,7 @@ def test_no_path_of_the_server_is_told(front_end: str, tmp_path: Path) -> None:
             assert "my-model" in text and str(tmp_path) not in text
 
 
-def test_what_is_served(http: httpx.Client) -> None:
+def test_model_info_describes_the_served_model(http: httpx.Client) -> None:
     for path in ("/get_model_info", "/model_info"):
         found = http.get(path).json()
         assert found["is_generation"] is True and found["model_path"] and found["tokenizer_path"]

@@ -30,18 +30,18 @@ def as_dict(params: SamplingParams) -> dict[str, Any]:
     return {name: getattr(params, name) for name in DEFAULTS}
 
 
-def test_chat_takes_all_of_them(server: Frontend) -> None:
+def test_chat_uses_all_model_defaults(server: Frontend) -> None:
     params = asked(server, "/v1/chat/completions", chat_body("say:chat"), "say:chat")
     assert as_dict(params) == DEFAULTS
 
 
 @pytest.mark.parametrize(("path", "limit"), [("/v1/completions", 16), ("/generate", 128)])
-def test_the_others_keep_their_own_limit(server: Frontend, path: str, limit: int) -> None:
+def test_completions_and_generate_keep_their_own_limit(server: Frontend, path: str, limit: int) -> None:
     marker = f"say:{path}"
     assert as_dict(asked(server, path, {"prompt": marker}, marker)) == {**DEFAULTS, "max_tokens": limit}
 
 
-def test_what_the_request_says_wins(server: Frontend) -> None:
+def test_request_fields_override_defaults(server: Frontend) -> None:
     own = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "max_tokens": 99}
     params = asked(server, "/v1/chat/completions", chat_body("say:own", **own), "say:own")
     assert as_dict(params) == own
@@ -51,7 +51,7 @@ def test_what_the_request_says_wins(server: Frontend) -> None:
     assert as_dict(asked(server, "/generate", body, "say:inner")) == {**DEFAULTS, "top_k": 3, "max_tokens": 5}
 
 
-def test_without_defaults_the_protocols_own_hold(front_end: str) -> None:
+def test_without_model_defaults_protocol_defaults_hold(front_end: str) -> None:
     with frontend(front_end=front_end) as server:
         params = asked(server, "/v1/chat/completions", chat_body("say:plain"), "say:plain")
     assert (params.temperature, params.top_p, params.top_k, params.repetition_penalty) == (1.0, 1.0, -1, 1.0)

@@ -1,3 +1,2 @@
-"""Anthropic's API: messages of blocks and their events (`endpoint.py`, `body.py`), and cards of models (`models.py`).
-The shape of its errors is `core/errors.py`'s. Start reading in `endpoint.py`, at `messages_endpoint`.
-"""
+"""Anthropic's API: messages of blocks and their events (`endpoint.py`, `body.py`), and model cards (`models.py`). Its
+errors are formatted in `core/errors.py`. Start reading in `endpoint.py`, at `messages_endpoint`."""

@@ -1,7 +1,7 @@
-"""The bodies of POST /v1/messages and /v1/messages/count_tokens: Anthropic's names; sampling as in the chat API.
+"""Bodies of POST /v1/messages and /v1/messages/count_tokens, with Anthropic's names; sampling as in the chat API.
 
-Invariants: a block of a kind that cannot be shown is left out by name, and so is a tool that Anthropic's servers run;
-another tool of a kind that is not done here is refused by name.
+Invariants: a block of a type that the model cannot be shown is left out and named in a header, and so is a tool that
+Anthropic's servers run; a tool of any other unsupported type is refused by name.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ThinkingBlock(Body):
 
 
 class RedactedBlock(Body):
-    """Says nothing to this model."""
+    """Redacted thinking, which is not shown to the model."""
 
     type: Literal["redacted_thinking"]
 
@@ -121,7 +121,7 @@ class AnthropicOutputConfig(Body):
 
 
 class AnthropicConversation(Body):
-    """What both have."""
+    """Fields that the bodies of /v1/messages and /v1/messages/count_tokens share."""
 
     messages: Annotated[list[AnthropicMessage], Field(fail_fast=True, min_length=1, max_length=BOUNDS.max_messages)] = (
         Field(
@@ -147,7 +147,7 @@ class AnthropicConversation(Body):
 
 
 class MessagesRequest(Sampling, Receipted, AnthropicConversation):
-    """Fields of the chat API that change how tokens are chosen may stand beside Anthropic's own."""
+    """Body of POST /v1/messages. Fields of the chat API that change sampling may be used with Anthropic's own."""
 
     NOT_YET: ClassVar[fields.Table] = fields.MESSAGES
     IGNORED: ClassVar[fields.Table] = {**Sampling.IGNORED, "stream_options": fields.IGNORED["stream_options"]}
@@ -190,7 +190,7 @@ class AnswerToolUse(Answer):
 
 
 class AnthropicUsage(Answer):
-    """`input_tokens` are those that were not in the cache."""
+    """Token counts. `input_tokens` excludes tokens that were cached."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -199,7 +199,7 @@ class AnthropicUsage(Answer):
 
 
 class MessageAnswer(Answer):
-    """Streamed: server-sent events, `message_start` first and `message_stop` last."""
+    """Message of a complete response. A stream has server-sent events, from `message_start` to `message_stop`."""
 
     id: str
     type: Literal["message"]
@@ -209,7 +209,7 @@ class MessageAnswer(Answer):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
     stop_sequence: str | None
     usage: AnthropicUsage
-    receipt: dict[str, Any] | None = None  # only with receipt; of a stream in `message_delta`
+    receipt: dict[str, Any] | None = None  # if `receipt` is set; a stream has it in `message_delta`
 
 
 class TokenCount(Answer):
@@ -217,7 +217,7 @@ class TokenCount(Answer):
 
 
 class AnthropicErrorDetail(Answer):
-    """`details`: of a refused `thread`, so that clients send the whole conversation instead."""
+    """Anthropic's error. `details`: for a refused `thread`, so that clients send the whole conversation instead."""
 
     type: str
     message: str

@@ -1,8 +1,8 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's bodies become requests of the chat API, and its answers
-a message of blocks, or the events that tell how it grows.
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's bodies become chat requests; the output becomes a
+message of blocks, or a stream of events.
 
-Invariants: errors name the fields that the client wrote; deltas of a block joined are the block that would have come
-whole.
+Invariants: errors name the fields that the client wrote; the joined deltas of a block equal the block of a complete
+response.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field
 from minisgl.server.core.fields import LeftOut, present
-from minisgl.server.core.formatter import json_response, receipt_of
+from minisgl.server.core.formatter import json_response, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.request import HttpRequest, checked
@@ -41,9 +41,9 @@ from minisgl.server.core.streams import EVENT_PING, sse
 from minisgl.server.core.turn import SectionFormatter, Turn, chat_turn
 
 OWN = {"stop", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
-"""Fields of the sampling that mean something else here, or nothing."""
+"""Sampling fields that are not copied to the chat request, because they differ or do not exist here."""
 NAMES: Names = (
-    (r"messages(\..*)?", "messages"),  # tools' results became messages of their own
+    (r"messages(\..*)?", "messages"),  # tool results became messages of their own
     (r"response_format\.json_schema\.schema", "output_config.format.schema"),
     (r"response_format(\.json_schema)?", "output_config.format"),
     (r"tools\.(\d+)\.function\.parameters", r"tools.\1.input_schema"),
@@ -54,24 +54,24 @@ NAMES: Names = (
     (r"reasoning_effort", "output_config.effort"),
 )
 _BILLING_LINES = re.compile(r"\A(?:x-anthropic-billing-header:.*(?:\n|\Z))+", re.ASCII | re.IGNORECASE)
-"""Lines that agents write at the beginning of a system text for a provider's accounts."""
+"""Billing headers that agents put at the beginning of a system prompt."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def to_chat(asked: AnthropicConversation) -> ChatRequest:
-    """Raises `ApiError`."""
+def to_chat(body: AnthropicConversation) -> ChatRequest:
+    """Convert an Anthropic body into a chat request. Raises `ApiError`."""
     fields: dict[str, Any] = {}
-    if isinstance(asked, MessagesRequest):
-        fields = shared_fields(asked, OWN)
-        if stop := [*(asked.stop_sequences or ()), *_list(asked.stop)]:
+    if isinstance(body, MessagesRequest):
+        fields = shared_fields(body, OWN)
+        if stop := [*(body.stop_sequences or ()), *_list(body.stop)]:
             fields["stop"] = stop
-    fields["messages"] = [*_system(asked), *(one for message in asked.messages for one in _messages(message))]
+    fields["messages"] = [*_system(body), *(one for message in body.messages for one in _messages(message))]
     given = {
-        "continue_final_message": True if asked.messages[-1].role == "assistant" else None,
-        "chat_template_kwargs": asked.chat_template_kwargs,
-        "response_format": _format(asked),
-        **_tools(asked),
-        **_thinking(asked),
+        "continue_final_message": True if body.messages[-1].role == "assistant" else None,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "response_format": _format(body),
+        **_tools(body),
+        **_thinking(body),
     }
     fields |= present(given)
     return checked(fields, ChatRequest)
@@ -81,10 +81,10 @@ def _list(stop: str | Sequence[str] | None) -> list[str]:
     return [stop] if isinstance(stop, str) else [*(stop or ())]
 
 
-def _system(asked: AnthropicConversation) -> list[dict[str, Any]]:
-    if asked.system is None:
+def _system(body: AnthropicConversation) -> list[dict[str, Any]]:
+    if body.system is None:
         return []
-    given = _text(asked.system, "\n")
+    given = _text(body.system, "\n")
     text = _BILLING_LINES.sub("", given)
     return [{"role": "system", "content": text}] if text or not given else []
 
@@ -94,7 +94,7 @@ def _text(content: str | Sequence[TextBlock], between: str = "") -> str:
 
 
 def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
-    """Return the messages of the chat API: of a user one for each result of a tool, and one for the rest; of an
+    """Convert one message into messages of the chat API: for a user one per tool result, and one for the rest; for an
     assistant as many as its blocks need to keep their order."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
@@ -102,7 +102,7 @@ def _messages(message: AnthropicMessage) -> list[dict[str, Any]]:
         return _answer(message.content)
     for block in message.content:
         if isinstance(block, ToolUseBlock | ThinkingBlock):
-            raise bad_value("messages", block.type, "only an assistant's message has such a block")
+            raise bad_value("messages", block.type, "only an assistant message may have such a block")
     results = [_result(block) for block in message.content if isinstance(block, ToolResultBlock)]
     texts = [part for block in message.content if isinstance(block, TextBlock | LeftOut) for part in _parts([block])]
     content = plain(texts) if texts else None
@@ -114,39 +114,39 @@ def _answer(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     for block in blocks:
         match block:
             case TextBlock() | LeftOut():
-                history.say(_parts([block]), goes_on=True)
+                history.say(_parts([block]), may_append=True)
             case ThinkingBlock():
-                history.reason(block.thinking, goes_on=True)
+                history.reason(block.thinking, may_append=True)
             case ToolUseBlock():
                 call = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
                 history.call({"id": block.id, "type": "function", "function": call})
             case ToolResultBlock():
-                raise bad_value("messages", block.type, "only a user's message has results of tools")
+                raise bad_value("messages", block.type, "only a user message may have tool results")
     return history.done() or [{"role": "assistant", "content": None}]
 
 
 def _result(block: ToolResultBlock) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
+    message: dict[str, Any] = {"role": "tool", "tool_call_id": block.tool_use_id}
     if isinstance(block.content, list) and any(isinstance(one, LeftOut) for one in block.content):
         error = [{"type": "text", "text": "Error:"}] if block.is_error else []
-        return {**found, "content": [*error, *_parts(block.content)]}
+        return {**message, "content": [*error, *_parts(block.content)]}
     text = block.content if isinstance(block.content, str) else "".join(one.text for one in block.content or ())
-    return {**found, "content": f"Error: {text}" if block.is_error else text}
+    return {**message, "content": f"Error: {text}" if block.is_error else text}
 
 
 def _parts(blocks: Sequence[TextBlock | LeftOut]) -> list[dict[str, Any]]:
-    """Parts of the chat API. What has a text of its own is that text; the rest has its own kind, which chats leave
-    out."""
-    found: list[dict[str, Any]] = []
+    """Convert blocks into parts of the chat API. Documents and search results become their texts; other types keep
+    their type, and the chat leaves them out."""
+    parts: list[dict[str, Any]] = []
     for block in blocks:
         text = block.text if isinstance(block, TextBlock) else "\n".join(_texts_in(block.model_extra or {}))
         shows = isinstance(block, TextBlock) or (text and block.type in ("document", "search_result"))
-        found.append({"type": "text", "text": text} if shows else {"type": block.type})
-    return found
+        parts.append({"type": "text", "text": text} if shows else {"type": block.type})
+    return parts
 
 
 def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:
-    """The texts of a document or of a result of a search."""
+    """Yield the texts of a document or a search result."""
     source = block.get("source")
     source = source if isinstance(source, dict) else {}
     inner = source.get("content") or block.get("content")
@@ -160,7 +160,7 @@ def _texts_in(block: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _check_results(messages: Sequence[AnthropicMessage]) -> None:
-    """Raises `ApiError` for a tool's result of a call that is not there."""
+    """Check that every tool result belongs to a call before it. Raises `ApiError`."""
     calls = set[str]()
     for i, message in enumerate(messages):
         for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
@@ -171,56 +171,56 @@ def _check_results(messages: Sequence[AnthropicMessage]) -> None:
                 raise bad_value(name, block.tool_use_id, "no tool_use block before it has this id")
 
 
-def _format(asked: AnthropicConversation) -> dict[str, Any] | None:
-    found = (asked.output_config and asked.output_config.format) or asked.output_format
-    if found is None:
+def _format(body: AnthropicConversation) -> dict[str, Any] | None:
+    output_format = (body.output_config and body.output_config.format) or body.output_format
+    if output_format is None:
         return None
-    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": found.schema_, "strict": True}}
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": output_format.schema_, "strict": True}}
 
 
-def _tools(asked: AnthropicConversation) -> dict[str, Any]:
+def _tools(body: AnthropicConversation) -> dict[str, Any]:
     tools: list[dict[str, Any]] = []
-    for tool in asked.tools or ():
+    for tool in body.tools or ():
         if isinstance(tool, LeftOut):
             tools.append({"type": tool.type})
             continue
         function = present({"name": tool.name, "description": tool.description, "strict": tool.strict})
         tools.append({"type": "function", "function": {**function, "parameters": tool.input_schema}})
-    found: dict[str, Any] = {"tools": tools or None}
-    if (choice := asked.tool_choice) is not None:
+    fields: dict[str, Any] = {"tools": tools or None}
+    if (choice := body.tool_choice) is not None:
         if choice.type == "tool":
             if choice.name is None:
                 raise bad_value("tool_choice.name", None, "required for tool")
-            found["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
+            fields["tool_choice"] = {"type": "function", "function": {"name": choice.name}}
         elif any("function" in tool for tool in tools):
-            found["tool_choice"] = CHOICES[choice.type]
+            fields["tool_choice"] = CHOICES[choice.type]
         elif choice.type == "any":
             raise bad_value("tool_choice", choice.type, "needs tools")
         if choice.disable_parallel_tool_use:
-            found["parallel_tool_calls"] = False
-    return found
+            fields["parallel_tool_calls"] = False
+    return fields
 
 
-def _thinking(asked: AnthropicConversation) -> dict[str, Any]:
-    if asked.thinking is not None and asked.thinking.type == "disabled":
+def _thinking(body: AnthropicConversation) -> dict[str, Any]:
+    if body.thinking is not None and body.thinking.type == "disabled":
         return {"reasoning_effort": "none"}
     return {
-        "reasoning_effort": asked.output_config and asked.output_config.effort,
-        "thinking_budget": asked.thinking and asked.thinking.budget_tokens,
+        "reasoning_effort": body.output_config and body.output_config.effort,
+        "thinking_budget": body.thinking and body.thinking.budget_tokens,
     }
 
 
 class MessagesFormatter(SectionFormatter):
-    def __init__(self, context: ServerContext, asked: MessagesRequest, turn: Turn) -> None:
-        super().__init__(context, turn, asked.stream, asked.priority)
-        model_name = context.served.check(asked.model)
+    def __init__(self, context: ServerContext, body: MessagesRequest, turn: Turn) -> None:
+        super().__init__(context, turn, body.stream, body.priority)
+        model_name = context.served.check(body.model)
         self._head = {"id": f"msg_{ids.new_id()}", "type": "message", "role": "assistant", "model": model_name}
         self._has_begun = False
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         self.changes(choices[0])
         content = [_block(section) for section in self._sections.whole()]
-        end = {**self._stop(generation), "usage": _usage(generation), **receipt_of(generation, 0)}
+        end = {**self._stop(generation), "usage": _usage(generation), **receipt_field(generation, 0)}
         return {**self._head, "content": content, **end}
 
     def _stop(self, generation: Generation) -> dict[str, Any]:
@@ -246,7 +246,7 @@ class MessagesFormatter(SectionFormatter):
         return EVENT_PING
 
     def end(self, generation: Generation) -> bytes:
-        more = receipt_of(generation, 0)
+        more = receipt_field(generation, 0)
         delta = _event("message_delta", delta=self._stop(generation), usage=_usage(generation), **more)
         return delta + _event("message_stop")
 
@@ -296,22 +296,22 @@ def _delta(section: Section, text: str) -> dict[str, str]:
     return {"type": "text_delta", "text": text}
 
 
-async def messages_endpoint(context: ServerContext, asked: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
-    turn = await _turn(context, asked, request)
+async def messages_endpoint(context: ServerContext, body: MessagesRequest, request: HttpRequest) -> MessagesFormatter:
+    turn = await _turn(context, body, request)
     turn.ignored = tuple(renamed_field(NAMES, name) if "." in name else name for name in turn.ignored)
-    return MessagesFormatter(context, asked, turn)
+    return MessagesFormatter(context, body, turn)
 
 
-async def count_tokens_endpoint(context: ServerContext, asked: CountTokensRequest, request: HttpRequest) -> Response:
-    """As many as POST /v1/messages says of the same conversation, those in the cache included."""
-    turn = await _turn(context, asked, request, only_counts=True)
+async def count_tokens_endpoint(context: ServerContext, body: CountTokensRequest, request: HttpRequest) -> Response:
+    """Count the tokens of a conversation, cached ones included, as POST /v1/messages would."""
+    turn = await _turn(context, body, request, only_counts=True)
     return json_response({"input_tokens": len(turn.prompts[0])})
 
 
 async def _turn(
-    context: ServerContext, asked: AnthropicConversation, request: HttpRequest, *, only_counts: bool = False
+    context: ServerContext, body: AnthropicConversation, request: HttpRequest, *, only_counts: bool = False
 ) -> Turn:
-    await context.prompts.of_body(lambda: _check_results(asked.messages), request.is_large)
+    await context.prompts.run_work(lambda: _check_results(body.messages), request.is_large)
     with renamed(NAMES):
-        chat = await context.prompts.of_body(lambda: to_chat(asked), request.is_large)
+        chat = await context.prompts.run_work(lambda: to_chat(body), request.is_large)
         return await chat_turn(context, chat, least_tokens=0, only_counts=only_counts)

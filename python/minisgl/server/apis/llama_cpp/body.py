@@ -1,7 +1,7 @@
-"""Bodies of llama.cpp's own routes, and their answers.
+"""Request and response bodies of llama.cpp's own routes.
 
-Invariants: what its clients send whether or not it matters to them is named in a header; anything else that is not done
-here is refused by name.
+Invariants: unsupported fields that its clients always send are named in a header; any other unsupported field is
+refused by name.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minisgl.server.core.sampling_fields import Sampling
 
 
 class LlamaCppSampling(Sampling):
-    """The fields of the other APIs, under llama.cpp's names or their own."""
+    """Sampling fields under llama.cpp's names or those of the other APIs."""
 
     NOT_YET: ClassVar[fields.Table] = fields.LLAMA_CPP
     IGNORED: ClassVar[fields.Table] = {**Sampling.IGNORED, **fields.LLAMA_CPP_IGNORED}
@@ -48,13 +48,13 @@ class InfillRequest(LlamaCppSampling):
     )
 
     def before(self) -> str:
-        """All text before the gap."""
+        """Return all text before the gap: extra texts, prefix and prompt."""
         extra = [f"--- {one.filename or 'snippet'} ---\n{one.text}\n\n" for one in self.input_extra or ()]
         return "".join([*extra, self.input_prefix, self.prompt or ""])
 
 
 class Timings(Answer):
-    """Milliseconds; `prompt_ms` is from the request's arrival to its first token."""
+    """Timings of a request in milliseconds; `prompt_ms` is from the request's arrival to its first token."""
 
     cache_n: int
     prompt_n: int
@@ -68,7 +68,7 @@ class Timings(Answer):
 
 
 class LlamaCppAnswer(Answer):
-    """Streamed: server-sent events with `content`, and at last one of these, without a `[DONE]`."""
+    """Completion of a prompt. A stream has events with `content`, and one of these at the end, without `[DONE]`."""
 
     index: int
     content: str
@@ -89,7 +89,7 @@ class LlamaCppAnswer(Answer):
 
 
 class LlamaCppAnswers(RootModel[LlamaCppAnswer | list[LlamaCppAnswer]]):
-    """By how many prompts there are."""
+    """Completion, or a list of completions if the prompt is a list."""
 
 
 class RenderedTemplate(Answer):
@@ -115,4 +115,4 @@ class Slot(Answer):
 
 
 class Slots(RootModel[list[Slot]]):
-    """As many slots are processing as requests run; which one is whose is not told."""
+    """Slots. As many are processing as requests run; which one a request has is not known."""

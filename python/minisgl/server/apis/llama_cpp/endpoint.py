@@ -1,7 +1,7 @@
-"""llama.cpp's own routes: bodies become requests of /v1/completions, which fill a gap for /infill; what the server says
-of itself has llama.cpp's shape.
+"""llama.cpp's own routes: bodies become completion requests, with a gap for /infill; properties of the server have
+llama.cpp's shape.
 
-Invariants: one slot for each request that runs at once; slots are not told apart, and none can be chosen.
+Invariants: there is one slot per request that can run at once; slots have no identity, and none can be chosen.
 """
 
 from __future__ import annotations
@@ -36,45 +36,45 @@ OF_GAPS: Names = ((r"suffix", "input_suffix"), (r"prompt", "input_prefix"))
 
 
 async def completion_endpoint(
-    context: ServerContext, asked: LlamaCppCompletion, request: HttpRequest
+    context: ServerContext, body: LlamaCppCompletion, request: HttpRequest
 ) -> LlamaCppFormatter:
-    completion = _completion(asked, prompt=asked.prompt)
-    return LlamaCppFormatter(context, asked, completion, await continuation(context, completion))
+    completion = _completion(body, prompt=body.prompt)
+    return LlamaCppFormatter(context, body, completion, await continuation(context, completion))
 
 
-async def infill_endpoint(context: ServerContext, asked: InfillRequest, request: HttpRequest) -> LlamaCppFormatter:
-    completion = _completion(asked, prompt=asked.before(), suffix=asked.input_suffix)
+async def infill_endpoint(context: ServerContext, body: InfillRequest, request: HttpRequest) -> LlamaCppFormatter:
+    completion = _completion(body, prompt=body.before(), suffix=body.input_suffix)
     with renamed(OF_GAPS):
-        found = await continuation(context, completion, has_gap=True)
-    return LlamaCppFormatter(context, asked, completion, found)
+        wanted = await continuation(context, completion, has_gap=True)
+    return LlamaCppFormatter(context, body, completion, wanted)
 
 
-def _completion(asked: LlamaCppSampling, **given: Any) -> CompletionRequest:
-    """Raises `ApiError`."""
-    if asked.stream_options is not None:
-        raise bad_value("stream_options", asked.stream_options.model_dump(exclude_none=True), "not used here")
-    found = {"max_tokens": TO_THE_END, **shared_fields(asked, ()), **given}
-    if found.get("seed") in RANDOM_SEEDS:
-        del found["seed"]
-    return checked(found, CompletionRequest)
+def _completion(body: LlamaCppSampling, **given: Any) -> CompletionRequest:
+    """Convert a llama.cpp body into a completion request. Raises `ApiError`."""
+    if body.stream_options is not None:
+        raise bad_value("stream_options", body.stream_options.model_dump(exclude_none=True), "not supported here")
+    fields = {"max_tokens": TO_THE_END, **shared_fields(body, ()), **given}
+    if fields.get("seed") in RANDOM_SEEDS:
+        del fields["seed"]
+    return checked(fields, CompletionRequest)
 
 
 class LlamaCppFormatter(Formatter):
     def __init__(
-        self, context: ServerContext, asked: LlamaCppSampling, completion: CompletionRequest, found: Continuation
+        self, context: ServerContext, body: LlamaCppSampling, completion: CompletionRequest, wanted: Continuation
     ) -> None:
-        super().__init__(found, completion.stream, completion.priority)
-        self._model = context.served.check(asked.model)
-        self._given = found.given
-        self._is_list = completion.prompt is not found.given[0]
-        self._settings = _settings(found.sampling, context.info.max_seq_len)
-        self._fields = asked.response_fields
-        self._with_tokens = bool(asked.return_tokens)
-        self._has_new_line = [False] * len(found.prompts)
+        super().__init__(wanted, completion.stream, completion.priority)
+        self._model = context.served.check(body.model)
+        self._given = wanted.given
+        self._is_list = completion.prompt is not wanted.given[0]
+        self._settings = _settings(wanted.sampling, context.info.max_seq_len)
+        self._fields = body.response_fields
+        self._with_tokens = bool(body.return_tokens)
+        self._has_new_line = [False] * len(wanted.prompts)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
-        found = [self._last(generation, choice, choice.text) for choice in choices]
-        return found if self._is_list else found[0]
+        results = [self._last(generation, choice, choice.text) for choice in choices]
+        return results if self._is_list else results[0]
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         frames = []
@@ -123,15 +123,15 @@ class LlamaCppFormatter(Formatter):
         )
 
     def _shown(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """The part of the answer that the client wants to have."""
+        """Return the requested fields of the response (`response_fields`); all of them by default."""
         if not self._fields:
             return answer
-        found = {path: _at(answer, path.split("/")) for path in self._fields}
-        return {path: value for path, value in found.items() if value is not None}
+        selected = {path: _value_at(answer, path.split("/")) for path in self._fields}
+        return {path: value for path, value in selected.items() if value is not None}
 
 
-def _at(value: Any, path: Sequence[str]) -> Any:
-    """None: it is not there."""
+def _value_at(value: Any, path: Sequence[str]) -> Any:
+    """Return the value at a path of nested objects, or `None` if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, dict) else None
     return value
@@ -151,25 +151,25 @@ def _settings(sampling: SamplingParams, n_ctx: int) -> dict[str, Any]:
 def _timings(generation: Generation, index: int) -> dict[str, Any]:
     usage = generation.usage_of(index)
     cached = usage["prompt_tokens_details"]["cached_tokens"]
-    found: dict[str, Any] = {"cache_n": cached}
+    timings: dict[str, Any] = {"cache_n": cached}
     counts = (("prompt", usage["prompt_tokens"] - cached), ("predicted", usage["completion_tokens"]))
     for (name, count), time_s in zip(counts, generation.times_s(index), strict=True):
-        found |= {
+        timings |= {
             f"{name}_n": count,
             f"{name}_ms": time_s * 1000,
             f"{name}_per_token_ms": time_s * 1000 / count if count else 0.0,
             f"{name}_per_second": count / time_s if time_s else 0.0,
         }
-    return found
+    return timings
 
 
 # --------------------------------------------------------------------------------------- what the server says of itself
 
 
-async def template_endpoint(context: ServerContext, asked: TokenizeRequest, request: HttpRequest) -> Response:
-    if not asked.messages:
+async def template_endpoint(context: ServerContext, body: TokenizeRequest, request: HttpRequest) -> Response:
+    if not body.messages:
         raise missing("messages")
-    return json_response({"prompt": await context.prompts.render(asked)})
+    return json_response({"prompt": await context.prompts.render(body)})
 
 
 def _num_slots(context: ServerContext) -> int:
@@ -195,7 +195,7 @@ def props(context: ServerContext) -> dict[str, Any]:
 
 
 def slots(context: ServerContext) -> list[dict[str, Any]]:
-    """As many of them are processing as requests run."""
+    """Return llama.cpp's slots. As many are marked as processing as requests run."""
     running = sum(view.stats.num_running for view in context.client.engines if view.stats is not None)
     n_ctx = context.info.max_seq_len
     return [{"id": i, "n_ctx": n_ctx, "is_processing": i < running} for i in range(_num_slots(context))]

@@ -1,7 +1,6 @@
-"""Bodies of Ollama's API, and the shapes of its answers.
+"""Request and response bodies of Ollama's API.
 
-Invariants: `options` that are not done here are named in the answer's `warning`; fields that are not done are
-refused by name.
+Invariants: unsupported `options` are named in the response's `warning`; other unsupported fields are refused by name.
 """
 
 from __future__ import annotations
@@ -95,7 +94,7 @@ class OllamaShowRequest(Body):
 
 
 class OllamaAnswer(Answer):
-    """Durations are nanoseconds. Streamed: JSON lines with `done` false, and one of these at last."""
+    """Final object of a response; durations are nanoseconds. A stream's JSON lines before it have `done` false."""
 
     model: str
     created_at: str
@@ -160,7 +159,7 @@ class OllamaModel(Answer):
 
 
 class OllamaModels(Answer):
-    """`/api/ps` has `expires_at`, `size_vram` and `context_length`, too."""
+    """Models. Those of `/api/ps` also have `expires_at`, `size_vram` and `context_length`."""
 
     models: list[OllamaModel]
 

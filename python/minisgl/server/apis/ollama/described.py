@@ -1,4 +1,4 @@
-"""What a model's files say of it, by the names of GGUF's metadata, which Ollama's clients show."""
+"""Metadata of a model, read from its files, by the names of GGUF, which Ollama's clients show."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from minisgl.extension import _rust, why_missing
 
 Metadata = Mapping[str, Any]
 NOT_SHOWN = ("tokenizer.chat_template", "tokenizer.ggml.")
-"""Beginnings of keys that are shown elsewhere or are long."""
+"""Prefixes of GGUF keys that are left out, because they are shown elsewhere or are long."""
 BY_NAME = {
     "num_hidden_layers": "block_count",
     "hidden_size": "embedding_length",
@@ -29,29 +29,29 @@ BY_NAME = {
     "num_experts": "expert_count",
     "num_experts_per_tok": "expert_used_count",
 }
-"""Fields of config.json, and what GGUF calls them behind the architecture."""
+"""Fields of config.json, and their GGUF keys without the architecture."""
 _MAX_HEADER_BYTES = 100 << 20
 
 
 def described(config: Metadata, files: Sequence[Path], name: str) -> dict[str, Any]:
-    """Return the metadata of the model with this `config` and these weights. The number of its parameters is not known
-    where several are packed into one."""
+    """Return the metadata of the model with this `config` and these weight files. The parameter count is left out for
+    packed quantized weights, where it is not known."""
     if len(files) == 1 and files[0].suffix == ".gguf" and not why_missing():
         return dict(_of_gguf(files[0], *_stamp(files[0])))
     family = str(config.get("model_type", "")) or "unknown"
-    found: dict[str, Any] = {"general.architecture": family, "general.basename": name}
+    metadata: dict[str, Any] = {"general.architecture": family, "general.basename": name}
     own = {**config, **(inner if isinstance(inner := config.get("text_config"), dict) else {})}
     for given, known in BY_NAME.items():
         if isinstance(value := own.get(given), int | float):
-            found[f"{family}.{known}"] = value
+            metadata[f"{family}.{known}"] = value
     is_packed = "quantization_config" in config
     if count := 0 if is_packed else sum(_num_parameters(file, *_stamp(file)) for file in files):
-        found["general.parameter_count"] = count
-    return found
+        metadata["general.parameter_count"] = count
+    return metadata
 
 
 def parameter_size(metadata: Metadata) -> str:
-    """Return the number of parameters as Ollama writes it, such as 134.52M; empty if it is not known."""
+    """Return the parameter count as Ollama writes it, such as "134.52M"; empty if it is not known."""
     count = metadata.get("general.parameter_count", 0)
     for least, letter, digits in ((10**12, "T", 1), (10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
         if count >= least:
@@ -60,12 +60,12 @@ def parameter_size(metadata: Metadata) -> str:
 
 
 def _stamp(file: Path) -> tuple[int, int]:
-    """What changes with the content of a file."""
+    """Return modification time and size, a cache key for a file's content."""
     try:
-        found = file.stat()
+        status = file.stat()
     except OSError:
         return 0, 0
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 @functools.lru_cache(maxsize=16)
@@ -85,7 +85,7 @@ def _of_gguf(file: Path, *stamp: int) -> Metadata:
 
 @functools.lru_cache(maxsize=256)
 def _num_parameters(file: Path, *stamp: int) -> int:
-    """Those of a file of safetensors, by its header; 0 if it has none."""
+    """Count the parameters of a safetensors file by its header; 0 if it has no valid header."""
     try:
         with file.open("rb") as opened:
             (size,) = struct.unpack("<Q", opened.read(8))

@@ -1,8 +1,8 @@
-"""Ollama's API. Bodies become requests of the chat API, of completions (`raw`, `suffix`) and of embeddings; answers are
-JSON objects, or lines of them that tell how an answer grows.
+"""Ollama's API. Bodies become chat requests, completion requests (`raw`, `suffix`) or embedding requests; responses are
+JSON objects, or JSON lines when streamed.
 
-Invariants: errors name the fields that the client wrote; contents, thoughts and calls of the lines joined are those
-that would have come whole; what has no effect is named in `warning` and in the header `X-Minisgl-Ignored`.
+Invariants: errors name the fields that the client wrote; the joined contents, thoughts and calls of a stream equal
+those of a complete response; fields without effect are named in `warning` and in the header `X-Minisgl-Ignored`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from minisgl.server.core.continuation import continuation
 from minisgl.server.core.embeddings import EmbeddingFormatter, embeddings_endpoint
 from minisgl.server.core.errors import ApiError, Names, bad_value, renamed, renamed_field, wrong
 from minisgl.server.core.fields import present
-from minisgl.server.core.formatter import Formatter, json_line, json_response, receipt_of
+from minisgl.server.core.formatter import Formatter, json_line, json_response, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import TO_THE_END
 from minisgl.server.core.request import HttpRequest, checked
@@ -44,12 +44,12 @@ from minisgl.server.core.unserved import shown
 
 SAME = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty")
 OPTIONS = {**{name: name for name in SAME}, "num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
-"""Options that this server has, and its own names of them."""
+"""Supported `options`, and the names of their sampling fields."""
 NEUTRAL: dict[str, tuple[float, ...]] = {"mirostat": (0,), "typical_p": (1,), "tfs_z": (1,), "repeat_last_n": (-1,)}
-"""Values of others that ask for nothing."""
+"""Neutral values of unsupported options."""
 MAX_NAMED = 32
 OF_LOADS = frozenset({"model", "keep_alive", "stream", "options"})
-"""What a body without a question may have."""
+"""Fields that a body without a prompt may have, which only loads the model."""
 UNLOADED = (0, "0", "0s", "0m", "0h")
 NAMES: Names = (
     *((name, f"options.{option}") for option, name in OPTIONS.items()),
@@ -61,7 +61,7 @@ NAMES: Names = (
 )
 OF_PROMPTS: Names = ((r"messages(\..*)?", "prompt"), *NAMES)
 Shape = Callable[[str, str, list[dict[str, Any]]], dict[str, Any]]
-"""The part of an answer that has the text, the thoughts and the calls."""
+"""Function that formats text, thoughts and calls as a part of a response."""
 
 
 def now() -> str:
@@ -69,12 +69,12 @@ def now() -> str:
 
 
 def as_message(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    found: dict[str, Any] = {"role": "assistant", "content": text}
+    message: dict[str, Any] = {"role": "assistant", "content": text}
     if thought:
-        found["thinking"] = thought
+        message["thinking"] = thought
     if calls:
-        found["tool_calls"] = calls
-    return {"message": found}
+        message["tool_calls"] = calls
+    return {"message": message}
 
 
 def as_response(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -82,33 +82,33 @@ def as_response(text: str, thought: str = "", calls: Sequence[dict[str, Any]] = 
 
 
 def ping(model: str, shape: Shape) -> bytes:
-    """Return the line that says that a stream lives. Ollama's clients take each line for JSON and read its text."""
+    """Return a stream's keep-alive line: an object with empty text, since clients parse every line as JSON."""
     return json_line({"model": model, "created_at": now(), **shape("", "", []), "done": False})
 
 
 # ------------------------------------------------------------------------------------------------------ what is asked
 
 
-def _options(asked: OllamaRequest, max_seq_len: int) -> tuple[dict[str, Any], list[str]]:
-    """Fields of the sampling, and the names of what has no effect. A context that is large enough has one."""
-    found: dict[str, Any] = {}
+def _options(body: OllamaRequest, max_seq_len: int) -> tuple[dict[str, Any], list[str]]:
+    """Return sampling fields, and options without effect; a `num_ctx` up to the model's context is no such option."""
+    fields: dict[str, Any] = {}
     ignored = list[str]()
-    for option, value in (asked.options or {}).items():
+    for option, value in (body.options or {}).items():
         if value is None or value in NEUTRAL.get(option, ()):
             continue
         if (name := OPTIONS.get(option)) is not None:
-            found[name] = TO_THE_END if option == "num_predict" and value == -2 else value
+            fields[name] = TO_THE_END if option == "num_predict" and value == -2 else value
         elif option != "num_ctx" or not isinstance(value, int) or value > max_seq_len:
             ignored.append(_named(option))
-    if found.get("seed") == -1:
-        del found["seed"]  # a random one
-    if asked.keep_alive in UNLOADED:
+    if fields.get("seed") == -1:
+        del fields["seed"]  # -1 is a random seed
+    if body.keep_alive in UNLOADED:
         ignored.append("keep_alive")
-    return found, list(dict.fromkeys(ignored))[:MAX_NAMED]
+    return fields, list(dict.fromkeys(ignored))[:MAX_NAMED]
 
 
 def _named(option: str) -> str:
-    """A client's own words are put into no header."""
+    """Return an option's name for a header, or just "options" if the client's text is not safe there."""
     return f"options.{option}" if re.fullmatch(r"[a-z0-9_]{1,32}", option) else "options"
 
 
@@ -134,20 +134,21 @@ def _think(parsing: Parsing, think: bool | str | None) -> dict[str, Any]:
     return {}
 
 
-def conversation_of(parsing: Parsing, asked: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
-    """The fields of the chat API that its prompt depends on. Raises `ApiError`."""
-    if isinstance(asked, OllamaChatRequest):
-        found = {"messages": _messages(asked.messages or ()), "tools": asked.tools or None}
+def conversation_of(parsing: Parsing, body: OllamaChatRequest | OllamaGenerateRequest) -> dict[str, Any]:
+    """Return the chat request's fields that determine the prompt. Raises `ApiError`."""
+    if isinstance(body, OllamaChatRequest):
+        fields = {"messages": _messages(body.messages or ()), "tools": body.tools or None}
     else:
-        system = [{"role": "system", "content": asked.system}] if asked.system else []
-        found = {"messages": [*system, {"role": "user", "content": asked.prompt}]}
-    return {**found, **_think(parsing, asked.think)}
+        system = [{"role": "system", "content": body.system}] if body.system else []
+        fields = {"messages": [*system, {"role": "user", "content": body.prompt}]}
+    return {**fields, **_think(parsing, body.think)}
 
 
 def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """Those of the chat API. Results name their tool, or nothing: they belong to the calls before them, in order."""
-    found: list[dict[str, Any]] = []
-    open_calls: list[tuple[str, str]] = []  # ids and names
+    """Convert messages to those of the chat API. A tool result names its tool or nothing: results are matched with the
+    calls before them, in order."""
+    messages: list[dict[str, Any]] = []
+    open_calls: list[tuple[str, str]] = []  # (id, name)
     for i, message in enumerate(given):
         one: dict[str, Any] = {"role": message.role, "content": message.content or ""}
         if message.images:
@@ -173,36 +174,36 @@ def _messages(given: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
                 open_calls.remove(call)
             call_id = message.tool_call_id or (None if call is None else call[0])
             one |= {"tool_call_id": call_id, "name": message.tool_name}
-        found.append(present(one))
-    return found
+        messages.append(present(one))
+    return messages
 
 
-async def chat_endpoint(context: ServerContext, asked: OllamaChatRequest, request: HttpRequest) -> Formatter | Response:
-    if not asked.messages:
-        return _loaded(context, asked, request, "messages", as_message(""))
-    return await _chat(context, asked, request, as_message)
+async def chat_endpoint(context: ServerContext, body: OllamaChatRequest, request: HttpRequest) -> Formatter | Response:
+    if not body.messages:
+        return _loaded(context, body, request, "messages", as_message(""))
+    return await _chat(context, body, request, as_message)
 
 
 async def generate_endpoint(
-    context: ServerContext, asked: OllamaGenerateRequest, request: HttpRequest
+    context: ServerContext, body: OllamaGenerateRequest, request: HttpRequest
 ) -> Formatter | Response:
-    if not asked.prompt and not asked.suffix:
-        return _loaded(context, asked, request, "prompt", as_response(""))
-    if asked.raw or asked.suffix:
-        return await _continued(context, asked)
-    return await _chat(context, asked, request, as_response)
+    if not body.prompt and not body.suffix:
+        return _loaded(context, body, request, "prompt", as_response(""))
+    if body.raw or body.suffix:
+        return await _continued(context, body)
+    return await _chat(context, body, request, as_response)
 
 
 def _loaded(
-    context: ServerContext, asked: OllamaGenerating, request: HttpRequest, needed: str, empty: dict[str, Any]
+    context: ServerContext, body: OllamaGenerating, request: HttpRequest, needed: str, empty: dict[str, Any]
 ) -> Response:
-    """Clients ask so for a model to be loaded, or unloaded; this one is always there. A body with more asks for an
-    answer, and the field `needed` is missing. Raises `ApiError` 400."""
-    given = [name for name in asked.model_fields_set if name not in OF_LOADS and getattr(asked, name)]
+    """Answer a body without a prompt, by which clients load or unload a model; here the model is always loaded. Raises
+    `ApiError` 400 if the body has other fields: then the field `needed` is missing."""
+    given = [name for name in body.model_fields_set if name not in OF_LOADS and getattr(body, name)]
     if more := [*request.ignored, *sorted(given)]:
-        raise wrong(more[0], f"without {needed} nothing is answered: give {needed}")
-    head = {"model": asked.model or context.served.name, "created_at": now(), **empty, "done": True}
-    _, ignored = _options(asked, context.info.max_seq_len)
+        raise wrong(more[0], f"needs {needed}")
+    head = {"model": body.model or context.served.name, "created_at": now(), **empty, "done": True}
+    _, ignored = _options(body, context.info.max_seq_len)
     return json_response({**head, "done_reason": "load", **_warning(ignored)})
 
 
@@ -210,42 +211,42 @@ def _warning(ignored: Sequence[str]) -> dict[str, str]:
     return {"warning": f"without effect here: {shown(ignored)}"} if ignored else {}
 
 
-def _fields(context: ServerContext, asked: OllamaGenerating) -> tuple[dict[str, Any], list[str]]:
-    """What both have that are asked so, and the names of what has no effect."""
-    found, ignored = _options(asked, context.info.max_seq_len)
-    found |= {"model": asked.model, "stream": asked.stream is not False, "response_format": _format(asked.format)}
-    return found, ignored
+def _fields(context: ServerContext, body: OllamaGenerating) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields that chat and completion requests share, and the names of options without effect."""
+    fields, ignored = _options(body, context.info.max_seq_len)
+    fields |= {"model": body.model, "stream": body.stream is not False, "response_format": _format(body.format)}
+    return fields, ignored
 
 
 async def _chat(
     context: ServerContext,
-    asked: OllamaChatRequest | OllamaGenerateRequest,
+    body: OllamaChatRequest | OllamaGenerateRequest,
     request: HttpRequest,
     shape: Shape,
 ) -> OllamaFormatter:
-    fields, ignored = _fields(context, asked)
-    fields |= {"logprobs": asked.logprobs, "top_logprobs": asked.top_logprobs}
-    fields |= await context.prompts.of_body(lambda: conversation_of(context.parsing, asked), request.is_large)
-    with renamed(NAMES if isinstance(asked, OllamaChatRequest) else OF_PROMPTS):
-        chat = await context.prompts.of_body(lambda: checked(present(fields), ChatRequest), request.is_large)
+    fields, ignored = _fields(context, body)
+    fields |= {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
+    fields |= await context.prompts.run_work(lambda: conversation_of(context.parsing, body), request.is_large)
+    with renamed(NAMES if isinstance(body, OllamaChatRequest) else OF_PROMPTS):
+        chat = await context.prompts.run_work(lambda: checked(present(fields), ChatRequest), request.is_large)
         turn = await chat_turn(context, chat)
     turn.ignored = (*(renamed_field(NAMES, name) for name in turn.ignored), *ignored)
-    return OllamaFormatter(context, asked, chat, turn, shape)
+    return OllamaFormatter(context, body, chat, turn, shape)
 
 
-async def _continued(context: ServerContext, asked: OllamaGenerateRequest) -> OllamaFormatter:
-    fields, ignored = _fields(context, asked)
-    fields = {"max_tokens": TO_THE_END, **fields, "prompt": asked.prompt or "", "suffix": asked.suffix}
-    if asked.logprobs:
-        fields["logprobs"] = asked.top_logprobs or 0
-    if asked.think:
-        raise bad_value("think", asked.think, "needs the chat template: not with raw or suffix")
+async def _continued(context: ServerContext, body: OllamaGenerateRequest) -> OllamaFormatter:
+    fields, ignored = _fields(context, body)
+    fields = {"max_tokens": TO_THE_END, **fields, "prompt": body.prompt or "", "suffix": body.suffix}
+    if body.logprobs:
+        fields["logprobs"] = body.top_logprobs or 0
+    if body.think:
+        raise bad_value("think", body.think, "needs the chat template: not with raw or suffix")
     with renamed(NAMES):
         completion = checked(present(fields), CompletionRequest)
-        found = await continuation(context, completion, has_gap=bool(asked.suffix))
-    turn = Turn(found.prompts, found.sampling, only_prompt=found.only_prompt)
-    turn.ignored = (*(renamed_field(NAMES, name) for name in found.ignored), *ignored)
-    return OllamaFormatter(context, asked, completion, turn, as_response)
+        generation_input = await continuation(context, completion, has_gap=bool(body.suffix))
+    turn = Turn(generation_input.prompts, generation_input.sampling, only_prompt=generation_input.only_prompt)
+    turn.ignored = (*(renamed_field(NAMES, name) for name in generation_input.ignored), *ignored)
+    return OllamaFormatter(context, body, completion, turn, as_response)
 
 
 # --------------------------------------------------------------------------------------------------------- the answer
@@ -255,17 +256,17 @@ class OllamaFormatter(SectionFormatter):
     media_type = b"application/x-ndjson"
 
     def __init__(
-        self, context: ServerContext, asked: OllamaGenerating, chat: Sampling, turn: Turn, shape: Shape
+        self, context: ServerContext, body: OllamaGenerating, chat: Sampling, turn: Turn, shape: Shape
     ) -> None:
         super().__init__(context, turn, chat.stream, chat.priority)
-        self._model = asked.model or context.served.name
+        self._model = body.model or context.served.name
         self._shape = shape
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         self._take(choices[0])
-        found = self._sections.whole()
-        text, thought = ("".join(one.text for one in found if one.kind == kind) for kind in ("text", "reasoning"))
-        calls = [_call(one, i) for i, one in enumerate(one for one in found if one.kind == "call")]
+        sections = self._sections.whole()
+        text, thought = ("".join(one.text for one in sections if one.kind == kind) for kind in ("text", "reasoning"))
+        calls = [_call(one, i) for i, one in enumerate(one for one in sections if one.kind == "call")]
         return self._last(generation, self._shape(text, thought, calls))
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
@@ -281,18 +282,18 @@ class OllamaFormatter(SectionFormatter):
         return json_line(error.ollama_body())
 
     def _take(self, delta: Delta) -> list[dict[str, Any]]:
-        """What is new, in parts."""
-        found = []
+        """Return the new parts of the output in a delta, in Ollama's shape."""
+        parts = []
         for change in self.changes(delta):
             section = change.section
             if isinstance(change, Grown) and section.kind == "text":
-                found.append(self._shape(change.text, "", []))
+                parts.append(self._shape(change.text, "", []))
             elif isinstance(change, Grown) and section.kind == "reasoning":
-                found.append(self._shape("", change.text, []))
+                parts.append(self._shape("", change.text, []))
             elif isinstance(change, Closed) and section.kind == "call" and section.arguments is not None:
                 index = sum(one.kind == "call" for one in self._sections.all[: section.index])
-                found.append(self._shape("", "", [_call(section, index)]))
-        return found
+                parts.append(self._shape("", "", [_call(section, index)]))
+        return parts
 
     def _answer(self, part: dict[str, Any], done: bool) -> dict[str, Any]:
         logprobs, self._new_logprobs = self._new_logprobs, []
@@ -311,7 +312,7 @@ class OllamaFormatter(SectionFormatter):
             "prompt_eval_duration": prompt_ns,
             "eval_count": usage["completion_tokens"],
             "eval_duration": answer_ns,
-            **receipt_of(generation, 0),
+            **receipt_field(generation, 0),
             **_warning(self._turn.ignored),
         }
 
@@ -325,53 +326,54 @@ def _call(section: Section, index: int) -> dict[str, Any]:
 
 
 async def embed_endpoint(
-    context: ServerContext, asked: OllamaEmbedRequest, request: HttpRequest
+    context: ServerContext, body: OllamaEmbedRequest, request: HttpRequest
 ) -> Formatter | Response:
-    return await _embedded(context, asked, request, asked.input, Embed, truncates=asked.truncate is not False)
+    return await _embedded(context, body, request, body.input, Embed, truncates=body.truncate is not False)
 
 
 async def embedding_endpoint(
-    context: ServerContext, asked: OllamaEmbeddingsRequest, request: HttpRequest
+    context: ServerContext, body: OllamaEmbeddingsRequest, request: HttpRequest
 ) -> Formatter | Response:
-    return await _embedded(context, asked, request, asked.prompt, OneEmbedding)
+    return await _embedded(context, body, request, body.prompt, OneEmbedding)
 
 
 async def _embedded(
     context: ServerContext,
-    asked: OllamaEmbedRequest | OllamaEmbeddingsRequest,
+    body: OllamaEmbedRequest | OllamaEmbeddingsRequest,
     request: HttpRequest,
     texts: str | list[str],
     shown_as: type[OllamaEmbeddings],
     *,
     truncates: bool = True,
 ) -> Formatter | Response:
-    """The vectors of `texts`; that of a text without tokens is empty, for it is no error: clients load a model so."""
-    _, ignored = _options(asked, context.info.max_seq_len)
-    ignored = [*(f"options.{name}" for name in OPTIONS if name in (asked.options or {})), *ignored, *request.ignored]
+    """Return the formatter for the embeddings of `texts`. A text without tokens gets an empty vector and no error,
+    since clients load a model so; if all are such texts, the response is complete."""
+    _, ignored = _options(body, context.info.max_seq_len)
+    ignored = [*(f"options.{name}" for name in OPTIONS if name in (body.options or {})), *ignored, *request.ignored]
     given = [texts] if isinstance(texts, str) else texts
     has_tokens = [bool(text) or bool(len(context.tokenizer.encode(""))) for text in given]
     if not any(has_tokens) or texts == "":
         nothing: dict[str, Any] = {"embedding": []}
         if shown_as is Embed:
             counts = dict.fromkeys(("total_duration", "load_duration", "prompt_eval_count"), 0)
-            model = asked.model or context.served.name
+            model = body.model or context.served.name
             nothing = {"model": model, "embeddings": [[] for _ in texts], **counts}
         return json_response({**nothing, **_warning(ignored)})
     fields: dict[str, Any] = {"input": [text for text, has in zip(given, has_tokens, strict=True) if has]}
-    fields["model"] = asked.model
-    if isinstance(asked, OllamaEmbedRequest):
-        fields["dimensions"] = asked.dimensions
+    fields["model"] = body.model
+    if isinstance(body, OllamaEmbedRequest):
+        fields["dimensions"] = body.dimensions
     if truncates:
         fields |= {"truncate_prompt_tokens": -1, "truncation_side": "right"}
-    with renamed((*NAMES, (r"input", "input" if isinstance(asked, OllamaEmbedRequest) else "prompt"))):
-        found = await embeddings_endpoint(context, checked(fields, EmbeddingRequest), request, shown_as)
-    assert isinstance(found, shown_as)
-    found.warning, found.has_tokens = _warning(ignored), has_tokens
-    return found
+    with renamed((*NAMES, (r"input", "input" if isinstance(body, OllamaEmbedRequest) else "prompt"))):
+        formatter = await embeddings_endpoint(context, checked(fields, EmbeddingRequest), request, shown_as)
+    assert isinstance(formatter, shown_as)
+    formatter.warning, formatter.has_tokens = _warning(ignored), has_tokens
+    return formatter
 
 
 class OllamaEmbeddings(EmbeddingFormatter):
-    """`warning`: see `_warning`; `has_tokens`: whether a text that was given has a vector."""
+    """Formatter of embeddings. `warning`: see `_warning`; `has_tokens`: for each text, whether it gets a vector."""
 
     warning: Mapping[str, str] = MappingProxyType({})
     has_tokens: Sequence[bool] = ()
@@ -379,15 +381,15 @@ class OllamaEmbeddings(EmbeddingFormatter):
 
 class Embed(OllamaEmbeddings):
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        found = super().whole(generation, choices)
-        vectors = iter([one["embedding"] for one in found["data"]])
+        response = super().whole(generation, choices)
+        vectors = iter([one["embedding"] for one in response["data"]])
         total_s, _ = generation.times_s(0)
         return {
-            "model": found["model"],
+            "model": response["model"],
             "embeddings": [next(vectors) if has else [] for has in self.has_tokens],
             "total_duration": int(total_s * 1e9),
             "load_duration": 0,
-            "prompt_eval_count": found["usage"]["prompt_tokens"],
+            "prompt_eval_count": response["usage"]["prompt_tokens"],
             **self.warning,
         }
 

@@ -1,4 +1,5 @@
-"""What the server says of itself to Ollama's clients: its one model, and that it fetches, copies and deletes none."""
+"""Routes for information about the model, as Ollama's clients request it, and refusals of those that fetch, copy or
+delete models."""
 
 from __future__ import annotations
 
@@ -23,24 +24,24 @@ from minisgl.server.core.resume import fingerprint
 from minisgl.utils.installed import find_smollm2, own_version
 
 VERSION = "0.12.11"
-"""The version of the API that is spoken here: clients refuse versions that they think too old."""
+"""Ollama version that is reported; clients refuse versions that are too old for them."""
 NEVER = "9999-12-31T23:59:59Z"
 REFUSED = {
-    "/api/pull": ("POST", "fetches no others: start it with the model that you want"),
-    "/api/push": ("POST", "sends it nowhere"),
-    "/api/create": ("POST", "makes no others"),
-    "/api/copy": ("POST", "makes no copies: --served-model-name gives the model another name"),
-    "/api/delete": ("DELETE", "keeps it"),
+    "/api/pull": ("POST", "cannot fetch others: start it with the model that you want"),
+    "/api/push": ("POST", "cannot push it"),
+    "/api/create": ("POST", "cannot create others"),
+    "/api/copy": ("POST", "cannot copy it: --served-model-name gives the model another name"),
+    "/api/delete": ("DELETE", "cannot delete it"),
 }
-"""Routes that stand for more models than one, with their methods and why they are refused."""
+"""Routes that need several models, with their methods and the reason of the refusal."""
 
 
 def _config(folder: Path | None) -> dict[str, Any]:
     try:
-        found = json.loads(((folder or Path("none")) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(((folder or Path("none")) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def _metadata(context: ServerContext, files: Sequence[Path]) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def _metadata(context: ServerContext, files: Sequence[Path]) -> dict[str, Any]:
 
 
 def _files(context: ServerContext) -> list[Path]:
-    """The files of the weights, where they lie in the folder that is served or are the file."""
+    """Return the local weight files: the GGUF file itself, or the safetensors files of the folder."""
     model, folder = context.config.engine.model, context.info.model_dir
     given = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not given.exists():
@@ -70,8 +71,8 @@ def listed(
     form: str = "",
     size_label: str = "",
 ) -> list[dict[str, Any]]:
-    """As /api/tags has a model and its adapters. `key`: names what is loaded; `form`: of its files;
-    `size_label`: of its parameters."""
+    """Return entries of /api/tags, one per name (the model and its adapters). `key`: hashed to the digest; `form`: the
+    files' format; `size_label`: the parameter count as text."""
     card = {
         "modified_at": datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z"),
         "size": size,
@@ -89,7 +90,7 @@ def listed(
 
 
 def running(cards: Iterable[dict[str, Any]], num_bytes: int, context_len: int, device: str) -> list[dict[str, Any]]:
-    """As /api/ps has them. `num_bytes`: the memory of the engine processes."""
+    """Return entries of /api/ps for `cards`. `num_bytes`: resident memory of the engine processes."""
     on_device = num_bytes if device.startswith("cuda") else 0
     more = {"size": num_bytes, "size_vram": on_device, "context_length": context_len, "expires_at": NEVER}
     return [{**one, **more} for one in cards]
@@ -121,8 +122,8 @@ def version() -> dict[str, Any]:
     return {"version": VERSION, "minisgl": own_version()}
 
 
-async def show_endpoint(context: ServerContext, asked: OllamaShowRequest, request: HttpRequest) -> Response:
-    name = context.served.check(asked.model or asked.name)
+async def show_endpoint(context: ServerContext, body: OllamaShowRequest, request: HttpRequest) -> Response:
+    name = context.served.check(body.model or body.name)
     card = next(one for one in _cards(context) if one["name"] == name)
     metadata = {"general.architecture": "unknown", **_metadata(context, _files(context))}
     family = metadata["general.architecture"]

@@ -1,4 +1,3 @@
-"""OpenAI's API, and what vLLM, Cohere and Jina add to it: chat, completions, tokens, rerank, score and classify. Its
-bodies stand in `core/bodies.py`, because other APIs' bodies become them; `answers.py` has the shapes of its answers.
-The API of responses is another one. Start reading in `chat.py`.
-"""
+"""OpenAI's API, with the additions of vLLM, Cohere and Jina: chat, completions, tokens, rerank, score and classify. Its
+request bodies are in `core/bodies.py`, because other APIs' bodies are converted to them; `answers.py` has the response
+models. The Responses API is in another folder. Start reading in `chat.py`."""

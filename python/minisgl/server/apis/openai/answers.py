@@ -1,4 +1,4 @@
-"""The shapes of OpenAI's answers, and of those that vLLM adds, for the OpenAPI page. Tests hold real answers against
+"""Response models of OpenAI's API and of vLLM's additions, for the OpenAPI page. Tests check real responses against
 them."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ChatLogprobs(Answer):
 
 
 class CalledFunction(Answer):
-    """`arguments` is JSON text."""
+    """Function call; `arguments` is JSON text."""
 
     name: str
     arguments: str
@@ -32,13 +32,13 @@ class ToolCallAnswer(Answer):
 
 
 class AssistantMessage(Answer):
-    """`content` is null beside calls alone."""
+    """Message of the assistant. `content` is null if there are only calls."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None
     tool_calls: list[ToolCallAnswer] | None = None  # only if there are some
-    reasoning_content: str | None = None  # only of models that think first, as is `reasoning`, the same
+    reasoning_content: str | None = None  # only of reasoning models; `reasoning` is equal
     reasoning: str | None = None
 
 
@@ -48,12 +48,12 @@ class ChatChoice(Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
     token_ids: list[int] | None = None  # only with return_token_ids
-    matched_stop: str | int | None = None  # of a stop that ended it: its text, or the token's id
+    matched_stop: str | int | None = None  # stop string or token id that ended the choice
     receipt: dict[str, Any] | None = None  # only with receipt
 
 
 class ChatAnswer(Answer):
-    """Streamed: server-sent events of `chat.completion.chunk` objects, `[DONE]` at the end."""
+    """Chat completion. A stream has server-sent events of `chat.completion.chunk` objects, with `[DONE]` at the end."""
 
     id: str
     object: Literal["chat.completion"]
@@ -77,15 +77,15 @@ class CompletionChoice(Answer):
     text: str
     logprobs: TextLogprobs | None
     finish_reason: FinishReason
-    matched_stop: str | int | None = None  # of a stop that ended it: its text, or the token's id
+    matched_stop: str | int | None = None  # stop string or token id that ended the choice
     receipt: dict[str, Any] | None = None  # only with receipt
-    token_ids: list[int] | None = None  # these two only with return_token_ids
+    token_ids: list[int] | None = None  # this and the next only with return_token_ids
     prompt_token_ids: list[int] | None = None
     prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None  # only with prompt_logprobs
 
 
 class CompletionAnswer(Answer):
-    """Streamed: server-sent events of the same objects, `[DONE]` at the end."""
+    """Completion. A stream has server-sent events of such objects, with `[DONE]` at the end."""
 
     id: str
     object: Literal["text_completion"]
@@ -108,7 +108,7 @@ class TokenizeAnswer(Answer):
 
 
 class DetokenizeAnswer(Answer):
-    """`content`: the same, by llama.cpp's name."""
+    """Text of token ids; `content` equals `prompt`, by llama.cpp's name."""
 
     prompt: str
     content: str
@@ -132,7 +132,7 @@ class ModelList(Answer):
 class EmbeddingObject(Answer):
     object: Literal["embedding"]
     index: int
-    embedding: list[float] | str  # a text with `base64`
+    embedding: list[float] | str  # str if `encoding_format` is base64
 
 
 class EmbeddingUsage(Answer):

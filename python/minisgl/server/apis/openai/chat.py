@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: one call of the model with a conversation, shown in OpenAI's shape."""
+"""POST /v1/chat/completions: chat requests with responses in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from minisgl.server.core.context import ServerContext
 from minisgl.server.core.formatter import (
     NOT_ASKED_FOR,
     Formatter,
-    Shown,
+    GatewayFormat,
     chat_logprobs,
+    final_fields,
     json_bytes,
-    of_its_end,
     prompt_logprobs,
 )
 from minisgl.server.core.generation import Generation
@@ -47,7 +47,7 @@ class ChatFormatter(Formatter):
         self._with_token_ids = bool(chat.return_token_ids)
         self._as_ids = bool(chat.return_tokens_as_token_ids)
         self._has_begun = False
-        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: what stands around the text
+        self._frames: dict[int, tuple[bytes, bytes]] = {}  # by choice: bytes before and after the text
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{ids.new_id()}",
             "created": ids.created(),
@@ -56,12 +56,12 @@ class ChatFormatter(Formatter):
 
     @cached_property
     def _choices(self) -> list[TurnChoice]:
-        """Made when they are needed: where the gateway shows the answer, they are not."""
+        """Parser state of each choice. Created lazily: not needed where the gateway formats the response."""
         return [self._turn.choice(streams=self.stream) for _ in range(self._n)]
 
-    def for_gateway(self) -> Shown | None:
+    def for_gateway(self) -> GatewayFormat | None:
         head, parts = self._head, self._turn.parts()
-        return Shown(
+        return GatewayFormat(
             "chat", head["id"], head["created"], head["model"], self._include_usage, self._with_logprobs, parts
         )
 
@@ -78,7 +78,7 @@ class ChatFormatter(Formatter):
                     "message": self._message(choice),
                     "logprobs": self._logprobs(choice.logprobs),
                     "finish_reason": self._choices[i].finish_reason,
-                    **of_its_end(generation, i),
+                    **final_fields(generation, i),
                     **({"token_ids": generation.token_ids(i)} if self._with_token_ids else {}),
                 }
                 for i, choice in enumerate(choices)
@@ -91,44 +91,44 @@ class ChatFormatter(Formatter):
     def _message(self, delta: Delta) -> dict[str, Any]:
         choice = self._choices[delta.index]
         choice.take(delta)
-        found: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": choice.content, "refusal": None}
         if self._turn.thinks and self._turn.shows_thoughts:
-            found["reasoning_content"] = found["reasoning"] = choice.reasoning or None
+            message["reasoning_content"] = message["reasoning"] = choice.reasoning or None
         if choice.whole_calls:
-            found["content"] = choice.content or None
-            found["tool_calls"] = [
+            message["content"] = choice.content or None
+            message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
                 for call in choice.whole_calls
             ]
-        return found
+        return message
 
     def _usage(self, generation: Generation) -> dict[str, Any]:
-        """At the end."""
-        found: dict[str, Any] = generation.usage()
+        """Return the usage of a finished response, with the number of reasoning tokens."""
+        usage: dict[str, Any] = generation.usage()
         if self._turn.thinks:
             count = sum(
                 self._turn.num_thought(choice, generation.token_ids(i), self._tokenizer)
                 for i, choice in enumerate(self._choices)
             )
-            found["completion_tokens_details"] = {"reasoning_tokens": count}
-        return found
+            usage["completion_tokens_details"] = {"reasoning_tokens": count}
+        return usage
 
     def _about_prompt(self, generation: Generation, index: int) -> dict[str, Any]:
-        """Known once the choice has its first token."""
-        found: dict[str, Any] = {}
+        """Return the requested prompt ids and log probabilities; call it after the choice's first token."""
+        fields: dict[str, Any] = {}
         if self._with_token_ids:
-            found["prompt_token_ids"] = self.prompts[0].tolist()
+            fields["prompt_token_ids"] = self.prompts[0].tolist()
         if self._with_prompt_logprobs:
-            found["prompt_logprobs"] = prompt_logprobs(self._tokenizer, generation.prompt_tokens(index))
-        return found
+            fields["prompt_logprobs"] = prompt_logprobs(self._tokenizer, generation.prompt_tokens(index))
+        return fields
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         frames = []
         more: dict[str, Any] = {"usage": generation.usage()} if self._continuous_usage else {}
-        if not self._has_begun:  # the roles go with the first tokens: an early failure is an HTTP error
+        if not self._has_begun:  # roles are sent with the first tokens: an earlier failure is an HTTP error
             self._has_begun = True
             first = dict(more)
-            if self._continuous_usage:  # a role is no token
+            if self._continuous_usage:  # the role's chunk has no token
                 num_prompt = more["usage"]["prompt_tokens"]
                 first["usage"] = more["usage"] | {"completion_tokens": 0, "total_tokens": num_prompt}
             of_prompt = self._about_prompt(generation, deltas[0].index)
@@ -146,14 +146,14 @@ class ChatFormatter(Formatter):
         return sse({**head, "choices": [], "usage": self._usage(generation)}) + SSE_DONE
 
     def _chunks(self, generation: Generation, delta: Delta, more: dict[str, Any]) -> list[bytes]:
-        """Log probabilities and ids are those of the tokens that came, whatever has become of their text so far."""
+        """Return a delta's chunks. Log probabilities and ids are sent even if the parser holds back their text."""
         of_choice: dict[str, Any] = {}
         if self._with_token_ids:
             of_choice["token_ids"] = generation.new_token_ids(delta.index)
         if delta.logprobs:
             of_choice["logprobs"] = self._logprobs(delta.logprobs)
         frames, reason = list[bytes](), delta.finish_reason
-        if self._is_plain and delta.text and not (of_choice or more):  # nearly always
+        if self._is_plain and delta.text and not (of_choice or more):  # the common case
             frames.append(self._text_chunk(delta.index, delta.text))
         else:
             shown = [{"content": delta.text}] if delta.text else []
@@ -165,7 +165,7 @@ class ChatFormatter(Formatter):
                 frames.append(self._chunk(delta.index, one, of_choice, more))
                 of_choice = {"token_ids": []} if self._with_token_ids else {}
         if delta.finish_reason is not None:
-            of_choice |= {"finish_reason": reason, **of_its_end(generation, delta.index)}
+            of_choice |= {"finish_reason": reason, **final_fields(generation, delta.index)}
             frames.append(self._chunk(delta.index, {}, of_choice, more))
         return frames
 
@@ -187,7 +187,7 @@ class ChatFormatter(Formatter):
         return sse({**self._head, "object": "chat.completion.chunk", "choices": [choice], **usage, **more})
 
     def _text_chunk(self, index: int, text: str) -> bytes:
-        """The same with all but the text formatted once."""
+        """Return a chunk that has only text, from a cached frame: the rest is formatted once per choice."""
         if (parts := self._frames.get(index)) is None:
             before, after = self._chunk(index, {"content": TEXT_MARK}, {}, {}).split(json_bytes(TEXT_MARK))
             parts = self._frames[index] = (before, after)

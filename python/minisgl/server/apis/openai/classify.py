@@ -1,6 +1,6 @@
-"""Which of its labels a model gives to texts: POST /v1/classify as vLLM has it.
+"""POST /v1/classify, as in vLLM: the label that a classifier gives to each text.
 
-Invariants: each text goes the way of any request.
+Invariants: each text is scheduled like any request.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pydantic import Field
 from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pairs import SCORING, score
 from minisgl.sampling_params import BOUNDS
-from minisgl.server.apis.openai.rerank import OfScores, ScoreUsage, pooled, sigmoid
+from minisgl.server.apis.openai.rerank import ScoreFormatter, ScoreUsage, pooled, sigmoid
 from minisgl.server.core.answers import Answer
-from minisgl.server.core.bodies import EmbeddingInput, OfInputs, inputs_of
+from minisgl.server.core.bodies import EmbeddingInput, PoolingBody, inputs_of
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import wrong
 from minisgl.server.core.fields import Int64, Side, described
@@ -31,7 +31,7 @@ from minisgl.server.core.request import HttpRequest
 from minisgl.step import Int32Array
 
 
-class ClassifyRequest(OfInputs):
+class ClassifyRequest(PoolingBody):
     input: EmbeddingInput = Field(
         description=f"A text, up to {BOUNDS.max_inputs} texts, token ids, or lists of token ids; each gets one label."
     )
@@ -60,18 +60,18 @@ class ClassifyAnswer(Answer):
 
 
 class Labels(NamedTuple):
-    """What config.json says of them. `problem`: its `problem_type`."""
+    """Labels of a classifier by config.json. `problem`: its `problem_type`, which decides how scores are read."""
 
     names: Mapping[str, str]
     problem: str | None
 
     def name(self, number: int) -> str:
-        """transformers leaves out of the file what it calls labels without names."""
+        """Return the name of label `number`; transformers omits default names from config.json."""
         return str(self.names.get(str(number), f"LABEL_{number}"))
 
     def probabilities(self, numbers: Sequence[float]) -> list[float]:
-        """What the numbers of the head say of each label: probabilities that add up to one, or where each label stands
-        for itself, its own; of a regression the numbers as they are."""
+        """Convert the head's outputs to probabilities: softmax, or a sigmoid for each label (multi-label, single
+        label); outputs of a regression are returned unchanged."""
         if self.problem == "regression":
             return list(numbers)
         if self.problem == "multi_label_classification" or len(numbers) == 1:
@@ -83,8 +83,7 @@ class Labels(NamedTuple):
 
 @cache
 def own_labels(model_dir: str | None) -> Labels:
-    """The labels of a model that gives scores, as its folder has them. Raises `ApiError` 400 for a model that has
-    none."""
+    """Return the labels of a model from its config.json. Raises `ApiError` 400 for a model that is no classifier."""
     raw = json.loads((Path(model_dir or "none") / "config.json").read_text(encoding="utf-8"))
     if not str(raw["architectures"][0]).endswith("ForSequenceClassification"):
         reason = "it scores pairs of texts and has no labels: a ...ForSequenceClassification does"
@@ -92,15 +91,15 @@ def own_labels(model_dir: str | None) -> Labels:
     return Labels(raw.get("id2label") or {}, raw.get("problem_type"))
 
 
-async def classify_endpoint(context: ServerContext, asked: ClassifyRequest, request: HttpRequest) -> Formatter:
-    name = context.served.check(asked.model)
+async def classify_endpoint(context: ServerContext, body: ClassifyRequest, request: HttpRequest) -> Formatter:
+    name = context.served.check(body.model)
     prompts, _ = await context.prompts.encode(
-        inputs_of(asked.input), SCORING, asked.truncate_prompt_tokens, "input", side=asked.truncation_side or "right"
+        inputs_of(body.input), SCORING, body.truncate_prompt_tokens, "input", side=body.truncation_side or "right"
     )
-    return _Classified(name, prompts, own_labels(context.info.model_dir), asked.priority)
+    return _Classified(name, prompts, own_labels(context.info.model_dir), body.priority)
 
 
-class _Classified(OfScores):
+class _Classified(ScoreFormatter):
     def __init__(self, model: str, prompts: Sequence[Int32Array], labels: Labels, priority: int | None) -> None:
         super().__init__(model, prompts, SCORING, priority)
         self._labels = labels

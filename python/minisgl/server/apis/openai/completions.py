@@ -1,4 +1,4 @@
-"""POST /v1/completions."""
+"""POST /v1/completions: completion requests with responses in OpenAI's shape."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from minisgl.server.core.formatter import (
     CompletionLogprobs,
     EchoedPrompt,
     Formatter,
-    Shown,
+    GatewayFormat,
     echoed_prompt,
-    of_its_end,
+    final_fields,
     prompt_logprobs,
 )
 from minisgl.server.core.generation import Generation
@@ -35,15 +35,15 @@ async def completion_endpoint(
 
 
 class CompletionFormatter(Formatter):
-    def __init__(self, context: ServerContext, completion: CompletionRequest, found: Continuation) -> None:
-        super().__init__(found, completion.stream, completion.priority)
+    def __init__(self, context: ServerContext, completion: CompletionRequest, wanted: Continuation) -> None:
+        super().__init__(wanted, completion.stream, completion.priority)
         self._tokenizer = context.tokenizer
         self._asked = completion
-        self._num_generated = found.sampling.n  # of each prompt, `best_of`
+        self._num_generated = wanted.sampling.n  # choices per prompt: `best_of`
         self._with_logprobs = completion.logprobs is not None
         self._as_ids = bool(completion.return_tokens_as_token_ids)
-        self._choices: dict[int, _Choice] = {}  # of a stream
-        self._given = found.given
+        self._choices: dict[int, _Choice] = {}  # by index; streams only
+        self._given = wanted.given
         self._echoed: dict[int, EchoedPrompt] = {}  # by prompt
         self._prompt_logprobs: dict[int, msgspec.Raw] = {}
         self._head: dict[str, Any] = {
@@ -53,19 +53,19 @@ class CompletionFormatter(Formatter):
             "model": context.served.check(completion.model),
         }
 
-    def for_gateway(self) -> Shown | None:
+    def for_gateway(self) -> GatewayFormat | None:
         head, usage = self._head, self._asked.include_usage
-        return Shown("completion", head["id"], head["created"], head["model"], usage, self._with_logprobs)
+        return GatewayFormat("completion", head["id"], head["created"], head["model"], usage, self._with_logprobs)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        found: list[dict[str, Any]] = []
+        results: list[dict[str, Any]] = []
         for prompt in range(len(self.prompts)):
             first = prompt * self._num_generated
             for at in _best(choices[first : first + self._num_generated], self._asked.n or 1):
-                choice = _Choice(first + at, len(found), CompletionLogprobs(self._tokenizer, as_ids=self._as_ids))
+                choice = _Choice(first + at, len(results), CompletionLogprobs(self._tokenizer, as_ids=self._as_ids))
                 shown = self._choice(choice, generation, choices[first + at])
-                found.append({**shown, **NOT_ASKED_FOR, **shown})  # in this order
-        return {**self._head, "choices": found, "usage": generation.usage()}
+                results.append({**shown, **NOT_ASKED_FOR, **shown})  # twice: the first one decides the order of fields
+        return {**self._head, "choices": results, "usage": generation.usage()}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         usage: dict[str, Any] = {"usage": None} if self._asked.include_usage else {}
@@ -88,34 +88,34 @@ class CompletionFormatter(Formatter):
     # ----------------------------------------------------------------------------------------------------- choices
 
     def _choice(self, choice: _Choice, generation: Generation, delta: Delta) -> dict[str, Any]:
-        """The next part of a choice; what concerns the prompt comes with the first."""
+        """Return the next part of a choice; fields of the prompt come with the first part."""
         text = delta.text
-        asked, more = self._asked, dict[str, Any]()
+        completion, more = self._asked, dict[str, Any]()
         echoed, of_prompt = None, list[Logprob]()
         if choice.is_first:
             choice.is_first = False
             at = choice.source // self._num_generated
-            if asked.prompt_logprobs is not None:
+            if completion.prompt_logprobs is not None:
                 if at not in self._prompt_logprobs:
                     tokens_of_prompt = generation.prompt_tokens(choice.source)
                     self._prompt_logprobs[at] = prompt_logprobs(self._tokenizer, tokens_of_prompt)
                 more["prompt_logprobs"] = self._prompt_logprobs[at]
-            if asked.return_token_ids:
+            if completion.return_token_ids:
                 more["prompt_token_ids"] = self.prompts[at].tolist()
-            if asked.echo:
+            if completion.echo:
                 echoed = self._prompt(at)
                 text = echoed.text + text
                 if self._with_logprobs:
                     of_prompt = generation.prompt_tokens(choice.source)
         logprobs = choice.logprobs.chunk(delta.logprobs, echoed, of_prompt) if self._with_logprobs else None
-        if asked.return_token_ids:
+        if completion.return_token_ids:
             more["token_ids"] = generation.new_token_ids(choice.source)
         return {
             "index": choice.index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
-            **(of_its_end(generation, choice.source) if delta.finish_reason else {}),
+            **(final_fields(generation, choice.source) if delta.finish_reason else {}),
             **more,
         }
 
@@ -130,7 +130,7 @@ class CompletionFormatter(Formatter):
 
 @dataclass(slots=True, eq=False)
 class _Choice:
-    """The progress of a choice: `source` is its index in the generation, `index` that in the answer."""
+    """Progress of a choice: `source` is its index in the generation, `index` its index in the response."""
 
     source: int
     index: int
@@ -139,7 +139,7 @@ class _Choice:
 
 
 def _best(choices: Sequence[Delta], n: int) -> list[int]:
-    """Indices of the n choices with the highest log probability per token, in their own order."""
+    """Return the indices of the `n` choices with the highest mean log probability, in ascending order."""
     if n == len(choices):
         return list(range(n))
 

@@ -1,10 +1,10 @@
-"""How well texts answer a query: POST /v1/rerank (also /rerank and /v2/rerank) as Cohere and Jina have it, and POST
-/v1/score as vLLM has it.
+"""Relevance scores of text pairs: POST /v1/rerank (also /rerank and /v2/rerank) as in Cohere's and Jina's API, and POST
+/v1/score as in vLLM.
 
-A cross encoder, or a language model that judges, reads both texts at once: its score goes through a sigmoid. Of any
-other model that gives embeddings it is the cosine of both vectors.
+A cross encoder or a judge reads both texts at once; the score is the sigmoid of its output. For any other model with
+embeddings the score is the cosine similarity of both vectors.
 
-Invariants: each pair, or each text, goes the way of any request; equal scores stay in the order of the documents.
+Invariants: each pair, or each text, is scheduled like any request; equal scores keep the order of the documents.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pydantic import Field, StrictBool, StrictStr
 from minisgl.frontend.output_processor import Delta
 from minisgl.frontend.pairs import SCORING, score
 from minisgl.sampling_params import BOUNDS, SamplingParams
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.answers import Answer
-from minisgl.server.core.bodies import OfInputs
+from minisgl.server.core.bodies import PoolingBody
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.embeddings import embedding_sampling
 from minisgl.server.core.errors import bad_value, no_embedding, wrong
@@ -45,7 +45,7 @@ _Document = TextOr[Document]
 _OneOrMore = TextOr[Annotated[list[StrictStr], _TEXTS]]
 
 
-class RerankRequest(OfInputs):
+class RerankRequest(PoolingBody):
     query: StrictStr = Field(description="What is looked for.")
     documents: Annotated[list[_Document], _TEXTS] = Field(
         description=f"1 to {BOUNDS.max_inputs} texts, or objects with a `text`."
@@ -60,7 +60,7 @@ class RerankRequest(OfInputs):
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
-class ScoreRequest(OfInputs):
+class ScoreRequest(PoolingBody):
     text_1: _OneOrMore = Field(description="A text, or as many as `text_2` has.")
     text_2: _OneOrMore = Field(description="A text, or several; one `text_1` is compared with each.")
     truncate: StrictBool | None = described(f"The second text beside the first: {_CUT}")
@@ -108,29 +108,29 @@ class ScoreAnswer(Answer):
     usage: ScoreUsage
 
 
-async def rerank_endpoint(context: ServerContext, asked: RerankRequest, request: HttpRequest) -> Formatter:
+async def rerank_endpoint(context: ServerContext, body: RerankRequest, request: HttpRequest) -> Formatter:
     for name in ("top_n", "max_tokens_per_doc"):
-        if (value := getattr(asked, name)) is not None and value < 1:
+        if (value := getattr(body, name)) is not None and value < 1:
             raise bad_value(name, value, "must be at least 1")
-    pairs = [(asked.query, text) for text in asked.texts()]
-    name = context.served.check(asked.model)
-    scores = await _Scores.of(context, pairs, ("query", "documents"), asked, asked.max_tokens_per_doc)
-    return _Ranked(name, scores, asked)
+    pairs = [(body.query, text) for text in body.texts()]
+    name = context.served.check(body.model)
+    scores = await _Scores.of(context, pairs, ("query", "documents"), body, body.max_tokens_per_doc)
+    return _Ranked(name, scores, body)
 
 
-async def score_endpoint(context: ServerContext, asked: ScoreRequest, request: HttpRequest) -> Formatter:
-    name = context.served.check(asked.model)
-    scores = await _Scores.of(context, asked.pairs(), ("text_1", "text_2"), asked, None)
-    return _Scored(name, scores, asked)
+async def score_endpoint(context: ServerContext, body: ScoreRequest, request: HttpRequest) -> Formatter:
+    name = context.served.check(body.model)
+    scores = await _Scores.of(context, body.pairs(), ("text_1", "text_2"), body, None)
+    return _Scored(name, scores, body)
 
 
 class _Scores:
-    """What is to be computed for the scores of pairs, and how they are read from it."""
+    """Prompts to compute for the scores of text pairs, and how to get the scores from their results."""
 
     def __init__(
         self, prompts: Sequence[Int32Array], sampling: SamplingParams, pairs: Sequence[tuple[int, int]] | None
     ) -> None:
-        """`pairs`: two prompts each; None: each prompt is one."""
+        """`pairs`: indices of two prompts for each score. `None`: each prompt is a pair."""
         self.prompts, self.sampling, self._pairs = prompts, sampling, pairs
 
     @classmethod
@@ -139,13 +139,14 @@ class _Scores:
         context: ServerContext,
         pairs: Sequence[tuple[str, str]],
         fields: tuple[str, str],
-        asked: RerankRequest | ScoreRequest,
+        body: RerankRequest | ScoreRequest,
         most: int | None,
     ) -> _Scores:
-        """`fields`: where the texts come from; `most`: tokens of a second text that are read."""
-        cut, instruction = asked.truncate is not False, asked.instruction
+        """Encode text pairs for the served model. `fields`: the client's names of both texts; `most`: maximum tokens of
+        each second text. Raises `ApiError` 400."""
+        cut, instruction = body.truncate is not False, body.instruction
         if instruction is not None and not context.prompts.judges:
-            raise bad_value("instruction", instruction, "this model reads none: leave it out")
+            raise bad_value("instruction", instruction, "this model does not read instructions: leave it out")
         if context.info.gives_scores:
             prompts = await context.prompts.encode_pairs(pairs, fields, cut=cut, most=most, instruction=instruction)
             return cls(prompts, SCORING, None)
@@ -153,23 +154,23 @@ class _Scores:
         begins = context.own_prompts.of_a_search()
         texts = [[begin + text for text in one] for begin, one in zip(begins, zip(*pairs, strict=True), strict=True)]
         places: dict[str, int] = {}
-        found: list[Int32Array] = []
+        encoded: list[Int32Array] = []
         for own, field, of_second in zip(texts, fields, (False, True), strict=True):
             new = [text for text in dict.fromkeys(own) if text not in places]
-            places |= {text: len(found) + i for i, text in enumerate(new)}
+            places |= {text: len(encoded) + i for i, text in enumerate(new)}
             keep = min(most, context.info.max_seq_len - 1) if of_second and most is not None else -1 if cut else None
             given: list[str | list[int]] = list(new)
-            found += (await context.prompts.encode(given, sampling, keep, field, side="right"))[0]
+            encoded += (await context.prompts.encode(given, sampling, keep, field, side="right"))[0]
         both = [(places[one], places[other]) for one, other in zip(*texts, strict=True)]
-        return cls(found, sampling, both)
+        return cls(encoded, sampling, both)
 
     def read(self, generation: Generation, count: int) -> list[float]:
-        """The scores that `count` prompts give."""
+        """Return the relevance scores from the pooled results of `count` prompts."""
         numbers = pooled(generation, count)
         if self._pairs is None:
             labels = [score(one) for one in numbers]
             if len(labels[0]) != 1:
-                reason = f"its head has {len(labels[0])} labels: a score needs one with a single one"
+                reason = f"its head has {len(labels[0])} labels: scores need a model with a single label"
                 raise wrong("model", reason, "unsupported_value")
             return [sigmoid(one[0]) for one in labels]
         vectors = [np.frombuffer(one, np.float32).astype(np.float64) for one in numbers]
@@ -178,9 +179,9 @@ class _Scores:
 
 
 def pooled(generation: Generation, count: int) -> list[bytes]:
-    """What came of `count` prompts."""
-    found = [generation.embedding(i) for i in range(count)]
-    numbers = [one for one in found if one is not None]
+    """Return the pooled vectors of the first `count` prompts. Raises `ApiError` 500 if one is missing."""
+    embeddings = [generation.embedding(i) for i in range(count)]
+    numbers = [one for one in embeddings if one is not None]
     if len(numbers) < count:
         raise no_embedding()
     return numbers
@@ -190,11 +191,11 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
-class OfScores(Formatter):
+class ScoreFormatter(Formatter):
     def __init__(
         self, model: str, prompts: Sequence[Int32Array], sampling: SamplingParams, priority: int | None
     ) -> None:
-        super().__init__(Wanted(prompts, sampling), priority=priority)
+        super().__init__(GenerationInput(prompts, sampling), priority=priority)
         self._model = model
 
     def answer(self, **more: Any) -> dict[str, Any]:
@@ -203,11 +204,11 @@ class OfScores(Formatter):
         return {"model": self._model, **more, "usage": usage}
 
 
-class _Ranked(OfScores):
-    def __init__(self, model: str, scores: _Scores, asked: RerankRequest) -> None:
-        super().__init__(model, scores.prompts, scores.sampling, asked.priority)
-        self._scores, self._texts, self._top_n = scores, asked.texts(), asked.top_n
-        self._shows = bool(asked.return_documents)
+class _Ranked(ScoreFormatter):
+    def __init__(self, model: str, scores: _Scores, body: RerankRequest) -> None:
+        super().__init__(model, scores.prompts, scores.sampling, body.priority)
+        self._scores, self._texts, self._top_n = scores, body.texts(), body.top_n
+        self._shows = bool(body.return_documents)
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
         scores = self._scores.read(generation, len(choices))
@@ -220,9 +221,9 @@ class _Ranked(OfScores):
         return self.answer(id=f"rerank-{uuid.uuid4().hex}", results=results, meta=meta)
 
 
-class _Scored(OfScores):
-    def __init__(self, model: str, scores: _Scores, asked: ScoreRequest) -> None:
-        super().__init__(model, scores.prompts, scores.sampling, asked.priority)
+class _Scored(ScoreFormatter):
+    def __init__(self, model: str, scores: _Scores, body: ScoreRequest) -> None:
+        super().__init__(model, scores.prompts, scores.sampling, body.priority)
         self._scores = scores
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses, with OpenAI's names and sampling as in the chat API, and the objects of its answer.
+"""The body of POST /v1/responses, with OpenAI's names and sampling as in the chat API, and its response models.
 
-Invariants: an item or a part of a kind that cannot be shown is left out by name, and so is a tool that OpenAI's servers
-run; another tool of a kind that is not done here is refused by name.
+Invariants: an item or a part of a type that the model cannot be shown is left out and named in a header, and so is a
+tool that OpenAI's servers run; a tool of any other unsupported type is refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from minisgl.server.core.sampling_fields import Sampling
 
 
 class ResponsePart(Body):
-    """A part of a message or of a function's output."""
+    """Text part of a message or of a function's output, in OpenAI's Responses API."""
 
     type: Literal["input_text", "output_text", "text", "refusal"]
     text: StrictStr | None = None
@@ -91,7 +91,7 @@ class ShellCallItem(Body):
 
 
 class ShellOutputItem(Body):
-    """`id`: of the call."""
+    """Output of a local shell call; `id` is that of the call."""
 
     type: Literal["local_shell_call_output"]
     id: StrictStr
@@ -109,7 +109,7 @@ class OutputItem(Body):
 
 
 class UnreadItem(LeftOut):
-    """The model is not shown it: what only OpenAI's servers did, or can read, or a kind of item that is not known."""
+    """Item that the model is not shown: of OpenAI's own tools, readable by them only, or of an unknown type."""
 
     id: StrictStr | None = None
 
@@ -127,7 +127,7 @@ class ReasoningItem(Body):
 
 
 class ReferenceItem(Body):
-    """An item of an answer that is kept here."""
+    """Reference by id to an item of a stored response."""
 
     type: Literal["item_reference"]
     id: StrictStr
@@ -184,7 +184,7 @@ class CustomFormat(Body):
 
 
 class CustomTool(Body):
-    """Its input is a text."""
+    """Custom tool of OpenAI's Responses API, whose input is text instead of JSON arguments."""
 
     type: Literal["custom"]
     name: StrictStr
@@ -193,7 +193,7 @@ class CustomTool(Body):
 
 
 class HostedTool(LeftOut):
-    """Only OpenAI's servers run it: the model is not told of it."""
+    """Tool that only OpenAI's servers run; the model is not shown it."""
 
 
 def _tool_kind(value: object) -> str:
@@ -263,7 +263,7 @@ class ResponseReasoning(Body):
 
 
 class ResponsesRequest(Sampling, Receipted):
-    """Fields of the chat API that change how tokens are chosen may stand beside OpenAI's own."""
+    """Body of POST /v1/responses. Fields of the chat API that change sampling may be used with OpenAI's own."""
 
     NOT_YET: ClassVar[fields.Table] = fields.RESPONSES
     IGNORED: ClassVar[fields.Table] = {name: fields.IGNORED[name] for name in ("max_tool_calls", "stream_options")}
@@ -388,8 +388,7 @@ class IncompleteDetails(Answer):
 
 
 class ResponseAnswer(Answer):
-    """Streamed: named server-sent events, `response.created` first and `response.completed`, `.incomplete` or `.failed`
-    last."""
+    """Response object. A stream's events run from `response.created` to `.completed`, `.incomplete` or `.failed`."""
 
     id: str
     object: Literal["response"]

@@ -1,10 +1,10 @@
-"""POST /v1/responses, and the routes of the answers that are kept. A body becomes a request of the chat API; the answer
-is an object with a list of items, or the events that tell how it grows.
+"""POST /v1/responses, and the routes of stored responses. A body becomes a chat request; the output is an object with a
+list of items, or a stream of events.
 
-Invariants: reasoning, text and calls that follow each other are one message of the assistant, as templates want it;
-errors name the fields that the client wrote. Each event has the next `sequence_number`; deltas of an item joined are
-its text when it is done; the object that ends a stream is the one that would have come whole. An answer is kept when it
-has ended, unless `store` is false; only its caller finds it.
+Invariants: consecutive reasoning, text and calls are one assistant message, as chat templates require; errors name the
+fields that the client wrote. Each event has the next `sequence_number`; the joined deltas of an item equal its final
+text; the final object of a stream equals that of a complete response. A finished response is stored unless `store` is
+false; only its caller finds it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from minisgl.server.core.bodies import ChatRequest
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import RESPONSES, ApiError, Names, bad_value, missing, renamed, renamed_field, wrong
 from minisgl.server.core.fields import LeftOut, present
-from minisgl.server.core.formatter import json_bytes, json_response, page_of, receipt_of
+from minisgl.server.core.formatter import json_bytes, json_response, page_of, receipt_field
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.history import History, plain
 from minisgl.server.core.log import say
@@ -58,7 +58,7 @@ from minisgl.server.core.unserved import shown
 
 LOGPROBS = "message.output_text.logprobs"
 OWN = {"max_tokens", "n", "stream", "stream_options", "user", "metadata", "store", "response_format"}
-"""Fields of the sampling that mean something else here, or nothing."""
+"""Sampling fields that are not copied to the chat request, because they differ or do not exist here."""
 NAMES: Names = (
     (r"messages(\..*)?", "input"),
     (r"response_format\.json_schema\.schema", "text.format.schema"),
@@ -76,49 +76,49 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{ids.new_id()}"
 
 
-def to_chat(asked: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
-    """Raises `ApiError`."""
-    fields = shared_fields(asked, OWN)
-    if asked.instructions is not None:
-        messages = [{"role": "system", "content": asked.instructions}, *messages]
+def to_chat(body: ResponsesRequest, tools: GivenTools, messages: Sequence[dict[str, Any]]) -> ChatRequest:
+    """Convert a body with its resolved `messages` and tools into a chat request. Raises `ApiError`."""
+    fields = shared_fields(body, OWN)
+    if body.instructions is not None:
+        messages = [{"role": "system", "content": body.instructions}, *messages]
     fields["messages"] = list(messages)
     given = {
-        "max_completion_tokens": asked.max_output_tokens,
-        "parallel_tool_calls": asked.parallel_tool_calls,
-        "chat_template_kwargs": asked.chat_template_kwargs,
-        "response_format": _format(asked),
-        "verbosity": asked.text.verbosity if asked.text else None,
+        "max_completion_tokens": body.max_output_tokens,
+        "parallel_tool_calls": body.parallel_tool_calls,
+        "chat_template_kwargs": body.chat_template_kwargs,
+        "response_format": _format(body),
+        "verbosity": body.text.verbosity if body.text else None,
         **tools.for_chat(),
-        **_logprobs(asked),
-        "reasoning_effort": asked.reasoning.effort if asked.reasoning else None,
+        **_logprobs(body),
+        "reasoning_effort": body.reasoning.effort if body.reasoning else None,
     }
     fields |= present(given)
     return checked(fields, ChatRequest)
 
 
-def _format(asked: ResponsesRequest) -> dict[str, Any] | None:
-    found = asked.text.format if asked.text else None
-    if found is None or found.type == "text":
+def _format(body: ResponsesRequest) -> dict[str, Any] | None:
+    text_format = body.text.format if body.text else None
+    if text_format is None or text_format.type == "text":
         return None
-    if found.type == "json_object":
+    if text_format.type == "json_object":
         return {"type": "json_object"}
-    if found.schema_ is None:
+    if text_format.schema_ is None:
         raise bad_value("text.format.schema", None, "required for json_schema")
-    schema = present({"name": found.name, "strict": found.strict, "description": found.description})
-    return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": found.schema_}}
+    schema = present({"name": text_format.name, "strict": text_format.strict, "description": text_format.description})
+    return {"type": "json_schema", "json_schema": {"name": "answer", **schema, "schema": text_format.schema_}}
 
 
-def _logprobs(asked: ResponsesRequest) -> dict[str, Any]:
-    if asked.top_logprobs is None and LOGPROBS not in (asked.include or ()):
+def _logprobs(body: ResponsesRequest) -> dict[str, Any]:
+    if body.top_logprobs is None and LOGPROBS not in (body.include or ()):
         return {}
-    return {"logprobs": True, "top_logprobs": asked.top_logprobs or 0}
+    return {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
 
 
 # ----------------------------------------------------------------------------------------------------------- items
 
 
 def kept_items(given: str | Sequence[Item]) -> list[dict[str, Any] | ReferenceItem]:
-    """The input as it is kept and shown: every item with its id, but for references, still to be looked up."""
+    """Return the input items as they are stored, each with an id; the caller must resolve references."""
     if isinstance(given, str):
         given = [MessageItem(role="user", content=given)]
     return [item if isinstance(item, ReferenceItem) else _kept(item) for item in given]
@@ -168,7 +168,7 @@ def _text_part(kind: str, text: str) -> dict[str, Any]:
 
 
 def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages of the chat API for items as they are kept."""
+    """Convert stored items of the Responses API to messages of the chat API."""
     history = History()
     for item in items:
         match item["type"], item.get("role"):
@@ -183,7 +183,7 @@ def messages_of(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
                 call_id = item.get("call_id", item["id"])
                 history.add({"role": "tool", "tool_call_id": call_id, "content": _output(item["output"])})
             case _, None:
-                continue  # the model is not shown it
+                continue  # an item that the model is not shown
             case _, role:
                 history.add({"role": role, "content": plain(_content(item["content"]))})
     return history.done()
@@ -210,7 +210,7 @@ def _output(given: str | Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]
 
 
 def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parts of the chat API, which leaves out those of other kinds."""
+    """Convert parts to those of the chat API. Parts of other types keep only the type; the chat leaves them out."""
 
     def of(part: dict[str, Any]) -> dict[str, Any]:
         if part["type"] not in TEXTS:
@@ -221,7 +221,7 @@ def _content(parts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _check_outputs(items: Sequence[dict[str, Any]], first: int) -> None:
-    """Raises `ApiError` for a tool's output of a call that is not there. `first`: the place of the first new item."""
+    """Check that every tool output belongs to a call before it. `first`: first new item. Raises `ApiError` 400."""
     calls = set[str]()
     for i, item in enumerate(items):
         call_id = item.get("call_id", item["id"])
@@ -242,28 +242,28 @@ PREFIXES = {
     "local_shell_call": "lsh",
     "local_shell_call_output": "lsho",
 }
-"""What the ids of items begin with, by their kind."""
+"""Prefixes of item ids, by type."""
 CUSTOM = "custom_tool_call"
 LENGTH = "max_output_tokens"
 
 
 class ResponsesFormatter(SectionFormatter):
-    """`keep`: what is done with the object once the answer has ended."""
+    """Formatter of a response. `keep`: called with the finished object, to store it; `None`: not stored."""
 
     def __init__(
         self,
         context: ServerContext,
-        asked: ResponsesRequest,
+        body: ResponsesRequest,
         tools: GivenTools,
         turn: Turn,
         keep: Callable[[dict[str, Any]], None] | None,
     ) -> None:
-        super().__init__(context, turn, asked.stream, asked.priority)
+        super().__init__(context, turn, body.stream, body.priority)
         self._tools = tools.by_name
         self._keep = keep
-        self._head = _head(context, asked, turn)
-        self._items: list[dict[str, Any]] = []  # of each section
-        self._logprobs: list[list[dict[str, Any]]] = []  # of each section
+        self._head = _head(context, body, turn)
+        self._items: list[dict[str, Any]] = []  # by section
+        self._logprobs: list[list[dict[str, Any]]] = []  # by section
         self._num_events = 0
         self._has_begun = False
 
@@ -276,7 +276,7 @@ class ResponsesFormatter(SectionFormatter):
     def _finish(self, generation: Generation) -> dict[str, Any]:
         reason = self._choice.finish_reason
         thought = self._turn.num_thought(self._choice, generation.token_ids(0), self._tokenizer)
-        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought), **receipt_of(generation, 0)}
+        more: dict[str, Any] = {"usage": _usage(generation.usage(), thought), **receipt_field(generation, 0)}
         if reason == "length":
             more |= {"status": "incomplete", "incomplete_details": {"reason": LENGTH}}
         elif reason == "abort":
@@ -284,16 +284,16 @@ class ResponsesFormatter(SectionFormatter):
         else:
             more |= {"status": "completed", "completed_at": int(time.time())}
             more["output"] = [self._items[one.index] for one in self._sections.whole()]
-        found = self._object(**more)
+        response = self._object(**more)
         if self._keep is not None:
-            self._keep(found)
-        return found
+            self._keep(response)
+        return response
 
     def _object(self, **more: Any) -> dict[str, Any]:
         return {**self._head, "output": self._items, **more}
 
     def _item(self, section: Section, status: str) -> dict[str, Any]:
-        """As far as it has come; what is in progress is shown empty."""
+        """Return the item of a section; without content while its status is "in_progress"."""
         begun = status == "in_progress"
         if section.kind == "call":
             call = self._call(section, "" if begun else section.text or "{}")
@@ -325,7 +325,7 @@ class ResponsesFormatter(SectionFormatter):
         return b"".join([*self._begin(), *(frame for delta in deltas for frame in self._take(delta))])
 
     def _begin(self) -> list[bytes]:
-        """The events before all others, once."""
+        """Return the events that open a response's stream; none on later calls."""
         if self._has_begun:
             return []
         self._has_begun = True
@@ -333,8 +333,8 @@ class ResponsesFormatter(SectionFormatter):
         return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
 
     def end(self, generation: Generation) -> bytes:
-        found = self._finish(generation)
-        return self._event(f"response.{found['status']}", response=found)
+        response = self._finish(generation)
+        return self._event(f"response.{response['status']}", response=response)
 
     def error(self, error: ApiError) -> bytes:
         detail = {"code": "server_error", "message": error.body["error"]["message"]}
@@ -348,12 +348,12 @@ class ResponsesFormatter(SectionFormatter):
     # -------------------------------------------------------------------------------------------------------- growth
 
     def _take(self, delta: Delta) -> list[bytes]:
-        """The frames of what is new."""
+        """Return the server-sent events for new output (a delta)."""
         is_cut = delta.finish_reason == "length"
         return [frame for change in self.changes(delta) for frame in self._frames(change, is_cut)]
 
     def _frames(self, change: Change, is_cut: bool) -> list[bytes]:
-        """`is_cut`: the answer is, and so its last item."""
+        """Return the events for a section's change. `is_cut`: the token limit ended the output, and its last item."""
         section = change.section
         if isinstance(change, Opened):
             self._items.append(item := self._item(section, "in_progress"))
@@ -366,7 +366,7 @@ class ResponsesFormatter(SectionFormatter):
             return frames
         is_custom = self._items[section.index]["type"] == CUSTOM
         if isinstance(change, Grown):
-            return [] if is_custom else [self._delta(section, change.text)]  # its text is known from its end on
+            return [] if is_custom else [self._delta(section, change.text)]  # a custom call's text is sent at its end
         assert isinstance(change, Closed)
         is_last = section is self._sections.all[-1]
         is_broken = (is_cut and is_last) or (section.kind == "call" and section.arguments is None)
@@ -423,115 +423,115 @@ MAX_ITEMS_SHOWN = 100
 
 
 async def responses_endpoint(
-    context: ServerContext, asked: ResponsesRequest, request: HttpRequest
+    context: ServerContext, body: ResponsesRequest, request: HttpRequest
 ) -> ResponsesFormatter:
-    items = await _items(context, asked, request)
-    tools = GivenTools(asked)
-    turn = await _turn_of(context, asked, tools, items, request)
-    keep = None if asked.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
-    return ResponsesFormatter(context, asked, tools, turn, keep)
+    items = await _items(context, body, request)
+    tools = GivenTools(body)
+    turn = await _turn_of(context, body, tools, items, request)
+    keep = None if body.store is False else partial(context.own(ResponseStore).put, input_items=items, key=request.key)
+    return ResponsesFormatter(context, body, tools, turn, keep)
 
 
-async def input_tokens_endpoint(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> Response:
-    """As many as POST /v1/responses says of the same conversation."""
-    items = await _items(context, asked, request)
-    turn = await _turn_of(context, asked, GivenTools(asked), items, request, only_counts=True)
+async def input_tokens_endpoint(context: ServerContext, body: ResponsesRequest, request: HttpRequest) -> Response:
+    """Count the input tokens, as POST /v1/responses would."""
+    items = await _items(context, body, request)
+    turn = await _turn_of(context, body, GivenTools(body), items, request, only_counts=True)
     return json_response({"object": "response.input_tokens", "input_tokens": len(turn.prompts[0])})
 
 
-async def _items(context: ServerContext, asked: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
-    """Those of the conversation before, and the new ones."""
+async def _items(context: ServerContext, body: ResponsesRequest, request: HttpRequest) -> list[dict[str, Any]]:
+    """Return the previous response's items and the new ones, with references resolved. Raises `ApiError`."""
     key, store = request.key, context.own(ResponseStore)
-    found: list[dict[str, Any]] = []
-    if (before := asked.previous_response_id) is not None:
+    items: list[dict[str, Any]] = []
+    if (before := body.previous_response_id) is not None:
         kept = store.input_items(before, key)
         if kept is None:
             raise _not_found(before, "previous_response_id", status=400)
-        found = [*kept, *(store.output(before, key) or ())]
-    given, first = asked.input, len(found)
+        items = [*kept, *(store.output(before, key) or ())]
+    given, first = body.input, len(items)
     if given is None and before is None:
         raise missing("input")
-    for i, item in enumerate(await context.prompts.of_body(lambda: kept_items(given or ()), request.is_large)):
+    for i, item in enumerate(await context.prompts.run_work(lambda: kept_items(given or ()), request.is_large)):
         if isinstance(item, ReferenceItem):
             referred = store.item(item.id, key)
             if referred is None:
-                raise bad_value(f"input.{i}.id", item.id, "no item of an answer that is kept has this id")
-            found.append(referred)
+                raise bad_value(f"input.{i}.id", item.id, "no item of a stored response has this id")
+            items.append(referred)
         else:
-            found.append(item)
-    _check_outputs(found, first)
-    return found
+            items.append(item)
+    _check_outputs(items, first)
+    return items
 
 
 async def _turn_of(
     context: ServerContext,
-    asked: ResponsesRequest,
+    body: ResponsesRequest,
     tools: GivenTools,
     items: list[dict[str, Any]],
     request: HttpRequest,
     *,
     only_counts: bool = False,
 ) -> Turn:
-    messages = await context.prompts.of_body(lambda: messages_of(items), request.is_large)
-    if not messages and asked.instructions is None:
-        raise wrong("input", "must not be empty" if not asked.input else "has nothing that the model can be shown")
+    messages = await context.prompts.run_work(lambda: messages_of(items), request.is_large)
+    if not messages and body.instructions is None:
+        raise wrong("input", "must not be empty" if not body.input else "has nothing that the model can be shown")
     names = [*tools.names, *NAMES]
     with renamed(names):
-        turn = await _turn(context, asked, tools, messages, request, only_counts)
+        turn = await _turn(context, body, tools, messages, request, only_counts)
     turn.ignored = tuple(renamed_field(names, name) if "." in name else name for name in turn.ignored)
     if left_out := [name for name in request.ignored if name.startswith(("tools.", "input."))]:
-        say(f"{request.request_id}: the model is not told of what only OpenAI's servers do: {shown(left_out)}")
+        say(f"{request.request_id}: the model is not shown what only OpenAI can run or read: {shown(left_out)}")
     return turn
 
 
 async def _turn(
     context: ServerContext,
-    asked: ResponsesRequest,
+    body: ResponsesRequest,
     tools: GivenTools,
     messages: list[dict[str, Any]],
     request: HttpRequest,
     only_counts: bool,
 ) -> Turn:
     async def turn_of(some: list[dict[str, Any]], only_counts: bool = False) -> Turn:
-        chat = await context.prompts.of_body(lambda: to_chat(asked, tools, some), request.is_large)
+        chat = await context.prompts.run_work(lambda: to_chat(body, tools, some), request.is_large)
         return await chat_turn(context, chat, least_tokens=1, only_counts=only_counts)
 
     try:
-        return await turn_of(messages, only_counts and asked.truncation != "auto")
+        return await turn_of(messages, only_counts and body.truncation != "auto")
     except ApiError as error:
-        if asked.truncation != "auto" or error.code != "context_length_exceeded":
+        if body.truncation != "auto" or error.code != "context_length_exceeded":
             raise
         too_long = error
-    # of the places where a user begins to speak, the first from which on it fits
+    # binary search: the first user message from which the rest fits the context
     places = [i for i, message in enumerate(messages) if i and message["role"] == "user"]
     systems = [message for message in messages if message["role"] in ("system", "developer")]
-    found: Turn | None = None
+    fitting: Turn | None = None
     first, last = 0, len(places)
     while first < last:
         middle = (first + last) // 2
         rest = [one for one in messages[places[middle] :] if one not in systems]
         try:
-            found = await turn_of(systems + rest)
+            fitting = await turn_of(systems + rest)
             last = middle
         except ApiError as error:
             if error.code != "context_length_exceeded":
                 raise
             first = middle + 1
-    if found is None and only_counts:
+    if fitting is None and only_counts:
         return await turn_of(messages, True)
-    if found is None:
+    if fitting is None:
         raise too_long
-    return found
+    return fitting
 
 
-def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[str, Any]:
-    """What an answer says from its beginning on."""
-    choice: Any = asked.tool_choice
+def _head(context: ServerContext, body: ResponsesRequest, turn: Turn) -> dict[str, Any]:
+    """Return the fields of the response object that are known before generation starts."""
+    choice: Any = body.tool_choice
     if choice is not None and not isinstance(choice, str):
         choice = choice.model_dump(exclude_none=True)
-    form: Any = asked.text.format if asked.text else None
+    form: Any = body.text.format if body.text else None
     form = {"type": "text"} if form is None else form.model_dump(exclude_unset=True, by_alias=True)
-    effort = asked.reasoning.effort if asked.reasoning else None
+    effort = body.reasoning.effort if body.reasoning else None
     return {
         "id": new_id("resp"),
         "object": "response",
@@ -541,28 +541,28 @@ def _head(context: ServerContext, asked: ResponsesRequest, turn: Turn) -> dict[s
         "completed_at": None,
         "error": None,
         "incomplete_details": None,
-        "instructions": asked.instructions,
-        "max_output_tokens": asked.max_output_tokens,
-        "max_tool_calls": asked.max_tool_calls,
-        "metadata": asked.metadata or {},
-        "model": context.served.check(asked.model),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "model": context.served.check(body.model),
         "output": [],
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "previous_response_id": asked.previous_response_id,
-        "prompt_cache_key": asked.prompt_cache_key,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": effort, "summary": None},
-        "safety_identifier": asked.safety_identifier,
+        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": asked.store is not False,
+        "store": body.store is not False,
         "temperature": turn.sampling.temperature,
         "text": {"format": form},
         "tool_choice": choice or "auto",
-        "tools": [_shown_tool(tool) for tool in asked.tools or () if not isinstance(tool, HostedTool)],
-        "top_logprobs": asked.top_logprobs or 0,
+        "tools": [_shown_tool(tool) for tool in body.tools or () if not isinstance(tool, HostedTool)],
+        "top_logprobs": body.top_logprobs or 0,
         "top_p": turn.sampling.top_p,
-        "truncation": asked.truncation or "disabled",
+        "truncation": body.truncation or "disabled",
         "usage": None,
-        "user": asked.user,
+        "user": body.user,
     }
 
 
@@ -579,28 +579,28 @@ def _shown_tool(tool: ResponseTool | CustomTool | NamespaceTool) -> dict[str, An
 
 
 def _not_found(name: str, param: str | None = None, status: int = 404) -> ApiError:
-    text = f"no answer with the id {name[:80]!r} is kept here"
+    text = f"no stored response has the id {name[:80]!r}"
     text = text if param is None else f"{param}: {text}"
     return ApiError(status, text, param=param, code="previous_response_not_found" if param else "not_found")
 
 
 def _key(request: Request) -> int:
-    found: HttpRequest = request.scope[REQUEST]
-    return found.key
+    request_state: HttpRequest = request.scope[REQUEST]
+    return request_state.key
 
 
 def add_responses(app: FastAPI, context: ServerContext) -> None:
-    """The routes beside POST /v1/responses itself."""
+    """Add all routes below /v1/responses/."""
     store = context.own(ResponseStore)
 
     @app.get(f"{RESPONSES}/{{response_id}}")
     async def get(request: Request, response_id: str) -> Response:
-        found = store.response(response_id, _key(request))
-        if found is None:
+        response = store.response(response_id, _key(request))
+        if response is None:
             raise _not_found(response_id)
         if request.query_params.get("stream") in ("true", "1"):
-            raise bad_value("stream", True, "an answer that is kept is not streamed again", "unsupported_value")
-        return Response(found, media_type="application/json")
+            raise bad_value("stream", True, "a stored response is not streamed", "unsupported_value")
+        return Response(response, media_type="application/json")
 
     @app.delete(f"{RESPONSES}/{{response_id}}")
     async def delete(request: Request, response_id: str) -> Response:
@@ -614,8 +614,8 @@ def add_responses(app: FastAPI, context: ServerContext) -> None:
             raise _not_found(response_id)
         raise wrong(
             "background",
-            "only answers that are made in the background can be cancelled, and this server makes none: to stop an "
-            "answer, close its connection",
+            "only background responses can be cancelled, and this server has no background mode: to stop one, "
+            "close its connection",
         )
 
     @app.get(f"{RESPONSES}/{{response_id}}/input_items")

@@ -1,7 +1,7 @@
-"""Answers that clients may come back to, in memory.
+"""In-memory store of responses, for later requests that refer to them.
 
-Invariants: at most so many, of so many bytes together; beyond that the oldest is forgotten of the key that has most, so
-that no key pushes out another's that has less; whose key differs from that of the one who asked finds nothing.
+Invariants: at most `max_responses` and `max_bytes`; when full, the oldest response of the key with most is evicted, so
+that no key evicts another that has less; a caller with another key finds nothing.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 
 MAX_RESPONSES = 1000
 MAX_BYTES = 64 << 20
-_ENTRY_BYTES = 1024  # of an entry beside its texts, about
+_ENTRY_BYTES = 1024  # approximate overhead of an entry
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """Encoded: as objects they would take many times the memory."""
+class StoredResponse:
+    """Stored response, kept as encoded JSON: as objects it would take many times the memory."""
 
     key: int
     response: bytes
@@ -37,20 +37,20 @@ class ResponseStore:
     def __init__(self, max_responses: int = MAX_RESPONSES, max_bytes: int = MAX_BYTES) -> None:
         self._max_responses = max_responses
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
-        self._response_of: dict[str, str] = {}  # by item of its output
+        self._entries: OrderedDict[str, StoredResponse] = OrderedDict()
+        self._response_of: dict[str, str] = {}  # response ids by output item id
         self.num_bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def put(self, response: dict[str, Any], input_items: list[dict[str, Any]], key: int) -> None:
-        """What is larger than the whole store is not kept."""
+        """Store a response with its input items. A response larger than the whole store is dropped."""
         name = response["id"]
         item_ids = tuple(item["id"] for item in response["output"])
-        self._put(name, Entry(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids))
+        self._put(name, StoredResponse(key, msgspec.json.encode(response), msgspec.json.encode(input_items), item_ids))
 
-    def _put(self, name: str, entry: Entry) -> None:
+    def _put(self, name: str, entry: StoredResponse) -> None:
         self._drop(name)
         if entry.num_bytes > self._max_bytes:
             return
@@ -62,8 +62,8 @@ class ResponseStore:
         while self.num_bytes > self._max_bytes:
             self._drop(self._oldest_of_most(lambda one: one.num_bytes))
 
-    def _oldest_of_most(self, weight: Callable[[Entry], int]) -> str:
-        """The oldest answer of the key whose answers weigh most together; of equals, of the one with the oldest."""
+    def _oldest_of_most(self, weight: Callable[[StoredResponse], int]) -> str:
+        """Return the oldest response of the key with the highest total weight; on a tie, the oldest of all."""
         weights = collections.Counter[int]()
         for one in self._entries.values():
             weights[one.key] += weight(one)
@@ -83,15 +83,15 @@ class ResponseStore:
         return None if entry is None else msgspec.json.decode(entry.response)["output"]
 
     def item(self, item_id: str, key: int) -> dict[str, Any] | None:
-        """The items in the output of any answer."""
-        found = self.output(self._response_of.get(item_id, ""), key) or []
-        return next((item for item in found if item["id"] == item_id), None)
+        """Return an item by id from the output of any stored response; `None` if no response of the key has it."""
+        items = self.output(self._response_of.get(item_id, ""), key) or []
+        return next((item for item in items if item["id"] == item_id), None)
 
     def delete(self, name: str, key: int) -> bool:
-        """Whether it was there."""
+        """Delete a stored response of the key. Return whether it existed."""
         return self._find(name, key) is not None and self._drop(name)
 
-    def _find(self, name: str, key: int) -> Entry | None:
+    def _find(self, name: str, key: int) -> StoredResponse | None:
         entry = self._entries.get(name)
         return entry if entry is not None and entry.key == key else None
 

@@ -1,7 +1,7 @@
-"""Tools of POST /v1/responses: the functions that the model is told of, and the items that its calls of them become.
+"""Tools of POST /v1/responses: their conversion to function tools, and of function calls to response items.
 
-Invariants: a tool in a namespace, or one whose input is a text, is a function like any other to the model; its call has
-the name, namespace and type that the client knows. Errors name the tool where the client wrote it.
+Invariants: to the model a tool in a namespace, or one with text input, is a function like any other; its call has the
+name, namespace and type that the client knows. Errors name the tool's place in the client's body.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from minisgl.server.core.errors import Names, bad_value
 from minisgl.server.core.fields import present
 
 INPUT = "input"
-"""The one argument of a custom tool."""
+"""Name of the only argument of a custom tool."""
 INPUT_SCHEMA = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
 SHELL = "local_shell"
 
 
 def flat_name(name: str, namespace: str | None) -> str:
-    """What the model calls a tool, as Codex flattens it."""
+    """Return the function name of a tool in a namespace, flattened as Codex does."""
     return name if namespace is None else f"{namespace.rstrip('_')}__{name.lstrip('_')}"
 
 
 def custom_arguments(text: str) -> str:
-    """Those of a call of a custom tool."""
+    """Return the JSON arguments of a custom tool's call for its text input."""
     return msgspec.json.encode({INPUT: text}).decode()
 
 
 def custom_input(arguments: str) -> str:
-    """The text in the arguments of a call, as far as they have come; else all that the model wrote."""
+    """Return the text input in a custom call's JSON arguments, even if incomplete; else the raw arguments."""
     try:
-        found = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
+        decoded = pydantic_core.from_json(arguments or "{}", allow_partial="trailing-strings")
     except ValueError:
         return arguments
-    text = found.get(INPUT, "") if isinstance(found, dict) else None
+    text = decoded.get(INPUT, "") if isinstance(decoded, dict) else None
     return text if isinstance(text, str) else arguments
 
 
 @dataclass(frozen=True, slots=True)
 class GivenTool:
-    """A tool as the client gave it. `place`: where it stands in the body."""
+    """A tool as the client defined it. `place`: its path in the body, such as "tools.0"."""
 
     place: str
     tool: ResponseTool | CustomTool
     namespace: str | None = None
-    about: str | None = None  # the namespace, said with its first tool
+    about: str | None = None  # description of the namespace, shown with its first tool
 
     @property
     def is_custom(self) -> bool:
@@ -66,7 +66,7 @@ class GivenTool:
 
     @property
     def name(self) -> str:
-        """What the model calls it."""
+        """Function name by which the model is shown the tool: flattened, with its namespace."""
         return flat_name(self.tool.name, self.namespace)
 
     def for_chat(self) -> dict[str, Any]:
@@ -79,16 +79,16 @@ class GivenTool:
         return {"type": "function", "function": present(given)}
 
     def _description(self) -> str | None:
-        found = [self.tool.description] if self.tool.description is not None else []
+        parts = [self.tool.description] if self.tool.description is not None else []
         if self.about:
-            found.append(f"Of all tools whose names begin like this one's: {self.about}")
+            parts.append(f"Of all tools whose names begin like this one's: {self.about}")
         form = self.tool.format if isinstance(self.tool, CustomTool) else None
         if form is not None and form.definition:
-            found.append(f"The {INPUT} follows this grammar ({form.syntax or 'lark'}):\n{form.definition}")
-        return "\n\n".join(found) if found else None
+            parts.append(f"The {INPUT} follows this grammar ({form.syntax or 'lark'}):\n{form.definition}")
+        return "\n\n".join(parts) if parts else None
 
     def call(self, call_id: str, arguments: str) -> dict[str, Any]:
-        """The item of a call, without its id and status."""
+        """Return the Responses API's item for a call of this tool, without item id and status."""
         where = {} if self.namespace is None else {"namespace": self.namespace}
         head = {"call_id": call_id, "name": self.tool.name, **where}
         if self.is_custom:
@@ -97,20 +97,20 @@ class GivenTool:
 
 
 class GivenTools:
-    """All tools of a request."""
+    """All tools of a request and its tool choice."""
 
-    def __init__(self, asked: ResponsesRequest) -> None:
-        given = list(_given(asked))
-        self._choice = asked.tool_choice
+    def __init__(self, body: ResponsesRequest) -> None:
+        given = list(_given(body))
+        self._choice = body.tool_choice
         self.by_name = {one.name: one for one in given}
         self.shown = self._allowed(given)
         self.names: Names = [
             (rf"tools\.{i}\.function", one.place) for i, one in enumerate(self.shown) if one.place != f"tools.{i}"
         ]
-        """Where they stand in the body, for those that stand elsewhere in the chat."""
+        """Renamings of error fields for tools whose index in the chat request differs from the body."""
 
     def _allowed(self, given: list[GivenTool]) -> list[GivenTool]:
-        """The tools that may be called: the model does not hear of the others."""
+        """Return the tools that may be called; the model sees no others. Raises `ApiError` 400 for an unknown name."""
         choice = self._choice
         if choice is None or isinstance(choice, str) or choice.type != "allowed_tools":
             return given
@@ -121,13 +121,13 @@ class GivenTools:
         return [one for one in given if one.name in names]
 
     def for_chat(self) -> dict[str, Any]:
-        """`tools` and `tool_choice` of the chat API."""
+        """Return the fields `tools` and `tool_choice` of the chat request."""
         tools = [one.for_chat() for one in self.shown]
         choice: Any = self._choice
         if isinstance(choice, ResponseToolChoice):
             choice = choice.mode or "auto" if choice.type == "allowed_tools" else _named(choice)
         if not tools and choice == "auto":
-            choice = None  # chats refuse it
+            choice = None  # the chat API refuses "auto" without tools
         return {"tools": tools or None, "tool_choice": choice}
 
 
@@ -137,8 +137,8 @@ def _named(choice: ResponseToolChoice) -> dict[str, Any]:
     return {"type": "function", "function": {"name": flat_name(choice.name, choice.namespace)}}
 
 
-def _given(asked: ResponsesRequest) -> Iterator[GivenTool]:
-    for i, tool in enumerate(asked.tools or ()):
+def _given(body: ResponsesRequest) -> Iterator[GivenTool]:
+    for i, tool in enumerate(body.tools or ()):
         if isinstance(tool, NamespaceTool):
             about = tool.description
             for j, inner in enumerate(tool.tools):

@@ -1,3 +1,2 @@
-"""SGLang's own routes: /generate in its form and in a plain one, /abort_request and questions about the model. Start
-reading in `endpoint.py`, at `generate_endpoint`.
-"""
+"""SGLang's own routes: /generate in SGLang's shape and in a plain one, /abort_request and information about the model.
+Start reading in `endpoint.py`, at `generate_endpoint`."""

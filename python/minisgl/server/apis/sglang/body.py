@@ -1,4 +1,4 @@
-"""Bodies of POST /generate and of SGLang's other routes, and the shapes of their answers."""
+"""Request and response bodies of POST /generate and of SGLang's other routes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, RootModel, StrictBool, StrictStr, Tag
 from minisgl.sampling_params import BOUNDS, RANGES, ParamError
 from minisgl.server.core import fields
 from minisgl.server.core.answers import Answer, FinishReason, Usage
-from minisgl.server.core.bodies import OfModel, Texts, prompt_kind
+from minisgl.server.core.bodies import ModelBody, Texts, prompt_kind
 from minisgl.server.core.fields import Int64, Items, TokenId, described, ranged
 from minisgl.server.core.sampling_fields import Sampling
 
@@ -22,7 +22,7 @@ Ids = Annotated[
 
 class GenerateSampling(Sampling):
     NOT_YET: ClassVar[fields.Table] = fields.GENERATE_SAMPLING
-    # other names -> those of `Sampling`
+    # SGLang's name -> the name in `Sampling`
     NAMES: ClassVar[dict[str, str]] = {
         "max_new_tokens": "max_tokens",
         "min_new_tokens": "min_tokens",
@@ -35,7 +35,7 @@ class GenerateSampling(Sampling):
 
 
 class GenerateRequest(GenerateSampling):
-    """One of `prompt`, `text` and `input_ids`. Each field of `sampling_params` may stand beside it instead."""
+    """Body with one of `prompt`, `text` and `input_ids`. Fields of `sampling_params` may be at the top level, too."""
 
     NOT_YET: ClassVar[fields.Table] = fields.GENERATE
 
@@ -77,12 +77,12 @@ class GenerateRequest(GenerateSampling):
 
     @property
     def from_prompt(self) -> int | None:
-        """The place in the prompt from which on log probabilities are reported."""
+        """Index of the first prompt token whose log probability is reported; `None`: none is."""
         start = -1 if self.logprob_start_len is None else self.logprob_start_len
         return start if self.return_logprob and start >= 0 else None
 
     def logprob_fields(self) -> dict[str, int]:
-        """The fields as `SamplingParams`. Raises `ParamError`."""
+        """Return the fields of log probabilities for `SamplingParams`. Raises `ParamError`."""
         for name, least in (("top_logprobs_num", 0), ("logprob_start_len", -1)):
             value = getattr(self, name)
             if value is not None and value < least:
@@ -97,7 +97,7 @@ class GenerateRequest(GenerateSampling):
         return {"logprobs": count} | ({} if self.from_prompt is None else {"prompt_logprobs": count})
 
 
-class AbortGenerate(OfModel):
+class AbortGenerate(ModelBody):
     rid: StrictStr | None = described(
         "End the requests to POST /generate with this `rid` (those with `text` or `input_ids`)."
     )
@@ -105,7 +105,7 @@ class AbortGenerate(OfModel):
 
 
 class GenerateAnswer(Answer):
-    """Streamed: JSON lines `{"text_delta": ...}`, then `{"event": "done", ...}`."""
+    """Completion of a `prompt`. A stream has JSON lines `{"text_delta": ...}`, then `{"event": "done", ...}`."""
 
     text: str
     token_ids: list[int]
@@ -124,14 +124,14 @@ class MetaInfo(Answer):
 
 
 class SglangAnswer(GenerateAnswer):
-    """To `text` and `input_ids`; several have a list of these. Streamed: each event has all of the text so far."""
+    """Completion of `text` or `input_ids`; several prompts give a list. Each event of a stream has the whole text."""
 
     output_ids: list[int]
     meta_info: MetaInfo
 
 
 class GenerateAnswers(RootModel[SglangAnswer | GenerateAnswer | list[SglangAnswer]]):
-    """The answers to `/generate`: their form follows the field of the prompt, and whether there are several."""
+    """Response of `/generate`; its shape depends on the prompt's field, and on the number of prompts."""
 
 
 class ModelInfo(Answer):

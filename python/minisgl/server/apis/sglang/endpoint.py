@@ -1,9 +1,9 @@
-"""POST /generate. One `prompt` gets plain answers, streamed as JSON lines. `text` or `input_ids` are answered as SGLang
-does: with `meta_info`, and streams of server-sent events, each with all of the text so far. SGLang's questions about
-the server are here, too.
+"""POST /generate. A `prompt` gets a plain response, streamed as JSON lines. `text` or `input_ids` get SGLang's: with
+`meta_info`, streamed as server-sent events, each with all of the text so far. SGLang's routes for information about the
+server are here, too.
 
-Invariants: a field means the same in `sampling_params` and beside it; given twice, it says the same twice; errors name
-the field as the client wrote it. One prompt has one answer, several have a list.
+Invariants: a field means the same in `sampling_params` and at the top level; given in both, the values must agree;
+errors name the field as the client wrote it. One prompt has one result, several have a list.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from minisgl.frontend.output_processor import Delta, Logprob
 from minisgl.parsers import ids
 from minisgl.sampling_params import BOUNDS, ParamError
 from minisgl.server.apis.sglang.body import AbortGenerate, GenerateRequest, GenerateSampling
-from minisgl.server.core.admission import Wanted
+from minisgl.server.core.admission import GenerationInput
 from minisgl.server.core.context import ServerContext
 from minisgl.server.core.errors import ApiError, bad_value, wrong
-from minisgl.server.core.formatter import Formatter, JsonList, Shown, json_line, of_its_end, token_text
+from minisgl.server.core.formatter import Formatter, GatewayFormat, JsonList, final_fields, json_line, token_text
 from minisgl.server.core.generation import Generation
 from minisgl.server.core.lengths import asked_limit
 from minisgl.server.core.request import HttpRequest
@@ -31,7 +31,12 @@ from minisgl.server.core.streams import LINE_PING, SSE_DONE, sse
 
 class SglangFormatter(Formatter):
     def __init__(
-        self, context: ServerContext, fields: GenerateSampling, wanted: Wanted, generate: GenerateRequest, is_list: bool
+        self,
+        context: ServerContext,
+        fields: GenerateSampling,
+        wanted: GenerationInput,
+        generate: GenerateRequest,
+        is_list: bool,
     ) -> None:
         super().__init__(wanted, fields.stream, fields.priority)
         sampling, num_answers = wanted.sampling, len(wanted.prompts) * wanted.sampling.n
@@ -41,13 +46,13 @@ class SglangFormatter(Formatter):
         wanted.rid = self._id = generate.rid or ids.new_id()
         self._logprobs = SglangLogprobs(context, generate, num_answers) if generate.return_logprob else None
         self._began = time.monotonic()
-        self._texts = [""] * num_answers  # of a stream
+        self._texts = [""] * num_answers  # text so far, by choice; streams only
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> Any:
         for one in choices:
             self._take(one)
-        found = [self._answer(generation, at, one.text, one.finish_reason) for at, one in enumerate(choices)]
-        return found if self._is_list else found[0]
+        answers = [self._answer(generation, at, one.text, one.finish_reason) for at, one in enumerate(choices)]
+        return answers if self._is_list else answers[0]
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         frames = []
@@ -98,37 +103,37 @@ class SglangFormatter(Formatter):
         return {"type": "stop", "matched": generation.ended_by(at)}
 
 
-async def abort_endpoint(context: ServerContext, asked: AbortGenerate, request: HttpRequest) -> Response:
-    """Ends what the caller's own key asked for, with what there is of it: the finish reason is `abort`."""
-    if not asked.abort_all and asked.rid is None:
-        raise wrong("rid", "give it, or abort_all: true", "missing_required_parameter")
-    for key, rid, end_early in tuple(context.may_end_early):
-        if key == request.key and (asked.abort_all or rid == asked.rid):
+async def abort_endpoint(context: ServerContext, body: AbortGenerate, request: HttpRequest) -> Response:
+    """End requests of the caller's key by `rid`, or all. Their responses have the finish reason `abort`."""
+    if not body.abort_all and body.rid is None:
+        raise wrong("rid", "give rid, or abort_all: true", "missing_required_parameter")
+    for key, rid, end_early in tuple(context.abort_entries):
+        if key == request.key and (body.abort_all or rid == body.rid):
             end_early()
     return Response(media_type="text/plain")
 
 
 class SglangLogprobs:
-    """`meta_info` of requests with `return_logprob`: as far as the answers have come."""
+    """Log probabilities in `meta_info` for requests with `return_logprob`, accumulated as tokens arrive."""
 
-    def __init__(self, context: ServerContext, asked: GenerateRequest, num_answers: int) -> None:
-        self._tokenizer = context.tokenizer if asked.return_text_in_logprobs else None
-        self._with_top = bool(asked.top_logprobs_num)
-        self._from_prompt = asked.from_prompt
+    def __init__(self, context: ServerContext, body: GenerateRequest, num_answers: int) -> None:
+        self._tokenizer = context.tokenizer if body.return_text_in_logprobs else None
+        self._with_top = bool(body.top_logprobs_num)
+        self._from_prompt = body.from_prompt
         self._output = [(JsonList(), JsonList()) for _ in range(num_answers)]
-        self._input: dict[int, dict[str, Any]] = {}  # by prompt: the same in each event
+        self._input: dict[int, dict[str, Any]] = {}  # by prompt, since each event repeats it
 
     def take(self, delta: Delta) -> None:
         self._add(self._output[delta.index], delta.logprobs)
 
     def shown(self, generation: Generation, at: int, prompt: int) -> dict[str, Any]:
-        found = self._lists("output", self._output[at])
+        fields = self._lists("output", self._output[at])
         if self._from_prompt is not None:
             if prompt not in self._input:
                 self._add(lists := (JsonList(), JsonList()), generation.prompt_tokens(at)[self._from_prompt :])
                 self._input[prompt] = self._lists("input", lists)
-            found |= self._input[prompt]
-        return found
+            fields |= self._input[prompt]
+        return fields
 
     def _add(self, lists: tuple[JsonList, JsonList], tokens: Sequence[Logprob]) -> None:
         lists[0].add(self._triple(one.token_id, one.logprob) for one in tokens)
@@ -136,8 +141,8 @@ class SglangLogprobs:
             lists[1].add(None if one.logprob is None else [self._triple(*top) for top in one.top] for one in tokens)
 
     def _lists(self, name: str, lists: tuple[JsonList, JsonList]) -> dict[str, Any]:
-        found = {f"{name}_token_logprobs": lists[0].shown()}
-        return found | ({f"{name}_top_logprobs": lists[1].shown()} if self._with_top else {})
+        fields = {f"{name}_token_logprobs": lists[0].shown()}
+        return fields | ({f"{name}_top_logprobs": lists[1].shown()} if self._with_top else {})
 
     def _triple(self, token_id: int, logprob: float | None) -> list[Any]:
         return [logprob, token_id, None if self._tokenizer is None else token_text(self._tokenizer, token_id)]
@@ -162,7 +167,7 @@ async def generate_endpoint(context: ServerContext, generate: GenerateRequest, r
     texts: Any = given if is_list and given else [given]
     params = generate.sampling_params
     if isinstance(params, list) and len(params) != len(texts):
-        raise bad_value("sampling_params", len(params), f"must be as many as there are prompts, which are {len(texts)}")
+        raise bad_value("sampling_params", len(params), f"must have one entry per prompt: {len(texts)}")
     if not isinstance(params, list) or all(one == params[0] for one in params):
         one = params[0] if isinstance(params, list) else params
         fields, wanted = await _wanted(context, generate, one, "sampling_params.", field, texts)
@@ -180,11 +185,11 @@ async def _wanted(
     prefix: str,
     field: str,
     texts: list[Any],
-) -> tuple[GenerateSampling, Wanted]:
-    """What is generated from prompts that have the same parameters, which stand at `prefix`. Raises `ApiError`."""
+) -> tuple[GenerateSampling, GenerationInput]:
+    """Check and encode prompts with the same parameters. `prefix`: their path in the body. Raises `ApiError`."""
     fields, names = _merged(generate, params, prefix)
     if context.served.check(fields.model) != context.served.check(generate.model):
-        raise bad_value("model", fields.model, "name an adapter beside sampling_params, not in it")
+        raise bad_value("model", fields.model, "name an adapter at the top level, not in sampling_params")
     with _named(names):
         limit, only_prompt = asked_limit("max_tokens", fields.max_tokens, BOUNDS.generate_tokens)
         sampling = fields.to_sampling(limit, context.served.defaults, **generate.logprob_fields())
@@ -195,51 +200,51 @@ async def _wanted(
     prompts, sampling = await context.prompts.encode(
         texts, sampling, fields.truncate_prompt_tokens, field, names, side=fields.truncation_side
     )
-    return fields, Wanted(prompts, sampling, fields.max_tokens is not None, only_prompt, ignored=left_out)
+    return fields, GenerationInput(prompts, sampling, fields.max_tokens is not None, only_prompt, ignored=left_out)
 
 
 async def _wanted_by_prompt(
     context: ServerContext, generate: GenerateRequest, params: list[GenerateSampling], field: str, texts: list[Any]
-) -> tuple[GenerateSampling, Wanted]:
-    """The same, with parameters of its own for each prompt. Raises `ApiError`."""
-    found = []
+) -> tuple[GenerateSampling, GenerationInput]:
+    """Check and encode prompts, each with sampling parameters of its own. Raises `ApiError`."""
+    checked_prompts = []
     for i, (one, text) in enumerate(zip(params, texts, strict=True)):
-        found.append(await _wanted(context, generate, one, f"sampling_params.{i}.", field, [text]))
+        checked_prompts.append(await _wanted(context, generate, one, f"sampling_params.{i}.", field, [text]))
         for name in SAME_FOR_ALL:
-            value, first = getattr(found[i][0], name), getattr(found[0][0], name)
+            value, first = getattr(checked_prompts[i][0], name), getattr(checked_prompts[0][0], name)
             if value != first:
                 raise bad_value(f"sampling_params.{i}.{name}", value, "must be the same for all prompts of a request")
-    wanted = [one for _, one in found]
-    if len({(one.only_prompt, one.names_length) for one in wanted}) > 1:
-        reason = "an answer of no tokens, and a length of the server's, are for all prompts of a request or for none"
+    wanted = [one for _, one in checked_prompts]
+    if len({(one.only_prompt, one.has_client_limit) for one in wanted}) > 1:
+        reason = "max_tokens must be 0, more than 0, or left out for all prompts of a request alike"
         raise bad_value("sampling_params", len(params), reason)
     whole = wanted[0]
     whole.prompts = [prompt for one in wanted for prompt in one.prompts]
     whole.by_prompt = [one.sampling for one in wanted]
     whole.ignored = tuple(dict.fromkeys(name for one in wanted for name in one.ignored))
-    return found[0][0], whole
+    return checked_prompts[0][0], whole
 
 
 SAME_FOR_ALL = ("n", "stream", "stream_options", "priority", "return_token_ids", "model")
 
 
 def _prompt(generate: GenerateRequest) -> tuple[str, str | list[Any]]:
-    """The one that is given, and its name."""
-    found: dict[str, str | list[Any]] = {}
+    """Return the name and value of the prompt field that is set. Raises `ApiError` 400 unless exactly one is."""
+    prompts: dict[str, str | list[Any]] = {}
     for name in ("prompt", "text", "input_ids"):
-        if (value := getattr(generate, name)) is not None and value not in found.values():
-            found[name] = value
-    if len(found) != 1:
-        given = " and ".join(found) or "none"
+        if (value := getattr(generate, name)) is not None and value not in prompts.values():
+            prompts[name] = value
+    if len(prompts) != 1:
+        given = " and ".join(prompts) or "none"
         raise wrong("prompt", f"give one of prompt, text and input_ids (got {given})")
-    return found.popitem()
+    return prompts.popitem()
 
 
 def _merged(
     generate: GenerateRequest, params: GenerateSampling | None, place: str
 ) -> tuple[GenerateSampling, dict[str, str]]:
-    """The fields of `sampling_params` and those beside it, under the names of `Sampling`, and how the client wrote
-    each. Raises `ApiError` for one that is given twice with different values."""
+    """Merge `sampling_params` and top-level fields under the names of `Sampling`; also return the client's name of
+    each. Raises `ApiError` for a field given twice with different values."""
     values: dict[str, Any] = {}
     names: dict[str, str] = {}
     for prefix, body in ((place, params), ("", generate)):
@@ -256,7 +261,7 @@ def _merged(
 
 @contextlib.contextmanager
 def _named(names: Mapping[str, str]) -> Iterator[None]:
-    """A `ParamError` is an answer that names the field as the client wrote it."""
+    """Convert a `ParamError` raised inside into an `ApiError` that names the field as the client wrote it."""
     try:
         yield
     except ParamError as error:
@@ -267,26 +272,26 @@ def _named(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def _end(generation: Generation, finish_reason: str | None) -> dict[str, Any]:
-    return {"finish_reason": finish_reason, **of_its_end(generation, 0), "usage": generation.usage()}
+    return {"finish_reason": finish_reason, **final_fields(generation, 0), "usage": generation.usage()}
 
 
 class GenerateFormatter(Formatter):
     media_type = b"application/x-ndjson"
 
-    def __init__(self, fields: GenerateSampling, wanted: Wanted) -> None:
+    def __init__(self, fields: GenerateSampling, wanted: GenerationInput) -> None:
         super().__init__(wanted, fields.stream, fields.priority)
         self._continuous_usage = fields.continuous_usage
         self._with_token_ids = bool(fields.return_token_ids)
-        # of the next line
+        # fields for the next line
         self._more: dict[str, Any] = {"prompt_token_ids": wanted.prompts[0].tolist()} if self._with_token_ids else {}
 
-    def for_gateway(self) -> Shown | None:
-        return None if self._with_token_ids or self._continuous_usage else Shown("generate")
+    def for_gateway(self) -> GatewayFormat | None:
+        return None if self._with_token_ids or self._continuous_usage else GatewayFormat("generate")
 
     def whole(self, generation: Generation, choices: Sequence[Delta]) -> dict[str, Any]:
-        [found] = choices
-        done = _end(generation, found.finish_reason)
-        return {"text": found.text, "token_ids": generation.token_ids(0), **done, **self._more}
+        [choice] = choices
+        done = _end(generation, choice.finish_reason)
+        return {"text": choice.text, "token_ids": generation.token_ids(0), **done, **self._more}
 
     def chunk(self, generation: Generation, deltas: Sequence[Delta]) -> bytes:
         lines = []
