@@ -1,6 +1,7 @@
 """The resolved, immutable configuration of one engine process and of one server.
 
-Invariants: built once (by cli or llm.py), checked there, never changed; it travels to the engine process as JSON.
+Invariants: a configuration is built and checked once (by cli or llm.py) and never changed; it is sent to the engine
+process as JSON.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be; the text names it and says what to change."""
+    """An invalid setting. The text names the setting and says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a setting may have, from `low` to `high`; `above`: without `low` itself. `noun`: of what."""
+    """The values that a numeric setting may have: `low` to `high`, without `low` itself if `above`. `noun` is the unit
+    in error texts, such as "seconds"."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -57,7 +59,7 @@ class Range:
     noun: str = ""
 
     def problem(self, value: float) -> str:
-        """Return what a value outside must be; empty for one inside."""
+        """Return what is wrong with `value` ("must be at least 1"), or "" if it lies in the range."""
         bottom, top = f"above {self.low}" if self.above else f"at least {self.low}", f"at most {self.high}"
         if value < self.low or (self.above and value == self.low) or math.isnan(value):
             both = f"{bottom} and {top}" if self.high < 65536 else bottom
@@ -65,14 +67,15 @@ class Range:
         return f"must be {top}" if value > self.high else ""
 
     def check(self, flag: str, value: float) -> None:
-        """Raise `ConfigError` for a number outside."""
+        """Raise `ConfigError` if `value` lies outside of the range."""
         if problem := self.problem(value):
             raise ConfigError(f"{flag} {value}: {problem}")
 
 
 def as_set(text: str, sources: Mapping[str, str]) -> str:
-    """Return an error's `text`, which may begin with a flag, with the name by which that was set. `sources` has by a
-    flag's destination what stands before the value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `."""
+    """Replace the flag at the beginning of an error's `text` by the name under which the user set it. `sources` maps a
+    flag's destination to the text before the value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `. A text
+    that begins with no flag of `sources` is returned unchanged."""
     found = _FLAG.match(text)
     source = found and sources.get(found[1].replace("-", "_"))
     if not found or not source:
@@ -81,16 +84,17 @@ def as_set(text: str, sources: Mapping[str, str]) -> str:
 
 
 def device_problem(name: str) -> str | None:
-    """Return what the name of a device must be; None for one that may be there."""
+    """Return what a device name must be, or None if `name` is valid."""
     return None if _DEVICE.fullmatch(name) else "must be auto, cpu, cuda or cuda:N"
 
 
 class Unsupported(ConfigError):
-    """A sound model or setting that one engine has no code for; another one may."""
+    """A valid model or setting that one engine does not support. Another engine may support it."""
 
 
 class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """For debugging, profiling and tests. Users set these by their own names, beside the settings of `EngineConfig`."""
+    """Settings for debugging, profiling and tests. Users set them by their own names, next to those of `EngineConfig`.
+    """
 
     record_trace: str | None = None  # file for the calls of the scheduler
     shadow: bool = False  # compare the scheduler with the other one at every step
@@ -108,13 +112,14 @@ class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PrefixFile(msgspec.Struct, frozen=True):
-    """A prefix that `minisgl cache export` has written, with its pages."""
+    """A prefix file, written by `minisgl cache export`: token ids with their KV pages."""
 
     path: str
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to load and how to schedule. `None` means: decided from the model and the machine."""
+    """What one engine loads and how it schedules requests. A setting of None is decided from the model and the machine.
+    """
 
     model: str = MODEL_SMOLLM2
     engine: EngineName = "auto"  # torch with a CUDA device, else cpu where it can, else torch
@@ -166,13 +171,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def shown_model(self) -> str:
-        """`model` as clients may know it: of a folder or a file here the name, not the path."""
+        """The model's name as clients may see it: the base name of a local folder or file, not its path."""
         path = os.path.expanduser(self.model)
         return os.path.basename(os.path.abspath(path)) if os.path.exists(path) else self.model
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> EngineConfig:
-        """From flat settings, those of `DebugConfig` among them. Raises `ConfigError`, `msgspec.ValidationError`."""
+        """Build a checked configuration from flat settings, including those of `DebugConfig`. Raises `ConfigError` or
+        `msgspec.ValidationError`."""
         debug = {name: value for name, value in settings.items() if name in DebugConfig.__struct_fields__}
         others = {name: value for name, value in settings.items() if name not in debug}
         if others.get("page_size") is None:
@@ -182,7 +188,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert({**others, "debug": debug}, EngineConfig).check()
 
     def check(self) -> EngineConfig:
-        """Raise `ConfigError` at the first impossible value, else return self."""
+        """Return self if every value is valid. Raises `ConfigError` for the first invalid one."""
 
         check_ranges(self)
         check_ranges(self.debug)
@@ -234,7 +240,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
     def check_states(self, has_states: bool) -> None:
-        """Raise `ConfigError` for a setting that a model whose layers keep states, or keep none, cannot have."""
+        """Raise `ConfigError` if a setting does not fit the model: `has_states` says whether its layers have recurrent
+        states."""
         for name in ("checkpoint_interval", "state_memory"):
             if not has_states and (value := getattr(self, name)) is not None:
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: the model's layers keep no states")
@@ -245,7 +252,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def max_draft_len(self) -> int:
-        """Tokens of a row that are guessed; 0: none."""
+        """Draft tokens of a sequence that one step may verify at most; 0 without speculative decoding."""
         found = _SPECULATIVE.fullmatch(self.speculative or "")
         if found is None:
             return 0
@@ -253,25 +260,27 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def draft_model(self) -> str | None:
-        """The model that guesses beside what the text and the cache know; None: there is none."""
+        """The draft model of `--speculative model:FILE[:K]`, or None without one."""
         found = _SPECULATIVE.fullmatch(self.speculative or "")
         return None if found is None else found["model"]
 
     @property
     def num_ranks(self) -> int:
-        """`tp` as a number, which is 1 until the engine has decided what auto is."""
+        """The number of tensor-parallel processes. It is 1 while `tp` is "auto", until the engine has decided."""
         return 1 if self.tp == "auto" else self.tp
 
     def rows_on(self, device: str) -> int:
-        """`max_running_requests` where the engine computes: 256 on a CUDA device, else 64, unless it is given."""
+        """Return the maximum number of running requests on `device`: `max_running_requests` if set, else 256 on CUDA
+        and 64 elsewhere."""
         return self.max_running_requests or (256 if device.startswith("cuda") else 64)
 
     def prefill_on(self, device: str) -> int:
-        """`max_prefill_length` where the engine computes: 8192 on a CUDA device, else 2048, unless it is given."""
+        """Return the maximum number of tokens of one step on `device`: `max_prefill_length` if set, else 8192 on CUDA
+        and 2048 elsewhere."""
         return self.max_prefill_length or (8192 if device.startswith("cuda") else 2048)
 
     def not_of_cpu(self) -> Iterator[str]:
-        """Flags, as they are set, that the CPU engine has nothing for."""
+        """Yield each flag, with its value, that is set and that the CPU engine does not support."""
         if self.model_impl == "transformers":
             yield f"--model-impl {self.model_impl}"
         if self.num_ranks > 1:
@@ -284,14 +293,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             yield f"--attention-backend {self.attention_backend}"
 
     def of_cuda_only(self) -> Iterator[str]:
-        """Flags, as they are set, that are without an effect on a CPU."""
+        """Yield each flag, with its value, that is set and has no effect on a CPU."""
         if self.cuda_graph_max_bs:
             yield f"--cuda-graph-max-bs {self.cuda_graph_max_bs}"
         if self.torch_compile:
             yield "--torch-compile"
 
     def of_cpu_only(self) -> Iterator[str]:
-        """Flags, as they are set, that only the CPU engine has something for."""
+        """Yield each flag, with its value, that is set and that only the CPU engine supports."""
         plains = {
             "activations": "exact",
             "kv_dtype": "f16",
@@ -358,7 +367,7 @@ RANGES: Mapping[str, Range] = {
 
 
 def check_ranges(settings: msgspec.Struct) -> None:
-    """Raise `ConfigError` for the first number that is outside of its range."""
+    """Raise `ConfigError` for the first setting that lies outside of its range in `RANGES`."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         if name in RANGES and isinstance(value, int | float):
@@ -366,8 +375,9 @@ def check_ranges(settings: msgspec.Struct) -> None:
 
 
 class AdaptiveMaxTokens(msgspec.Struct, frozen=True):
-    """While more than `threshold` answers are in flight, lengths that no client named are `millionths` of a million of
-    what they are else. A whole number, so that both front ends reckon alike."""
+    """A rule that shortens answers under load. While more than `threshold` answers are in flight, a default length (one
+    that the client did not set) is multiplied by `millionths` / 1,000,000. The factor is an integer so that both front
+    ends compute the same length."""
 
     threshold: int
     millionths: int
@@ -379,13 +389,13 @@ its best is as good as 256 requests older."""
 
 
 def most_of(rows: int) -> int:
-    """Return all rows but a sixteenth, one at least: what lines of batches or one API key may take, so that others find
-    a free row at once."""
+    """Return how many of `rows` batch lines or one API key may use: all but a sixteenth, at least one, so that other
+    requests find a free row at once."""
     return max(1, rows - max(1, rows // 16))
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several callers: what it gets of the engines beside others that wait, and its limits. 0: none."""
+    """An API key with its share of the engines, its limits and its permissions. A limit of 0 is no limit."""
 
     name: str
     key: str
@@ -404,9 +414,9 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the HTTP side takes on; times in seconds. `max_queued_*` count what waits for its first step, in the engine
-    or for the tokenizer. A forward that takes `step_timeout` counts as a hang. `context_margin`: tokens of the context
-    that lengths which no client named leave free."""
+    """Limits of the HTTP server; times are in seconds. `max_queued_*` count requests and prompt tokens that wait for
+    their first step, in the engine or for the tokenizer. A forward that takes `step_timeout` counts as hung.
+    `context_margin` is the number of tokens of the context that default answer lengths leave free."""
 
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
@@ -422,16 +432,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds for which a stream is silent. Clients of Node give up after 300 s without a byte, proxies after 60.
-    The head of a stream waits `head_wait` for the first token, so that a failure until then is an HTTP status; from the
-    head on something is written at least once in `longest`."""
+    """How long a stream may be silent, in seconds. (Node clients give up after 300 s without a byte, proxies after 60
+    s.) The response headers wait `head_wait` for the first token, so that an early failure is an HTTP status; after the
+    headers something is written at least every `longest` seconds."""
 
     head_wait: float = 1.0
     longest: float = 15.0
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole server: one HTTP address in front of one engine process, or of several that are alike."""
+    """Configuration of a whole server: one HTTP address in front of one engine process, or of several identical ones.
+    """
 
     engine: EngineConfig
     dp: int | Literal["auto"] = 1  # engine processes; auto: as many as there are CUDA devices for
@@ -468,7 +479,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     takes_lines: bool = False  # and answers lines of batches for it: see registry/batches.py
 
     def check(self) -> ServerConfig:
-        """Raise `ConfigError` at the first impossible value, else return self."""
+        """Return self if every value is valid. Raises `ConfigError` for the first invalid one."""
         if not self.host.strip():
             raise ConfigError("--host: is empty: give an address, or 0.0.0.0 for every interface")
         check_ranges(self)
@@ -510,28 +521,31 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_pool(self) -> bool:
-        """Whether something must stand between front ends and engines: `minisgl._rust.EnginePool`. `dp` is a number."""
+        """True if the server needs an `EnginePool` (`minisgl._rust`) between front ends and engines: for several
+        engines, in-flight limits or API keys. `dp` must be a number by then."""
         limited = self.max_inflight is not None or self.max_inflight_per_engine is not None
         return self.dp != 1 or limited or bool(self.api_keys)
 
     @property
     def routing_in_use(self) -> Routing | Literal["none"]:
-        """The routing policy of several engines; none if there is one engine. `dp` is a number."""
+        """The routing policy, or "none" if there is one engine only. `dp` must be a number by then."""
         return "none" if self.dp == 1 else self.routing
 
     @property
     def any_key(self) -> str | None:
-        """One that lets a caller in; None: no key is asked for."""
+        """One valid API key, for the server's own requests. None if no key is required."""
         return next((one.key for one in self.api_keys), None) if self.api_key is None else self.api_key
 
     @property
     def model_name(self) -> str:
-        """The name clients ask for: of a folder or a file here its name, without .gguf."""
+        """The model name of the API: `served_model_name`, else the base name of a local folder or file, without .gguf.
+        """
         return self.served_model_name or self.engine.shown_model.removesuffix(".gguf").rstrip("/")
 
     @property
     def model_aliases(self) -> frozenset[str]:
-        """Other names for it, as it was given: a path, a file's name."""
+        """Further names that requests may use for the model: its path and file name as given. Empty with
+        `served_model_name`."""
         if self.served_model_name is not None:
             return frozenset()
         given = self.engine.model

@@ -1,6 +1,6 @@
-"""Every environment variable that minisgl reads, and the only place that reads them.
+"""Every environment variable that minisgl reads, and the only module that reads them.
 
-Invariants: values are read when asked for, never at import; a bad value is an `EnvError` that names the variable.
+Invariants: a variable is read when it is needed, never at import; a bad value is an `EnvError` that names the variable.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ RUST_GATEWAY = "rust_gateway"
 
 
 class EnvError(ValueError):
-    """An environment variable with a value that means nothing."""
+    """An environment variable with an invalid value. The text names the variable and says what is valid."""
 
 
 def _flag(name: str) -> bool:
@@ -135,7 +135,7 @@ def _flag(name: str) -> bool:
 
 
 def notices() -> list[str]:
-    """A line for each variable of our prefix that does not do what its name says, or nothing at all."""
+    """Return a warning for each `MINISGL_*` variable that is set and unknown or without an effect."""
     lines = []
     for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
         if name in NO_EFFECT:
@@ -147,7 +147,7 @@ def notices() -> list[str]:
 
 
 def check() -> None:
-    """Raise `EnvError` for the first variable that has a value without a meaning, whether it will be used or not."""
+    """Raise `EnvError` for the first variable with an invalid value, whether it will be used or not."""
     for read in (
         *(no_extension, frontend, cpu_isa, shadow, disable_overlap_scheduling, cache_dir, transport_latency_stats),
         *(echo_fail_steps, echo_states, faulty_control_plane, shell_settings),
@@ -156,12 +156,12 @@ def check() -> None:
 
 
 def set_of(names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are set to more than an empty text, in the order of `names`."""
+    """Return the `names` of variables that are set and not empty, in their order."""
     return [name for name in names if os.environ.get(name)]
 
 
 def use_temporary(folder: str) -> None:
-    """For temporary files of this process and its children."""
+    """Make `folder` the place for temporary files of this process and its children."""
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
@@ -169,17 +169,19 @@ OPENBLAS = "OPENBLAS_NUM_THREADS"  # of numpy's library, which starts them with 
 
 
 def with_one_thread() -> dict[str, str]:
-    """The environment of a process that imports numpy and forks."""
+    """Return a copy of the environment that limits numpy's BLAS to one thread, for a process that imports numpy and
+    forks."""
     return {**os.environ, OPENBLAS: "1"}
 
 
 def forget_one_thread() -> None:
-    """What a process behind `with_one_thread` starts is free again."""
+    """Remove the limit of `with_one_thread` from this process's environment, so that its children use all threads."""
     os.environ.pop(OPENBLAS, None)
 
 
 def shell_settings() -> dict[str, int | float]:
-    """The fields of a chat's requests that variables set."""
+    """Return the request fields that `MINISGL_SHELL_*` variables set for a chat, such as `temperature`. Raises
+    `EnvError`."""
     kinds: dict[str, type[int] | type[float]] = {
         SHELL_MAX_TOKENS: int,
         SHELL_TEMPERATURE: float,
@@ -205,7 +207,7 @@ def api_key() -> str | None:
 
 
 def shadow() -> dict[str, bool | int | str | None]:
-    """The fields of `EngineConfig` that shadowing sets."""
+    """Return the shadow settings of `DebugConfig` from the environment. Raises `EnvError`."""
     return {
         "shadow": _flag(SHADOW),
         "shadow_report": os.environ.get(SHADOW_REPORT) or None,
@@ -266,7 +268,8 @@ def cpu_backend() -> str | None:
 
 
 def frontend() -> Literal["rust", "python"] | None:
-    """Also by `CPU_BACKEND`, whose last step it is."""
+    """Return the front end that the environment asks for, by `FRONTEND` or by `CPU_BACKEND=rust_gateway`; None if
+    neither does."""
     value = os.environ.get(FRONTEND, "")
     if value not in ("", "rust", "python"):
         raise EnvError(f"{FRONTEND}: {value!r}: must be rust or python")
@@ -276,12 +279,13 @@ def frontend() -> Literal["rust", "python"] | None:
 
 
 def no_extension() -> bool:
-    """Return whether the compiled extension counts as missing."""
+    """Return True if the compiled extension is to be treated as missing."""
     return _flag(NO_EXTENSION)
 
 
 def cpu_isa() -> str | None:
-    """The name of an instruction set; the CPU engine says whether this machine has it."""
+    """Return the instruction set that the CPU engine is limited to, or None. Whether the machine has it is checked by
+    the engine."""
     value = os.environ.get(CPU_ISA) or None
     if value not in (None, *ISAS):
         raise EnvError(f"{CPU_ISA}: {value!r}: must be one of {', '.join(ISAS)}")
@@ -289,7 +293,7 @@ def cpu_isa() -> str | None:
 
 
 def cuda_visible_devices() -> str | None:
-    """CUDA's own variable: empty or -1 hides all devices."""
+    """Return CUDA's own variable CUDA_VISIBLE_DEVICES, or None if unset. An empty value or -1 hides all devices."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
@@ -298,24 +302,25 @@ def disable_overlap_scheduling() -> bool:
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment with `changes`, for a process that is started with another one."""
+    """Return the environment updated with `changes`, for a child process."""
     return {**os.environ, **changes}
 
 
 def keep_little() -> None:
-    """Tell the extension's allocator to give back at once what is freed, unless somebody told it something else: once,
-    before the extension is loaded. Child processes inherit it."""
+    """Let the extension's allocator return freed memory to the system at once, unless the user set its purge delay.
+    Call it once, before the extension is loaded; child processes inherit it."""
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "0")
 
 
 def state_dir() -> Path:
-    """Where what a user typed is remembered; not created here."""
+    """Return the folder for remembered user input, such as the chat's history. It is not created here."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".local" / "state") / "minisgl"
 
 
 def cache_dir() -> Path:
-    """Where imported models and converted tokenizers are kept; not created here."""
+    """Return the folder for imported models and converted tokenizers. It is not created here. Raises `EnvError` if it
+    cannot be a writable folder."""
     if own := os.environ.get(CACHE):
         folder = Path(own).expanduser()
         if why := not_a_folder(folder):
@@ -326,7 +331,7 @@ def cache_dir() -> Path:
 
 
 def not_a_folder(path: Path) -> str:
-    """Return why `path` cannot be a folder to write into, whether it is there or not; empty if it can."""
+    """Return why `path` cannot be a writable folder, or "" if it can. `path` need not exist yet."""
     there = path.absolute()
     while not os.path.lexists(there):
         there = there.parent
@@ -336,7 +341,7 @@ def not_a_folder(path: Path) -> str:
 
 
 def hf_home() -> Path:
-    """Hugging Face's folder, by its own variables."""
+    """Return Hugging Face's home folder, by HF_HOME or XDG_CACHE_HOME."""
     if own := os.environ.get("HF_HOME"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -344,13 +349,14 @@ def hf_home() -> Path:
 
 
 def hf_cache_dir() -> Path:
-    """Where huggingface_hub keeps what it fetched, and `--model OWNER/REPO`, too; not created here."""
+    """Return the download cache of huggingface_hub, which `--model OWNER/REPO` uses as well. It is not created here."""
     own = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(own).expanduser() if own else hf_home() / "hub"
 
 
 def hub_endpoint(name: str, default: str) -> str:
-    """The address of a hub, by the variable that its own client has for it."""
+    """Return the URL of a model hub from the variable `name`, else `default`. Raises `EnvError` if it is no http(s)
+    URL."""
     value = os.environ.get(name, "").strip().rstrip("/") or default
     if not value.startswith(("http://", "https://")):
         raise EnvError(f"{name}: {value!r}: must begin with http:// or https://")
@@ -358,7 +364,8 @@ def hub_endpoint(name: str, default: str) -> str:
 
 
 def hub_token(name: str) -> str | None:
-    """What this user shows a hub: `name`; of Hugging Face also what `hf auth login` has kept."""
+    """Return the user's access token for a hub from the variable `name`, or None. HF_TOKEN falls back to the file that
+    `hf auth login` writes."""
     if value := os.environ.get(name, "").strip():
         return value
     if name == "HF_TOKEN":
@@ -372,7 +379,7 @@ def hub_token(name: str) -> str | None:
 
 
 def hub_offline() -> bool:
-    """Whether hubs must not be asked."""
+    """Return True if no model hub may be contacted (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)."""
     return _flag("HF_HUB_OFFLINE") or _flag("TRANSFORMERS_OFFLINE")
 
 

@@ -1,6 +1,6 @@
-"""The offline API: `LLM(model).generate(prompts, params)`, in this process, without a server.
+"""The offline API: `LLM(model).generate(prompts, params)` runs a model in this process, without a server.
 
-The same step loop, scheduler, engine and output processor as the server; results come in the order of the prompts.
+It uses the step loop, scheduler, engine and output processor of the server. Results come in the order of the prompts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ LEVELS = ("error", "warning", "info", "debug")
 
 @dataclass(slots=True)
 class Completion:
-    """One answer. `token_ids` include the stop token that ended it; `text` does not, nor a stop string. `logprobs`: of
-    each of its tokens, where `SamplingParams.logprobs` asks for some."""
+    """One generated sequence. `token_ids` include the stop token that ended it; `text` excludes the stop token and stop
+    string. `logprobs` has one value per token if `SamplingParams.logprobs` is set, else it is empty. `error` says why
+    the engine failed, else it is None."""
 
     index: int
     text: str = ""
@@ -62,7 +63,7 @@ class Completion:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answers to one prompt, `params.n` of them."""
+    """One prompt with its `params.n` completions. `prompt` is None if token ids were given."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -78,7 +79,7 @@ class RequestOutput:
         return self.outputs[0].token_ids
 
     def __getitem__(self, name: str) -> Any:
-        """`["text"]` and `["token_ids"]`, as in mini-sglang."""
+        """Return the first completion's `["text"]` or `["token_ids"]`, for programs written for mini-sglang."""
         return _item(self, name)
 
 
@@ -86,11 +87,11 @@ OnText = Callable[[RequestOutput, str], None]
 
 
 class LLM:
-    """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
+    """A model that is loaded into this process: from a local folder, a GGUF file, `smollm2`, or a hub id.
 
     `settings` are the fields of `EngineConfig` and `DebugConfig` in config.py, or mini-sglang's names
-    (utils/spellings.py). With `log_level="debug"` each step is told on standard error, and with `describe_token` the
-    token of each step as that function names it. Usable as a context manager; `close` frees the engine.
+    (utils/spellings.py). With `log_level="debug"` each step is logged to standard error; `describe_token` then formats
+    the id of each sampled token. Usable as a context manager; `close` frees the engine.
     """
 
     def __init__(
@@ -155,11 +156,10 @@ class LLM:
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text, or token ids). `params`: one for all, or one for each; None: `default_params`.
-        `lora`: the name of an adapter, one for all, or one or None for each. `on_text` gets new text as it comes, with
-        the output it belongs to.
-
-        Raises `ParamError` for a bad prompt or parameter before anything is computed."""
+        """Complete each prompt (text or token ids) and return the outputs in order. `params` is one for all prompts or
+        one each; None is `default_params`. `lora` is the name of a loaded adapter for all prompts, or a name or None
+        for each. `on_text(output, text)` is called with each new piece of text. Raises `ParamError` for a bad prompt or
+        parameter before anything is computed."""
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
         each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):
@@ -187,14 +187,16 @@ class LLM:
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """As `generate`, with conversations rendered by the model's chat template."""
+        """Answer one conversation or several, rendered with the model's chat template. Parameters are those of
+        `generate`."""
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
         rendered = [self.tokenizer.apply_chat_template(list(chat)) for chat in chats]  # type: ignore[arg-type]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
         return self.generate([p.tolist() for p in prompts], params, lora=lora, progress=progress, on_text=on_text)
 
     def load_lora(self, name: str, folder: str) -> None:
-        """Load an adapter, a folder as peft saves it, for calls with this `lora`. Raises `ParamError`."""
+        """Load a LoRA adapter, a folder as peft saves it, under `name` for calls with `lora=name`. Raises `ParamError`
+        if the name is taken or the adapter does not fit."""
         book = self._client.adapters
         if name in book.by_name:
             raise ParamError("lora", name, "is loaded already")
@@ -204,20 +206,22 @@ class LLM:
             raise ParamError("lora", name, adapter.refusal)
 
     def unload_lora(self, name: str) -> None:
-        """Raises `ParamError` if it is not loaded."""
+        """Unload a LoRA adapter. Raises `ParamError` if it is not loaded."""
         if (adapter := self._client.adapters.by_name.get(name)) is None:
             raise ParamError("lora", name, "is not loaded")
         self._client.adapters.unload(adapter)
         self._settle()
 
     def insert_prefix(self, prefix: Prompt | Sequence[Message], *, pin: bool = True) -> Prefix:
-        """Compute a text, token ids, or the beginning of a conversation, and keep it in the prefix cache: with `pin`
-        until `remove_prefix`, else as long as others are kept. Raises `ParamError` for what cannot be kept."""
+        """Compute a prefix (text, token ids, or the beginning of a conversation) and keep it in the prefix cache: until
+        `remove_prefix` with `pin`, else until it is evicted like other pages. Raises `ParamError` if it cannot be kept.
+        """
         return self._insert(self._prefix_ids(prefix), pin=pin)
 
     def export_prefix(self, prefix: Prompt | Sequence[Message], path: str | Path) -> int:
-        """Compute a prefix, unless `cache_dir` has it, and write its pages to a file that `warm_prefixes` and `minisgl
-        cache import` take elsewhere; of how many tokens. Raises `ParamError`, `ConfigError`."""
+        """Compute a prefix, unless `cache_dir` has it, and write its KV pages to the file `path`, for `warm_prefixes`
+        or `minisgl cache import`. Return the number of tokens written, a multiple of the page size. Raises
+        `ParamError`, or `ConfigError` if the engine cannot export."""
         ids = self._prefix_ids(prefix)
         self._insert(ids, pin=False)
         if not isinstance(self._engine, Exports):
@@ -244,12 +248,12 @@ class LLM:
         return found
 
     def remove_prefix(self, prefix: Prefix) -> None:
-        """What `insert_prefix` returned may be evicted from now on. No-op if it was removed already."""
+        """Unpin a prefix that `insert_prefix` returned, so that it may be evicted. No-op if it was removed already."""
         self._client.prefixes.remove(prefix)
         self._settle()
 
     def clear_cache(self) -> int:
-        """Empty the prefix cache, but for what is pinned; how many pages were freed."""
+        """Empty the prefix cache except for pinned prefixes. Return the number of freed pages."""
         self._settle()
         clearing = self._client.prefixes.clear()
         self._settle()
@@ -285,7 +289,8 @@ class LLM:
         return np.asarray(prompt, np.int32)
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
-        """Checked, and as the engine knows it."""
+        """Check `params` and return them with `bad_words` converted to token ids, as the engine needs them. Raises
+        `ParamError`."""
         return with_bad_words(params.check(), self.tokenizer, self._engine.info.vocab_size)
 
     def _adapted(self, params: SamplingParams, name: str | None) -> SamplingParams:
@@ -357,8 +362,8 @@ class LLM:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C came. It ends a call between two steps: within one the scheduler would miss what it waits for. A
-    second one is not waited with."""
+    """Yield a function that returns True once Ctrl-C was pressed, so that a call can end between two steps: within a
+    step the scheduler would miss its commit. A second Ctrl-C raises `KeyboardInterrupt` at once."""
     mine = threading.current_thread() is threading.main_thread()
     if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: False
@@ -390,7 +395,7 @@ def _bar(total: int) -> tqdm[NoReturn]:
 
 
 def _say_nothing(text: str) -> None:
-    """Drops what is of a level that is not shown."""
+    """Drop a log line whose level is not shown."""
 
 
 def _say_all(lines: Iterable[str]) -> None:

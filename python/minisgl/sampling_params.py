@@ -1,4 +1,4 @@
-"""How one request samples and when it ends; the same object in the offline API, the messages and the engine.
+"""The sampling parameters of one request; the same object in the offline API, the messages and the engine.
 
 Invariants: immutable, and valid once `check` has passed.
 """
@@ -14,7 +14,8 @@ import msgspec
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Numbers from `least` to `most` (None: without an end), and `off`. `is_open`: `least` itself is not one."""
+    """Values from `least` to `most` (None: no upper bound), or `off`, the value that disables the parameter. If
+    `is_open`, `least` itself is excluded."""
 
     least: float
     most: float | None = None
@@ -55,8 +56,8 @@ LOGIT_BIAS = Range(-100, 100)
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How much one request may name, and how long its answer is if it does not say. The gateway is told
-    (`server/gateway_config.py`)."""
+    """Limits on the size of one request, and answer lengths for requests that set none. The gateway gets them from the
+    Python server (`server/gateway_config.py`)."""
 
     max_stop_strings: int = 64
     max_stop_chars: int = 4096  # of one stop string
@@ -84,7 +85,8 @@ LEAST_TEMPERATURE = 1e-5  # greedy below: float32 has no numbers for logits that
 
 
 class _Brief(reprlib.Repr):
-    """A value as JSON has it. One of megabytes costs no more than a short one."""
+    """A shortener for error texts: a value as JSON, cut off after about 80 characters. A value of megabytes costs no
+    more than a short one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ _brief = _Brief()
 
 
 class ParamError(ValueError):
-    """A bad value of a request: the field, the value and the reason, ready for the client."""
+    """A bad value in a request. The text has the field, the reason and the value, and can be sent to the client."""
 
     def __init__(self, field: str, value: object, reason: str, code: str | None = None) -> None:
         shown = _brief.repr(value)
@@ -120,25 +122,29 @@ SCORE = "score"
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax), as is
-    any below 1e-5, and `top_p` 0. `top_k` -1 is off.
-    `seed` None: drawn at random when the request is accepted. Before `min_tokens` generated tokens nothing ends the
-    request: no stop string, and the ids that would end it are not sampled.
+    """Sampling parameters of one request. `max_tokens` None is as many as the context leaves. `temperature` 0 is greedy
+    (exact argmax), as is any below 1e-5, and `top_p` 0. `top_k` -1 is off.
+
+    `seed` None is replaced by a random seed when the request is accepted. Before `min_tokens` generated tokens nothing
+    ends the request: stop strings are ignored, and token ids that would end it are not sampled.
 
     Logits are changed in this order: `repetition_penalty` (prompt and output: a positive logit is divided by it, a
     negative one multiplied; Keskar et al. 2019), `frequency_penalty` times the count in the output, `presence_penalty`
-    if it is in the output, `logit_bias`; then none but `allowed_token_ids` (empty: all) are left, and of these not
-    those that would complete one of `bad_words` or, before `min_tokens`, end the request, unless that leaves none. Then
-    temperature, `min_p` (of the most likely token's probability; Nguyen et al. 2024), `top_k`, `top_p`.
+    if the token is in the output, `logit_bias`. Then all ids but `allowed_token_ids` (empty: all are allowed) are
+    masked, and those that would complete one of `bad_words` or end the request before `min_tokens`, unless that masks
+    all. Then come temperature, `min_p` (relative to the most likely token's probability; Nguyen et al. 2024), `top_k`,
+    `top_p`.
 
-    `bad_words` are texts, at the beginning of a text or after a space. The engine has no tokenizer: it knows them as
-    `bad_token_ids`, sequences which the output must not have; whoever has one fills them in.
+    `bad_words` are matched at the beginning of a text or after a space. The engine has no tokenizer: `with_bad_words`
+    converts them to `bad_token_ids`, token sequences that the output must not contain.
 
-    `grammar` is a grammar of the library llguidance, as text: before all of that no ids are left but those that the
-    output can go on with by it. Only the model's own end-of-sequence ids end such a request, where the grammar does, so
-    neither `ignore_eos` nor `min_tokens` can stand beside it, nor `allowed_token_ids`: together they may leave nothing.
+    `grammar` is a grammar of the library llguidance, as text. It masks all ids that the grammar does not allow, before
+    anything above. Only the model's own end-of-sequence ids end such a request, where the grammar ends, so neither
+    `ignore_eos` nor `min_tokens` can be combined with it, nor `allowed_token_ids`: together they might mask every
+    token.
 
-    Logprobs are natural logarithms of the model's own distribution, before all of that."""
+    Logprobs are natural logarithms of the model's own distribution, before all of these changes.
+    """
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -165,7 +171,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     adapter: int = 0  # number of the adapter that changes the model for it; 0: none. Whoever knows names fills it in
 
     def check(self) -> SamplingParams:
-        """Raise `ParamError` at the first bad field, else return self."""
+        """Return self if every field is valid. Raises `ParamError` for the first bad one."""
         need = _need
         for name, allowed in RANGES.items():
             value = getattr(self, name)
@@ -207,7 +213,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _need(all(ids and min(ids) >= 0 for ids in banned), "bad_token_ids", banned, "must be sequences of token ids")
 
     def beyond(self, vocab_size: int) -> tuple[str, int] | None:
-        """A field and an id in it that a vocabulary of this size does not have."""
+        """Return the first (field, token id) whose id is outside of a vocabulary of `vocab_size`, or None."""
         fields = {name: getattr(self, name) for name in ("stop_token_ids", "logit_bias", "allowed_token_ids")}
         fields["bad_token_ids"] = itertools.chain.from_iterable(self.bad_token_ids)
         for name, ids in fields.items():
@@ -218,18 +224,19 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_greedy(self) -> bool:
-        """The most likely token, without a draw."""
+        """True if the most likely token is always chosen, without sampling."""
         return self.temperature < LEAST_TEMPERATURE or self.top_p == 0
 
     @property
     def depends_on_output(self) -> bool:
-        """Whether logits are changed by what was generated before. (By a grammar they are, too.)"""
+        """True if penalties or bad words make logits depend on the generated tokens. (A grammar does so too, but is not
+        counted here.)"""
         penalized = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
         return bool(penalized or self.bad_token_ids)
 
     @property
     def has_logits_processors(self) -> bool:
-        """Whether anything happens to the logits before temperature."""
+        """True if anything changes the logits before temperature."""
         return bool(
             self.repetition_penalty != 1.0
             or self.frequency_penalty
@@ -247,5 +254,6 @@ def _need(ok: bool, field: str, value: object, reason: str) -> None:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index` of n: the seed itself for the first, then by golden-ratio steps modulo 2**64, signed."""
+    """Return the seed of choice `index` of n: the request's seed for the first, then golden-ratio steps modulo 2**64,
+    signed."""
     return (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63

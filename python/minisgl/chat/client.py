@@ -1,7 +1,7 @@
-"""HTTP client of the chat: the models of a server, and one streamed answer at a time.
+"""HTTP client of the chat: lists a server's models and streams one answer at a time.
 
-Invariants: every failure is a `ChatError` whose text is fit to be shown; closing the iteration closes the connection,
-which is how an answer is stopped.
+Invariants: every failure is a `ChatError` whose text can be shown to the user; closing the iterator closes the
+connection, which stops the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class ChatError(Exception):
-    """What went wrong and, where known, what to do about it. `status` is that of HTTP, if there was an answer."""
+    """A failed chat request. The text says what went wrong and, where known, what to do. `status` is the HTTP status,
+    or None without a response."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -28,8 +29,8 @@ class ChatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerChunk:
-    """A part of an answer; `thought` is what the model thinks before it. `usage` comes once, at the end, from servers
-    that send it."""
+    """A piece of a streamed answer. `thought` is reasoning before the answer. `usage` comes once, at the end, from
+    servers that send it."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -39,7 +40,8 @@ class AnswerChunk:
 
 class ChatClient:
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        """`base_url`: of the server, with or without `/v1`. Raises `ChatError` if it is none."""
+        """Create a client for the server at `base_url`, with or without `/v1`. Raises `ChatError` if that is no http(s)
+        URL."""
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         try:
             url = httpx.URL(self.base_url)
@@ -58,7 +60,7 @@ class ChatClient:
         await self._http.aclose()
 
     async def models(self) -> list[str]:
-        """Names of the models; at least one."""
+        """Return the names of the server's models, at least one. Raises `ChatError`."""
         with self._explained():
             answer = await self._http.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
         if answer.status_code != 200:
@@ -72,7 +74,7 @@ class ChatClient:
         return names
 
     async def answer(self, body: dict[str, Any]) -> AsyncGenerator[AnswerChunk, None]:
-        """Stream one chat completion. Close the iterator to stop it."""
+        """Stream one chat completion. Close the iterator to stop it. Raises `ChatError`."""
         request = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with self._explained():
             async with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
@@ -115,7 +117,8 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The data of each server-sent event. Lines are cut at line feeds of bytes only: text may hold other separators."""
+    """Yield the data of each server-sent event. Lines are split at line-feed bytes only, because text may contain other
+    line separators."""
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")

@@ -1,7 +1,7 @@
-"""A server of the chat's own: `minisgl serve --managed ...` as a child process.
+"""A server that the chat starts: `minisgl serve --managed ...` as a child process.
 
-Invariants: the child's messages go to this terminal's standard error; Ctrl-C reaches the chat alone; the child ends
-with this process, however that ends, because it watches its standard input.
+Invariants: the child logs to this terminal's standard error; Ctrl-C reaches the chat only; the child ends with this
+process, however that ends, because it watches its standard input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class ServerFailed(Exception):
-    """It did not start, and has said why."""
+    """The child server ended before it was ready, after logging why. `code` is its exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the server ended with code {code} before it was ready")
@@ -35,7 +35,8 @@ class OwnServer:
 
 @contextlib.asynccontextmanager
 async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
-    """A server with these flags of `minisgl serve`, ready; ended at the end of the `with`. Raises `ServerFailed`."""
+    """Start a server with these flags of `minisgl serve` and yield it when it is ready; stop it on exit. Raises
+    `ServerFailed`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "minisgl", "serve", "--no-access-log", *flags, "--managed"),
         stdin=asyncio.subprocess.PIPE,

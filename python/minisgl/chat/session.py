@@ -1,6 +1,6 @@
 """A conversation: its messages, its settings, and the commands that change them.
 
-Invariants: what is kept of an answer is what was shown of it; a question that got no answer is not kept.
+Invariants: the stored part of an answer is what was shown of it; a question without an answer is not stored.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ Ctrl-C stops an answer. Alt-Enter, or a backslash before Enter, begins a new lin
 
 
 class Exit(Exception):
-    """The user wants to leave."""
+    """Raised when the user asks to leave the chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers of one answer. `num_tokens` None: the server did not say, or the answer was stopped."""
+    """Timings and token counts of one answer. `num_tokens` is None if the server did not report it or the answer was
+    stopped."""
 
     ttft_s: float
     generation_s: float  # from the first token to the last
@@ -49,7 +50,7 @@ class Stats:
 
 
 class Session:
-    """`settings`: further fields of each request, such as temperature."""
+    """A conversation with one model of a server. `settings` are further fields of each request, such as temperature."""
 
     def __init__(
         self,
@@ -73,7 +74,8 @@ class Session:
         self.finish_reason: str | None = None  # of the last answer; None: it was stopped or failed
 
     def command(self, line: str) -> str | None:
-        """What to show for a command; None if `line` is none but something to say. Raises `Exit`."""
+        """Run a slash command and return the text to show, or None if `line` is a message and not a command. Raises
+        `Exit`."""
         if not line.startswith("/") or line.startswith("//"):
             return None
         name, _, rest = line.partition(" ")
@@ -96,7 +98,8 @@ class Session:
         return f"{name}: no such command: /help lists them"
 
     async def ask(self, text: str) -> AsyncGenerator[str, None]:
-        """Say `text` and yield the answer chunk by chunk. Raises `ChatError`. Close the iterator to stop the answer."""
+        """Send `text` as the user's message and yield the answer in chunks. Close the iterator to stop it. Raises
+        `ChatError`."""
         question = {"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         body = {**self._settings, "model": self.model, "messages": [*system, *self.messages, question]}
@@ -141,7 +144,7 @@ class _Timing:
                 self._first = self._last
 
     def stats(self) -> Stats | None:
-        """None if no text came."""
+        """Return the timings of the answer, or None if no text came."""
         if self._first is None:
             return None
         return Stats(

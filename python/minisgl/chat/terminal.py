@@ -1,7 +1,7 @@
-"""The chat's two ends: lines from a terminal or a pipe, answers to standard output.
+"""The chat's terminal side: reads lines from a terminal or a pipe and writes answers to standard output.
 
-Invariants: Ctrl-C stops the answer and nothing else; Ctrl-D and the end of a pipe leave; whatever a model writes, no
-control character but line feed and tab reaches the terminal.
+Invariants: Ctrl-C stops the current answer only; Ctrl-D and the end of a pipe leave the chat; whatever a model writes,
+no control character but line feed and tab reaches the terminal.
 """
 
 from __future__ import annotations
@@ -31,18 +31,19 @@ _UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127
 
 
 class Dropped(Exception):
-    """Ctrl-C while typing. No `KeyboardInterrupt`: that one would pass through the event loop and end it."""
+    """Raised when Ctrl-C is pressed while typing. It is no `KeyboardInterrupt`, which would end the event loop."""
 
 
 class Lines(Protocol):
     interactive: bool
 
     async def read(self) -> str:
-        """What was typed. Raises `EOFError` at the end, `Dropped` at Ctrl-C."""
+        """Return the next message of the user. Raises `EOFError` at the end of the input and `Dropped` on Ctrl-C."""
 
 
 class Typed:
-    """Lines of a person, with history and editing. Enter sends, Alt-Enter or a backslash at the end goes on."""
+    """Messages that a person types, with history and editing. Enter sends; Alt-Enter or a backslash before Enter begins
+    a new line."""
 
     interactive = True
 
@@ -83,7 +84,7 @@ def _keys() -> KeyBindings:
 
 
 class Piped:
-    """Lines of a file or another program, one message each."""
+    """Messages from a file or another program, one per line."""
 
     interactive = False
 
@@ -114,7 +115,8 @@ class Piped:
 
 
 def file_history(file: Path) -> History:
-    """What was typed before, in a file that only its owner may read; without one if it cannot be written."""
+    """Return the history of typed messages, in a file that only its owner can read, or in memory if the file cannot be
+    written."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
@@ -124,7 +126,7 @@ def file_history(file: Path) -> History:
 
 
 class Chat:
-    """One conversation. `write` shows text as it is. `gone` is done when there is nobody to talk to any more."""
+    """The loop of one chat. `write` prints text without changes. `gone` is done when the server has ended."""
 
     def __init__(
         self,
@@ -144,7 +146,8 @@ class Chat:
             session.on_thought = self._show_thought
 
     async def run(self) -> int:
-        """Until the user leaves. Exit code 1 if the server went away, or if a message of a pipe got no answer."""
+        """Read messages and show answers until the user leaves. Return the exit code: 1 if the server ended, or if a
+        piped message got no answer."""
         with self._ctrl_c():
             while True:
                 try:
@@ -181,7 +184,7 @@ class Chat:
         self._write(f"{DIM}{text.translate(_UNSEEN)}{NORMAL}")
 
     async def _show(self, text: str) -> bool:
-        """Whether the answer came."""
+        """Stream the answer to `text` to the terminal. Return False, after showing the error, if it failed."""
         self._thinks = False
         try:
             async with contextlib.aclosing(self._session.ask(text)) as chunks:
@@ -199,7 +202,7 @@ class Chat:
         return True
 
     async def _first(self, reading: Awaitable[str]) -> str | None:
-        """What is read, or None if the server goes away before."""
+        """Wait for `reading` and return its result, or None if the server ends first."""
         task = asyncio.ensure_future(reading)
         either: set[asyncio.Future[Any]] = {task, self._gone}
         try:
@@ -214,7 +217,8 @@ class Chat:
 
     @contextlib.contextmanager
     def _ctrl_c(self) -> Iterator[None]:
-        """While an answer comes, SIGINT stops it; else it ends a piped chat, and does nothing to a typed one."""
+        """Handle SIGINT during the `with`: it stops a running answer, else it ends a piped chat and does nothing to a
+        typed one."""
         loop = asyncio.get_running_loop()
         here = asyncio.current_task()
         assert here is not None
