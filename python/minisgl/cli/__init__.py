@@ -1,10 +1,8 @@
-"""The command line: each command is a module with `add_parser` and `run`; `minisgl --model X` is `minisgl serve`.
+"""The command line. Each command is a module with `add_parser` and `run`; `minisgl --model X` is `minisgl serve`.
 
-What a command does belongs to the room that it calls; here are flags, and messages about them. Start with `serve.py`
-and `flags.py`, the table of settings.
-
-Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
-traceback for what a user did; importing this package brings no torch.
+The work of a command is done by other packages; this one has flags and messages about them. Start with `serve.py` and
+`flags.py`, the table of settings. Invariants: a bad setting ends with one line that says what to change and exit code
+2; no user error ends with a traceback; importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -37,7 +35,8 @@ OF_ITS_OWN = ("-h", "--help", "-V", "--version")
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Flags, over the values of `--config`, over the defaults. Raises `ConfigError`."""
+    """Parse a command line. Flags win over values of the `--config` file, and these over defaults. Raises
+    `ConfigError`."""
     parser = Parser(
         prog="minisgl",
         description=DESCRIPTION,
@@ -74,7 +73,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run the command; an error about a setting names it as it was set. Raises `ConfigError`."""
+    """Run a parsed command and return its exit code. Raises `ConfigError`, whose text names a setting as the user set
+    it."""
     try:
         return int(args.run(args))
     except UsageError:
@@ -84,7 +84,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code. Errors are printed to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0].startswith("-") and arguments[0] not in OF_ITS_OWN:
         arguments.insert(0, "serve")

@@ -1,7 +1,7 @@
-"""Flags of mini-sglang and SGLang: those that mean a flag here, and those that mean nothing here.
+"""Flags of mini-sglang and SGLang: aliases of flags here, and flags that have no effect here.
 
-Invariants: none of them shows in a help, all of them may stand in a `--config` file; one without an effect says so, in
-one line, and one that asks for what cannot be had is refused with the reason.
+Invariants: no help shows them, and a `--config` file may have them; a flag without an effect gets one line that says
+so; a flag that asks for something unsupported is refused with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from minisgl.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`typed` is `flag`, with `value` if that is not None. Where the flag takes several values, one stands for all."""
+    """Another name, `typed`, for `flag`, with a fixed `value` if that is not None. If the flag takes several values,
+    the alias takes one and repeats it."""
 
     typed: str
     flag: str
@@ -42,7 +43,7 @@ ALIASES = (
 
 @dataclass(frozen=True, slots=True)
 class Pointless:
-    """A flag without an effect here. `line` says why for the value that was given, or raises `ConfigError`."""
+    """A flag without an effect here. `line(value)` returns the notice that says why, or raises `ConfigError`."""
 
     typed: tuple[str, ...]
     line: Callable[[Any], str]
@@ -78,7 +79,7 @@ NOT_GIVEN: Any = argparse.SUPPRESS
 
 
 class _Times(argparse.Action):
-    """One value where the flag has several that are then alike."""
+    """Action of an alias with one value: repeats it for a flag that takes `const` values."""
 
     def __call__(
         self,
@@ -91,7 +92,7 @@ class _Times(argparse.Action):
 
 
 def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Every alias of a flag that `parser` has; returns it."""
+    """Add the aliases of all flags that `parser` has, and return it."""
     known = {option: action for action in parser._actions for option in action.option_strings}  # no public list
     for alias in ALIASES:
         target = known.get(alias.flag)
@@ -121,7 +122,7 @@ def _add_pointless(parser: argparse.ArgumentParser, flag: Pointless) -> None:
 
 
 def said(args: argparse.Namespace) -> Iterator[str]:
-    """A line for each flag in `args` that has no effect. Raises `ConfigError`."""
+    """Yield a notice for each flag in `args` that has no effect. Raises `ConfigError` for an unsupported value."""
     for flag in POINTLESS:
         value = getattr(args, flag.dest, None)
         if value is not None and value is not False:

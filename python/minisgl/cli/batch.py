@@ -1,7 +1,7 @@
-"""`minisgl batch IN.jsonl -o OUT.jsonl`: a file of requests answered without a server that one starts.
+"""The command `minisgl batch IN.jsonl -o OUT.jsonl`, which answers a file of requests without a running server.
 
-It starts one of its own, as `minisgl chat` does, which keeps what is answered in `OUT.jsonl.state` until OUT.jsonl is
-there: the same command goes on where it was cut off.
+It starts a server of its own, as `minisgl chat` does. Answers are stored in `OUT.jsonl.state` until OUT.jsonl is
+written, so an interrupted command continues when it is run again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What `minisgl batch` does with its server: uploads the file, waits for the batch, and writes the output.
+"""The work of `minisgl batch`: uploads the input file to its server, waits for the batch and writes the output file.
 
-Invariants: the output is there whole or not at all, each line of the input once, in its order; what was answered before
-is not asked again, as long as the input is the same file.
+Invariants: the output file is complete or missing, with each input line once and in order; answered lines are not
+computed again as long as the input file is the same.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _OPEN = frozenset({"in_progress", "finalizing", "cancelling"})
 
 
 class Failed(Exception):
-    """The text says why there is no output."""
+    """A batch that produced no output. The text says why."""
 
 
 class Job:
-    """`state`: the folder that keeps what is answered until the output is there."""
+    """One run of `minisgl batch`. The folder `state` stores answers until the output file is written."""
 
     def __init__(self, given: Path, output: Path) -> None:
         self._input = given
@@ -50,7 +50,8 @@ class Job:
             raise ConfigError(f"{given}: {error}") from error
 
     def is_done(self) -> bool:
-        """Whether nothing is left to do but to clean up. Raises `ConfigError`: another output is there."""
+        """Return True if the output file is complete, after cleaning up. Raises `ConfigError` if another file has its
+        name."""
         if not self._output.exists():
             return False
         if not (self.state / DATABASE).is_file():
@@ -64,7 +65,7 @@ class Job:
             _say(f"{self.state}: stays: it has files that no batch made")
 
     async def run(self, url: str, key: str | None, gone: asyncio.Future[int]) -> int:
-        """Raises `Failed`. `gone`: when the server has ended."""
+        """Run the batch and return the exit code. `gone` is done when the server has ended. Raises `Failed`."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
             work = asyncio.ensure_future(self._run(http))
@@ -96,7 +97,7 @@ class Job:
         return 0
 
     async def _batch(self, http: httpx.AsyncClient, digest: str) -> dict[str, Any]:
-        """The batch of a run before, or a new one. Raises `Failed`."""
+        """Return the unfinished batch of an earlier run, or create one. Raises `Failed` if that has another input."""
         found = _checked(await http.get("/v1/batches"))["data"]
         if found and found[0]["status"] in (*_OPEN, "completed"):
             if found[0]["metadata"] != {"sha256": digest}:
@@ -111,7 +112,7 @@ class Job:
         return _checked(await http.post("/v1/batches", json={**asked, "metadata": {"sha256": digest}}))
 
     def _write(self, output: Path, errors: Path) -> None:
-        """Both in one, in the order of the input."""
+        """Merge answers and errors into the output file, in the order of the input."""
         part = self.state / PARTS[2]
         with part.open("wb") as file, output.open("rb") as answers, errors.open("rb") as failures:
             answer, failure = answers.readline(), failures.readline()
@@ -128,7 +129,7 @@ class Job:
 
 
 def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file that was checked."""
+    """Yield the lines of an input file, which must have been checked, as JSON objects."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():
@@ -144,7 +145,7 @@ async def _fetch(http: httpx.AsyncClient, file_id: str | None, path: Path) -> No
 
 
 def _checked(answer: httpx.Response) -> dict[str, Any]:
-    """Raises `Failed`."""
+    """Return the JSON body of a response. Raises `Failed` unless its status is 200."""
     body: dict[str, Any] = answer.json()
     if answer.status_code != 200:
         raise Failed(body["error"]["message"])

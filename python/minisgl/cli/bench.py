@@ -1,10 +1,9 @@
-"""`minisgl bench NAME`: finds the module of a benchmark and runs it.
+"""The command `minisgl bench NAME`, which finds the module of a benchmark and runs it.
 
-Each is a module with `add_parser(commands)` and `run(args) -> int`, like the other commands, named in `COMMANDS`; one
-whose flags are an engine's lies in cli/, the others in bench/. Only the module that is asked for is imported.
-
-Every benchmark ends with an exit code and, unless its standard output is a terminal, one line of compact JSON there;
-`ab` and `compare` have that line with `--json` only. Ctrl-C and SIGTERM end what it started, too.
+Each is a module with `add_parser(commands)` and `run(args) -> int`, like the other commands, named in `COMMANDS`; those
+with the flags of an engine are in cli/, the others in bench/. Only the requested module is imported. A benchmark ends
+with an exit code and, unless standard output is a terminal, prints one line of compact JSON there (`ab` and `compare`
+only with `--json`). Ctrl-C and SIGTERM also end the processes that it started.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ FORMER = {"control-plane": "scheduler"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark that `arguments` begin with; returns its exit code. Raises `ConfigError`."""
+    """Run the benchmark that the first argument names, and return its exit code. Raises `ConfigError`."""
     if arguments and arguments[0] in FORMER:
         arguments = [FORMER[arguments[0]], *arguments[1:]]
     parser = Parser(prog="minisgl bench", description="Measure minisgl.")
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _check_out(out: Path, *, is_file: bool) -> None:
-    """Before anything is measured. Raises `ConfigError`."""
+    """Raise `ConfigError` if `--out` cannot be written, before anything is measured."""
     if is_file and out.is_dir():
         raise ConfigError(f"--out {out}: is a folder: name a file")
     place = out.absolute().parent if is_file else out.absolute()

@@ -1,4 +1,4 @@
-"""`minisgl bench model`: flags of a model's benchmark."""
+"""The command `minisgl bench model`: flags of the benchmark of a model's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`minisgl bench offline`: flags of the offline benchmark."""
+"""The command `minisgl bench offline`: flags of the offline throughput benchmark."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""`minisgl cache info|clear|verify|export|import`: the folder of `--cache-dir`, whoever uses it meanwhile, and prefixes
-that go from one to another as a file."""
+"""The command `minisgl cache info|clear|verify|export|import`: manages the folder of `--cache-dir`, also while servers
+use it, and copies prefixes between folders as files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _read(said: str) -> dict[str, Any]:
-    """The body of a request that begins with it. Raises `ConfigError`."""
+    """Return the prefix argument as a request body: text, or the JSON of an @FILE.json. Raises `ConfigError`."""
     text = spellings.text_or_file(said)
     if not isinstance(text, str):
         raise ConfigError(f"{said}: is such a file already")

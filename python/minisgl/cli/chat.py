@@ -1,6 +1,7 @@
-"""`minisgl chat`, and `minisgl serve --shell`: flags, and who talks to whom.
+"""The command `minisgl chat`, and `minisgl serve --shell`: flags, and the choice of the server.
 
-Invariants: without `--base-url` every flag that is not the chat's is one of `minisgl serve`, for a server of its own.
+Invariants: without `--base-url`, every flag that is not the chat's is one of `minisgl serve`, for a server that the
+chat starts.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _run(conversation: Coroutine[None, None, int]) -> int:
 
 
 def run_shell(flags: Sequence[str], api_key: str | None) -> int:
-    """`minisgl serve` with these flags, and a chat with it."""
+    """Start `minisgl serve` with these flags and chat with it. Return the exit code."""
     answers = Parser()
     add_answer_arguments(answers)
     return _run(_with_own_server(flags, api_key, answers.parse_args([])))
@@ -96,8 +97,8 @@ async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argp
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
-    """The fields of each request: what flags say, then variables; the rest is the server's. Raises `ConfigError`,
-    `EnvError`."""
+    """Return the sampling fields of each request, from flags and then variables; the server decides the rest. Raises
+    `ConfigError` or `EnvError`."""
     given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
     seed = {} if args.sampling_seed is None else {"seed": args.sampling_seed}
     found = {**envs.shell_settings(), **given, **seed}

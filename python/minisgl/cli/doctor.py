@@ -1,7 +1,7 @@
-"""`minisgl doctor`: what is installed, which devices, engines and control planes work here, and why not. Of a model it
-says which variable makes the chat template keep earlier reasoning.
+"""The command `minisgl doctor`: shows which packages, devices, engines and schedulers work here, and why others do not.
+For a model it names the variable that makes its chat template keep earlier reasoning.
 
-Invariants: it never fails because something is missing: that is what it is for. Exit code 1 if nothing could serve.
+Invariants: nothing that is missing makes it fail, since finding that is its purpose. Exit code 1 if no engine works.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ OPTIONAL_PACKAGES = ("flash-attn", "triton")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`ok` None: neither good nor bad, only said."""
+    """One line of the report. `ok` is True or False for works or fails, and None for plain information."""
 
     section: str
     name: str
@@ -104,7 +104,7 @@ def _devices() -> list[Finding]:
 
 
 def _cpu_types() -> str:
-    """What `--dtype auto` makes of the checkpoints' types on this CPU."""
+    """Return which dtype `--dtype auto` chooses on this CPU for bfloat16 and float16 weights."""
     import torch
 
     from minisgl.engine import dtypes
@@ -138,7 +138,7 @@ def _cuda_device(index: int) -> Finding:
 
 
 class _NotHere(Exception):
-    """What is asked for cannot be had on this machine, and need not be."""
+    """Something optional that this machine does not have. The text says what."""
 
 
 def _need_torch(extra: str) -> None:
@@ -175,7 +175,7 @@ def _torch_engine() -> str:
 
 
 def _cpu_engine() -> str:
-    """Load the CPU engine with a model of no size."""
+    """Load the CPU engine with a tiny dummy model and return its details."""
     from minisgl.engine.cpu_loading import load_cpu_engine
 
     with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
@@ -186,7 +186,7 @@ def _cpu_engine() -> str:
 
 
 def _cuda_engine() -> str:
-    """Import the CUDA engine, which does not serve without a device."""
+    """Import the CUDA engine. Raises `_NotHere` without a device."""
     _need_torch("cuda")
     import torch
 
@@ -244,7 +244,8 @@ def _environment() -> list[Finding]:
 
 
 def _chat_template(model: str) -> str:
-    """Return whether the prefix cache has the turns of an agent's session with reasoning."""
+    """Return whether the model's chat template keeps earlier reasoning, so that the prefix cache serves an agent's
+    whole session. Raises `_NotHere` if the model has no reasoning."""
     from minisgl.tokenizer import Tokenizer
     from minisgl.weights.sources import find_tokenizer
 

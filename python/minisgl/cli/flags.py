@@ -1,8 +1,8 @@
-"""The settings of the commands that load an engine: one table, and from flags to `EngineConfig`.
+"""The settings of the commands that load an engine: one table of flags, and the way from flags to `EngineConfig`.
 
 Invariants: raw arguments become one immutable configuration here and nowhere else; a flag's destination is the name of
-the field it sets, and its kind and its default are the field's; what `--help` does not show can be given as a flag and
-in `--config`.
+the field that it sets, and its type and default are the field's; flags that `--help` does not show work all the same,
+also in `--config`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except where None means that it depends."""
+    """A help formatter that adds the default to each flag, unless the default is None or False."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or action.default is argparse.SUPPRESS:
@@ -55,7 +55,7 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the table. `how`: what argparse is told beside the flag's spellings and its help."""
+    """A row of the table of flags. `how` has further arguments for argparse's `add_argument`."""
 
     flags: tuple[str, ...]
     help: str
@@ -76,12 +76,12 @@ def setting(*flags: str, help: str, **how: Any) -> Setting:
 
 
 def hidden(*flags: str, help: str, **how: Any) -> Setting:
-    """One that `--help` does not show."""
+    """Return a row for a flag that `--help` does not show."""
     return Setting(flags, help, how, shown=False)
 
 
 def _defaults(*structs: type[Any]) -> dict[str, Any]:
-    """The default of every field that has a plain one."""
+    """Return the defaults of the structs' fields whose default is a string or a number."""
     found: dict[str, Any] = {}
     for struct in structs:
         fields = struct.__struct_fields__
@@ -95,7 +95,7 @@ _FIELDS = {name: kind for struct in _STRUCTS for name, kind in get_type_hints(st
 
 
 def _of_field(name: str) -> dict[str, Any]:
-    """What argparse is told by the type of a field: that it is a switch, a number, or one of some words."""
+    """Return argparse's arguments for the type of a field: a switch, a number or a choice; {} for other types."""
     kind: Any = _FIELDS.get(name)
     if get_origin(kind) in (Union, UnionType):
         *others, kind = (one for one in get_args(kind) if one is not NoneType)
@@ -107,7 +107,7 @@ def _of_field(name: str) -> dict[str, Any]:
 
 
 def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
-    """A flag's type from a function that raises `ConfigError`."""
+    """Wrap `convert`, which raises `ConfigError`, as an argparse type."""
 
     def value(text: str) -> T:
         try:
@@ -139,7 +139,7 @@ def _one_of(text: str, names: list[str]) -> str:
 
 
 def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
-    """From `THRESHOLD:FACTOR`. Raises `ConfigError`."""
+    """Parse `THRESHOLD:FACTOR`. Raises `ConfigError`."""
     found = _ADAPTIVE.fullmatch(text)
     millionths = 0 if found is None else int(Decimal(found[2]) * 1_000_000)
     if found is None or not 0 < millionths <= 1_000_000:
@@ -151,7 +151,7 @@ def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
 
 
 class _Model(argparse.Action):
-    """The model, given as a word or as a flag: not as both, unless they are the same."""
+    """Action for the model, given as an argument or as a flag; both are refused unless they are equal."""
 
     def __call__(
         self,
@@ -619,7 +619,7 @@ SERVER = {"HTTP": HTTP, "several models": MODELS, "several engines": SEVERAL, "l
 
 
 def command(commands: Commands, name: str, run: Callable[[argparse.Namespace], int], **how: Any) -> Parser:
-    """The parser of a command; its help shows defaults, and no flag has a short form."""
+    """Add the parser of a command. Its help shows defaults, and flags cannot be abbreviated."""
     parser = commands.add_parser(name, formatter_class=Formatter, **how)
     parser.set_defaults(run=run)
     return parser
@@ -628,7 +628,8 @@ def command(commands: Commands, name: str, run: Callable[[argparse.Namespace], i
 def add_settings(
     parser: argparse.ArgumentParser, groups: Mapping[str, Iterable[Setting]], show: Collection[str] = ()
 ) -> None:
-    """`show`: destinations that `--help` shows beside those that the table does."""
+    """Add groups of settings to a parser. `show` has destinations of hidden flags that this command's `--help` shows.
+    """
     for title, settings in groups.items():
         group = parser.add_argument_group(title)
         for one in settings:
@@ -636,12 +637,13 @@ def add_settings(
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """`COMMAND MODEL`, which is `COMMAND --model MODEL`. A file's `model` sets the default of the flag alone."""
+    """Add the positional argument of `COMMAND MODEL`, the same as `COMMAND --model MODEL`. The `model` of a `--config`
+    file only sets the default of the flag."""
     parser.add_argument("MODEL", nargs="?", action=_Model, default=argparse.SUPPRESS, help="the model, as with --model")
 
 
 def notices(args: argparse.Namespace) -> list[str]:
-    """A line for each flag and variable without an effect. Raises `ConfigError` for one that cannot be."""
+    """Return a notice for each flag and variable without an effect. Raises `ConfigError` for an unsupported value."""
     return [*aliases.said(args), *envs.notices()]
 
 
@@ -659,7 +661,8 @@ VARIABLES = {
 
 
 def sources(typed: Mapping[str, str], in_file: Mapping[str, str]) -> dict[str, str]:
-    """Return how each flag was set, for `config.as_set`: as it was typed, by a line of a file, else by a variable."""
+    """Return how each flag was set, by its destination, for `config.as_set`: as typed, else by a line of a file, else
+    by a variable."""
     variables = {dest: f"{name}=" for dest, name in VARIABLES.items() if envs.set_of([name])}
     return {**variables, **in_file, **{dest: f"{flag} " for dest, flag in typed.items()}}
 
@@ -670,7 +673,8 @@ def say(lines: Iterable[str], command: str) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
+    """Build the engine's configuration from flags, then environment, then defaults. Raises `ConfigError` or `EnvError`.
+    """
     envs.check()
     fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
     fields["warm_prefixes"] = tuple(getattr(args, "warm_prefixes", None) or ())
@@ -688,7 +692,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def loaded(config: EngineConfig, **changes: Any) -> LLM:
-    """The model of a command that needs no server. Raises `ConfigError`."""
+    """Load the model of a command that needs no server. Raises `ConfigError`."""
     from minisgl.supervisor.start import check_files
 
     check_files(config)

@@ -1,4 +1,4 @@
-"""`minisgl generate PROMPT`: one answer, in this process, without a server."""
+"""The command `minisgl generate PROMPT`, which prints one answer without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`minisgl model`: what the CPU engine computes for a model."""
+"""The command `minisgl model`, which shows what the CPU engine computes for a model."""
 
 from __future__ import annotations
 

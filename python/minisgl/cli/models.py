@@ -1,4 +1,4 @@
-"""`minisgl pull`, `minisgl list`, `minisgl rm`: models of hubs, in the cache that `serve --model OWNER/REPO` uses."""
+"""The commands `minisgl pull`, `list` and `rm`: models in the hub cache that `serve --model OWNER/REPO` uses."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def find(name: str, source: ModelSource | None = None, revision: str | None = None) -> Path:
-    """Return the folder or the GGUF file of a model, which is fetched if it is not here."""
+    """Return the folder or GGUF file of a model, after downloading it if it is missing."""
     from minisgl.weights.sources import find_model
 
     display = Display(
@@ -71,7 +71,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _remove(args: argparse.Namespace) -> int:
-    """All or, if one of the names is not listed, nothing."""
+    """Remove the named models. Raises `ConfigError`, and removes nothing, if one of them is not listed."""
     from minisgl.weights.hub_cache import Entry, entries, remove
     from minisgl.weights.hub_names import full_name
 

@@ -1,12 +1,12 @@
-"""`--models FILE.yaml`, `--models-dir DIR`, `--model A --model B`: the models of a server of several.
+"""Reader of `--models FILE.yaml`, `--models-dir DIR` and repeated `--model` flags: the models of one server.
 
     models:
       - name: chat
         model: /models/qwen3-4b.gguf
         aliases: [gpt-4o-mini]
 
-Invariants: every mistake is told with file, line, entry, field and reason; flags of the command line hold for all
-models, those of an entry win over them.
+Invariants: every error names file, line, entry, field and reason; flags of the command line apply to all models, and
+those of an entry win over them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Resolve = Callable[[Sequence[str]], ServerConfig]
 
 
 def are_several(args: argparse.Namespace) -> bool:
-    """Raises `ConfigError` for two ways to name models."""
+    """Return True if the flags name several models. Raises `ConfigError` if they do so in two ways."""
     ways = {FLAG: args.models, "--models-dir": args.models_dir, "--model": getattr(args, "each_model", ())[1:]}
     given = [flag for flag, value in ways.items() if value]
     if given and given != ["--model"] and hasattr(args, "model_given"):
@@ -65,7 +65,8 @@ def are_several(args: argparse.Namespace) -> bool:
 
 
 def entries(args: argparse.Namespace, resolve: Resolve) -> list[Entry]:
-    """`resolve` makes a configuration of flags. Raises `ConfigError`."""
+    """Return an entry for each model that the flags name. `resolve` builds a configuration from flags. Raises
+    `ConfigError`."""
     from minisgl.registry.entries import models_in
 
     own = Parser(add_help=False)
@@ -196,7 +197,7 @@ def _entry(given: Mapping[str, Any], where: str, common: Sequence[str], resolve:
 
 
 def _behind(config: ServerConfig, name: str, has_aliases: bool) -> ServerConfig:
-    """The configuration of a model's server, which only the front is to reach."""
+    """Return the configuration of a model's own server, which only the front server connects to."""
     return msgspec.structs.replace(
         config,
         host="127.0.0.1",

@@ -1,5 +1,5 @@
-"""`minisgl replay FILE`: drive schedulers with a recorded trace, compare their decisions, time them; with
-`--report`, say what a shadow reported.
+"""The command `minisgl replay FILE`, which runs schedulers on a recorded trace, compares their decisions and times
+them. With `--report`, it summarizes what a shadow reported.
 
 Invariants: parsing imports no scheduler.
 """

@@ -22,7 +22,7 @@ from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `ConfigError`."""
+    """Replay a trace, or summarize a shadow's report, and return the exit code. Raises `ConfigError`."""
     if (args.trace is None) == (args.report is None):
         raise ConfigError("give a trace, or --report FILE")
     if args.repeat < 1:
@@ -78,7 +78,8 @@ def _compare(trace: Trace, names: list[str], repeat: int) -> int:
 
 
 def _make(name: str, trace: Trace) -> ControlPlane:
-    """Raises `ConfigError` for a scheduler that is not there, or not with this configuration."""
+    """Build a scheduler for the trace. Raises `ConfigError` if it is unknown, missing, or does not support the
+    configuration."""
     try:
         return make_control_plane(name, trace.config)
     except (ControlPlaneError, ExtensionMissing, ValueError) as error:
@@ -87,7 +88,8 @@ def _make(name: str, trace: Trace) -> ControlPlane:
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The first difference of two schedulers: the index of its call in the trace, and a line as a shadow reports it."""
+    """The first difference of two schedulers: the index of its call in the trace, and its line as a shadow reports it.
+    """
 
     names: tuple[str, str]
     index: int
@@ -95,8 +97,8 @@ class _First:
 
 
 def _difference(trace: Trace, found: dict[str, Replay], name: str, other: str) -> _First | None:
-    """Drive both side by side, as a server with a shadow does; the one that gets further leads. The trees are compared
-    after the last call."""
+    """Return the first difference of two schedulers, or None. Both are driven in step, as in a server with a shadow;
+    the one that got further is the reference. The prefix trees are compared after the last call."""
     if len(found[other].digests) > len(found[name].digests):
         name, other = other, name
     shadow = ShadowControlPlane(_make(name, trace), _make(other, trace), max_diffs=1)

@@ -1,6 +1,6 @@
-"""What a file says of a prompt, as the server would read it: the body of a request, or token ids.
+"""Prompts from files, as the server would read them: the JSON body of a request, or token ids.
 
-Invariants: the ids are those that the server makes of the same body, but for a prompt that it cuts.
+Invariants: the ids are those that the server makes of the same body, unless it truncates the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ FIELDS = ("text", "prompt", "messages", "token_ids")
 
 
 def read(data: bytes, said: str) -> dict[str, Any]:
-    """A body that has one of `FIELDS`. `said`: what the user calls it. Raises `ConfigError`."""
+    """Parse a body that has exactly one of `FIELDS`; a JSON list is `token_ids`. `said` is the file as the user named
+    it, for errors. Raises `ConfigError`."""
     try:
         body = json.loads(data)
     except ValueError as error:
@@ -31,7 +32,8 @@ def read(data: bytes, said: str) -> dict[str, Any]:
 
 
 def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> list[int]:
-    """`is_prefix`: a conversation goes on, and no answer begins. Raises `ConfigError`."""
+    """Return the token ids of a body's prompt. With `is_prefix`, a conversation gets no generation prompt. Raises
+    `ConfigError`."""
     from minisgl.server.admin.body import PrefixRequest
     from minisgl.server.core.bodies import ChatRequest, CompletionRequest
     from minisgl.server.core.errors import ApiError
@@ -57,7 +59,7 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
 
 
 def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
-    """The ids of a conversation's prompt. Raises `ApiError`, `ConfigError`."""
+    """Return the token ids of a conversation's prompt. Raises `ApiError` or `ConfigError`."""
     from minisgl.server.core.prompts import conversation
     from minisgl.server.core.tools import Parsing
     from minisgl.server.core.turn import of_allowed_tools
@@ -72,6 +74,6 @@ def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
 
 
 def encoded(llm: LLM, text: str, *, is_whole: bool) -> list[int]:
-    """`is_whole`: it has the special tokens already."""
+    """Return the token ids of `text`. Special tokens are added unless `is_whole`: the text has them already."""
     ids: list[int] = llm.tokenizer.encode(text, add_special_tokens=not is_whole).tolist()
     return ids

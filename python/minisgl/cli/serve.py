@@ -1,4 +1,4 @@
-"""`minisgl serve`: from flags to `ServerConfig`, and what it starts."""
+"""The command `minisgl serve`: from flags to `ServerConfig`, and the start of the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def add_parser(commands: Commands) -> Parser:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """Every field of `ServerConfig` that has a flag. Raises `ConfigError`, `EnvError`."""
+    """Build the server's configuration from flags, then environment, then defaults. Raises `ConfigError` or `EnvError`.
+    """
     fields = {name: getattr(args, name) for name in ServerConfig.__struct_fields__ if hasattr(args, name)}
     fields["engine"] = engine_config(args)  # `args.engine` is the engine's name
     fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})

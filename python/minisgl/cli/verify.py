@@ -1,4 +1,4 @@
-"""`minisgl verify RECEIPT.json --model M`: whether an answer is what its receipt says."""
+"""The command `minisgl verify RECEIPT.json --model M`, which checks an answer against its receipt."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where an answer leaves what its model computes, and by how much.
+"""Comparison of an answer with what its model computes: where they differ, and by how much.
 
-Invariants: a figure is the model's own log probability, before temperature, penalties and masks; what cannot be known
-is not said: a receipt has digests, so places and figures need the answer's ids, its text or its log probabilities.
+Invariants: a reported log probability is the model's own, before temperature, penalties and masks; nothing unknown is
+reported: a receipt has digests only, so positions and values need the answer's ids, text or log probabilities.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ T = TypeVar("T", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is known of an answer beside its receipt. `logprobs`: of the tokens of its text."""
+    """The parts of an answer that are known in addition to its receipt. `logprobs` are those of the tokens of its text.
+    """
 
     ids: list[int] | None = None
     text: str | None = None
@@ -33,15 +34,15 @@ class Said:
 
     @classmethod
     def of_choice(cls, choice: dict[str, Any]) -> Said:
-        """What a choice of a whole answer has: its ids if the request asked for `return_token_ids`, and `logprobs`
-        (Ollama's are the list itself)."""
+        """Read the ids (present with `return_token_ids`) and `logprobs` of one choice of a response. Ollama's
+        `logprobs` are the list itself."""
         found = choice.get("logprobs") or {}
         found = {"content": found} if isinstance(found, list) else found
         logprobs = found.get("token_logprobs") or [one.get("logprob") for one in found.get("content") or ()]
         return cls(_list_of(int, choice.get("token_ids")), None, _list_of(float, logprobs) or None)
 
     def answered(self, data: bytes) -> Said:
-        """With the answer in a file: its text, or its ids in JSON."""
+        """Return a copy with the answer of a file: token ids if `data` is a JSON list of them, else text."""
         try:
             return replace(self, ids=msgspec.json.decode(data, type=list[int]), text=None)
         except msgspec.MsgspecError:
@@ -51,7 +52,8 @@ class Said:
 def differences(
     llm: LLM, found: Receipt, prompt: list[int], *, lora: str | None = None, said: Said | None = None
 ) -> list[str]:
-    """Between what `llm`, of the receipt's model and numerics, computes alone, the receipt, and what is `said`."""
+    """Compute the answer of the receipt `found` alone and return a line for each difference from the receipt and from
+    `said`; empty if all are equal. `llm` must have the receipt's model and arithmetic."""
     if Tokens.of(prompt) != found.prompt:
         return [f"another prompt: {len(prompt)} tokens, in the receipt {found.prompt.count}, with another digest"]
     sampling = found.sampling
@@ -98,7 +100,8 @@ class _Comparison:
     # ----------------------------------------------------------------------------------------------- probabilities
 
     def _other_logprobs(self, given: list[float] | None) -> str:
-        """A digest alone says no more than that they differ."""
+        """Return a line about differing log probabilities: where and by how much, if those of the answer are `given`.
+        """
         text = "the same tokens, with other probabilities: computed by other arithmetic"
         if given is None:
             return f"{text} (a receipt has their digest alone: by how much is known of an answer with logprobs)"
@@ -115,7 +118,8 @@ class _Comparison:
         )
 
     def _logprob(self, common: Sequence[int], token: int) -> float | None:
-        """The log probability of `token` behind the prompt and `common`; None: it cannot stand there."""
+        """Return the log probability of `token` after the prompt and the tokens `common`, or None if it is no valid
+        token there."""
         alone = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(token,), ignore_eos=True, logprobs=0)
         try:
             (output,) = self.llm.generate([[*self.prompt, *common]], alone, lora=self.lora, progress=False)
@@ -136,7 +140,8 @@ class _Comparison:
         return [*lines, f"the answer from token {at} on: {self._beside(ids[at : at + 1], at)}"]
 
     def _beside(self, theirs: Sequence[int], at: int) -> str:
-        """Its token at a place and the computed one, or an end, with what the model gives them."""
+        """Return the answer's token at position `at` (`theirs`, empty for its end) and the computed one, with their log
+        probabilities."""
         ours = self.computed.token_ids
         pair = [tuple(theirs), tuple(ours[at : at + 1])]
         logprobs = [self._logprob(ours[:at], *one) if one else None for one in pair]
@@ -153,8 +158,8 @@ class _Comparison:
         return f"{told[0]}, computed {told[1]}{apart}"
 
     def _of_text(self, text: str) -> str:
-        """In characters; in tokens, too, as the tokenizer writes the text, where that is what the model wrote so
-        far."""
+        """Return a line about the first differing character, and about the first differing token if the tokenizer gives
+        the computed tokens up to there."""
         ours = self.computed.text
         at = next((i for i, (a, b) in enumerate(zip(text, ours, strict=False)) if a != b), min(len(text), len(ours)))
         said = f"the answer from character {at} on: {text[at : at + 20]!r}, computed {ours[at : at + 20]!r}"
@@ -167,7 +172,7 @@ class _Comparison:
         return f"{said}; token {place}: {self._beside(theirs, place)}"
 
     def _last_token_before(self, at: int) -> tuple[int, int]:
-        """How many tokens there are before the one with character `at`, and their characters."""
+        """Return the number of tokens before the one with character `at`, and how many characters they have."""
         decoder, length, found = self.llm.tokenizer.new_decoder(), 0, (0, 0)
         for place, token in enumerate(self.computed.token_ids, 1):
             length += len(decoder.push([token]))
@@ -178,7 +183,7 @@ class _Comparison:
 
 
 def _list_of(kind: type[T], given: object) -> list[T] | None:
-    """None: it is none."""
+    """Convert a JSON value to a list of `kind`, or return None if it is no such list."""
     try:
         return msgspec.convert(given, list[kind])  # type: ignore[valid-type]
     except msgspec.ValidationError:

@@ -1,10 +1,8 @@
 """The prompts that a request's body may stand for, whichever API it was written for.
 
-A body does not name its API, and one may fit several: a list of messages alone is OpenAI's, Anthropic's and Ollama's. A
-receipt says which it was, since it has the digest of the prompt.
-
-Invariants: each prompt is the one that the server makes of that body, but for one that it cuts, or that goes on from an
-answer that the server keeps.
+A body does not name its API, and several may fit: a list of messages alone is OpenAI's, Anthropic's and Ollama's. The
+digest of the prompt in a receipt tells which one was used. Invariants: each prompt is the one that the server makes of
+that body, unless the server truncates it or continues a stored response.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ Read = Callable[["LLM", dict[str, Any]], list[int]]
 
 
 def prompts_of(llm: LLM, data: bytes, said: str) -> list[list[int]]:
-    """The prompts, at least one, of a text, a list of ids, or a body. `said`: what the user calls the file. Raises
-    `ConfigError`."""
+    """Return the possible prompts, at least one, of a text, a list of token ids, or a body. `said` is the file as the
+    user named it, for errors. Raises `ConfigError`."""
     try:
         body = json.loads(data)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What `minisgl verify` does: compute the answer of a receipt once more, alone, and compare."""
+"""The work of `minisgl verify`: computes the answer of a receipt again, alone, and compares."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def _say(differ: list[str]) -> int:
 
 
 def _receipt(file: Path, index: int) -> tuple[Receipt, Said]:
-    """The receipt of a file with one, or with a whole answer that has one, which may say more."""
+    """Read a receipt, or a whole response that has one. The second value is what else the response has. Raises
+    `ConfigError`."""
     data, said = _read(file), Said()
     try:
         whole = json.loads(data)
