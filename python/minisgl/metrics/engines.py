@@ -1,7 +1,7 @@
-"""What a front end knows of each engine of a pool, and of all together.
+"""The front end's view of each engine of a pool, and of all together.
 
-Invariants: counters go on when an engine is started again: what a dead one had counted stays in the sum; an engine that
-does not serve has no requests and no pages.
+Invariants: counters continue when an engine is restarted, because the sum keeps the counts of its dead processes; an
+engine that does not serve has no requests and no pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"
 
 @dataclass(slots=True)
 class EngineView:
-    """`state`: see `EngineState`; `since` when, by `time.monotonic`. `restarts`: how often it was ready again."""
+    """The state of one engine. `state` is one of `EngineState`, since `since` (`time.monotonic`). `restarts` counts how
+    often the engine became ready again."""
 
     engine: int
     since: float
@@ -51,7 +52,7 @@ class EngineView:
         self.state, self.reason, self.since = state, reason, now
 
     def told(self, now: float) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the state as JSON fields, for /stats and /health."""
         return {
             "engine": self.engine,
             "state": self.state,
@@ -62,7 +63,7 @@ class EngineView:
 
 
 class EngineViews:
-    """`num_engines`: of a pool; None: there is one engine, and no pool."""
+    """The views of all engines. `num_engines` is the size of the pool, or None for a single engine without a pool."""
 
     def __init__(self, num_engines: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._has_pool = num_engines is not None
@@ -76,12 +77,12 @@ class EngineViews:
         self.all[engine].last = stats
 
     def ready(self) -> None:
-        """The engine says that it is ready: without a pool it is the only one; in a pool each has a state."""
+        """Mark the only engine as ready. With a pool it does nothing, since the pool reports each engine's state."""
         if not self._has_pool:
             self.change(0, READY)
 
     def failed(self, reason: str) -> None:
-        """Without a pool the only engine has failed; a pool has said itself which one did."""
+        """Mark the only engine as dead. With a pool it does nothing, since the pool reports each engine's state."""
         if not self._has_pool:
             self.all[0].state, self.all[0].reason, self.all[0].since = "dead", reason, self._clock()
 
@@ -92,14 +93,15 @@ class EngineViews:
 
 
 def counted(stats: EngineStats) -> EngineStats:
-    """What is still true of an engine that is gone."""
+    """Return the statistics that remain true of an engine that has ended: its counters, without gauges."""
     gone: dict[str, Any] = dict.fromkeys(NUMBERS - KEPT, 0)
     meters = {name: msgspec.structs.replace(one, recent_s=0.0) for name, one in stats.meters.items()}
     return msgspec.structs.replace(stats, **gone, meters=meters, ranks=(), prefixes=())
 
 
 def together(stats: Sequence[EngineStats]) -> EngineStats | None:
-    """The sum; of ranks nothing: their numbers are an engine's own."""
+    """Return the sum of the engines' statistics, or None if there are none. Figures of tensor-parallel ranks are
+    dropped, because ranks are numbered per engine."""
     if len(stats) < 2:
         return stats[0] if stats else None
     numbers = {name: sum(getattr(one, name) for one in stats) for name in NUMBERS}
@@ -134,7 +136,8 @@ def added(one: MeterReading, other: MeterReading) -> MeterReading:
 
 
 def _prefixes(all_: Iterable[Sequence[PrefixState]]) -> tuple[PrefixState, ...]:
-    """The prefixes with the hits of all engines; ready and pinned if it is in each that knows it."""
+    """Merge the prefixes of all engines: hits are summed; a prefix is ready and pinned if it is so in every engine that
+    has it."""
     found: dict[int, list[PrefixState]] = {}
     for states in all_:
         for one in states:

@@ -1,9 +1,9 @@
-"""What the engine process last said of itself, as Prometheus families. Several engines behind one server have families
-of their own by label engine, so that a sum over all samples of a family is right; one engine has the label "0". Some
-values have a second name, with the labels by which dashboards made for vLLM choose.
+"""The engine process's last statistics as Prometheus families. Several engines have families of their own with the
+label engine, so that the sum over a family's samples is right; a single engine has the label "0". Some values also have
+the name and labels of dashboards made for vLLM.
 
-Invariants: computed when somebody asks; every family is there from the start, without samples until there are any; an
-alias has the value, type and buckets of its source at the same scrape.
+Invariants: values are computed when scraped; every family exists from the start, without samples until there are any;
+an alias has the value, type and buckets of its source at the same scrape.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Kind = type[Gauge] | type[Counter]
 
 
 class EngineCollector(Collector):
-    """The engine's last snapshot, read when scraped."""
+    """A collector of the engine's last statistics, read when scraped."""
 
     def __init__(
         self, stats: Callable[[], EngineStats | None], info: Callable[[], EngineReady | None], up: Callable[[], bool]
@@ -51,7 +51,7 @@ class EngineCollector(Collector):
 
 
 def family(kind: Kind, name: str, text: str, samples: Iterable[Sequence[Any]], *labels: str) -> Metric:
-    """`samples`: each the values of the labels, and its own."""
+    """Build a family. Each of `samples` has the values of `labels`, then the sample's value."""
     found = kind(f"minisgl:{name}", text, labels=labels)
     for *of_labels, value in samples:
         found.add_metric(of_labels, float(value))
@@ -59,7 +59,7 @@ def family(kind: Kind, name: str, text: str, samples: Iterable[Sequence[Any]], *
 
 
 def scheduler_in_use(info: EngineReady, stats: EngineStats | None) -> str:
-    """Return the name of the scheduler that serves now: another one than at start after a failover."""
+    """Return the name of the scheduler that serves now. After a failover it differs from the one at start."""
     return stats.cpu_backend if stats is not None and stats.num_failovers_total else info.cpu_backend
 
 
@@ -152,7 +152,7 @@ def _ranks(stats: EngineStats) -> Iterable[Metric]:
 def process_families(
     cpu_s: Mapping[str, float], resident_bytes: Mapping[str, int], meters: Mapping[str, Mapping[str, MeterReading]]
 ) -> Iterable[Metric]:
-    """CPU, memory, collections, pauses and messages, by process."""
+    """Yield CPU time, memory, garbage collections, pauses and messages, by process."""
     yield family(Counter, "process_cpu_seconds", "CPU time by process, all threads", cpu_s.items(), "process")
     memory = [(process, resident_bytes[process]) for process in cpu_s]
     yield family(Gauge, "process_resident_bytes", "memory by process", memory, "process")
@@ -188,7 +188,7 @@ def _recent(reading: MeterReading) -> float:
 
 
 def text_families(meters: Mapping[str, MeterReading]) -> Iterable[Metric]:
-    """What the HTTP process spends on text."""
+    """Yield the time and calls that the HTTP process spends on tokenizing and detokenizing."""
     for name, text in (("tokenize", "rendering and encoding prompts"), ("detokenize", "turning tokens into text")):
         yield family(Counter, f"{name}_seconds", text, [(meters[name].total_s,)])
         yield family(Counter, f"{name}_calls", f"calls of {name}", [(meters[name].count,)])
@@ -249,7 +249,8 @@ BATCH_LINES: tuple[tuple[str, str, Kind], ...] = (
 
 
 def of_batches(lines: Readings | None) -> Iterable[Metric]:
-    """`lines`: how many wait and run now, and were answered and failed since the start."""
+    """Yield the families of batch lines. `lines` has the counts that wait and run now, and that were answered and
+    failed since the start; None: no samples."""
     for name, text, kind in BATCH_LINES:
         yield family(kind, f"batch_lines_{name}", text, [] if lines is None else [(lines[name],)])
 

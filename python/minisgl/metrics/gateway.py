@@ -1,6 +1,6 @@
-"""What the gateway has counted, and how it joins what the Python server counts.
+"""The gateway's counts, and their sums with the Python server's counts.
 
-Invariants: a metric is one number, whoever answered; who did is a metric of its own.
+Invariants: a metric has one value, whichever front end answered; which one did is a metric of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MeterSums(TypedDict):
 
 
 class CacheReading(TypedDict):
-    """Texts between special tokens whose ids are known."""
+    """Counters of the cache of encoded texts (those between special tokens)."""
 
     hits: int
     misses: int
@@ -48,7 +48,7 @@ class PeakReading(TypedDict):
 
 
 class Readings(TypedDict):
-    """Since the start, but for `num_open`, `num_waiting...` and `num_live`, which are of now."""
+    """The gateway's counters since its start; `num_open`, `num_waiting...` and `num_live` are current values."""
 
     num_open: int  # requests that it is answering by itself
     num_waiting: int  # of those, choices without a row
@@ -66,7 +66,7 @@ class Readings(TypedDict):
 
 
 def families(found: Readings | None) -> Iterable[Metric]:
-    """What only a gateway has; without samples where there is none."""
+    """Yield the families that only a gateway has; without samples if there is none."""
     cache, requests = (None, []) if found is None else (found["cache"], found["requests"])
     did = [("passed_on" if reason else "answered", route, reason, count) for route, reason, count in requests]
     texts = [] if cache is None else [("hit", cache["hits"]), ("miss", cache["misses"])]
@@ -78,7 +78,8 @@ def families(found: Readings | None) -> Iterable[Metric]:
 
 
 def shown(found: Readings) -> dict[str, Any]:
-    """What `/stats` has of it. `answered` and `passed_on` are of the routes that the gateway has."""
+    """Return the gateway's part of /stats. `answered` and `passed_on` count requests of the routes that the gateway
+    handles."""
     routes: dict[str, dict[str, int]] = {}
     for route, reason, count in found["requests"]:
         routes.setdefault(route, {})[reason or "answered"] = count
@@ -94,12 +95,12 @@ def shown(found: Readings) -> dict[str, Any]:
 
 
 def both(meters: Mapping[str, MeterReading], more: Mapping[str, MeterSums]) -> dict[str, MeterReading]:
-    """Meters of the Python server with those of the same names of the gateway added to them."""
+    """Return the Python server's meters with the gateway's meters of the same names added."""
     return {**meters, **{name: added(meters[name], MeterReading(**sums)) for name, sums in more.items()}}
 
 
 def higher(here: Mapping[str, int], there: PeakReading | None) -> dict[str, int]:
-    """A peak of both sides: the most that was seen of either alone, or of both when somebody asked."""
+    """Combine the peaks of both front ends: the maximum of either alone, or of both together when it was read."""
     if there is None:
         return dict(here)
     return {

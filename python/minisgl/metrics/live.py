@@ -1,6 +1,6 @@
-"""What a server does now: rates, percentiles and means between two looks at its counters, once a second.
+"""Live figures of a server: rates, percentiles and means between two readings of its counters, once a second.
 
-Invariants: costs nothing unless somebody asks; whoever asks at the same time gets the same.
+Invariants: no cost unless a client subscribes; clients at the same time get the same figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class LiveFigures:
-    """`look` once a second; `stats`: of all engines together."""
+    """The live figures. Call `look` once a second. `stats` returns the sum over all engines."""
 
     def __init__(
         self, metrics: Metrics, stats: Callable[[], EngineStats | None], clock: Callable[[], float] = time.monotonic
@@ -39,11 +39,12 @@ class LiveFigures:
         self._looks: deque[tuple[float, dict[str, Any], EngineStats, dict[str, list[int]]]] = deque()
 
     def forget(self) -> None:
-        """Nobody looks any more."""
+        """Drop all readings, when the last client has left."""
         self._looks.clear()
 
     def look(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of a `stats` event. `about`: what /stats says beside the metrics."""
+        """Read the counters and return the data of a `stats` event. `about` has the fields of /stats other than
+        metrics."""
         now, snapshot = self._clock(), self._metrics.snapshot()
         stats, counts = self._stats() or NOTHING, self._metrics.latencies()
         while len(self._looks) > 1 and now - self._looks[0][0] > WINDOW_S:
@@ -80,7 +81,7 @@ class LiveFigures:
 
 
 def _tokens(now: EngineStats, then: EngineStats) -> tuple[int, int]:
-    """Prompt tokens of admitted requests, and how many of them were cached."""
+    """Return the prompt tokens of requests admitted between two readings, and how many of them were cached."""
     return (
         now.num_prompt_tokens_total - then.num_prompt_tokens_total,
         now.num_cached_tokens_total - then.num_cached_tokens_total,
@@ -112,7 +113,7 @@ def _spread(counts: Sequence[int]) -> dict[str, float | None]:
 
 
 def _phases(now: EngineStats, then: EngineStats) -> dict[str, float | None]:
-    """Mean milliseconds of a step."""
+    """Return the mean milliseconds of a step by phase; None if there was no step."""
     steps = now.num_steps_total - then.num_steps_total
     parts = {"schedule": ("schedule",), "forward": ("launch", "wait"), "commit": ("commit",), "send": ("send",)}
     found: dict[str, float | None] = {}

@@ -1,8 +1,8 @@
-"""What the HTTP process measures, by Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them. What the
-gateway counted is in every figure.
+"""The HTTP process's metrics, with Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them. Every figure
+includes the gateway's counts.
 
-Invariants: one registry per server, no process-wide state but the watch on garbage collections between `start` and
-`stop`; counting is O(1) per request and step, and belongs to the thread of the event loop.
+Invariants: one registry per server, and no process-wide state except the watch on garbage collections between `start`
+and `stop`; counting is O(1) per request and step, on the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -51,13 +51,12 @@ METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode
 
 
 class Metrics(Collector):
-    """`gateway`: what it counted; `beat` tells it that the event loop runs. `engines`: one or several, `pool`: what
-    stands before several. `waiting`: requests that were given to the engine here and have no row yet.
-    `arrival_time` and `now` are `time.monotonic` seconds. `aliases_for`: a model name under which the values also have
-    the names that vLLM's dashboards ask for. `trace` gets what the event loop does.
-
-    Whoever does the work meters it: `dispatch` (handing one step's message to its streams), `tokenize` (rendering and
-    encoding a prompt), `detokenize` (text of a step's tokens): `Meter.add(nanoseconds)`, on the event loop."""
+    """The metrics of a server. `gateway` returns the gateway's counters, and `beat` tells it that the event loop runs.
+    `engines` returns the views of all engines, and `pool` the counters of the pool. `waiting` returns how many requests
+    of this process have no row yet. With the model name `aliases_for`, the values also have the names of vLLM's
+    dashboards. `trace` records what the event loop does. `arrival_time` and `now` are `time.monotonic` seconds. The
+    code that does the work meters it on the event loop with `Meter.add(nanoseconds)`: `dispatch` (passing one step's
+    message to its streams), `tokenize` (rendering and encoding a prompt), `detokenize` (text of a step's tokens)."""
 
     def __init__(
         self,
@@ -124,21 +123,20 @@ class Metrics(Collector):
         return TracedMeter(name, self._trace, ends_step=name == "dispatch")
 
     def start(self) -> None:
-        """Watch the running event loop and this process's garbage collector, until `stop`. What was metered while the
-        server was starting is forgotten."""
+        """Watch the running event loop and this process's garbage collector until `stop`. Meters start from zero."""
         self._meters.reset()
         self._gc.start()
         self._lag.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop watching and write the trace. Idempotent."""
         self._gc.stop()
         self._lag.stop()
         if self._trace is not None:
             self._trace.write()
 
     def codec(self, *, measured: bool) -> Codec:
-        """For the messages of this process."""
+        """Return the codec for this process's messages."""
         if not measured:
             return Codec()
         return MeasuredCodec(*(self._meters[name].add for name in ("encode", "decode", "queue")))
@@ -151,12 +149,12 @@ class Metrics(Collector):
         self._queued.see()
 
     def shortened(self, count: int) -> None:
-        """As many accepted requests have less than their default length."""
+        """Count requests that were accepted with less than their default length."""
         self._num_shortened += count
 
     def tokens(self, count: int, arrival_time: float | None, last_time: float | None, now: float) -> None:
-        """`count` tokens of one request came at once; the time since the last is shared among them. Without an
-        `arrival_time` nobody waits for them, and their times are no latencies."""
+        """Count `count` tokens of one request that arrived together; the time since `last_time` is divided among them.
+        Without an `arrival_time` no client waits for them, and no latencies are recorded."""
         self._counts["num_generated"] += count
         if arrival_time is None:
             return
@@ -166,7 +164,7 @@ class Metrics(Collector):
             self._itl.observe((now - last_time) / count, count)
 
     def finished(self, reason: str, arrival_time: float | None, num_prompt: int, num_generated: int) -> None:
-        """Tokens of its prompt and of its answer."""
+        """Count a finished request with its prompt and generated tokens."""
         self._num_finished[reason] += 1
         self._prompt.observe(num_prompt)
         if reason in ("stop", "length"):
@@ -177,7 +175,8 @@ class Metrics(Collector):
     # -------------------------------------------------------------------------------------------- with the gateway's
 
     def latencies(self) -> dict[str, list[int]]:
-        """How many times to a first token, and between tokens, by bucket of `SECONDS`; after `snapshot`."""
+        """Return the counts of times to first token and between tokens, by bucket of `SECONDS`. The gateway's are as of
+        the last `snapshot`."""
         there = self._there
         return {
             name: self._histograms[name].counts(() if there is None else there["histograms"][name]["counts"])
@@ -196,7 +195,7 @@ class Metrics(Collector):
         return [one.with_(there[i] if i < len(there) else None) for i, one in enumerate(self._keys)]
 
     def _now_in_flight(self) -> int:
-        """What the gateway has is as of the last time that somebody asked."""
+        """Return the number of requests in flight. The gateway's are as of the last reading."""
         return self._all("num_accepted") - sum(self._all_finished().values())
 
     def _now_queued(self) -> int:
@@ -212,7 +211,7 @@ class Metrics(Collector):
     # ------------------------------------------------------------------------------------------------------- telling
 
     def render(self) -> bytes:
-        """The Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
@@ -247,7 +246,8 @@ class Metrics(Collector):
         yield from process_families(cpu_s, memory, meters)
 
     def snapshot(self) -> dict[str, Any]:
-        """The same as plain data, with what only a reader of figures wants: counts, and the longest since the start."""
+        """Return all metrics as plain data for /stats, with further counts and the longest durations since the start.
+        """
         self._there = self._gateway()
         http: dict[str, Any] = {
             "requests_accepted": self._all("num_accepted"),
@@ -286,7 +286,7 @@ def _engine(stats: EngineStats | None) -> dict[str, Any] | None:
 
 
 def _meter(reading: MeterReading) -> dict[str, float]:
-    """Percentiles in place of the buckets that they are from."""
+    """Return a meter's reading as plain data, with percentiles in place of its buckets."""
     found = _plain(reading)
     del found["spread"]
     return {**found, **percentiles(reading.spread, reading.longest_s)}

@@ -1,7 +1,7 @@
-"""The application: an ingress before a deployment of replicas for each model.
+"""The Ray Serve application: an ingress in front of one deployment of replicas per model.
 
-Invariants: a replica that dies, is replaced or drained is known to Serve within seconds; Serve's own limits never
-refuse what a server's limits would take.
+Invariants: Serve learns within seconds of a replica that dies, is replaced or drained; Serve's own limits never refuse
+a request that a server's limits accept.
 """
 
 from typing import Any
@@ -27,7 +27,7 @@ _ROUTER = "minisgl.ray.router:PrefixRouter"
 
 
 def build(args: Args) -> Application:
-    """What `serve.run` and `serve deploy` take."""
+    """Build the application that `serve.run` and `serve deploy` take."""
     models = args.by_name()
     handles = {name: _replicas(name, one) for name, one in models.items()}
     ingress = serve.deployment(Ingress).options(
@@ -42,8 +42,8 @@ def build(args: Args) -> Application:
 
 
 def app(args: Args) -> Application:
-    """`build`, for `serve run minisgl.ray:app` and the import path of YAML files. Serve reads the type of `args`, and
-    checks what it was given by it: annotations of this file are no texts."""
+    """Builder for `serve run minisgl.ray:app` and the import path of YAML files. Serve reads the type of `args` to
+    check its values, so annotations in this file must not be strings."""
     return build(args)
 
 
@@ -86,5 +86,5 @@ def _scaling(args: ModelArgs, most: int) -> AutoscalingConfig:
 
 
 def _deployment_name(model: str) -> str:
-    """The name in letters that Serve's names and tags take."""
+    """Return the model's name with only characters that Serve allows in names and tags."""
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in model)

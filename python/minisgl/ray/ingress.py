@@ -1,7 +1,7 @@
-"""What Serve's proxy talks to: finds the model that a request asks for, and passes it on to one of its replicas.
+"""The entry behind Serve's proxy: finds the model of a request and forwards the request to one of its replicas.
 
-Invariants: answers are those of the server of a replica, byte for byte, but for marks; a client that leaves ends its
-request there; which keys, limits and routes there are is the servers' to say, and is said here of no request.
+Invariants: responses are those of a replica's server, byte for byte, except for marks; a client that disconnects ends
+its request there; keys, limits and routes are checked by the servers, not here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _log = logging.getLogger("minisgl.ray")
 
 
 class Ingress:
-    """Serve's user class. `handles`: of the deployments, by the names of their models; the first is for requests that
-    name none, and none that there is."""
+    """Serve's user class. `handles` has the deployments by model name; the first one serves requests that name no model
+    or an unknown one."""
 
     def __init__(self, handles: Mapping[str, Any], retry_s: float) -> None:
         self._handles = {name: handle.options(stream=True) for name, handle in handles.items()}
@@ -66,7 +66,7 @@ class Ingress:
         return Relay(Asked(request.method, path, headers, body), _attempt(handle), self._retry_s)
 
     async def _body(self, request: Request) -> bytes | Response | None:
-        """The whole body; None: it is too large; or the refusal of a key."""
+        """Read the whole body. Return None if it is too large, or a response that refuses the request's API key."""
         parts, size, is_asked = list[bytes](), 0, False
         async for part in request.stream():
             size += len(part)
@@ -80,14 +80,14 @@ class Ingress:
         return b"".join(parts)
 
     async def _refusal_of_key(self, request: Request) -> Response | None:
-        """What a server says to the key alone. None: it takes it, or has nothing to say."""
+        """Let a server check the request's API key alone. Return its refusal, or None if it does not refuse."""
         headers = [header for header in request.scope["headers"] if header[0] in WHO]
         asked = Asked("GET", "/v1/models", headers)
         head, data = await _whole(Relay(asked, _attempt(self._handles[self._default]), self._retry_s))
         return _response(head, data) if head.status in (401, 403) else None
 
     async def _models(self, request: Request) -> Response:
-        """Those of all deployments; the first answer that is none is the answer."""
+        """Return the models of all deployments, or the first error response."""
         found: list[Any] = []
         for handle in self._handles.values():
             head, data = await _whole(self._relay(handle, request, b""))
@@ -98,7 +98,7 @@ class Ingress:
 
 
 class Relayed(Response):
-    """The answer to one request, as it comes."""
+    """A streamed response: passes the relay's response on as it arrives."""
 
     def __init__(self, relay: Relay) -> None:
         super().__init__()
@@ -132,13 +132,14 @@ def _attempt(handle: Any) -> Any:
 
 
 def _raw_path(scope: Scope) -> str:
-    """As the client sent it, still percent-encoded: a decoded path could be read as another host's address."""
+    """Return the path as the client sent it, percent-encoded: a decoded path could be read as another host's address.
+    """
     raw = scope.get("raw_path") or quote(scope["path"], safe="/%").encode("latin-1")
     return bytes(raw).partition(b"?")[0].decode("latin-1")
 
 
 def _is_path(raw: str) -> bool:
-    """Whether it names a route of a server, and no host."""
+    """Return True if a raw path names a route and not another host."""
     return raw.startswith("/") and not raw[1:].lower().startswith(("/", "\\", "%2f", "%5c"))
 
 

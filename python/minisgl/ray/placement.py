@@ -1,13 +1,11 @@
-"""Routing of a request in a Ray cluster: the engine pool's router over members that come and go and have names, not
-numbers, and what of a request's body it looks at: the model that is asked for, and the beginning of the text.
+"""Placement of requests in a Ray cluster: the engine pool's router over members that come and go, and the parts of a
+request's body that it reads: the model and the beginning of the prompt.
 
-The router of the engine pool takes token ids; here there is no tokenizer, and the bytes of a prompt serve as well: what
-two prompts have in common at the beginning, their tokens have, too. What a conversation's next turn repeats stands
-first: tools, the system's text, then the messages as they were sent.
-
-Invariants: a number stands for one member until that has left; what has left holds no request. A body that says nothing
-useful, or is none, gives an empty prefix and no model, never an error: the server that gets it has the words for what
-is wrong.
+The router takes token ids. There is no tokenizer here, and bytes serve as well: prompts with a common prefix of bytes
+have a common prefix of tokens. The parts that the next turn of a conversation repeats come first: tools, the system's
+text, then the messages as sent. Invariants: an index belongs to one member until that leaves; a member that left holds
+no request. An unreadable body gives an empty prefix and no model, never an error: the server that gets it reports the
+error.
 """
 
 from __future__ import annotations
@@ -43,7 +41,8 @@ class _Body(msgspec.Struct):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """`prefix` [bytes of the prompt, at most `MAX_BYTES`] as int32."""
+    """The parts of a request that placement reads. `prefix` is the prompt's first bytes, [at most `MAX_BYTES`] int32.
+    """
 
     model: str | None
     prefix: Int32Array
@@ -73,7 +72,8 @@ class Placement(Generic[M]):
         self._members: dict[int, M] = {}
 
     def update(self, members: Mapping[M, Mapping[str, Any]]) -> None:
-        """Who is there, with what each said last of its load (`server.health.load`; at first only `kv_tokens`)."""
+        """Set the current members, each with the load that it last reported (`server.health.load`; at first only
+        `kv_tokens`)."""
         for gone in [one for one in self._numbers if one not in members]:
             self.leave(gone)
         for member, said in members.items():
@@ -97,7 +97,7 @@ class Placement(Generic[M]):
             self._router.engine_down(number)
 
     def place(self, request: int, prefix: Int32Array) -> M | None:
-        """None: nobody is there."""
+        """Choose a member for the request and count it there. Return None if there are no members."""
         if not self._members:
             return None
         self._router.add(request, prefix)

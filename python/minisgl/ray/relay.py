@@ -1,8 +1,8 @@
-"""One request's way to a replica and back, and to another replica if that one is gone.
+"""The path of one request to a replica and back, and to another replica if that one is lost.
 
-Invariants: of a stream only what a mark closed, or its good end, is passed on, so that what comes from the next replica
-follows on it (`server/core/resume.py`); of a whole answer nothing before it is whole; a request that no replica answers
-ends with an error that says why, after `retry_s` without progress.
+Invariants: a stream is passed on up to the last mark, or to its proper end, so that the next replica can continue it
+(`server/core/resume.py`); a response that is no stream is passed on when it is complete; a request that no replica
+answers ends with an error that says why, after `retry_s` without progress.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _log = logging.getLogger("minisgl.ray")
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """A request as a replica gets it. `path` has its query; `said` goes before the body (`server/core/resume.py`)."""
+    """A request to a replica. `path` includes the query; `said` is sent before the body (`server/core/resume.py`)."""
 
     method: str
     path: str
@@ -39,7 +39,7 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """How an answer begins."""
+    """The status and headers of a response."""
 
     status: int
     headers: Headers
@@ -50,14 +50,14 @@ Attempt = Callable[[Asked], AsyncIterator[Head | bytes]]
 
 
 class MarkReader:
-    """Takes the marks out of one server's stream."""
+    """A reader that removes the marks from one server's stream."""
 
     def __init__(self) -> None:
         self._closed = b""  # all before the last mark
         self._open = b""
 
     def push(self, data: bytes) -> list[Mark]:
-        """The marks that end in it."""
+        """Add received bytes and return the marks that are complete now."""
         self._open += data
         found = []
         while (at := self._find()) >= 0 and (end := self._open.find(b"\n", at)) >= 0:
@@ -73,18 +73,19 @@ class MarkReader:
         return at if at < 0 else at + 1
 
     def take(self) -> bytes:
-        """What may be passed on."""
+        """Return and remove the bytes before the last mark, which may be passed on."""
         found, self._closed = self._closed, b""
         return found
 
     def rest(self) -> bytes:
-        """What came after the last mark: to be passed on when the stream ends well."""
+        """Return all remaining bytes, also after the last mark. Call it when the stream has ended properly."""
         found, self._open = self.take() + self._open, b""
         return found
 
 
 class Relay:
-    """One request. `retry_s`: for how long it is tried again without progress; `longest_s`: how long it is silent."""
+    """A request with its retries. It is retried for `retry_s` seconds without progress; a stream is silent for
+    `longest_s` at most."""
 
     def __init__(self, asked: Asked, attempt: Attempt, retry_s: float, longest_s: float = Silence().longest) -> None:
         self._asked = asked
@@ -100,8 +101,8 @@ class Relay:
         self.num_lost = 0  # replicas that were gone before the end
 
     async def answer(self) -> AsyncIterator[Head | bytes]:
-        """The answer, as a client is to get it; a stream with marks says that it lives also while no replica has it.
-        Raises `Lost` in the middle of one that nobody can go on with."""
+        """Yield the response for the client. A stream with marks gets pings while no replica serves it. Raises `Lost`
+        if a response that has begun cannot be continued."""
         async with aclosing(self._answer()) as parts:  # type: ignore[type-var]
             while True:
                 part = asyncio.ensure_future(anext(parts))
@@ -137,7 +138,7 @@ class Relay:
             await asyncio.sleep(wait_s)
 
     def _kind(self) -> str:
-        """The content type of what was begun."""
+        """Return the content type of the response that has begun, or ""."""
         head = self._head
         return "" if head is None else dict(head.headers).get(b"content-type", b"").decode("latin-1")
 
@@ -159,7 +160,7 @@ class Relay:
         return msgspec.structs.replace(self._asked, headers=headers, said=said)
 
     async def _once(self) -> AsyncIterator[Head | bytes]:
-        """One replica's part. Raises `Lost`."""
+        """Send the request to one replica and yield its part of the response. Raises `Lost`."""
         reader, head = MarkReader(), None
         async with aclosing(self._attempt(self._next())) as parts:  # type: ignore[type-var]
             async for one in parts:
@@ -184,7 +185,7 @@ class Relay:
                 yield part
 
     def _check(self, head: Head) -> Head:
-        """Raises `Lost` for an answer that another replica may give better."""
+        """Return the header of a response. Raises `Lost` if another replica may answer better."""
         if self._marks and head.status == 503:
             raise Lost("the replica's server does not serve (503)")
         if self._head is not None and head.status != 200:
@@ -201,7 +202,7 @@ class Relay:
         return [head, data]
 
     def _take(self, mark: Mark) -> str:
-        """Why nothing more comes, if so."""
+        """Process a mark and return why the replica's stream ends here, or "" if it goes on."""
         if mark.origin is not None:
             self._said = Said(mark.origin, [])
         if self._said is not None and mark.tokens:

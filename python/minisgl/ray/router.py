@@ -1,8 +1,8 @@
-"""Which replica gets a request: the router of the engine pool (`minisgl.routing`), behind Serve's own interface.
+"""The choice of a replica for each request: the engine pool's router (`minisgl.routing`) behind Serve's interface.
 
-Invariants: the rules are those of `--routing cache_aware`, decided by the same code: the deepest known prefix, unless
-its replica is too much busier than others; without a prefix the least load. Replicas come and go: a number is one
-replica's until that is gone.
+Invariants: the rules are those of `--routing cache_aware`, in the same code: the replica with the longest cached
+prefix, unless it is much busier than others; without a prefix the least load. An index belongs to one replica until
+that is gone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What is said of all models at once: their cards, health, and the figures of their servers.
+"""The routes about all models at once: their cards, health, and the figures of their servers.
 
-Invariants: nothing here loads a model; what a server says of itself is said by it, with its model's name on it.
+Invariants: nothing here loads a model; the figures of a server come from that server, with its model's name added.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _FAMILY = re.compile(rb"# (?:HELP|TYPE) (\S+)")
 
 
 class Asks:
-    """What all servers are asked. `key`: one that lets in, for what is asked on behalf of nobody."""
+    """A client of all loaded servers. `key` is an API key for the port's own requests."""
 
     def __init__(self, registry: Registry, key: str | None) -> None:
         self.registry = registry
         self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
     async def all(self, path: bytes, headers: Headers | None = None) -> dict[str, bytes]:
-        """What those that are loaded answer, where it is no error, by model. `headers`: somebody's own."""
+        """Send a GET request to all loaded servers and return the bodies of their 200 responses, by model. `headers`
+        replace the port's own API key by a client's."""
         loaded = [one for one in self.registry.models.values() if one.server is not None]
         request = request_bytes("GET", path, self._headers if headers is None else headers)
         found = await asyncio.gather(*(self._one(model, request) for model in loaded))
@@ -54,7 +55,7 @@ class Asks:
 
 
 def card(model: Model) -> list[dict[str, Any]]:
-    """As /v1/models has it: the model's, then those of its adapters."""
+    """Return a model's entries of /v1/models: the model, then its adapters."""
     entry = model.entry
     try:
         size, failure = entry.size(), model.failure.reason
@@ -90,7 +91,7 @@ def card(model: Model) -> list[dict[str, Any]]:
 
 
 def tags(registry: Registry, *, are_loaded: bool = False) -> dict[str, Any]:
-    """As Ollama's clients are told: all models, or those that are loaded."""
+    """Return the models as Ollama's API lists them: all, or those that are loaded."""
     found: list[dict[str, Any]] = []
     for model in registry.models.values():
         if are_loaded and model.state != "loaded":
@@ -127,13 +128,13 @@ def health(registry: Registry, draining: bool) -> dict[str, Any]:
 
 
 async def stats(asks: Asks) -> Response:
-    """GET /stats: those of each server."""
+    """Answer GET /stats with the stats of each loaded server."""
     found = await asks.all(b"/stats")
     return json_response({"models": {name: msgspec.Raw(body) for name, body in found.items()}})
 
 
 async def metrics(asks: Asks, limits: KeyLimits, lines: Mapping[str, int] | None) -> Response:
-    """GET /metrics: the families of all servers, each family once, and this one's own."""
+    """Answer GET /metrics with the families of all servers, each family once, and with the port's own."""
     families = dict[bytes, tuple[list[bytes], list[bytes]]]()
     for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry, limits, lines)}).items():
         heads, samples = list[bytes](), list[bytes]()
@@ -149,7 +150,7 @@ async def metrics(asks: Asks, limits: KeyLimits, lines: Mapping[str, int] | None
 
 
 def _named(sample: bytes, model: str) -> bytes:
-    """With the label `model_name`, unless it has one."""
+    """Return a sample with the label `model_name` added, unless it has one."""
     if not model or b'model_name="' in sample:
         return sample
     if (found := _SAMPLE.fullmatch(sample)) is None:

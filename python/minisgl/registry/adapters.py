@@ -1,7 +1,7 @@
-"""Adapters that are loaded over HTTP: the port knows their names while their model has them, loaded or not.
+"""Adapters that are loaded over HTTP: the port knows their names as long as their model has them, loaded or not.
 
-Invariants: a name means one model from the moment that its adapter is to be loaded; one that does not load is no name
-afterwards.
+Invariants: a name belongs to one model from the moment its adapter is to be loaded; the name of an adapter that failed
+to load is free again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ PATHS = (LOAD, UNLOAD)
 
 
 def owner(registry: Registry, path: str, name: str | None, model: Model) -> Model:
-    """The model that such a request is for, which names `model` or none. Raises `ApiError` 400."""
+    """Return the model that a request to load or unload adapter `name` is for; `model` is the one that the request
+    names. Raises `ApiError` 400 if the name belongs to another model."""
     known = None if name is None else registry.find_exactly(name)
     if known is None or (path == LOAD and known is model and name in known.adapters):
         return model  # whose server has the words for what is wrong with it
@@ -32,7 +33,8 @@ def owner(registry: Registry, path: str, name: str | None, model: Model) -> Mode
 def changing(
     registry: Registry, path: str, names: tuple[str | None, str | None], model: Model, has_done: Callable[[], bool]
 ) -> Iterator[None]:
-    """While its server does it. `names`: the adapter's, and of its folder."""
+    """Reserve the adapter's name while the server loads it, and record the result on exit. `names` are the adapter's
+    name and its folder; `has_done` returns whether the server succeeded."""
     name, place = names
     if name is None:
         yield  # it is refused

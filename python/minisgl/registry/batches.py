@@ -1,8 +1,9 @@
-"""Files and batches at the port of several models: they are kept here, and a line is asked at the server of its model.
+"""Files and batches at the port of several models: they are stored here, and each line is sent to the server of its
+model.
 
-Invariants: a line is in nobody's way: it has a model loaded only where nobody's has to go, and who needs the room of
-the model that answers it takes it at once: then it is asked again. A server takes lines in the background, as one
-that has batches of its own.
+Invariants: a line delays no other request: it loads a model only if none in use must be unloaded for it, and another
+request may take its model's memory at once; then the line is sent again. A server runs lines in the background, like
+its own batches.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class _Body(msgspec.Struct):
 
 
 class BatchesOfSeveral:
-    """`app` answers what is asked about files and batches; `all` is to be started, and stopped."""
+    """Batches over all models. `app` answers the routes of files and batches; `all` must be started and stopped."""
 
     def __init__(self, registry: Registry, limits: KeyLimits, config: ServerConfig, store: Store) -> None:
         self._registry = registry
@@ -71,7 +72,7 @@ class BatchesOfSeveral:
                 return Said(503, b"", engine_died=died)
 
     def _model(self, body: bytes) -> Model:
-        """Raises `ApiError` 404."""
+        """Return the model of a line's body, or the first one if it names none. Raises `ApiError` 404."""
         try:
             name = text_of(decoded(body, _Body).model)
         except WRONG:
@@ -81,7 +82,7 @@ class BatchesOfSeveral:
         return next(iter(self._registry.models.values()))
 
     async def _at(self, address: tuple[str, int], asked: Asked, key: int) -> Said:
-        """Raises `Lost`."""
+        """Send a line to the server at `address` and return its result. Raises `Lost`."""
         headers = [(b"content-type", b"application/json"), (b"x-request-id", asked.request_id.encode())]
         given = self._config.api_keys[key - 1].key if key else self._config.api_key
         if given is not None:
@@ -93,5 +94,6 @@ class BatchesOfSeveral:
 
 
 def most_in_flight(entries: Sequence[Entry]) -> int:
-    """As many as the largest engine has rows; each server takes of them what it has room for."""
+    """Return how many lines may be in flight: the rows of the largest engine. Each server accepts as many as it has
+    capacity for."""
     return max(one.config.engine.rows_on(one.config.engine.device) for one in entries)

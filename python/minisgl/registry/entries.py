@@ -1,4 +1,4 @@
-"""The models that a server of several may load: what is said of each, and what is known before it is loaded."""
+"""The models that a server of several may load: their settings, and what is known of them before they are loaded."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
-    """One model. `config`: of its server, but for its address. `pin`: it is never unloaded for another one. `ttl_s`:
-    it is unloaded so long after its last request."""
+    """The settings of one model. `config` is its server's, except for the address. With `pin` it is never unloaded for
+    another model. `ttl_s` is the time in seconds after its last request until it is unloaded."""
 
     name: str
     config: ServerConfig
@@ -35,16 +35,18 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names that requests may give beside its own."""
+        """Names of its LoRA adapters, which requests may give in place of the model's name."""
         return tuple(name for name, _ in self.config.engine.lora)
 
     def size(self) -> int | None:
-        """Bytes of its files; None: they are not here yet. Raises `ConfigError` if they cannot be."""
+        """Return the bytes of its files, or None if they are not downloaded yet. Raises `ConfigError` if there is no
+        such model."""
         files = files_of(self.config.engine)
         return None if files is None else sum(one.stat().st_size for one in files)
 
     def need(self) -> int | None:
-        """Bytes that its server will take at most; None: nobody knows before it is loaded. Raises `ConfigError`."""
+        """Return the bytes that its server takes at most, or None if that is unknown before it is loaded. Raises
+        `ConfigError`."""
         if self.memory is not None:
             return self.memory
         if (size := self.size()) is None:
@@ -54,7 +56,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def files_of(config: EngineConfig) -> list[Path] | None:
-    """Its weights; None: of a hub, and not here. Raises `ConfigError`: there is no such model."""
+    """Return the model's weight files, or None if they must be downloaded from a hub. Raises `ConfigError` if there is
+    no such model."""
     if config.engine in NOTHING_TO_LOAD:
         return []
     place = place_of(config.model, config.model_source, config.revision)
@@ -69,7 +72,7 @@ def files_of(config: EngineConfig) -> list[Path] | None:
 
 
 def models_in(folder: str) -> dict[str, str]:
-    """Every GGUF file and every folder of a model in it: paths by names, in their order. Raises `ConfigError`."""
+    """Return the paths of all GGUF files and model folders in `folder`, by name and in order. Raises `ConfigError`."""
     try:
         inside = sorted(Path(folder).expanduser().iterdir())
     except OSError as error:
@@ -86,7 +89,7 @@ def models_in(folder: str) -> dict[str, str]:
 
 
 def check_names(entries: Sequence[Entry]) -> None:
-    """Raises `ConfigError`: one name for two models."""
+    """Raise `ConfigError` if two models share a name."""
     owners = dict[str, str]()
     for entry in entries:
         for name in (entry.name, *entry.aliases, *entry.adapters):

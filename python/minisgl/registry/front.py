@@ -1,12 +1,10 @@
-"""What answers at the port of several models: finds the model that a request is for, has it loaded, and passes the
-request on to its server; and the few routes that are about all of them.
+"""The server at the port of several models: finds the model of a request, has it loaded, and forwards the request to
+its server; it answers the few routes about all models itself.
 
-A request says its model in its body, in the query (`?model=`) or in the header `X-Minisgl-Model`. One that says none is
-for the first that is loaded, else for the first.
-
-Invariants: who may ask is decided before anything is loaded (`server/core/middleware.py`); a model that loads for a
-stream keeps its client alive with comments, and what goes wrong from then on is an event; a request whose server dies
-before it has said anything is sent once more.
+A request names its model in its body, in the query (`?model=`) or in the header `X-Minisgl-Model`. A request without a
+name is for the first loaded model, else for the first one. Invariants: API keys are checked before anything is loaded
+(`server/core/middleware.py`); while a model loads, a stream gets comments, and a later error is an event; a request
+whose server dies before it has answered anything is sent once more.
 """
 
 from __future__ import annotations
@@ -83,10 +81,10 @@ Own = Callable[[], Awaitable[Response]]
 
 
 class Front:
-    """An ASGI application, to be put behind `Middleware`."""
+    """The ASGI application of the port, to be wrapped in `Middleware`."""
 
     def __init__(self, registry: Registry, config: ServerConfig, store: Store | None = None) -> None:
-        """`store`: of files and batches."""
+        """Create the application. `store` has files and batches; None: there are none."""
         self._registry = registry
         self._config = config
         self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
@@ -165,7 +163,7 @@ class Front:
         return None
 
     def _asked(self, scope: Scope, request: HttpRequest) -> tuple[_Body, Model]:
-        """What a request says, as far as it matters here, and the model that it is for. Raises `ApiError` 404."""
+        """Parse the fields of a body that matter here, and find the request's model. Raises `ApiError` 404."""
         try:
             body = decoded(request.body, _Body)
         except WRONG:
@@ -177,7 +175,8 @@ class Front:
         return body, model
 
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
-        """The model whose server keeps the answer that a path names: it says no model, and none is loaded for it."""
+        """Return the model whose server has the stored response in the path, or `otherwise`. No model is loaded for it.
+        """
         kept = b"/".join(scope["path"].encode().split(b"/")[:4])
         headers = [one for one in scope["headers"] if one[0] in WHO]
         found = await self._asks.all(kept, headers)
@@ -203,7 +202,7 @@ class Front:
 
 
 def _kind_of(path: str, body: _Body) -> str | None:
-    """Return the content type of the stream that a request asks for; None: it asks for no stream."""
+    """Return the content type of the stream that a request asks for, or None if it asks for no stream."""
     said = begin_of(body.stream, 6)
     if path not in STREAMED or said == b"false" or (said != b"true" and not is_ollama(path)):
         return None
@@ -215,7 +214,7 @@ async def _now(found: object) -> Response:
 
 
 async def until_ready(lease: Lease, registry: Registry) -> None:
-    """Raises `ApiError` 503: not in time."""
+    """Wait until the lease's model is loaded. Raises `ApiError` 503 if it is not in time."""
     try:
         async with asyncio.timeout(registry.load_timeout_s):
             await asyncio.shield(lease.ready)
@@ -227,8 +226,8 @@ async def until_ready(lease: Lease, registry: Registry) -> None:
 
 
 class _Held:
-    """The bytes of requests that are being passed on, `most` at once. They are held until an answer has begun, for a
-    server that dies before that is not the last that is asked."""
+    """The bytes of forwarded requests, `most` at once. They are held until a response begins, because the request is
+    sent again if its server dies before."""
 
     def __init__(self, most: int, num_owners: int) -> None:
         self._most = most
@@ -236,7 +235,8 @@ class _Held:
         self._by_key = Counter[int]()
 
     def take(self, key: int, size: int) -> None:
-        """Raise `ApiError` 429 unless the key with this number may hold as many more (`has_room`)."""
+        """Reserve `size` bytes for the API key with index `key`. Raises `ApiError` 429 if it has no more capacity
+        (`has_room`)."""
         own, count = self._by_key[key], self._by_key.total()
         if not has_room(self._most, self._num_owners, own, count, size):
             raise queue_full(f"{own} bytes of requests wait for their answers already, {count} with those of others")
@@ -247,7 +247,7 @@ class _Held:
 
 
 class _Passed:
-    """One request on its way to its model's server."""
+    """A request on its way to its model's server."""
 
     def __init__(
         self,
@@ -259,7 +259,8 @@ class _Passed:
         held: _Held,
         kind: str | None,
     ) -> None:
-        """`kind`: the content type of the stream that it asks for; None: it asks for none."""
+        """Prepare the request. `kind` is the content type of the stream that it asks for, or None if it asks for none.
+        """
         self._held = held
         self._registry = registry
         self._model = model
@@ -278,7 +279,7 @@ class _Passed:
         self._bytes = request_bytes(scope["method"], path, headers, request.body)
 
     async def answer(self, asked: Asked | None = None) -> None:
-        """`asked`: what its key has to wait for."""
+        """Have the request answered. `asked` makes it wait for its API key's turn."""
         self._asked = asked
         self._held.take(self._request.key, len(self._bytes))
         try:
@@ -300,16 +301,16 @@ class _Passed:
         self._bytes = b""
 
     def _begins(self) -> None:
-        """The server's answer does: it is asked no second time."""
+        """Mark that the server's response has begun: from now on the request is not sent again."""
         self._answer_has_begun = True
         self._let_go()
 
     def is_ok(self) -> bool:
-        """What its server has answered."""
+        """Return True if the server answered with status 200."""
         return self._status == 200
 
     async def _once(self) -> None:
-        """Raises `Lost`, `ApiError`."""
+        """Send the request to its model's server once the model is loaded. Raises `Lost` or `ApiError`."""
         with self._registry.lease(self._model) as lease:
             await self._waited(until_ready(lease, self._registry), self._loading)
             if self._asked is not None:
@@ -330,7 +331,7 @@ class _Passed:
             await self._pass(answer)
 
     async def _waited(self, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
-        """Return what `work` returns. A stream says meanwhile what it waits for."""
+        """Await `work` and return its result. Meanwhile a stream gets comments, which say what it waits for."""
         found = asyncio.ensure_future(work)
         try:
             while not (await asyncio.wait({found}, timeout=None if self._kind is None else COMMENT_AFTER_S))[0]:
@@ -378,7 +379,8 @@ class _Passed:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _end_with(self, error: ApiError) -> None:
-        """Raises `ApiError` where it can still be a status."""
+        """End the response with an error: raises it if the status can still be sent, else writes it as the stream's
+        last event."""
         self._request.error, self._request.is_passed_on = error.code, False
         if not self._has_begun:
             raise error

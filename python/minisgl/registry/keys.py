@@ -1,11 +1,9 @@
-"""What each API key of a file may do over all models together.
+"""The limits of each API key over all models together.
 
-Each server counts the requests and tokens of its keys, and tells them several times a second. What waits at the port
-is counted here. What was sent to a server within `FRESH_S` and has no answer yet counts as waiting there, because the
-server may not have told of it yet.
-
-Invariants: who is over a limit is refused before a model is loaded for him; what a server used counts when it is gone;
-who waits for his turn comes in the order in which he began to wait.
+Each server reports the requests and tokens of its keys several times a second; requests that wait at the port are
+counted here. A request that was sent to a server within `FRESH_S` and has no response yet counts as waiting there,
+since the server may not have reported it yet. Invariants: a request over a limit is refused before a model is loaded
+for it; the use of servers that have ended still counts; waiting requests get their turn in order.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ ANSWERED = STREAMS | {
 
 
 class Asked:
-    """One request of a key, from its beginning to the last byte of its answer. Use `with`."""
+    """A request of an API key, from its beginning to the last byte of its response. Use `with`."""
 
     def __init__(self, limits: KeyLimits, number: int, model: Model, places: asyncio.Semaphore | None) -> None:
         self.model = model
@@ -52,19 +50,19 @@ class Asked:
             self._places.release()
 
     async def turn(self) -> None:
-        """Wait until the key may have one more in the engines. Idempotent."""
+        """Wait until the key may have one more request in the engines. Idempotent."""
         if self._places is not None and not self._has_place:
             await self._places.acquire()
             self._has_place = True
         self.sent_at = self._limits.clock()
 
     def begins(self) -> None:
-        """Its answer does: it waits no more."""
+        """Mark that the response has begun: the request no longer waits."""
         self._limits.waiting[self._number].discard(self)
 
 
 class KeyLimits:
-    """The limits of all keys of a file; number 0 has none."""
+    """The limits of all API keys of a file; index 0, callers without a key, has none."""
 
     def __init__(self, keys: Sequence[ApiKey], registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -74,7 +72,7 @@ class KeyLimits:
         self._places = {n: asyncio.Semaphore(one.max_inflight) for n, one in enumerate(keys, 1) if one.max_inflight}
 
     def ask(self, number: int, path: str, model: Model) -> Asked:
-        """Raises `ApiError` 429."""
+        """Return a request of a key, if the key is within its limits. Raises `ApiError` 429."""
         self.use.check(number)
         return Asked(self, number, model, self._places.get(number) if path in ANSWERED else None)
 

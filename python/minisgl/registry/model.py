@@ -1,4 +1,4 @@
-"""A model of the registry: what is said of it, what it is now, and the leases that requests have of it.
+"""A model of the registry: its settings, its state, and the leases that requests have of it.
 
 Invariants: nothing here decides, waits or reads a clock; only the registry changes a model.
 """
@@ -20,7 +20,7 @@ State = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(slots=True)
 class Use:
-    """Counts the requests that use a model, with the times that decide whether it may be unloaded."""
+    """Counts of the requests that use a model, with the times that decide whether it may be unloaded."""
 
     num_serving: int = 0  # leases
     num_lines: int = 0  # lines of batches, answered in the background
@@ -32,7 +32,7 @@ class Use:
 
 @dataclass(slots=True)
 class Seen:
-    """The figures that loading a model and measuring its server have shown."""
+    """Figures from loading a model and measuring its server."""
 
     doing: str = ""  # the last line that its server wrote
     load_s: float = 0.0
@@ -44,7 +44,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Failure:
-    """Why a model was not loaded the last time, how often in succession, and when it may be tried again."""
+    """The last failure to load a model: the reason, how many in succession, and when it may be tried again."""
 
     reason: str = ""
     count: int = 0
@@ -53,8 +53,8 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """An entry and the state of its model. `adapters`: the folders of adapters that were loaded over HTTP, by name; ""
-    while one is being loaded."""
+    """An entry and the state of its model. `adapters` has the folders of adapters that were loaded over HTTP, by name;
+    "" while one is being loaded."""
 
     entry: Entry
     state: State = "unloaded"
@@ -71,29 +71,29 @@ class Model:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is loaded and no request, line or client needs it now."""
+        """True if the model is loaded and no request, batch line or client needs it now."""
         return self.state == "loaded" and not (self.use.num_serving or self.use.num_lines or self.waiting)
 
     def need(self) -> int | None:
-        """Return the bytes that its server takes at most; `None` if its files are not here yet. Raises `ConfigError`
-        if they are gone."""
+        """Return the bytes that its server takes at most, or None if its files are not downloaded yet. Raises
+        `ConfigError` if they are gone."""
         found = self.entry.need()
         return max(found or 0, self.seen.most_bytes) or found
 
     def use_of(self, key: int) -> tuple[int, int]:
-        """Return how many requests of an API key wait at its server, and how many tokens the key used there."""
+        """Return how many requests of an API key wait at the server, and how many tokens the key has used there."""
         use = () if self.server is None else self.server.use
         return use[key] if key < len(use) else (0, 0)
 
     def tenant(self, need: int, *, is_in_use: bool = False) -> Tenant:
-        """Return what the rule of rooms needs to know. Lines of batches do not make a model busy."""
+        """Return the facts that the rules of memory need. Lines of batches do not make a model busy."""
         busy = self.state != "loaded" or bool(self.use.num_serving) or is_in_use
         return Tenant(self.name, need, self.use.last, self.entry.pin, busy)
 
 
 class Lease:
-    """A request's right to a model, from its beginning to the last byte of its answer. Use `with`, which calls `end`;
-    `ready` becomes the server, or the `ApiError` that says why there is none."""
+    """A request's right to a model, from the request's beginning to the last byte of its response. Use `with`, which
+    calls `end`; `ready` becomes the server, or the `ApiError` that says why there is none."""
 
     def __init__(self, end: Callable[[Lease], None], model: Model, *, in_background: bool = False) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""A server of several models, from the start to the end: its port, its front, and the servers that it starts.
+"""The life of a server of several models: its port, its front, and the servers that it starts.
 
 Invariants: those of a server of one model (`supervisor/`): SIGTERM lets running answers end, Ctrl-C or a second signal
 does not, all with exit code 0; no process, socket or file is left behind.
@@ -38,7 +38,7 @@ NEEDS = "needs.json"
 
 
 def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: float, *warnings: str) -> int:
-    """Serve until a signal; returns the exit code. `config`: of the port. Raises `ConfigError`."""
+    """Serve several models until a signal, and return the exit code. `config` is the port's. Raises `ConfigError`."""
     store = None if config.state_dir is None else Store.open(config.state_dir)
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
     check_extension(config)
@@ -58,7 +58,7 @@ def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: 
 
 
 def _budget(config: ServerConfig, entries: Sequence[Entry]) -> int:
-    """Bytes for all models. Raises `ConfigError`: what is pinned does not fit."""
+    """Return the memory of all models in bytes. Raises `ConfigError` if the pinned ones do not fit."""
     check_names(entries)
     free = free_memory()
     budget = int(free.num_bytes * SHARE) if config.engine.memory is None else config.engine.memory
@@ -132,7 +132,7 @@ async def _serve(
 
 
 async def _drain(middleware: Middleware, timeout_s: float, stop: asyncio.Event) -> None:
-    """Return when the open requests are answered, at the latest after `timeout_s`."""
+    """Return when the open requests are answered, after `timeout_s` at the latest."""
     if not middleware.num_open or stop.is_set():
         return
     say(f"draining: {middleware.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")

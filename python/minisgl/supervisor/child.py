@@ -1,9 +1,9 @@
-"""The process that forks the servers behind one port. It has imported what a server and its engine need and has begun
-nothing, so that a server begins without imports. A server's settings have been resolved by the process at the port: it
-reads them as the first line of its standard input, and ends when that is closed (`--managed`).
+"""The process that forks the servers of several models. It has imported what a server and its engine need and started
+nothing, so that a new server skips its imports. The process at the port resolves a server's settings; the server reads
+them as the first line of its standard input and ends when that is closed (`--managed`).
 
-Invariants: this process has one thread, and ends when its standard input, a socket, is closed; what it forks is no
-child of its own but of the one that adopts its orphans, the process at the port.
+Invariants: this process has one thread and ends when its standard input, a socket, is closed; a forked server becomes a
+child of the process that adopts orphans, the one at the port.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def main() -> int:
 
 
 def _fork() -> int:
-    """0 in the new process. The one between ends first, so that the new one is adopted."""
+    """Fork twice. Return 0 in the new process, and its pid here. The process in between ends first, so that the new one
+    is adopted by the process at the port."""
     reads, writes = os.pipe()
     if not (between := os.fork()):
         try:

@@ -1,9 +1,9 @@
-"""The life of a server: this process is HTTP and text, a child process is the engine.
+"""The life of a server: this process does HTTP and text, a child process is the engine.
 
 Invariants: the death of the child ends the server with a message and a non-zero code; SIGTERM lets running answers end,
 Ctrl-C or a second signal does not, all with exit code 0; no process, socket or file is left behind. A program that
 starts a server with `--managed` gets one JSON line when it is ready, and stops it by closing its standard input; the
-port of several models gets further lines, each with what the keys have used.
+port of several models gets further lines with the use of each API key.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for 
 
 
 def serve(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Sequence[int], began: float) -> int:
-    """Serve at `front_end` with the engine process that is starting; returns the exit code. `signals` came already."""
+    """Serve at `front_end` with the engine process that is starting, and return the exit code. `signals` have arrived
+    already."""
     return uvloop.run(_supervise(config, front_end, process, signals, began))
 
 
 class Signals:
-    """SIGTERM asks to drain; Ctrl-C, or SIGTERM again, to stop at once."""
+    """Signal handlers of a server: SIGTERM sets `drain`; Ctrl-C, or SIGTERM again, sets `stop` too."""
 
     def __init__(self, came: Sequence[int]) -> None:
         self.drain = asyncio.Event()
@@ -130,7 +131,7 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
 
 
 def is_exposed(config: ServerConfig) -> bool:
-    """Whether other machines may use it without a key."""
+    """Return True if other machines can use the server without an API key."""
     return config.any_key is None and not binds_loopback(config.host)
 
 
@@ -145,7 +146,7 @@ def _client(process: Engines) -> ProcessClient:
 
 @contextlib.contextmanager
 def under_way(*work: Coroutine[Any, Any, object]) -> Iterator[list[asyncio.Future[Any]]]:
-    """All of it has begun; what has not ended with the block is cancelled."""
+    """Run coroutines as tasks during the `with`, and cancel those that are unfinished at its end."""
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(one) for one in work]
     try:
         yield tasks
@@ -155,8 +156,8 @@ def under_way(*work: Coroutine[Any, Any, object]) -> Iterator[list[asyncio.Futur
 
 
 async def _until_ready(client: ProcessClient, process: Engines, stopping: asyncio.Event) -> EngineReady | None:
-    """None if a signal came first. Raises `ConfigError` for a setting that cannot be, `EngineGone` if the engine cannot
-    start for another reason."""
+    """Wait until the engine is ready; None if a signal comes first. Raises `ConfigError` for an invalid setting,
+    `EngineGone` if the engine cannot start for another reason."""
     assert client.ready is not None
     with under_way(process.wait(), stopping.wait()) as others:
         try:
@@ -176,8 +177,8 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
 async def _warmed(
     config: ServerConfig, client: ProcessClient, ready: EngineReady, tokenizer: Tokenizer, stopping: asyncio.Event
 ) -> bool:
-    """Load the adapters and compute the prefixes of the configuration. False if a signal came first. Raises `NotKept`,
-    `EngineGone`."""
+    """Load the adapters and compute the prefixes of the configuration. Return False if a signal comes first. Raises
+    `NotKept` or `EngineGone`."""
     texts, adapters = config.engine.warm_prefixes, config.engine.lora
     if not texts and not adapters:
         return True
@@ -209,7 +210,7 @@ async def _serve(
     signals: Signals,
     began: float,
 ) -> int:
-    """From ready to the end; returns the exit code."""
+    """Serve from the time the engine is ready until the end, and return the exit code."""
     defaults = read_defaults(ready.model_dir, config.engine.generation_config, config.engine.model)
     if defaults:
         say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
@@ -268,7 +269,7 @@ async def _serve(
 
 
 def _begin_demo(url: str, model: str, api_key: str | None) -> subprocess.Popen[bytes]:
-    """A load of the server on itself, for people who watch. It ends with this process."""
+    """Start a process that sends the server a demonstration load. It ends with this process."""
     demo = subprocess.Popen([sys.executable, "-m", "minisgl.bench.demo_load"], stdin=subprocess.PIPE)
     assert demo.stdin is not None
     line = {"url": url, "model": model, "api_key": api_key, "seed": 0}
@@ -279,7 +280,7 @@ def _begin_demo(url: str, model: str, api_key: str | None) -> subprocess.Popen[b
 
 
 def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
-    """Let the gateway answer requests for text. What cannot be costs its speed only."""
+    """Let the gateway answer text requests. If that fails it forwards all of them, which is slower."""
     tokenizer.compile_templates()  # else the first request does, on the event loop
     try:
         assert not isinstance(tokenizer.text, ReferenceTokenizer)  # there is a gateway, so there is the extension
@@ -290,14 +291,14 @@ def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
 
 
 def _num_open(app: Application, gateway: Gateway | None) -> int:
-    """Return how many requests are being answered."""
+    """Return the number of requests that are being answered."""
     return app.middleware.num_open + (0 if gateway is None else gateway.num_open)
 
 
 async def _drain(
     app: Application, gateway: Gateway | None, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]
 ) -> None:
-    """Take no new requests; return when the open ones are answered, at the latest after `timeout_s`."""
+    """Accept no new requests, and return when the open ones are answered, after `timeout_s` at the latest."""
     app.context.draining = True
     if gateway is not None:
         gateway.drain()  # the Python server refuses what it passes on
@@ -316,7 +317,8 @@ async def _drain(
 
 
 async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
-    """Until the engine process is dead or has nothing more to say; returns the exit code, None if there is none."""
+    """Wait until the engine process has ended or closed its connection. Return its exit code, or None if it still runs.
+    """
     with under_way(process.wait(), client.lost.wait()) as both:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait(both, timeout=LAST_WORDS_S)  # the one comes with the other
@@ -325,7 +327,7 @@ async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
 
 
 def _last_words(client: ProcessClient, exit_code: int | None) -> None:
-    """The engine process is gone: say why, as well as is known."""
+    """Log why the engine process is gone, as far as that is known, and fail all requests."""
     client.fail(
         "the engine process ended the connection"
         if exit_code is None
@@ -335,7 +337,7 @@ def _last_words(client: ProcessClient, exit_code: int | None) -> None:
 
 
 def url_of(address: tuple[str, int]) -> str:
-    """The URL of a server that listens there."""
+    """Return the URL at which this machine reaches a server that listens at `address`."""
     host, port = address
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -376,8 +378,8 @@ def _greet(
 
 
 def _announce(url: str, config: ServerConfig, ready: EngineReady) -> None:
-    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, if it takes one;
-    `max_model_len`: of a request."""
+    """Print one JSON line for the program that started the server: `url`, `model` (its API name), `key` (a valid API
+    key or null) and `max_model_len` (tokens of a request)."""
     said = {"url": url, "model": config.model_name, "key": config.any_key, "max_model_len": ready.max_seq_len}
     print(json.dumps(said), flush=True)
 

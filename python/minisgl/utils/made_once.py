@@ -1,6 +1,6 @@
-"""Folders of the cache that are made from something once: imported models, converted tokenizers.
+"""Cache folders that are made once: imported models, converted tokenizers.
 
-Invariants: a folder appears whole or not at all, and is made by one process; others that want it meanwhile wait.
+Invariants: a folder is complete or missing, and is made by one process; other processes wait for it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from minisgl.config import ConfigError
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled now by `make` if it is not there. Its name has to say all that its content depends on. Raises
-    `ConfigError` if nothing can be written beside it."""
+    """Return `folder`, after filling it with `make` if it does not exist. Its name must identify everything that its
+    content depends on. Blocks while another process makes it. Raises `ConfigError` if its parent folder cannot be
+    written."""
     if folder.is_dir():
         return folder
     base = folder.parent

@@ -1,13 +1,10 @@
-"""How much memory is free, and that freed memory goes back to the system.
+"""Free memory, and the return of freed memory to the system.
 
-What is free is what the machine has, or what the control groups of this process (of version 1 and 2) leave of their
-limits: a container's limit is one.
-
-glibc's allocator keeps what is freed, above all in the arenas of other threads than the first, and raises by itself the
-size from which a block is mapped, and so given back, for itself.
-
-With another allocator nothing happens. The extension has one of its own, mimalloc, which is told the same by the
-environment (`envs.keep_little`).
+Free memory is the machine's, or what the control groups of this process (version 1 or 2) leave of their limits; a
+container's limit is one. glibc's allocator retains freed memory, mostly in the arenas of threads other than the first,
+and raises by itself the size from which a block is mapped, and so returned, on its own. With another allocator these
+functions do nothing. The extension has its own allocator, mimalloc, which gets the same settings by the environment
+(`envs.keep_little`).
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ def _libc() -> ctypes.CDLL | None:
 
 
 def keep_little() -> None:
-    """Once, before threads are started."""
+    """Set limits that make glibc return freed memory. Call it once, before threads are started."""
     if (libc := _libc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
         libc.mallopt(_M_ARENA_MAX, MAX_ARENAS)
 
 
 def give_back() -> None:
-    """What is free now. Other threads run meanwhile."""
+    """Return glibc's free memory to the system. Other threads keep running."""
     if (libc := _libc()) is not None:
         libc.malloc_trim(0)
 
@@ -52,20 +49,21 @@ _NO_LIMIT = 1 << 60  # of version 1
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """`whose`: for an error, what sets the limit."""
+    """An amount of free memory. `whose` names what sets the limit, for errors ("of this machine")."""
 
     num_bytes: int
     whose: str
 
 
 def free_memory() -> Free:
-    """What this process may still take. Files that the system keeps in memory are free: it forgets them for others."""
+    """Return the memory that this process may still allocate. The system's file cache counts as free, since it is
+    dropped on demand."""
     machine = Free(psutil.virtual_memory().available, "of this machine")
     return min([machine, *_groups()], key=lambda free: free.num_bytes)
 
 
 def _groups() -> Iterator[Free]:
-    """What each group with a limit leaves: that of this process, and those above it."""
+    """Yield the free memory of each control group with a limit: this process's group and its parents."""
     lines = []
     with suppress(OSError):
         lines = (ROOT / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

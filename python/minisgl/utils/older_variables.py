@@ -1,4 +1,4 @@
-"""The environment variables of the older engine, none of which this one reads, and what does their work here.
+"""The environment variables of the older engine, none of which is read here, and what replaces them.
 
 Invariant: docs/from-mini-sglang.md has the same table.
 """

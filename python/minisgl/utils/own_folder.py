@@ -1,7 +1,6 @@
-"""What a folder that a flag names must be, before its files are trusted: whoever writes them decides what is computed.
+"""Checks of a user's own folder, before its files are trusted: a process that can write them decides what is computed.
 
-A file of such a folder is read by `read_own`, which follows no link, waits for no pipe, and takes no more than it
-needs.
+A file of such a folder is read by `read_own`, which follows no link, waits for no pipe, and reads no more than needed.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from minisgl.config import ConfigError
 
 
 def check_own(path: Path, said: str) -> None:
-    """Check that nobody but the user who runs this writes in a folder, where it is there. `said`: the setting that
-    names it. Raises `ConfigError`."""
+    """Check that a folder, if it exists, can only be written by the user who runs this process. `said` is the setting
+    that names it. Raises `ConfigError`."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -35,7 +34,8 @@ def check_own(path: Path, said: str) -> None:
 
 
 def read_own(path: Path, num_bytes: int) -> bytes | None:
-    """Return the bytes of a file of the user's own with just so many; None for any other. Raises `OSError`."""
+    """Return the bytes of a regular file that this user owns and that has exactly `num_bytes`, or None. Raises
+    `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)

@@ -1,6 +1,6 @@
-"""Other projects' words for the values and settings of this one: mini-sglang's and SGLang's, mostly.
+"""Other projects' names for values and settings, mostly mini-sglang's and SGLang's.
 
-Invariants: what is accepted means exactly what the word here means; a name given in two spellings is an error.
+Invariants: an accepted name means exactly the same as the name here; a setting given under two names is an error.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ SWITCHES = {"use_dummy_weight": ("auto", "dummy"), "enforce_eager": (None, 0)}
 
 
 def dtype(value: object) -> str:
-    """The long name; torch's own types are read by their names, so that torch need not be there."""
+    """Return the long name of a dtype. A torch dtype is read by its name, so that torch is not needed."""
     name = str(value).removeprefix("torch.")
     return DTYPES.get(name, name)
 
@@ -80,7 +80,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def size(value: object) -> int:
-    """Bytes: a number, with a unit such as 6GB or 512MiB. Raises `ConfigError`."""
+    """Parse a number of bytes, with or without a unit, such as 6GB or 512MiB. Raises `ConfigError`."""
     found = _SIZE.fullmatch(str(value).strip())
     if found is None or not (num_bytes := int(float(found[1]) * _UNITS[(found[2] or "").lower()])):
         raise ConfigError(f"{value}: must be a size such as 6GB, 512MiB or a number of bytes")
@@ -88,20 +88,20 @@ def size(value: object) -> int:
 
 
 def routing(value: object) -> str:
-    """`fsfs` is mini-sglang's name for `least_load`."""
+    """Return the name of a routing policy; `fsfs` is mini-sglang's name for `least_load`."""
     name = str(value).replace("-", "_")
     return ROUTINGS.get(name, name)
 
 
 def positive(text: str) -> int:
-    """Return a whole number of at least 1. Raises `ConfigError`."""
+    """Parse a whole number of at least 1. Raises `ConfigError`."""
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"{text}: must be a whole number, at least 1")
     return int(text)
 
 
 def number_or_auto(text: str) -> int | str:
-    """Return a whole number of at least 1, or auto. Raises `ConfigError`."""
+    """Parse a whole number of at least 1, or "auto". Raises `ConfigError`."""
     if text == "auto":
         return text
     try:
@@ -111,7 +111,7 @@ def number_or_auto(text: str) -> int | str:
 
 
 def device(text: str) -> str:
-    """Return `text` if it names a device, whether that is there or not. Raises `ConfigError`."""
+    """Return `text` if it is a valid device name, whether the device exists or not. Raises `ConfigError`."""
     if problem := device_problem(text):
         raise ConfigError(f"{text}: {problem}")
     return text
@@ -125,7 +125,7 @@ def cpu_backend(text: str) -> str:
 
 
 def attention_backend(text: str) -> str:
-    """A backend's name, or PREFILL,DECODE; one name if both are the same. Raises `ConfigError`."""
+    """Return an attention backend, or PREFILL,DECODE if they differ. Raises `ConfigError`."""
     names = [_attention_backend(name.strip(), text) for name in text.split(",")]
     if len(names) > 2 or (len(names) == 2 and "auto" in names):
         raise ConfigError(f"{text}: give one backend, or two as PREFILL,DECODE: {', '.join(ATTENTION_BACKENDS)}")
@@ -142,7 +142,8 @@ def _attention_backend(name: str, text: str) -> str:
 
 
 def text_or_file(text: str) -> str | PrefixFile:
-    """`text`, or with @FILE what stands in the file, if that is no exported prefix. Raises `ConfigError`."""
+    """Return `text`, or for @FILE the text of the file, or a `PrefixFile` if it is an exported prefix. Raises
+    `ConfigError`."""
     if not text.startswith("@"):
         return text
     file = Path(text[1:]).expanduser()
@@ -154,7 +155,7 @@ def text_or_file(text: str) -> str | PrefixFile:
 
 
 def adapter(text: str) -> tuple[str, str]:
-    """Name and folder of NAME=PATH, or of vLLM's {"name": ..., "path": ...}. Raises `ConfigError`."""
+    """Parse NAME=PATH, or vLLM's {"name": ..., "path": ...}, to an adapter's name and folder. Raises `ConfigError`."""
     if text.startswith("{"):
         try:
             said = json.loads(text)
@@ -169,7 +170,8 @@ def adapter(text: str) -> tuple[str, str]:
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `EngineConfig` from what a caller of `LLM` gave. Raises `TypeError`, `ConfigError`."""
+    """Translate the settings that a caller of `LLM` gave to fields of `EngineConfig`. Raises `TypeError` or
+    `ConfigError`."""
     found: dict[str, Any] = {}
     first: dict[str, str] = {}
     for name, value in given.items():
