@@ -158,8 +158,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt (text or token ids) and return the outputs in order. `params` is one for all prompts or
         one each; None is `default_params`. `lora` is the name of a loaded adapter for all prompts, or a name or None
-        for each. `on_text(output, text)` is called with each new piece of text. Raises `ParamError` for a bad prompt or
-        parameter before anything is computed."""
+        for each. `on_text(output, text)` is called with each new piece of text.
+        Raises `ParamError` for a bad prompt or parameter before anything is computed."""
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
         each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
         if len(each) != len(batch):

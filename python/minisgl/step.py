@@ -1,9 +1,9 @@
 """The data that is exchanged between the scheduler and the engine.
 
 `Events` go into ``ControlPlane.schedule``, which returns a `StepPlan` and fills the arrays of a `StepBuffers`. The
-engine runs the plan. The sampled tokens go into ``ControlPlane.commit``, which returns a `StepOutput`. Invariants: all
-step data is int32, in arrays that are allocated once and written in place. Nothing here knows which scheduler or engine
-is used, or what a token means.
+engine runs the plan. The sampled tokens go into ``ControlPlane.commit``, which returns a `StepOutput`.
+Invariants: all step data is int32, in arrays that are allocated once and written in place. Nothing here knows which
+scheduler or engine is used, or what a token means.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`minisgl bench ab`: the server under `MINISGL_CPU_BACKEND=python` and under `rust_hotpath`, in pairs, with a verdict.
+"""The command `minisgl bench ab`: measures `MINISGL_CPU_BACKEND=python` against `rust_hotpath` in pairs of runs, with a
+verdict.
 
-The first part is the step loop over a simulated engine whose steps take no time: the most that a scheduler can matter.
-The second part is the embedded model over HTTP, in one real server for each scheduler; the servers take turns.
-
-Invariants: who goes first alternates; both of a pair get the same prompts, and no pair gets those of another one.
+The first part is the step loop over a simulated engine whose steps take no time, where the scheduler matters most. The
+second part is the embedded model over HTTP, in one real server for each scheduler; the servers take turns.
+Invariants: the order alternates; both runs of a pair get the same prompts, and no two pairs share prompts.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The schedulers of a part, the number of its pairs and its title in the lines of progress."""
+    """A part's schedulers, its number of pairs and its title in progress lines."""
 
     title: str
     names: Sequence[str]
     pairs: int
 
     def measure(self, one: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
-        """Return the figures of `one(name, pair)` by scheduler; a line of progress for each."""
+        """Return the figures of `one(name, pair)` by scheduler. Prints a progress line for each."""
         found: dict[str, list[Figures]] = {name: [] for name in self.names}
         try:
             for pair, name in turns(self.names, self.pairs):
@@ -131,7 +131,7 @@ class Turns:
 
 
 class StoppedWith(Stopped):
-    """The same, with the figures of the pairs that are whole."""
+    """A stop by a signal, with the figures of the complete pairs."""
 
     def __init__(self, stopped: Stopped, runs: Mapping[str, Sequence[Figures]]) -> None:
         super().__init__(stopped.code - 128)
@@ -171,7 +171,8 @@ class Part:
 
 
 def verdict(name: str, found: PairedDifference) -> str:
-    """Return the ratio of tok/s with its interval as a sentence, which claims no difference if the interval has 1."""
+    """Return the ratio of tok/s with its interval as a sentence, which claims no difference if the interval contains 1.
+    """
     assert found.ratio is not None  # throughput is above 0
     times, low, high = (1 + value for value in (found.ratio.estimate, found.ratio.low, found.ratio.high))
     interval = f"95 % interval {low:.2f} to {high:.2f}, {found.num_pairs} pairs"
@@ -183,7 +184,7 @@ def verdict(name: str, found: PairedDifference) -> str:
 
 
 def _simulated(ask: Turns) -> dict[str, list[Figures]]:
-    """Measure the step loop in this process, with 256 sequences that are there at the start."""
+    """Measure the step loop in this process, with 256 sequences that all start at once."""
 
     def one(name: str, pair: int) -> Figures:
         engine = EngineConfig(
@@ -198,7 +199,7 @@ def _simulated(ask: Turns) -> dict[str, list[Figures]]:
 
 
 def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[str, str]]) -> dict[str, list[Figures]]:
-    """Measure a server in each of `environments`. A first round warms up; a step's percentiles are those of all
+    """Measure a server in each of `environments`. A first round warms up; the percentiles of a step are over all
     rounds."""
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}

@@ -1,7 +1,7 @@
-"""How a load was spread over the engines of a server, and how much of its prompts was cached: from what the server
-counts (/stats), before and after.
+"""The balance of a load over a server's engines, and its prefix cache hit rate, from the server's counters (/stats)
+before and after.
 
-Invariants: a server that counts no such thing costs nothing but these figures.
+Invariants: with a server that has no such counters, only these figures are missing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Since the start of the server, by engine: admitted requests, rows of steps (a token, or a part of a prompt)."""
+    """Counters since the start of the server: by engine the admitted requests and the rows of steps (a row is one token
+    or one chunk of a prompt); and totals."""
 
     requests: Sequence[int]
     rows: Sequence[int]
@@ -30,7 +31,8 @@ class Counted:
 
 
 def counted(server: Server) -> Counted | None:
-    """When no engine has anything to do, or has for `IDLE_S`. None from another server, or an older one."""
+    """Read the counters once all engines are idle, after `IDLE_S` at the latest. None for another kind of server or an
+    older one."""
     deadline = time.monotonic() + IDLE_S
     while True:
         try:
@@ -53,7 +55,8 @@ def counted(server: Server) -> Counted | None:
 
 
 def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | None:
-    """What a load brought; None if it is not known, or an engine came or went."""
+    """Return the figures of a load from the counters around it, or None if they are unknown or an engine came or went.
+    """
     if before is None or after is None or len(before.rows) != len(after.rows):
         return None
     requests = [b - a for a, b in zip(before.requests, after.requests, strict=True)]
@@ -71,12 +74,13 @@ def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | N
 
 
 def _most_to_mean(values: Sequence[int]) -> float | None:
-    """1: all alike; the number of engines: one had everything."""
+    """Return the maximum over the mean: 1 if all are equal, the number of engines if one did everything. None if all
+    are 0."""
     return max(values) * len(values) / sum(values) if sum(values) else None
 
 
 def balance_rows(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """For a table under `HEAD`."""
+    """Return the rows of the balance table, whose header is `HEAD`."""
     rows = []
     for point in result["points"]:
         if (found := point["engines"]) is not None:

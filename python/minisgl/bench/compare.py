@@ -1,11 +1,10 @@
-"""`minisgl bench compare`: minisgl beside others on the same prompts, in turns, in one table.
+"""The command `minisgl bench compare`: minisgl and other engines on the same prompts, in turns, in one table.
 
-A variant that cannot start, or fails, is listed with the reason. A round asks each the same: so many prompts at once
-for each `--concurrency`, and one long prompt for a single token; the next round has other prompts, and goes through the
-variants the other way round. The first round warms up, and is not counted. After the last one each answers a few
-prompts more, one at a time and untimed: how far the texts agree.
-
-A variant gets no prompt twice, so no cache of prefixes helps; what could not be measured is empty.
+A variant that cannot start, or fails, is listed with the reason. In a round each variant gets the same prompts: as many
+at once as each `--concurrency` says, and one long prompt for a single token; the next round has other prompts and
+reverses the order of the variants. The first round is a warm-up and is not counted. After the last one each answers a
+few more prompts, one at a time and untimed, to compare the texts.
+No variant gets a prompt twice, so that no prefix cache helps; a figure that could not be measured is empty.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> Compare:
-    """Raises `ConfigError`."""
+    """Build the settings from flags. Raises `ConfigError`."""
     for flag, values in (
         ("--concurrency", args.concurrency),
         ("--input-len", [args.input_len]),
@@ -156,7 +155,8 @@ def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def measure(settings: Compare) -> tuple[Stopped | None, dict[str, Running], dict[str, str]]:
-    """Return what stopped it (None: nothing), what was measured by variant, and why the others were not."""
+    """Return the signal that stopped the measurement (None if none did), the measured variants by name, and the reasons
+    why others are missing."""
     missing: dict[str, str] = {}
     running: dict[str, Running] = {}
     try:
@@ -168,8 +168,8 @@ def measure(settings: Compare) -> tuple[Stopped | None, dict[str, Running], dict
 
 
 def whole_rounds(settings: Compare, running: Mapping[str, Running]) -> Compare:
-    """Keep of each variant the rounds that all have, and answers only if all have all of them; return the settings with
-    the number of those rounds."""
+    """Reduce each variant to the rounds that all of them completed, and keep answers only if all have all of them.
+    Return the settings with that number of rounds."""
     repeats = min((len(one.prefill_tok_s) for one in running.values()), default=0)
     answered = all(len(one.answers) == settings.agreement_prompts for one in running.values())
     for one in running.values():
@@ -182,7 +182,7 @@ def whole_rounds(settings: Compare, running: Mapping[str, Running]) -> Compare:
 def _measure(
     settings: Compare, stack: contextlib.ExitStack, running: dict[str, Running], missing: dict[str, str]
 ) -> None:
-    """Fill `running` and `missing`; what is started ends with `stack`. Raises `Stopped`."""
+    """Fill `running` and `missing`; started variants end with `stack`. Raises `Stopped`."""
     _start(settings, stack, running, missing)
 
     def each(order: Sequence[str], label: str, ask: Any) -> None:
@@ -225,7 +225,7 @@ def _start(
 
 
 def _round(settings: Compare, one: Running, repeat: int) -> None:
-    """Round -1 is the warm-up. The prompts depend on the round alone."""
+    """Measure a round of one variant; round -1 is the warm-up. The prompts depend on the round only."""
     warm = repeat < 0
     for count in settings.concurrency:
         if one.variant.max_sequences is not None and count > one.variant.max_sequences:

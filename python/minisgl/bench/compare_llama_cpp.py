@@ -1,4 +1,4 @@
-"""llama.cpp's server as a variant of `minisgl bench compare`: a program of its own, run by whatever interpreter has the
+"""The llama.cpp server as a variant of `minisgl bench compare`: a separate program, run by an interpreter that has the
 package xllamacpp. Arguments: GGUF file, threads, sequences at once, tokens of each.
 
 The first line of stdout is JSON with its address; it ends with its standard input.

@@ -1,7 +1,8 @@
-"""The result of `minisgl bench compare`: figures over the rounds with their intervals, how far texts agree, tables.
+"""The result of `minisgl bench compare`: figures over the rounds with their intervals, the agreement of texts, tables.
 
-A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %): infinite, and
-not shown, for one round. Agreement is told against the first variant, in characters: tokens of others are not known.
+A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %), which is
+infinite, and not shown, for one round. Agreement is with the first variant, in characters, since the tokens of other
+variants are unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BY_COUNT = ("tok_s", "ttft_ms", "itl_ms", "itl_p99_ms", "cpu_s_per_1000")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
-    """Sizes in tokens, roughly: a word of the prompts is a token or a little more."""
+    """Settings of a comparison. Lengths are in tokens, roughly: a word of a prompt is a token or slightly more."""
 
     variants: tuple[str, ...]
     setup: Setup
@@ -44,8 +45,8 @@ class Compare:
 
 @dataclass(slots=True)
 class Running:
-    """A variant that serves until `own` is closed, and what was measured of it: by figure and prompts at once a value a
-    round."""
+    """A variant that serves until `own` is closed, with its measurements: one value per round, by figure and prompts at
+    once."""
 
     variant: Variant
     own: contextlib.ExitStack
@@ -69,14 +70,15 @@ class Running:
             self.rss_bytes = max(used.rss_bytes, self.rss_bytes or 0)
 
     def keep(self, repeats: int) -> None:
-        """Drop what was measured after so many rounds."""
+        """Drop the measurements after the first `repeats` rounds."""
         self.rounds = {
             name: {count: values[:repeats] for count, values in of_one.items()} for name, of_one in self.rounds.items()
         }
         del self.prefill_tok_s[repeats:]
 
     def take_prefill(self, times: Times) -> None:
-        """Take the times of one prompt and one token: to its text, or to the end where that is all there is."""
+        """Record the prefill rate from a prompt with one token of output, timed to its first text, or to its end
+        without a stream."""
         self.prefill_tok_s.append(times.num_in / (times.first_s[0] if times.first_s else times.total_s))
 
 
@@ -113,7 +115,7 @@ def _figures(one: Running) -> dict[str, Any]:
 
 
 def _interval(values: Sequence[float]) -> list[float]:
-    """Estimate, low, high."""
+    """Return the estimate and the lower and upper bound."""
     if min(values) <= 0:  # too short for the clock that counts CPU time
         return [statistics.fmean(values), -math.inf, math.inf]
     found = geometric_interval(values)
@@ -121,7 +123,8 @@ def _interval(values: Sequence[float]) -> list[float]:
 
 
 def _against(found: Mapping[str, Running]) -> dict[str, Any] | None:
-    """tok/s of the first variant over each other's, paired by round: what the machine did to both cancels."""
+    """Return the first variant's tok/s over each other's, paired by round, so that a machine's drift cancels; None for
+    fewer than two."""
     if len(found) < 2:
         return None
     first, *others = found
@@ -136,8 +139,8 @@ def _against(found: Mapping[str, Running]) -> dict[str, Any] | None:
 
 
 def agreement(answers: Mapping[str, Sequence[Answer]]) -> dict[str, Any] | None:
-    """How each variant agrees with the first one: texts that are the same, the share of their characters before the
-    first difference, and whether both counted as many tokens in the prompts. None: nobody answered."""
+    """Compare each variant's answers with the first one's: the number of equal texts, the fraction of characters before
+    the first difference, and whether both counted the same prompt tokens. None if there are no answers."""
     if not any(answers.values()):
         return None
     first, *others = answers
@@ -167,7 +170,7 @@ def _shared(a: str, b: str) -> float:
 
 
 def shown(result: Mapping[str, Any]) -> list[str]:
-    """All tables that have rows."""
+    """Return all tables that have rows."""
     tables = (speeds(result), latencies(result), costs(result), agreements(result), _missing(result))
     return [text for text in tables if text]
 
@@ -184,7 +187,7 @@ def write(report: Report, result: Mapping[str, Any]) -> None:
 
 
 def cell(found: Sequence[float | None] | None) -> str | None:
-    """Return a figure with its interval; infinite bounds are null, and not shown."""
+    """Return a figure with its interval as text. Infinite bounds are null, and not shown."""
     if found is None:
         return None
     estimate, low, high = found

@@ -1,11 +1,11 @@
-"""transformers' `generate` as a variant of `minisgl bench compare`: a program of its own, run by whatever interpreter
-has the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
+"""The `generate` of transformers as a variant of `minisgl bench compare`: a separate program, run by an interpreter
+that has the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
 
-A line of JSON comes in ({"prompts": [...], "num_out": n}), a line goes out (times in seconds, tokens). `whole`: one
-call for all prompts, padded on the left; nothing is there before the end. `stream`: a TextIteratorStreamer, one prompt.
-Exactly `num_out` tokens each. {"answer": prompt, "num_out": n} gets the text, which ends where the model ends it.
-
-All is greedy; the first line says that the model is loaded.
+Each input line is JSON ({"prompts": [...], "num_out": n}); so is its output line (times in seconds, token counts).
+`whole`: one call for all prompts, padded on the left, without output before the end. `stream`: one prompt with a
+TextIteratorStreamer. Each prompt gets exactly `num_out` tokens. {"answer": prompt, "num_out": n} returns the text, up
+to where the model ends it.
+Decoding is greedy; the first output line says that the model is loaded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Model:
         self.version = str(self._transformers.__version__)
 
     def generate(self, prompts: list[str], num_out: int, streamer: Any = None) -> tuple[int, int]:
-        """Tokens in and out."""
+        """Generate, and return the numbers of prompt and output tokens."""
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
         out = self._run(batch, num_out, min_new_tokens=num_out, streamer=streamer)
         return int(batch["attention_mask"].sum()), int(out.shape[1] * len(prompts))
 
     def answer(self, prompt: str, max_out: int) -> tuple[str, int]:
-        """Its text, and tokens of the prompt."""
+        """Return the answer's text, and the number of prompt tokens."""
         batch = self._tokenizer([prompt], return_tensors="pt")
         out = self._run(batch, max_out)
         return self._tokenizer.decode(out[0], skip_special_tokens=True), int(batch["attention_mask"].sum())
@@ -51,7 +51,7 @@ class Model:
         return out[:, batch["input_ids"].shape[1] :]
 
     def stream(self, prompt: str, num_out: int) -> tuple[list[float], int, int]:
-        """When each piece of text was there, tokens in and out."""
+        """Generate as a stream. Return the time of each piece of text, and the numbers of prompt and output tokens."""
         streamer = self._transformers.TextIteratorStreamer(self._tokenizer, skip_prompt=True)
         counted: list[tuple[int, int]] = []
         worker = threading.Thread(target=lambda: counted.append(self.generate([prompt], num_out, streamer)))

@@ -1,8 +1,8 @@
-"""Request files with text: conversations as ShareGPT's exports have them, a JSON list or JSON lines of objects with
+"""Request files with text: conversations in ShareGPT's format, a JSON list or JSON lines of objects with
 `conversations`, a list of turns with `from` (human, gpt, ...) and `value`.
 
-What cannot be asked (no question with an answer after it) is counted, never dropped in silence; what is no
-such file is refused with its place and the reason.
+Unusable conversations (without a question and an answer to it) are counted, never dropped silently; a file of another
+format is refused with the position and the reason.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ LOOKED_AT = 4096  # bytes, to tell such a file from a trace
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`turns`: questions with the answers that people got; `system` may be empty."""
+    """A conversation: pairs of question and original answer, and a system prompt, which may be empty."""
 
     system: str
     turns: tuple[tuple[str, str], ...]
 
 
 def is_request_file(path: Path) -> bool:
-    """Whether it begins like one: a trace is CSV, or JSON lines of other fields."""
+    """Return True if the file begins like a request file. (A trace is CSV, or JSON lines with other fields.) Raises
+    `ConfigError`."""
     try:
         with path.open("rb") as file:
             start = file.read(LOOKED_AT).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()
@@ -47,7 +48,7 @@ def is_request_file(path: Path) -> bool:
 
 
 def read_conversations(path: Path) -> tuple[list[Conversation], int]:
-    """Those that can be asked, and how many cannot. Raises `ConfigError`."""
+    """Return the usable conversations, and the number of unusable ones. Raises `ConfigError`."""
     found, unusable = list[Conversation](), 0
     try:
         for place, one in _objects(path):
@@ -79,7 +80,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _turns(place: str, one: Any) -> list[tuple[str, str]]:
-    """(role, text) in order."""
+    """Return the turns of a conversation as (role, text). Raises `ValueError`, which begins with `place`."""
     given = one.get("conversations") if isinstance(one, dict) else None
     if not isinstance(given, list):
         raise ValueError(f"{place}: has no list `conversations`: must be as in ShareGPT's files")
@@ -96,8 +97,8 @@ def _turns(place: str, one: Any) -> list[tuple[str, str]]:
 
 
 def _conversation(turns: list[tuple[str, str]]) -> Conversation | None:
-    """Up to where questions and answers no longer alternate. Answers before the first question, as in files that long
-    conversations were cut in pieces for, leave nothing to ask them by."""
+    """Return the part in which questions and answers alternate, or None if it is empty. (Files that split long
+    conversations have parts that begin with an answer.)"""
     system = turns[0][1] if turns and turns[0][0] == "system" else ""
     rest = turns[1:] if system else turns
     pairs = []

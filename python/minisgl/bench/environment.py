@@ -1,6 +1,6 @@
-"""What a figure was measured on: hardware and software versions, for the record beside every result.
+"""The environment of a measurement: hardware and software versions, for the record with every result.
 
-Invariants: no host name, no user, no path; asking loads nothing heavy (a GPU is named only if torch is loaded already).
+Invariants: no host name, no user, no path; nothing heavy is loaded (a GPU is named only if torch is loaded already).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "amx_tile", "a
 
 
 def environment() -> dict[str, Any]:
-    """Keys: cpu, cores, instruction_sets, memory_gib, system, python, packages, extension, gpus, commit, load."""
+    """Return the record. Keys: cpu, cores, instruction_sets, memory_gib, system, python, packages, extension, gpus,
+    commit, load."""
     name, flags = _cpu()
     return {
         "cpu": name,
@@ -42,7 +43,7 @@ def environment() -> dict[str, Any]:
 
 
 def environment_lines(record: Mapping[str, Any]) -> str:
-    """The record as a Markdown list."""
+    """Return the record as a Markdown list."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     extension = record["extension"]
     lines = [
@@ -68,7 +69,7 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def _number(release: str) -> str:
-    """A kernel's number without what its builder appended."""
+    """Return the number of a kernel release: `"5.15.0-91-generic"` -> `"5.15.0"`."""
     found = re.match(r"[\d.]+", release)
     return found.group(0).rstrip(".") if found else ""
 
@@ -88,7 +89,8 @@ def _gpus() -> list[str]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this file lies in, with `+changes` if its code differs; None outside one."""
+    """Return the commit of the checkout that contains this file, with `+changes` if its code differs; None outside of a
+    checkout."""
     folder = Path(__file__).resolve().parent
     try:
         found = _git(folder, "rev-parse", "--short=10", "HEAD")

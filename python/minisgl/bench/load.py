@@ -1,7 +1,7 @@
-"""One load on one server: the generator runs, and meanwhile the server's processes are looked at.
+"""The measurement of one load on one server: the generator runs while the server's processes are sampled.
 
-What is sampled costs little (a few reads of /proc twice a second); a server that is not local is measured
-from outside alone.
+Sampling costs little (a few reads of /proc twice a second); a server that is not local is measured from the client's
+side only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ HTTP_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Who is measured. `own`: the one that was started for it, whose processes can be looked at."""
+    """The server that is measured. `own` is its process if it was started for the measurement, so that it can be
+    sampled."""
 
     url: str
     model: str
@@ -47,7 +48,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent. `arrivals` (open loop) or `concurrency` (closed loop)."""
+    """The requests of a load: with `arrivals` an open loop, with `concurrency` a closed one."""
 
     bodies: Sequence[bytes]
     chains: Sequence[int]
@@ -64,7 +65,7 @@ class Load:
 
 @dataclass(slots=True)
 class Sample:
-    """One moment: seconds since the start, events with text so far, requests in flight."""
+    """A sample: seconds since the start, events with text so far, requests in flight."""
 
     at: float
     tokens: int
@@ -73,7 +74,8 @@ class Sample:
 
 @dataclass(slots=True)
 class Measured:
-    """A load that is over. By role of the server's processes: CPU seconds used, bytes at most; empty: not local."""
+    """A finished load. CPU seconds and peak bytes are by role of the server's process; empty for a server that is not
+    local."""
 
     result: LoadResult
     samples: list[Sample] = field(default_factory=list)
@@ -82,7 +84,7 @@ class Measured:
 
 
 class Watch:
-    """The processes of a server, found once: finding them is what costs."""
+    """A sampler of a server's processes, which are looked up once, because that is the slow part."""
 
     def __init__(self, own: ServerProcess | None) -> None:
         self._processes: Mapping[str, psutil.Process] = {} if own is None else own.processes()
@@ -102,13 +104,14 @@ class Watch:
 
 
 def generator() -> Callable[..., LoadResult]:
-    """`run_load` of the extension. Raises `ConfigError` if this installation has none."""
+    """Return `run_load` of the extension. Raises `ConfigError` if the extension is missing."""
     need_extension("the load generator")
     return _rust.run_load
 
 
 def send(server: Server, load: Load, label: str) -> Measured:
-    """Send `load`, with a bar called `label` on a terminal. Raises `ConfigError` for a load that makes no sense."""
+    """Send `load` and return its measurements, with a progress bar `label` on a terminal. Raises `ConfigError` for
+    invalid loads."""
     watch, samples = Watch(server.own), list[Sample]()
     began, looked = time.monotonic(), 0.0
     before = watch.cpu_seconds()
@@ -152,7 +155,7 @@ def send(server: Server, load: Load, label: str) -> Measured:
 
 
 def first_model(url: str, api_key: str | None) -> str:
-    """The first model that the server at `url` names. Raises `ConfigError`."""
+    """Return the first model in the server's list. Raises `ConfigError`."""
     try:
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         answer = httpx.get(url + "/v1/models", headers=headers, timeout=HTTP_TIMEOUT_S)
@@ -164,7 +167,8 @@ def first_model(url: str, api_key: str | None) -> str:
 
 
 def model_facts(server: Server) -> Mapping[str, Any]:
-    """What the server says of its model: `max_model_len`, and `simulated`, a profile, where nothing is computed."""
+    """Return the server's entry for its model, or {}. It has `max_model_len` and, without a real model, the profile
+    `simulated`."""
     try:
         answer = httpx.get(server.url + "/v1/models", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
         models = answer.json()["data"]
@@ -175,7 +179,7 @@ def model_facts(server: Server) -> Mapping[str, Any]:
 
 
 def stats_of(server: Server) -> dict[str, Any]:
-    """Return what a minisgl server counts (`/stats`); nothing from another server, or an older one."""
+    """Return a minisgl server's counters (`/stats`), or {} for another kind of server or an older one."""
     try:
         answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
         found = answer.raise_for_status().json()
@@ -185,8 +189,8 @@ def stats_of(server: Server) -> dict[str, Any]:
 
 
 def of_itself(server: Server) -> dict[str, Any] | None:
-    """What a minisgl server counted since its start: maxima, and percentiles of a step's schedule time and of writing
-    its arrays. None from another server, or an older one."""
+    """Return a minisgl server's figures since its start: maxima, and percentiles of the times of scheduling a step and
+    writing its arrays. None for another kind of server or an older one."""
     try:
         found = stats_of(server)
         meters = found["engine"]["meters"]
@@ -199,14 +203,14 @@ def of_itself(server: Server) -> dict[str, Any] | None:
 
 
 def _in_us(meter: Mapping[str, float]) -> dict[str, float]:
-    """As `stats.summary` has it; no percentiles before anything was measured."""
+    """Return a meter in microseconds, with the names of `stats.summary`; without percentiles if it is empty."""
     names = {**{name: f"{name}_s" for name in PERCENTILES if f"{name}_s" in meter}, "max": "longest_s"}
     mean = meter["total_s"] / meter["count"] if meter["count"] else 0.0
     return {"mean": 1e6 * mean, **{name: 1e6 * meter[key] for name, key in names.items()}}
 
 
 def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> Line:
-    """Ask the server for one token twice, and see what it counts in the prompts. Raises `ConfigError`."""
+    """Measure how prompt tokens depend on words, by two requests for one token. Raises `ConfigError`."""
     headers = dict(server.headers())
 
     def count(num_words: int) -> int:

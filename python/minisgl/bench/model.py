@@ -1,12 +1,11 @@
-"""`minisgl bench model`: how fast a model is here without a server, as llama-bench shows it, beside what the machine
-could do at most and, if asked, beside llama.cpp on the same file.
+"""The command `minisgl bench model`: the speed of a model without a server, in llama-bench's terms, with the machine's
+limits and, if asked, with llama.cpp on the same file.
 
     minisgl bench model --model FILE --depth 0 4096 --variants exact int8 --beside DIR
 
-All variants are alive at once and asked in turns; ratios are of pairs of one round. llama.cpp runs by its own benchmark
-of batches, which samples nothing, or as the package xllamacpp, whose server's own times are told.
-
-Invariants: a variant that fails is named with its reason and ends no other; prompts depend on round and point alone.
+All variants stay loaded and are measured in turns; ratios are of pairs in one round. llama.cpp runs as its own batch
+benchmark, which does not sample, or as the package xllamacpp, whose server reports its own times.
+Invariants: a variant that fails is listed with its reason and ends no other; prompts depend on round and point only.
 """
 
 from __future__ import annotations
@@ -53,7 +52,8 @@ Ask = Callable[[Point, Sequence[int]], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModel:
-    """`engine` has the model and what all variants share. `beside`: folders of llama.cpp by name."""
+    """Settings of the benchmark. `engine` has the model and the settings common to all variants; `beside` has
+    llama.cpp's folders by name."""
 
     engine: EngineConfig
     variants: tuple[str, ...]
@@ -68,7 +68,8 @@ class BenchModel:
 
 @dataclass(slots=True)
 class Found:
-    """Tokens a second by variant, point and round; what each engine says of itself; why a variant was not measured."""
+    """Results of the benchmark: tokens per second by variant, point and round; each engine's details; the reasons of
+    missing variants."""
 
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -76,7 +77,7 @@ class Found:
 
 
 def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequence[int]) -> tuple[Point, ...]:
-    """Prompts alone, answers in each batch; raises `ConfigError`."""
+    """Return the points: prefill at each depth, and decoding at each depth and batch size. Raises `ConfigError`."""
     for flag, values in (("--prompt", [prompt]), ("--generate", [generate]), ("--depth", depths)):
         if min(values) < 0:
             raise ConfigError(f"{flag} {min(values)}: must be 0 or more")
@@ -90,7 +91,7 @@ def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequen
 
 
 def run_model(settings: BenchModel, out: Path | None, *, command: str) -> int:
-    """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
+    """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
     report = None if out is None else Report(out, "A model's speed", command=command)  # the load before the runs
     limits: Limits = {(what, isa): rate for what, isa, rate in _rust.cpu_limits(settings.threads, LIMIT_S)}
     found = measure(settings)
@@ -147,7 +148,7 @@ def measure(settings: BenchModel) -> Found:
 
 @contextlib.contextmanager
 def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
-    """To be asked for the tokens a second of a point. Raises `Missing`, when asked, too."""
+    """Start a variant and yield a function that measures a point in tokens per second. Both raise `Missing`."""
     longest = max(point.length for point in settings.points)
     if folder := settings.beside.get(name):
         file = _file(settings.engine.model)
@@ -193,7 +194,8 @@ def _file(model: str) -> Path:
 
 
 def _batched(program: Path, file: Path, threads: int) -> Ask:
-    """llama.cpp's own: a process for every question, its loading outside the figures."""
+    """Return the measurement by llama.cpp's batch benchmark: one process per point, whose loading time is not counted.
+    """
     if not program.is_file():
         raise Missing(f"neither xllamacpp nor {BATCHED_BENCH} in {program.parent.name}")
 
@@ -222,7 +224,7 @@ def _batched(program: Path, file: Path, threads: int) -> Ask:
 
 @contextlib.contextmanager
 def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> Iterator[Ask]:
-    """The server of the package xllamacpp in `folder`, with `most` slots."""
+    """Start the server of the package xllamacpp in `folder`, with `most` slots."""
     program = str(Path(__file__).with_name("compare_llama_cpp.py"))
     sizes = (str(file), str(threads), str(most), str(-(-length // 256) * 256))
     with (
@@ -259,7 +261,8 @@ def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> I
 
 
 def llama_folders(given: Sequence[str]) -> dict[str, Path]:
-    """By variant, from DIR (the variant `llama.cpp`) or NAME=DIR (another build: `llama.cpp NAME`)."""
+    """Parse DIR (the variant `llama.cpp`) and NAME=DIR (another build, `llama.cpp NAME`) to folders by variant. Raises
+    `ConfigError`."""
     found = {}
     for text in given:
         name, sign, folder = text.rpartition("=")
@@ -274,8 +277,8 @@ def llama_folders(given: Sequence[str]) -> dict[str, Path]:
 
 
 def speeds_table(settings: BenchModel, found: Found, limits: Limits) -> str:
-    """A row a point and variant: mean and standard deviation, the share of the nearer limit, and what it is of each
-    llama.cpp of the same round."""
+    """Return the table with a row per point and variant: mean and standard deviation, the fraction of the nearer limit,
+    and the ratio to each llama.cpp in the same round."""
     head = ["test", "engine", "weights", "tok/s", "of the limit", *(f"of {name}" for name in settings.beside)]
     rows = []
     for point in settings.points:
@@ -303,9 +306,9 @@ def spread(samples: Sequence[float]) -> str:
 
 
 def share(about: Mapping[str, Any], name: str, point: Point, tok_s: float, limits: Limits) -> str:
-    """The share of memory's bandwidth or of multiply-adds, whichever is nearer. A decode step reads the weights once
-    and the K and V of each row; a prompt needs the head only once. Nothing where rows read other weights or not every
-    K."""
+    """Return the fraction of the memory bandwidth or of the multiply-adds, whichever is nearer to its limit. A decode
+    step reads the weights once and the K and V of each row; a prompt needs the LM head once only. Empty if rows read
+    different weights (experts) or not every K (windows)."""
     if "token_bytes" not in about or (about["experts"] and point.batch > 1) or (about["windows"] and point.depth):
         return ""
     shares = {}

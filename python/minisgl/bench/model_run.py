@@ -1,9 +1,8 @@
-"""One engine for `minisgl bench model`, in a process of its own: `python -m minisgl.bench.model_run`.
+"""One engine of `minisgl bench model`, in its own process: `python -m minisgl.bench.model_run`.
 
 The first line of stdin is an `EngineConfig`, every other a `Point` with its seed; each is answered by a line of JSON.
-
-Invariants: prompts differ, so that what a prefix hit spares is only what a point asks for; loading is outside the
-figures; what runs is the server's step loop, scheduler and engine.
+Invariants: prompts differ, so that the prefix cache only helps as a point demands; loading is not timed; the step loop,
+scheduler and engine are the server's.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ FIRST_ID, LAST_ID = 5, 30_000  # ids below the first are often special; vocabula
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What is measured, in tokens: a prompt of `num_in` behind `depth` that are computed before, or `num_out` of each
-    of `batch` answers behind so many."""
+    """A measurement, in tokens: prefill of `num_in` tokens after `depth` cached ones, or `num_out` tokens of decoding
+    for each of `batch` sequences after `depth` tokens."""
 
     depth: int = 0
     num_in: int = 0
@@ -41,7 +40,7 @@ class Point(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it."""
+        """The point's name as llama-bench writes it, such as `tg128 x 4 @ d4096`."""
         of = f"pp{self.num_in}" if self.num_in else f"tg{self.num_out}"
         return of + (f" x {self.batch}" if self.batch > 1 else "") + (f" @ d{self.depth}" if self.depth else "")
 
@@ -50,14 +49,14 @@ class Point(msgspec.Struct, frozen=True):
         return self.depth + self.num_in + self.num_out + 1
 
     def prompts(self, seed: Sequence[int], vocab: int) -> list[Int32Array]:
-        """Those before what is measured, and with a prompt that is, both in one; of answers at least one token."""
+        """Return `batch` random prompts of `depth` + `num_in` tokens, at least one."""
         rng = np.random.default_rng(list(seed))
         size = max(self.depth + self.num_in, 1)
         return [rng.integers(FIRST_ID, min(LAST_ID, vocab), size, np.int32) for _ in range(self.batch)]
 
 
 class Runner:
-    """The loop of an engine, and when tokens came."""
+    """An engine with its step loop, which counts the tokens that arrive."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = build_engine(config, lambda text, done=0, total=0: None)
@@ -72,7 +71,7 @@ class Runner:
         return {"dtype": info.dtype, "vocab_size": info.vocab_size, **found}
 
     def ask(self, point: Point, seed: Sequence[int]) -> float:
-        """Tokens a second."""
+        """Measure a point and return tokens per second."""
         prompts = point.prompts(seed, self.engine.info.vocab_size)
         if point.num_in:
             if point.depth:
@@ -83,7 +82,8 @@ class Runner:
         return (point.batch * (point.num_out + 1) - done) / (whole - first)
 
     def _run(self, prompts: Sequence[Int32Array], num_out: int) -> tuple[float, float, int]:
-        """Seconds until every sequence has a token, and until all have all; tokens that were there at the first."""
+        """Run all prompts. Return the seconds until every sequence has a token, the seconds until the end, and the
+        tokens at the first time."""
         sampling = SamplingParams(temperature=0, max_tokens=num_out, seed=0, ignore_eos=True)
         requests = [AddRequest(self._next_id + i, one.tobytes(), sampling) for i, one in enumerate(prompts)]
         self._next_id += len(requests)

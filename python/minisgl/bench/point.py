@@ -1,6 +1,6 @@
-"""One point of `minisgl bench serve` against a server that runs already, as one flat dict of figures.
+"""A measurement of one point of `minisgl bench serve` on a running server, as one flat dict of figures.
 
-Comparisons of servers measure with it: `minisgl bench ab` and the programs in `benchmark/`.
+Used by comparisons of servers: `minisgl bench ab` and the programs in `benchmark/`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_FOR_A_LOAD = ("base_url", "out", "flags", "served_model")
 
 @dataclass(frozen=True, slots=True)
 class PointLoad:
-    """One point of `bench serve`; `flags` are those that it was made from."""
+    """A point of `bench serve`, with the flags that it was built from."""
 
     settings: Serve
     flags: tuple[str, ...]
@@ -41,7 +41,7 @@ class PointLoad:
 
 
 def point_from(flags: Sequence[str]) -> PointLoad:
-    """Return the point that flags of `minisgl bench serve` describe. Raises `ConfigError`."""
+    """Parse flags of `minisgl bench serve` that describe one point. Raises `ConfigError`."""
     commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
     args = serve.add_parser(commands).parse_args(list(flags))
     if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:
@@ -59,8 +59,8 @@ def point_from(flags: Sequence[str]) -> PointLoad:
 def measure_point(
     server: ServerProcess, load: PointLoad, meanwhile: contextlib.AbstractContextManager[object] | None = None
 ) -> dict[str, float]:
-    """Throughput, latencies in ms, CPU by process, time of the loop's parts. `meanwhile` is entered when the load
-    begins, and left when it ends. Raises `ConfigError` when one failed."""
+    """Send the load and return throughput, latencies in ms, CPU by process, and time of the loop's parts. `meanwhile`
+    is entered when the load begins and left when it ends. Raises `ConfigError` if a request failed."""
     settings = load.settings
     target = Server(server.url, server.model, settings.api_key, server)
     (point,) = points_of(settings)
@@ -95,7 +95,7 @@ def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """us per step of the loop's parts. The last message of an idle engine carries all of them."""
+    """Return microseconds per step of the loop's parts. An idle engine's last message includes all of its steps."""
     steps = after.get("num_steps_total", 0) - before.get("num_steps_total", 0)
     if steps <= 0 or "meters" not in after:
         return {}

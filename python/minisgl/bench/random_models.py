@@ -1,8 +1,8 @@
-"""Models of well-known shapes with random weights, as GGUF files: speed is a matter of shapes and types, not of values.
+"""Models of well-known shapes with random weights, as GGUF files: speed depends on shapes and types, not on values.
 
     file = random_model("qwen2.5-1.5b", "q4_k_m", layers=None)     # written once, into the cache
 
-Invariants: what is written is a file that llama.cpp reads too; the same name gives the same bytes.
+Invariants: llama.cpp can read the file too; the same name gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minisgl.weights.sources import find_smollm2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Numbers of a published config.json."""
+    """The sizes of a published config.json."""
 
     arch: str
     layers: int
@@ -47,7 +47,7 @@ class Shape:
     state_heads: int = 0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes, rows first."""
+        """Yield the names and shapes of all tensors, rows first."""
         yield "token_embd.weight", (self.vocab, self.hidden)
         yield ("token_embd_norm.weight" if self.arch == "lfm2" else "output_norm.weight"), (self.hidden,)
         if not self.tied:
@@ -60,7 +60,7 @@ class Shape:
             yield from ((f"blk.{i}.{name}", shape) for name, shape in own.items())
 
     def _mixing(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that a layer which keeps a state has in place of attention."""
+        """Return the tensors that a layer with a recurrent state has in place of attention."""
         inner, heads, hidden = self.state_heads * _STATE_DIM, self.state_heads, self.hidden
         if self.arch == "lfm2":
             wide, square = (3 * hidden, hidden), (hidden, hidden)
@@ -176,8 +176,8 @@ _SCALES: dict[str, tuple[tuple[int, float], ...]] = {
 
 
 def random_model(name: str, kind: str, layers: int | None = None, folder: Path | None = None) -> Path:
-    """The file, written now if it is not there: a shape of `SHAPES` with at most `layers` layers, in a type of `TYPES`.
-    Raises `ConfigError`."""
+    """Return the file of a model with the shape `name` of `SHAPES`, at most `layers` layers and the type `kind` of
+    `TYPES`. It is written if it does not exist. Raises `ConfigError`."""
     shape = SHAPES[name] if layers is None else replace(SHAPES[name], layers=min(layers, SHAPES[name].layers))
     folder = envs.cache_dir() / "random" if folder is None else folder
     path = folder / f"{name}-{shape.layers}-layers-{kind}.gguf"
@@ -193,7 +193,7 @@ def random_model(name: str, kind: str, layers: int | None = None, folder: Path |
 
 
 def write_random(path: Path, shape: Shape, kind: str) -> None:
-    """Raises `ConfigError`."""
+    """Write a model with random weights to `path`. Raises `ConfigError` without the package gguf."""
     gguf = _gguf()
     with contextlib.closing(gguf.GGUFWriter(path, shape.arch, use_temp_file=True)) as writer:
         _add_numbers(gguf, writer, shape)
@@ -213,13 +213,12 @@ def write_random(path: Path, shape: Shape, kind: str) -> None:
 
 
 def _value_of(name: str) -> float:
-    """The number that a vector is filled with; states fade."""
+    """Return the value that fills a vector; with these values, states fade."""
     return 1.0 if "norm" in name else -1.0 if name.endswith("ssm_a") else 0.0
 
 
 def type_of(name: str, kind: str) -> str:
-    """The type of a matrix. Half of the layers have their finer types in llama.cpp's files; here it is every other
-    one."""
+    """Return the type of a matrix. llama.cpp gives finer types to half of the layers; here it is every other one."""
     most, finer = MIXTURES.get(kind, (kind, kind))
     if kind == "mxfp4":
         return finer if "_exps" in name else most
@@ -229,7 +228,8 @@ def type_of(name: str, kind: str) -> str:
 
 
 def random_blocks(kind: Any, sizes: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """[..., bytes of a row]. Experts have the rows of one, in other orders."""
+    """Return random weights of type `kind`, [..., bytes of a row]. All experts have the same rows, in different orders.
+    """
     gguf = _gguf()
     rows, columns = sizes[-2:]
     if kind == gguf.GGMLQuantizationType.BF16:
@@ -294,7 +294,7 @@ def _add_numbers(gguf: Any, writer: Any, shape: Shape) -> None:
 
 
 def _add_tokenizer(gguf: Any, writer: Any, vocab: int) -> None:
-    """The embedded model's, with made-up tokens up to the size of the vocabulary."""
+    """Add the embedded model's tokenizer, with made-up tokens up to the vocabulary's size."""
     fields = gguf.GGUFReader(find_smollm2()).fields
 
     def own(key: str) -> Any:

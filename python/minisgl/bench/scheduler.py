@@ -1,6 +1,6 @@
-"""`minisgl bench scheduler`: the time of a step's scheduling, both implementations in one run.
+"""The command `minisgl bench scheduler`: the time of scheduling a step, for each scheduler in one run.
 
-A debug build of the extension is refused, and a missing one.
+It refuses to measure a debug build of the extension, or a missing one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 
 def refusal(backends: Sequence[str]) -> str | None:
-    """Why this build cannot be measured."""
+    """Return why this build cannot be measured, or None."""
     if set(backends) == {"python"}:
         return None
     if why := why_missing():
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def show(name: str, backend: str, found: dict[str, float], bar: float | None, *, gate: bool = False) -> bool:
-    """Print a case's line, with `gate` its bar, too. Return whether that is met."""
+    """Print a case's line, with its bar if `gate`. Return True if the bar is met or there is none."""
     met = bar is None or found["median"] <= bar
     columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())
     text = "" if bar is None or not gate else f"  at most {bar:g}: {'met' if met else 'missed'}"

@@ -1,4 +1,4 @@
-"""`minisgl bench serve`: flags of the serving benchmark."""
+"""The command `minisgl bench serve`: flags of the serving benchmark."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> Serve:
-    """What the flags ask for. Raises `ConfigError`."""
+    """Build the settings from flags. Raises `ConfigError`."""
     if args.base_url is not None and args.flags:
         raise ConfigError(f"{args.flags[0]}: belongs to a server, and with --base-url none is started")
     if args.trace is not None and args.workload is not None:

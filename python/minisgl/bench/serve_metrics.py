@@ -1,11 +1,10 @@
-"""From a generator's arrays to figures: latencies, throughput, goodput, what a token cost.
+"""Figures from the load generator's arrays: latencies, throughput, goodput, cost of a token.
 
-Definitions, per request, from the moment in which it was due (open loop) or its client was free (closed loop):
-TTFT: to the first event with text. E2E: to the last one. TPOT: (last - first) / (tokens - 1). ITL: between events with
-text of a stream; a server may put several tokens into one, `tokens_per_event` says how many. In flight: sent and not
-over. Queued: sent and without text.
-
-A failed request is counted with its reason and enters no latency, no throughput and no goodput.
+Definitions, per request, from the moment it was due (open loop) or its client was free (closed loop). TTFT: to the
+first event with text. E2E: to the last one. TPOT: (last - first) / (tokens - 1). ITL: between a stream's events with
+text; a server may put several tokens into one event, see `tokens_per_event`. In flight: sent and not finished. Queued:
+sent and without text.
+A failed request is counted with its reason and excluded from latency, throughput and goodput.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a good answer keeps, in ms; None: does not matter."""
+    """Limits of a good answer in ms; None is no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -42,7 +41,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """In ms, of the requests that succeeded; NaN where a request had no text, or one event alone."""
+    """Latencies in ms of the successful requests; NaN if a request had no text, or only one event."""
 
     ttft: Floats
     tpot: Floats
@@ -61,7 +60,7 @@ def latencies(result: LoadResult) -> Latencies:
 
 
 def tokens_of(result: LoadResult) -> NDArray[np.int64]:
-    """Tokens out per request: the server's count, else events with text."""
+    """Return the output tokens of each request: the server's count, else the number of events with text."""
     counted = result["completion_tokens"]
     return np.where(counted >= 0, counted, result["text_events"])
 
@@ -107,7 +106,7 @@ def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
 
 
 def _most_at_once(begins: Floats, ends: Floats) -> int:
-    """How many of the requests that were sent had begun and not ended at the same time, at most."""
+    """Return the maximum number of requests that had begun and not ended at the same time. NaN begins are skipped."""
     sent = ~np.isnan(begins)
     times = np.concatenate((begins[sent], ends[sent]))
     changes = np.repeat((1, -1), int(sent.sum()))
@@ -121,7 +120,7 @@ def _known(values: Floats) -> list[float]:
 
 
 def _failures(result: LoadResult) -> dict[str, int]:
-    """By reason; a status by its number."""
+    """Return the number of failures by reason, such as `status 429`."""
     names = result["failures"]
     rows = zip(result["failure"].tolist(), result["status"].tolist(), strict=True)
     reasons = [f"status {status}" if names[code] == "status" else names[code] for code, status in rows if code]
@@ -133,7 +132,8 @@ def _errors(result: LoadResult) -> dict[str, int]:
 
 
 def _steady(measured: Measured, tokens_per_event: float) -> float | None:
-    """Tokens a second in the middle half of the run, by the generator's counter; None for a run too short to tell."""
+    """Return tokens per second in the middle half of the run, by the generator's samples. None if the run is too short.
+    """
     took = measured.result["duration_s"]
     middle = [s for s in measured.samples if STEADY[0] * took <= s.at <= STEADY[1] * took]
     if len(middle) < 5:
@@ -143,7 +143,8 @@ def _steady(measured: Measured, tokens_per_event: float) -> float | None:
 
 
 def _goodput(found: Latencies, slo: Slo, requests: int, took: float) -> dict[str, Any]:
-    """Requests that succeeded within every limit. One event or none has no TPOT, which then keeps any limit."""
+    """Return the requests that succeeded within every limit. A request with one event or none has no TPOT, and so meets
+    any limit of it."""
     good = ~np.isnan(found.ttft)
     for values, limit in ((found.ttft, slo.ttft_ms), (found.tpot, slo.tpot_ms), (found.e2e, slo.e2e_ms)):
         if limit is not None:
@@ -158,7 +159,7 @@ def _goodput(found: Latencies, slo: Slo, requests: int, took: float) -> dict[str
 
 
 def _server(measured: Measured, tokens: int) -> dict[str, Any] | None:
-    """CPU microseconds per token out and MiB by process; `all` of them together."""
+    """Return the server's CPU and memory by process, with the sum as `all`. None if they were not measured."""
     if not measured.cpu_s:
         return None
     cpu = {**measured.cpu_s, "all": sum(measured.cpu_s.values())}
@@ -173,7 +174,7 @@ def _server(measured: Measured, tokens: int) -> dict[str, Any] | None:
 
 
 def _client(result: LoadResult, tokens: int, events: int) -> dict[str, Any]:
-    """The generator itself. Lag: how much later than due a request was handed to its connection."""
+    """Return the generator's own CPU use and lag: how late a request was passed to its connection."""
     lag = 1e3 * (result["sent"] - result["scheduled"])
     return {
         "cpu_s": result["cpu_s"],

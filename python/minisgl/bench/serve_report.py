@@ -1,6 +1,6 @@
-"""The result of `minisgl bench serve`: one line a point, and a report.
+"""The result of `minisgl bench serve`: one row per point, and a report.
 
-With repeats, a point's figure is the median of its repeats, whose figures are all in the raw JSON.
+With repeats, a figure of a point is the median of its repeats; the raw JSON has all of them.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def result_of(
 
 
 def median_of(repeats: Sequence[Any]) -> Any:
-    """Field by field: numbers by their median, counts of failures by their sum, maxima by the largest, the rest as in
-    the first repeat."""
+    """Merge repeats field by field: medians of numbers, sums of failure counts, the largest of maxima; the rest is the
+    first repeat's."""
     first = repeats[0]
     if len(repeats) == 1:
         return first
@@ -111,7 +111,7 @@ def summary_table(result: Mapping[str, Any]) -> str:
 
 
 def latency_table(result: Mapping[str, Any]) -> str:
-    """Every latency of every point, with its whole summary."""
+    """Return the table of all latencies of all points, with their percentiles."""
     rows = [
         (point["load"], name, *(point[key][which] for which in SUMMARY))
         for point in result["points"]
@@ -147,7 +147,8 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
 
 
 def _samples(one: Measurement) -> dict[str, Any]:
-    """Request by request, in the order of their sending: ms from when each was due; None for what did not come."""
+    """Return each request's times, in the order of sending: ms since it was due; NaN for an event that did not happen.
+    """
     result = one.measured.result
     times = {name: 1e3 * (result[key] - result["scheduled"]) for name, key in SAMPLES}
     return {

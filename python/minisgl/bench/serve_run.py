@@ -1,7 +1,7 @@
-"""Carries out `minisgl bench serve`: points (a concurrency, a rate, a trace), each warmed up and repeated.
+"""The work of `minisgl bench serve`: points (a concurrency, a rate, a trace), each warmed up and repeated.
 
-No point sends a text that an earlier one has sent, so a warm prefix cache cannot flatter a later point; a
-point with a failed request makes the exit code 1.
+No point sends a text that an earlier one has sent, so that a warm prefix cache cannot help a later point; a failed
+request makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENDLESS = 1_000_000  # requests, for a run that its duration ends
 
 
 def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
-    """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
+    """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
     settings.check()
     points = points_of(settings)
     make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
@@ -125,7 +125,7 @@ def _arrivals(settings: Serve, workload: Workload, point: Point, run: int) -> Se
 
 
 def warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, run: int) -> None:
-    """The same kind of load, not counted. In a closed loop at least one request per client."""
+    """Send the same kind of load without counting it; in a closed loop at least one request per client."""
     asked, least = settings.warmup_requests, int(point.value) if point.mode == "closed" else 1
     count = max(least, settings.workload_settings.num_requests // 4) if asked is None else asked
     if count == 0:

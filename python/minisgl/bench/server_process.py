@@ -1,11 +1,11 @@
-"""A server under measurement: `minisgl serve --managed` as a child process, its CPU time and memory by process.
+"""A server under measurement: `minisgl serve --managed` as a child process, with its CPU time and memory by process.
 
     with ServerProcess(Launch(flags=("--engine", "echo"))) as server:
         ... server.url, server.model, server.processes()
     server.left_behind  # what it did not clean up: normally nothing
 
-Invariants: the server has a folder for temporary files of its own and a session of its own (Ctrl-C reaches the caller
-alone); it ends with the caller, however that ends, because it watches its standard input.
+Invariants: the server has its own folder for temporary files and its own session (Ctrl-C reaches the caller only); it
+ends with the caller, however that ends, because it watches its standard input.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ ENGINE_MODULE = "minisgl.runner.process"
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start; the text has its last lines."""
+    """The server did not start. The text has its last lines of log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server. `flags` are those of `minisgl serve`, the port is chosen here. `source`: the `python`
-    folder of another checkout, whose code is run instead of this one's."""
+    """How to start a server. `flags` are those of `minisgl serve`, except for the port. `source` is the `python` folder
+    of another checkout whose code is run instead of this one's."""
 
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Launch:
 
 
 class ServerProcess:
-    """Started by `start` (or `with`), which returns when it answers. Times are seconds of the monotonic clock."""
+    """A server process. `start` (or `with`) returns when it is ready. Times are seconds of the monotonic clock."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -76,7 +76,7 @@ class ServerProcess:
         self.left_behind: list[str] = []
 
     def start(self) -> ServerProcess:
-        """Raises `ServerFailed`; then nothing is left running."""
+        """Start the server and wait until it is ready. Raises `ServerFailed`, and leaves nothing running then."""
         began = time.monotonic()
         # -P: no checkout is found because it is the current folder
         program = (
@@ -122,7 +122,7 @@ class ServerProcess:
         return line
 
     def last_lines(self, count: int = 12) -> str:
-        """The end of what it wrote to standard error."""
+        """Return the last `count` lines that it wrote to standard error."""
         self._log.seek(0)
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-count:])
 
@@ -132,7 +132,8 @@ class ServerProcess:
         return self._process.pid
 
     def processes(self) -> dict[str, psutil.Process]:
-        """By role: `http` is the server itself, `engine` its engine process, others are named by their place."""
+        """Return its processes by role: `http` is the server itself, `engine` its engine process; others are numbered.
+        """
         found: dict[str, psutil.Process] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
             found["http"] = psutil.Process(self.pid)
@@ -144,7 +145,8 @@ class ServerProcess:
         return found
 
     def stop(self) -> int:
-        """SIGTERM, and wait; the exit code. Fills `stop_s` and `left_behind`; kills what does not end."""
+        """Stop the server by SIGTERM, kill it if it does not end, and return its exit code. Fills `stop_s` and
+        `left_behind`."""
         if self._process is None or self.exit_code is not None:
             return self.exit_code or 0
         self.processes()
@@ -186,7 +188,7 @@ class ServerProcess:
 
 
 def _shared_memory() -> set[str]:
-    """The names of this user's shared memory: that of others comes and goes."""
+    """Return the names of this user's shared memory files."""
     user = os.getuid()
     found = set()
     with contextlib.suppress(OSError):

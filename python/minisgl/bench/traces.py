@@ -1,13 +1,11 @@
-"""Published production traces: when requests came, how long they were, and which of them begin alike.
+"""Published production traces: arrival times, lengths, and shared prefixes of requests.
 
 Mooncake: JSON lines of timestamp (ms), input_length, output_length, hash_ids (one id for each block of 512 tokens).
-Qwen-Bailian: JSON lines with chat_id, parent_chat_id, type and turn beside these, timestamp in seconds, blocks of 16.
+Qwen-Bailian: JSON lines with chat_id, parent_chat_id, type and turn in addition, timestamp in seconds, blocks of 16.
 Azure LLM inference: CSV of TIMESTAMP, ContextTokens, GeneratedTokens, without blocks.
-
-A file is of one format, which its first line tells, never its name; a line that does not fit ends the reading with its
-number and the reason. The last block of a prompt may be in part, so ids are ceil(tokens / block). The prompts
-themselves are not published: tokens are drawn from the blocks' ids, so that equal ids give equal tokens.
-
+The first line of a file decides its format, never its name; an invalid line ends the reading with its number and the
+reason. The last block of a prompt may be partial, so there are ceil(tokens / block) ids. The prompts are not published:
+tokens are derived from the blocks' ids, so that equal ids give equal tokens.
 Invariants: the same file and seed give the same requests; arrivals ascend and begin at 0.
 """
 
@@ -50,8 +48,8 @@ KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """`blocks`: ids of its prompt's blocks of `block_len` tokens, the last maybe in part; none: a prompt like no
-    other."""
+    """A request of a trace. `blocks` are the ids of its prompt's blocks of `block_len` tokens, the last of which may be
+    partial; empty: the prompt shares nothing."""
 
     arrival_s: float
     input_len: int
@@ -61,14 +59,14 @@ class TraceRequest:
 
 
 class BadLine(ValueError):
-    """Says which line and why."""
+    """An invalid line of a trace. The text has its number and the reason."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"line {number}: {reason}")
 
 
 def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
-    """Requests in the order of their lines. Raises `BadLine`."""
+    """Yield the requests of a trace in the order of its lines. Raises `BadLine`."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     number, first = next(numbered, (1, ""))
     first = first.removeprefix("\ufeff")  # as spreadsheets write it
@@ -91,7 +89,7 @@ class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Qwen(_Mooncake, forbid_unknown_fields=False):
-    """The same with a timestamp in seconds, and fields of its own."""
+    """A line of a Qwen trace: a Mooncake line with a timestamp in seconds and further fields."""
 
     chat_id: Any
     parent_chat_id: Any
@@ -126,7 +124,8 @@ def _decoded(number: int, line: str, kind: type[T]) -> T:
 
 
 def _kind_of(number: int, one: Mapping[str, Any]) -> type[_Mooncake]:
-    """Return the format of a first line by its fields: four that both have, four that Qwen's traces have alone."""
+    """Return the format of a first line: four fields that both formats have, and four that only Qwen's traces have.
+    Raises `BadLine`."""
     if missing := [name for name in MOONCAKE_FIELDS if name not in one]:
         raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
     others = [name for name in one if name not in MOONCAKE_FIELDS]
@@ -172,7 +171,7 @@ def _whole(number: int, name: str, text: str) -> int:
 def _request(
     arrival_s: float, input_len: int, output_len: int, blocks: tuple[int, ...], block_len: int
 ) -> TraceRequest:
-    """Traces have a few requests without a token in or out: they get one."""
+    """Build a request with at least one token in and out; a few in the traces have none."""
     return TraceRequest(arrival_s, max(1, input_len), max(1, output_len), blocks, block_len)
 
 
@@ -180,7 +179,8 @@ def _request(
 
 
 def read_trace(name: str) -> list[TraceRequest]:
-    """One of `NAMES`, in the folder that MINISGL_DATA names, or a file of one of the formats. Raises `ConfigError`."""
+    """Read a trace of `NAMES` from the folder MINISGL_DATA, or a file in one of the formats, sorted by arrival. Raises
+    `ConfigError`."""
     path = Path(name).expanduser()
     if name in NAMES:
         folder = envs.data_dir()
@@ -201,8 +201,8 @@ def read_trace(name: str) -> list[TraceRequest]:
 
 
 def prompt_tokens(request: TraceRequest, index: int, vocab_size: int, seed: int = 0) -> Int32Array:
-    """[input_len] int32 ids below `vocab_size`, drawn from (seed, block id, place in the block); `index` stands for the
-    block ids of a request without any."""
+    """Return the prompt of a trace's request: [input_len] int32 ids below `vocab_size`, derived from seed, block id and
+    position in the block. `index` replaces the block ids of a request without any."""
     if request.blocks:
         ids = np.repeat(np.array(request.blocks, np.uint64), request.block_len)[: request.input_len]
     else:

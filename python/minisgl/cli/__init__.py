@@ -1,8 +1,9 @@
 """The command line. Each command is a module with `add_parser` and `run`; `minisgl --model X` is `minisgl serve`.
 
 The work of a command is done by other packages; this one has flags and messages about them. Start with `serve.py` and
-`flags.py`, the table of settings. Invariants: a bad setting ends with one line that says what to change and exit code
-2; no user error ends with a traceback; importing this package does not import torch.
+`flags.py`, the table of settings.
+Invariants: a bad setting ends with one line that says what to change and exit code 2; no user error ends with a
+traceback; importing this package does not import torch.
 """
 
 from __future__ import annotations

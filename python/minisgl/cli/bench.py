@@ -1,9 +1,9 @@
 """The command `minisgl bench NAME`, which finds the module of a benchmark and runs it.
 
 Each is a module with `add_parser(commands)` and `run(args) -> int`, like the other commands, named in `COMMANDS`; those
-with the flags of an engine are in cli/, the others in bench/. Only the requested module is imported. A benchmark ends
-with an exit code and, unless standard output is a terminal, prints one line of compact JSON there (`ab` and `compare`
-only with `--json`). Ctrl-C and SIGTERM also end the processes that it started.
+with the flags of an engine are in cli/, the others in bench/. Only the requested module is imported.
+A benchmark ends with an exit code and, unless standard output is a terminal, prints one line of compact JSON there
+(`ab` and `compare` only with `--json`). Ctrl-C and SIGTERM also end the processes that it started.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The prompts that a request's body may stand for, whichever API it was written for.
 
 A body does not name its API, and several may fit: a list of messages alone is OpenAI's, Anthropic's and Ollama's. The
-digest of the prompt in a receipt tells which one was used. Invariants: each prompt is the one that the server makes of
-that body, unless the server truncates it or continues a stored response.
+digest of the prompt in a receipt tells which one was used.
+Invariants: each prompt is the one that the server makes of that body, unless the server truncates it or continues a
+stored response.
 """
 
 from __future__ import annotations

@@ -52,11 +52,12 @@ METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode
 
 class Metrics(Collector):
     """The metrics of a server. `gateway` returns the gateway's counters, and `beat` tells it that the event loop runs.
-    `engines` returns the views of all engines, and `pool` the counters of the pool. `waiting` returns how many requests
-    of this process have no row yet. With the model name `aliases_for`, the values also have the names of vLLM's
-    dashboards. `trace` records what the event loop does. `arrival_time` and `now` are `time.monotonic` seconds. The
-    code that does the work meters it on the event loop with `Meter.add(nanoseconds)`: `dispatch` (passing one step's
-    message to its streams), `tokenize` (rendering and encoding a prompt), `detokenize` (text of a step's tokens)."""
+    `engines` returns the views of all engines, and `pool` the counters of the pool. `waiting` returns how many
+    requests of this process have no row yet. With the model name `aliases_for`, the values also have the names of
+    vLLM's dashboards. `trace` records what the event loop does.
+    `arrival_time` and `now` are `time.monotonic` seconds. The code that does the work meters it on the event loop with
+    `Meter.add(nanoseconds)`: `dispatch` (passing one step's message to its streams), `tokenize` (rendering and encoding
+    a prompt), `detokenize` (text of a step's tokens)."""
 
     def __init__(
         self,

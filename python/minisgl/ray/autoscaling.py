@@ -2,9 +2,10 @@
 them.
 
 Serve's own policy counts requests. But a request has ten tokens or a hundred thousand; requests wait for the prompts
-before them, and a full pool makes a server retract. Invariants: pure arithmetic; a constant load gives a constant
-count; a new, empty replica does not change the count; a replica that reports nothing (on a machine that is too busy)
-does not count as empty, and no replica is removed meanwhile.
+before them, and a full pool makes a server retract.
+Invariants: pure arithmetic; a constant load gives a constant count; a new, empty replica does not change the count; a
+replica that reports nothing (on a machine that is too busy) does not count as empty, and no replica is removed
+meanwhile.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@ request's body that it reads: the model and the beginning of the prompt.
 
 The router takes token ids. There is no tokenizer here, and bytes serve as well: prompts with a common prefix of bytes
 have a common prefix of tokens. The parts that the next turn of a conversation repeats come first: tools, the system's
-text, then the messages as sent. Invariants: an index belongs to one member until that leaves; a member that left holds
-no request. An unreadable body gives an empty prefix and no model, never an error: the server that gets it reports the
-error.
+text, then the messages as sent.
+Invariants: an index belongs to one member until that leaves; a member that left holds no request. An unreadable body
+gives an empty prefix and no model, never an error: the server that gets it reports the error.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 its server; it answers the few routes about all models itself.
 
 A request names its model in its body, in the query (`?model=`) or in the header `X-Minisgl-Model`. A request without a
-name is for the first loaded model, else for the first one. Invariants: API keys are checked before anything is loaded
-(`server/core/middleware.py`); while a model loads, a stream gets comments, and a later error is an event; a request
-whose server dies before it has answered anything is sent once more.
+name is for the first loaded model, else for the first one.
+Invariants: API keys are checked before anything is loaded (`server/core/middleware.py`); while a model loads, a stream
+gets comments, and a later error is an event; a request whose server dies before it has answered anything is sent once
+more.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 
 Each server reports the requests and tokens of its keys several times a second; requests that wait at the port are
 counted here. A request that was sent to a server within `FRESH_S` and has no response yet counts as waiting there,
-since the server may not have reported it yet. Invariants: a request over a limit is refused before a model is loaded
-for it; the use of servers that have ended still counts; waiting requests get their turn in order.
+since the server may not have reported it yet.
+Invariants: a request over a limit is refused before a model is loaded for it; the use of servers that have ended still
+counts; waiting requests get their turn in order.
 """
 
 from __future__ import annotations

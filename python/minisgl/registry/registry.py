@@ -3,9 +3,10 @@
 A request has a *lease* of its model from the moment the model is chosen to the last byte of its response. Models whose
 leases wait for memory are in one queue, the longest waiting first; none passes another. Idle models are unloaded to
 free memory. A busy model that the queue needs gone takes no more leases after `patience_s`, until it is unloaded or the
-queue has moved on. Invariants: a model with a lease is not unloaded; the needs of all models that are loaded, loading
-or unloading never exceed the budget, except when a model is measured to take more than expected; each waiting lease
-gets its model, or an error that says why not.
+queue has moved on.
+Invariants: a model with a lease is not unloaded; the needs of all models that are loaded, loading or unloading never
+exceed the budget, except when a model is measured to take more than expected; each waiting lease gets its model, or an
+error that says why not.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Free memory, and the return of freed memory to the system.
 
 Free memory is the machine's, or what the control groups of this process (version 1 or 2) leave of their limits; a
-container's limit is one. glibc's allocator retains freed memory, mostly in the arenas of threads other than the first,
-and raises by itself the size from which a block is mapped, and so returned, on its own. With another allocator these
-functions do nothing. The extension has its own allocator, mimalloc, which gets the same settings by the environment
-(`envs.keep_little`).
+container's limit is one.
+glibc's allocator retains freed memory, mostly in the arenas of threads other than the first, and raises by itself the
+size from which a block is mapped, and so returned, on its own. With another allocator these functions do nothing. The
+extension has its own allocator, mimalloc, which gets the same settings by the environment (`envs.keep_little`).
 """
 
 from __future__ import annotations
