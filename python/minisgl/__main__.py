@@ -5,8 +5,7 @@ import sys
 
 
 def main() -> int:
-    """Run the command line and return its exit code. Ctrl-C ends the process at once while the command line is
-    imported; afterwards `cli.main` handles it."""
+    """Run the command line and return its exit code. Ctrl-C ends the process at once while modules load."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from minisgl import cli
 

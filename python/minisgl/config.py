@@ -1,7 +1,6 @@
 """The resolved, immutable configuration of one engine process and of one server.
 
-Invariants: a configuration is built and checked once (by cli or llm.py) and never changed; it is sent to the engine
-process as JSON.
+Invariants: it is built and checked once (by cli or llm.py) and never changed; the engine process gets it as JSON.
 """
 
 from __future__ import annotations
@@ -50,8 +49,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The values that a numeric setting may have: `low` to `high`, without `low` itself if `above`. `noun` is the unit
-    in error texts, such as "seconds"."""
+    """The range of a numeric setting, `low` to `high`; `above`: without `low` itself; `noun`: its unit."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -73,9 +71,8 @@ class Range:
 
 
 def as_set(text: str, sources: Mapping[str, str]) -> str:
-    """Replace the flag at the beginning of an error's `text` by the name under which the user set it. `sources` maps a
-    flag's destination to the text before the value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `. A text
-    that begins with no flag of `sources` is returned unchanged."""
+    """Return an error's `text` with the flag at its beginning replaced by the way the user set it. `sources` maps a
+    flag's destination to the text before its value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `."""
     found = _FLAG.match(text)
     source = found and sources.get(found[1].replace("-", "_"))
     if not found or not source:
@@ -93,8 +90,7 @@ class Unsupported(ConfigError):
 
 
 class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings for debugging, profiling and tests. Users set them by their own names, next to those of `EngineConfig`.
-    """
+    """Settings for debugging, profiling and tests. Users set them by name, like those of `EngineConfig`."""
 
     record_trace: str | None = None  # file for the calls of the scheduler
     shadow: bool = False  # compare the scheduler with the other one at every step
@@ -118,8 +114,7 @@ class PrefixFile(msgspec.Struct, frozen=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine loads and how it schedules requests. A setting of None is decided from the model and the machine.
-    """
+    """Settings of one engine: what it loads and how it schedules. None is decided from the model and the machine."""
 
     model: str = MODEL_SMOLLM2
     engine: EngineName = "auto"  # torch with a CUDA device, else cpu where it can, else torch
@@ -177,8 +172,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> EngineConfig:
-        """Build a checked configuration from flat settings, including those of `DebugConfig`. Raises `ConfigError` or
-        `msgspec.ValidationError`."""
+        """Build a checked configuration from flat settings. Raises `ConfigError` or `msgspec.ValidationError`."""
         debug = {name: value for name, value in settings.items() if name in DebugConfig.__struct_fields__}
         others = {name: value for name, value in settings.items() if name not in debug}
         if others.get("page_size") is None:
@@ -240,8 +234,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
     def check_states(self, has_states: bool) -> None:
-        """Raise `ConfigError` if a setting does not fit the model: `has_states` says whether its layers have recurrent
-        states."""
+        """Raise `ConfigError` for a setting that does not fit a model with, or without, recurrent states."""
         for name in ("checkpoint_interval", "state_memory"):
             if not has_states and (value := getattr(self, name)) is not None:
                 raise ConfigError(f"--{name.replace('_', '-')} {value}: the model's layers keep no states")
@@ -270,13 +263,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.tp == "auto" else self.tp
 
     def rows_on(self, device: str) -> int:
-        """Return the maximum number of running requests on `device`: `max_running_requests` if set, else 256 on CUDA
-        and 64 elsewhere."""
+        """Return the most running requests on `device`: `max_running_requests`, or 256 on CUDA and 64 elsewhere."""
         return self.max_running_requests or (256 if device.startswith("cuda") else 64)
 
     def prefill_on(self, device: str) -> int:
-        """Return the maximum number of tokens of one step on `device`: `max_prefill_length` if set, else 8192 on CUDA
-        and 2048 elsewhere."""
+        """Return the most tokens of a step on `device`: `max_prefill_length`, or 8192 on CUDA and 2048 elsewhere."""
         return self.max_prefill_length or (8192 if device.startswith("cuda") else 2048)
 
     def not_of_cpu(self) -> Iterator[str]:
@@ -375,9 +366,8 @@ def check_ranges(settings: msgspec.Struct) -> None:
 
 
 class AdaptiveMaxTokens(msgspec.Struct, frozen=True):
-    """A rule that shortens answers under load. While more than `threshold` answers are in flight, a default length (one
-    that the client did not set) is multiplied by `millionths` / 1,000,000. The factor is an integer so that both front
-    ends compute the same length."""
+    """A rule for answer lengths under load: while more than `threshold` answers are in flight, a default length is
+    multiplied by `millionths` / 1,000,000. The factor is an integer so that both front ends compute the same."""
 
     threshold: int
     millionths: int
@@ -432,8 +422,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """How long a stream may be silent, in seconds. (Node clients give up after 300 s without a byte, proxies after 60
-    s.) The response headers wait `head_wait` for the first token, so that an early failure is an HTTP status; after the
+    """Longest silences of a stream, in seconds. (Node clients give up after 300 s without a byte, proxies after 60 s.)
+    The response headers wait `head_wait` for the first token, so that an early failure is an HTTP status; after the
     headers something is written at least every `longest` seconds."""
 
     head_wait: float = 1.0
@@ -441,8 +431,7 @@ class Silence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Configuration of a whole server: one HTTP address in front of one engine process, or of several identical ones.
-    """
+    """Configuration of a whole server: one HTTP address in front of one engine process, or of several alike."""
 
     engine: EngineConfig
     dp: int | Literal["auto"] = 1  # engine processes; auto: as many as there are CUDA devices for
@@ -521,8 +510,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def needs_pool(self) -> bool:
-        """True if the server needs an `EnginePool` (`minisgl._rust`) between front ends and engines: for several
-        engines, in-flight limits or API keys. `dp` must be a number by then."""
+        """True if an `EnginePool` must connect front ends and engines (several engines, limits, API keys)."""
         limited = self.max_inflight is not None or self.max_inflight_per_engine is not None
         return self.dp != 1 or limited or bool(self.api_keys)
 
@@ -533,19 +521,17 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def any_key(self) -> str | None:
-        """One valid API key, for the server's own requests. None if no key is required."""
+        """A valid API key, for the server's own requests. None if no key is required."""
         return next((one.key for one in self.api_keys), None) if self.api_key is None else self.api_key
 
     @property
     def model_name(self) -> str:
-        """The model name of the API: `served_model_name`, else the base name of a local folder or file, without .gguf.
-        """
+        """The model's name in the API: `served_model_name`, else a local folder's or file's name without .gguf."""
         return self.served_model_name or self.engine.shown_model.removesuffix(".gguf").rstrip("/")
 
     @property
     def model_aliases(self) -> frozenset[str]:
-        """Further names that requests may use for the model: its path and file name as given. Empty with
-        `served_model_name`."""
+        """Further names that requests may use: the model's path and file name. Empty with `served_model_name`."""
         if self.served_model_name is not None:
             return frozenset()
         given = self.engine.model

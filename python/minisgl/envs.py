@@ -169,8 +169,7 @@ OPENBLAS = "OPENBLAS_NUM_THREADS"  # of numpy's library, which starts them with 
 
 
 def with_one_thread() -> dict[str, str]:
-    """Return a copy of the environment that limits numpy's BLAS to one thread, for a process that imports numpy and
-    forks."""
+    """Return the environment with one BLAS thread, for a process that imports numpy and forks."""
     return {**os.environ, OPENBLAS: "1"}
 
 
@@ -180,8 +179,7 @@ def forget_one_thread() -> None:
 
 
 def shell_settings() -> dict[str, int | float]:
-    """Return the request fields that `MINISGL_SHELL_*` variables set for a chat, such as `temperature`. Raises
-    `EnvError`."""
+    """Return the fields of a chat's requests that `MINISGL_SHELL_*` variables set. Raises `EnvError`."""
     kinds: dict[str, type[int] | type[float]] = {
         SHELL_MAX_TOKENS: int,
         SHELL_TEMPERATURE: float,
@@ -268,8 +266,7 @@ def cpu_backend() -> str | None:
 
 
 def frontend() -> Literal["rust", "python"] | None:
-    """Return the front end that the environment asks for, by `FRONTEND` or by `CPU_BACKEND=rust_gateway`; None if
-    neither does."""
+    """Return the front end of `FRONTEND`, else of `CPU_BACKEND=rust_gateway`, else None. Raises `EnvError`."""
     value = os.environ.get(FRONTEND, "")
     if value not in ("", "rust", "python"):
         raise EnvError(f"{FRONTEND}: {value!r}: must be rust or python")
@@ -284,8 +281,7 @@ def no_extension() -> bool:
 
 
 def cpu_isa() -> str | None:
-    """Return the instruction set that the CPU engine is limited to, or None. Whether the machine has it is checked by
-    the engine."""
+    """Return the instruction set that limits the CPU engine, or None. The engine checks if the machine has it."""
     value = os.environ.get(CPU_ISA) or None
     if value not in (None, *ISAS):
         raise EnvError(f"{CPU_ISA}: {value!r}: must be one of {', '.join(ISAS)}")
@@ -319,8 +315,7 @@ def state_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """Return the folder for imported models and converted tokenizers. It is not created here. Raises `EnvError` if it
-    cannot be a writable folder."""
+    """Return the folder of imported models and converted tokenizers, not created here. Raises `EnvError`."""
     if own := os.environ.get(CACHE):
         folder = Path(own).expanduser()
         if why := not_a_folder(folder):
@@ -355,8 +350,7 @@ def hf_cache_dir() -> Path:
 
 
 def hub_endpoint(name: str, default: str) -> str:
-    """Return the URL of a model hub from the variable `name`, else `default`. Raises `EnvError` if it is no http(s)
-    URL."""
+    """Return a hub's URL from the variable `name`, else `default`. Raises `EnvError` if it is no http(s) URL."""
     value = os.environ.get(name, "").strip().rstrip("/") or default
     if not value.startswith(("http://", "https://")):
         raise EnvError(f"{name}: {value!r}: must begin with http:// or https://")
@@ -364,8 +358,7 @@ def hub_endpoint(name: str, default: str) -> str:
 
 
 def hub_token(name: str) -> str | None:
-    """Return the user's access token for a hub from the variable `name`, or None. HF_TOKEN falls back to the file that
-    `hf auth login` writes."""
+    """Return the access token in the variable `name`, for HF_TOKEN else the one of `hf auth login`, or None."""
     if value := os.environ.get(name, "").strip():
         return value
     if name == "HF_TOKEN":

@@ -38,8 +38,7 @@ def why_missing() -> str:
 
 
 def debug_build() -> str:
-    """Return the build profile of an extension that was built without optimizations, or "" if it is optimized or
-    missing."""
+    """Return the profile of an unoptimized build of the extension, or "" if it is optimized or missing."""
     if why_missing():
         return ""
     profile = str(sys.modules[NAME].build_info()["profile"])

@@ -46,9 +46,8 @@ LEVELS = ("error", "warning", "info", "debug")
 
 @dataclass(slots=True)
 class Completion:
-    """One generated sequence. `token_ids` include the stop token that ended it; `text` excludes the stop token and stop
-    string. `logprobs` has one value per token if `SamplingParams.logprobs` is set, else it is empty. `error` says why
-    the engine failed, else it is None."""
+    """A generated sequence. `token_ids` include the stop token that ended it; `text` has neither that nor a stop
+    string. `logprobs`: one per token if `SamplingParams.logprobs` is set. `error`: why the engine failed, or None."""
 
     index: int
     text: str = ""
@@ -63,7 +62,7 @@ class Completion:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One prompt with its `params.n` completions. `prompt` is None if token ids were given."""
+    """A prompt with its `params.n` completions. `prompt` is None if token ids were given."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -187,8 +186,7 @@ class LLM:
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation or several, rendered with the model's chat template. Parameters are those of
-        `generate`."""
+        """Answer conversations, rendered with the model's chat template. Parameters are those of `generate`."""
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
         rendered = [self.tokenizer.apply_chat_template(list(chat)) for chat in chats]  # type: ignore[arg-type]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
@@ -213,15 +211,13 @@ class LLM:
         self._settle()
 
     def insert_prefix(self, prefix: Prompt | Sequence[Message], *, pin: bool = True) -> Prefix:
-        """Compute a prefix (text, token ids, or the beginning of a conversation) and keep it in the prefix cache: until
-        `remove_prefix` with `pin`, else until it is evicted like other pages. Raises `ParamError` if it cannot be kept.
-        """
+        """Compute a prefix (text, token ids, or a conversation's beginning) and cache it: until `remove_prefix` with
+        `pin`, else until it is evicted. Raises `ParamError` if it cannot be cached."""
         return self._insert(self._prefix_ids(prefix), pin=pin)
 
     def export_prefix(self, prefix: Prompt | Sequence[Message], path: str | Path) -> int:
-        """Compute a prefix, unless `cache_dir` has it, and write its KV pages to the file `path`, for `warm_prefixes`
-        or `minisgl cache import`. Return the number of tokens written, a multiple of the page size. Raises
-        `ParamError`, or `ConfigError` if the engine cannot export."""
+        """Compute a prefix, unless `cache_dir` has it, and write its KV pages to `path`, for `warm_prefixes` or
+        `minisgl cache import`. Return the number of tokens written. Raises `ParamError`, `ConfigError`."""
         ids = self._prefix_ids(prefix)
         self._insert(ids, pin=False)
         if not isinstance(self._engine, Exports):
@@ -289,8 +285,7 @@ class LLM:
         return np.asarray(prompt, np.int32)
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
-        """Check `params` and return them with `bad_words` converted to token ids, as the engine needs them. Raises
-        `ParamError`."""
+        """Check `params` and return them with `bad_words` as token ids, for the engine. Raises `ParamError`."""
         return with_bad_words(params.check(), self.tokenizer, self._engine.info.vocab_size)
 
     def _adapted(self, params: SamplingParams, name: str | None) -> SamplingParams:

@@ -48,8 +48,7 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """SHA-256 digests of the model: its weight files, the LoRA adapter (None without one), tokenizer.json and the chat
-    template."""
+    """SHA-256 digests of weight files, LoRA adapter (None without one), tokenizer.json and chat template."""
 
     weights: str
     adapter: str | None
@@ -106,8 +105,7 @@ def make(
     logprobs: str | None,
     key: Ed25519PrivateKey | None = None,
 ) -> Receipt:
-    """Build a receipt, signed if `key` is given. `sampling` are the engine's parameters of one answer, with its seed
-    and token limit."""
+    """Build a receipt, signed if `key` is given. `sampling` is the engine's, of one answer, with its seed."""
     found = Receipt(
         minisgl=own_version(),
         model=model,
@@ -136,8 +134,7 @@ def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Build a dictionary from JSON pairs. Raises `ValueError` for a repeated name, since JSON readers differ in which
-    one counts."""
+    """Build a dictionary of pairs. Raises `ValueError` for a repeated name: readers differ in which one counts."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
@@ -146,8 +143,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_known(given: dict[str, Any], kind: type[msgspec.Struct], place: str) -> None:
-    """Raise `ConfigError` for a field that the struct `kind`, or a struct inside it, does not have. `place` is the path
-    before the field's name."""
+    """Raise `ConfigError` for a field that `kind`, or a struct in it, does not have. `place`: the path before it."""
     kinds = get_type_hints(kind)
     for name, value in given.items():
         if name not in kind.__struct_encode_fields__:
@@ -274,8 +270,7 @@ def _remembered(files: Sequence[Path]) -> str:
 
 
 def numerics(config: EngineConfig, engine: str, details: str) -> Numerics:
-    """Return the arithmetic of an engine, given its name and its `details` line. Raises `ConfigError` if its results
-    depend on the batch."""
+    """Return an engine's arithmetic by its name and details. Raises `ConfigError` if it depends on the batch."""
     if engine not in ENGINES:
         raise ConfigError(f"receipts: the engine {engine} sums in an order that depends on the batch: use --engine cpu")
     from minisgl.engine.page_store import NUMERICS

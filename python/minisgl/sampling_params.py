@@ -14,8 +14,7 @@ import msgspec
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Values from `least` to `most` (None: no upper bound), or `off`, the value that disables the parameter. If
-    `is_open`, `least` itself is excluded."""
+    """The range of a parameter: `least` (excluded if `is_open`) to `most` (None: no end), or `off`."""
 
     least: float
     most: float | None = None
@@ -85,8 +84,7 @@ LEAST_TEMPERATURE = 1e-5  # greedy below: float32 has no numbers for logits that
 
 
 class _Brief(reprlib.Repr):
-    """A shortener for error texts: a value as JSON, cut off after about 80 characters. A value of megabytes costs no
-    more than a short one."""
+    """A formatter for values in errors: as JSON, about 80 characters, at no more cost for large values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,18 +128,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     Logits are changed in this order: `repetition_penalty` (prompt and output: a positive logit is divided by it, a
     negative one multiplied; Keskar et al. 2019), `frequency_penalty` times the count in the output, `presence_penalty`
-    if the token is in the output, `logit_bias`. Then all ids but `allowed_token_ids` (empty: all are allowed) are
-    masked, and those that would complete one of `bad_words` or end the request before `min_tokens`, unless that masks
-    all. Then come temperature, `min_p` (relative to the most likely token's probability; Nguyen et al. 2024), `top_k`,
-    `top_p`.
+    if it is in the output, `logit_bias`; then all but `allowed_token_ids` (empty: all) are masked, and ids that would
+    complete one of `bad_words` or end the request before `min_tokens`, unless that masks all. Then temperature, `min_p`
+    (relative to the most likely token's probability; Nguyen et al. 2024), `top_k`, `top_p`.
 
     `bad_words` are matched at the beginning of a text or after a space. The engine has no tokenizer: `with_bad_words`
-    converts them to `bad_token_ids`, token sequences that the output must not contain.
+    converts them to `bad_token_ids`, sequences that the output must not contain.
 
-    `grammar` is a grammar of the library llguidance, as text. It masks all ids that the grammar does not allow, before
-    anything above. Only the model's own end-of-sequence ids end such a request, where the grammar ends, so neither
-    `ignore_eos` nor `min_tokens` can be combined with it, nor `allowed_token_ids`: together they might mask every
-    token.
+    `grammar` is a grammar of the library llguidance, as text. It masks all ids that it does not allow, before all of
+    that. Only the model's own EOS ids end such a request, where the grammar ends, so neither `ignore_eos` nor
+    `min_tokens` can be combined with it, nor `allowed_token_ids`: together they may mask every token.
 
     Logprobs are natural logarithms of the model's own distribution, before all of these changes.
     """
@@ -229,8 +225,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def depends_on_output(self) -> bool:
-        """True if penalties or bad words make logits depend on the generated tokens. (A grammar does so too, but is not
-        counted here.)"""
+        """True if penalties or bad words make logits depend on the output. (A grammar does, too; not counted.)"""
         penalized = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
         return bool(penalized or self.bad_token_ids)
 
@@ -254,6 +249,5 @@ def _need(ok: bool, field: str, value: object, reason: str) -> None:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Return the seed of choice `index` of n: the request's seed for the first, then golden-ratio steps modulo 2**64,
-    signed."""
+    """Return the seed of choice `index`: the request's `seed` plus golden-ratio steps modulo 2**64, signed."""
     return (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63

@@ -29,7 +29,7 @@ FROM_STORE = -2
 
 
 class FinishReason(IntEnum):
-    """How a request ended. Every accepted request gets exactly one of the last four."""
+    """Reason for a request's end. Every accepted request gets exactly one of the last four."""
 
     NONE = 0
     STOP = 1  # a stop token was sampled, or a stop string was found in the text
@@ -73,8 +73,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Event: a stop string was found in the request's text, so that it ends with reason STOP. No-op if it has ended
-    already."""
+    """Event: a stop string was found in the request's text; it ends with STOP. No-op if it has ended already."""
 
     req_id: int
 
@@ -88,8 +87,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ForwardFailed:
-    """Event: the forward of `step` failed. It replaces the commit of that step and of the next one, and must be the
-    first event of its call."""
+    """Event: the forward of `step` failed. It replaces that commit and the next, and comes first in its call."""
 
     step: int
 
@@ -228,9 +226,8 @@ class StepLimits:
 
     @property
     def max_page_changes(self) -> int:
-        """Page-table entries that one step may change at most. `max_rows` of them are reserved for decode rows (at most
-        one page each); a prefill row whose entries, cached prefix included, do not fit into the rest waits for the next
-        step."""
+        """Page-table entries that one step may change at most. `max_rows` are reserved for decode rows (a page each); a
+        prefill row whose entries, cached prefix included, do not fit into the rest waits for the next step."""
         return self.max_rows + max(self.max_pages_per_request, min(self.num_pages, 65_536))
 
 

@@ -171,8 +171,7 @@ class Part:
 
 
 def verdict(name: str, found: PairedDifference) -> str:
-    """Return the ratio of tok/s with its interval as a sentence, which claims no difference if the interval contains 1.
-    """
+    """Return the ratio of tok/s with its interval as a sentence; it claims no difference if the interval has 1."""
     assert found.ratio is not None  # throughput is above 0
     times, low, high = (1 + value for value in (found.ratio.estimate, found.ratio.low, found.ratio.high))
     interval = f"95 % interval {low:.2f} to {high:.2f}, {found.num_pairs} pairs"

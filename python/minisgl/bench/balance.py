@@ -20,8 +20,7 @@ LOOK_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Counters since the start of the server: by engine the admitted requests and the rows of steps (a row is one token
-    or one chunk of a prompt); and totals."""
+    """Counters since the server's start, by engine and in total. `rows`: of all steps, a token or prompt chunk each."""
 
     requests: Sequence[int]
     rows: Sequence[int]
@@ -31,8 +30,7 @@ class Counted:
 
 
 def counted(server: Server) -> Counted | None:
-    """Read the counters once all engines are idle, after `IDLE_S` at the latest. None for another kind of server or an
-    older one."""
+    """Read the counters once all engines are idle, or after `IDLE_S`. None if the server has no such counters."""
     deadline = time.monotonic() + IDLE_S
     while True:
         try:
@@ -55,8 +53,7 @@ def counted(server: Server) -> Counted | None:
 
 
 def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | None:
-    """Return the figures of a load from the counters around it, or None if they are unknown or an engine came or went.
-    """
+    """Return the figures of a load from the counters around it; None if unknown, or if an engine came or went."""
     if before is None or after is None or len(before.rows) != len(after.rows):
         return None
     requests = [b - a for a, b in zip(before.requests, after.requests, strict=True)]
@@ -74,8 +71,7 @@ def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | N
 
 
 def _most_to_mean(values: Sequence[int]) -> float | None:
-    """Return the maximum over the mean: 1 if all are equal, the number of engines if one did everything. None if all
-    are 0."""
+    """Return the maximum over the mean: 1 if all are equal, the number of engines if one did everything."""
     return max(values) * len(values) / sum(values) if sum(values) else None
 
 

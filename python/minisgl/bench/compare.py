@@ -155,8 +155,7 @@ def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def measure(settings: Compare) -> tuple[Stopped | None, dict[str, Running], dict[str, str]]:
-    """Return the signal that stopped the measurement (None if none did), the measured variants by name, and the reasons
-    why others are missing."""
+    """Return the signal that stopped it (or None), the measured variants, and why each other one is missing."""
     missing: dict[str, str] = {}
     running: dict[str, Running] = {}
     try:

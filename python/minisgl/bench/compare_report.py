@@ -1,8 +1,7 @@
 """The result of `minisgl bench compare`: figures over the rounds with their intervals, the agreement of texts, tables.
 
-A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %), which is
-infinite, and not shown, for one round. Agreement is with the first variant, in characters, since the tokens of other
-variants are unknown.
+A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %): infinite, and
+not shown, for one round. Agreement is with the first variant, in characters, since other variants' tokens are unknown.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ class Running:
         del self.prefill_tok_s[repeats:]
 
     def take_prefill(self, times: Times) -> None:
-        """Record the prefill rate from a prompt with one token of output, timed to its first text, or to its end
-        without a stream."""
+        """Record the prefill rate of a request for one token, timed to its first text, or to its end."""
         self.prefill_tok_s.append(times.num_in / (times.first_s[0] if times.first_s else times.total_s))
 
 
@@ -123,8 +121,7 @@ def _interval(values: Sequence[float]) -> list[float]:
 
 
 def _against(found: Mapping[str, Running]) -> dict[str, Any] | None:
-    """Return the first variant's tok/s over each other's, paired by round, so that a machine's drift cancels; None for
-    fewer than two."""
+    """Return the first variant's tok/s over each other's, paired by round so that drift cancels; None for one."""
     if len(found) < 2:
         return None
     first, *others = found

@@ -1,11 +1,9 @@
-"""The variants of `minisgl bench compare`: servers, driven by the load generator of `bench serve`, and programs that
-answer by lines.
+"""The variants of `minisgl bench compare`: servers, driven by a load generator, and programs that answer by lines.
 
     with start(name, settings) as variant:      # raises `Missing` with the reason
         times = variant.ask(prompts, num_out)
 
-Invariants: everything that a variant started ends with it; a variant that cannot start, or fails, says why and ends no
-other.
+Invariants: all that a variant started ends with it; one that cannot start, or fails, says why and ends no other.
 """
 
 from __future__ import annotations

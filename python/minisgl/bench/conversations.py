@@ -37,8 +37,7 @@ class Conversation:
 
 
 def is_request_file(path: Path) -> bool:
-    """Return True if the file begins like a request file. (A trace is CSV, or JSON lines with other fields.) Raises
-    `ConfigError`."""
+    """Return True if the file begins like a request file, and not like a trace. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             start = file.read(LOOKED_AT).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()

@@ -24,8 +24,7 @@ INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "amx_tile", "a
 
 
 def environment() -> dict[str, Any]:
-    """Return the record. Keys: cpu, cores, instruction_sets, memory_gib, system, python, packages, extension, gpus,
-    commit, load."""
+    """Return the hardware, software versions, commit and load of this machine, as JSON fields."""
     name, flags = _cpu()
     return {
         "cpu": name,
@@ -89,8 +88,7 @@ def _gpus() -> list[str]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the checkout that contains this file, with `+changes` if its code differs; None outside of a
-    checkout."""
+    """Return the commit of this file's checkout, with `+changes` if its code differs; None outside of one."""
     folder = Path(__file__).resolve().parent
     try:
         found = _git(folder, "rev-parse", "--short=10", "HEAD")

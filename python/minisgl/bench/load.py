@@ -33,8 +33,7 @@ HTTP_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """The server that is measured. `own` is its process if it was started for the measurement, so that it can be
-    sampled."""
+    """The server that is measured. `own` is its process, if it was started for it and can be sampled."""
 
     url: str
     model: str
@@ -74,8 +73,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Measured:
-    """A finished load. CPU seconds and peak bytes are by role of the server's process; empty for a server that is not
-    local."""
+    """A finished load. CPU seconds and peak bytes are by role of the server's process; empty if not local."""
 
     result: LoadResult
     samples: list[Sample] = field(default_factory=list)
@@ -110,8 +108,7 @@ def generator() -> Callable[..., LoadResult]:
 
 
 def send(server: Server, load: Load, label: str) -> Measured:
-    """Send `load` and return its measurements, with a progress bar `label` on a terminal. Raises `ConfigError` for
-    invalid loads."""
+    """Send `load` and measure, with a progress bar `label` on a terminal. Raises `ConfigError` for invalid loads."""
     watch, samples = Watch(server.own), list[Sample]()
     began, looked = time.monotonic(), 0.0
     before = watch.cpu_seconds()
@@ -167,8 +164,7 @@ def first_model(url: str, api_key: str | None) -> str:
 
 
 def model_facts(server: Server) -> Mapping[str, Any]:
-    """Return the server's entry for its model, or {}. It has `max_model_len` and, without a real model, the profile
-    `simulated`."""
+    """Return the server's model card, with `max_model_len` and, if simulated, its profile; {} if it has none."""
     try:
         answer = httpx.get(server.url + "/v1/models", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
         models = answer.json()["data"]

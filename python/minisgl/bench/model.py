@@ -52,8 +52,7 @@ Ask = Callable[[Point, Sequence[int]], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModel:
-    """Settings of the benchmark. `engine` has the model and the settings common to all variants; `beside` has
-    llama.cpp's folders by name."""
+    """Settings of the benchmark. `engine` has those that variants share; `beside` has llama.cpp's folders by name."""
 
     engine: EngineConfig
     variants: tuple[str, ...]
@@ -68,8 +67,7 @@ class BenchModel:
 
 @dataclass(slots=True)
 class Found:
-    """Results of the benchmark: tokens per second by variant, point and round; each engine's details; the reasons of
-    missing variants."""
+    """Results: tokens per second by variant, point and round; engine details; reasons of missing variants."""
 
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -194,8 +192,7 @@ def _file(model: str) -> Path:
 
 
 def _batched(program: Path, file: Path, threads: int) -> Ask:
-    """Return the measurement by llama.cpp's batch benchmark: one process per point, whose loading time is not counted.
-    """
+    """Return a measurement by llama.cpp's batch benchmark: one process per point, whose loading is not timed."""
     if not program.is_file():
         raise Missing(f"neither xllamacpp nor {BATCHED_BENCH} in {program.parent.name}")
 
@@ -261,8 +258,7 @@ def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> I
 
 
 def llama_folders(given: Sequence[str]) -> dict[str, Path]:
-    """Parse DIR (the variant `llama.cpp`) and NAME=DIR (another build, `llama.cpp NAME`) to folders by variant. Raises
-    `ConfigError`."""
+    """Parse DIR (variant `llama.cpp`) and NAME=DIR (`llama.cpp NAME`) to folders. Raises `ConfigError`."""
     found = {}
     for text in given:
         name, sign, folder = text.rpartition("=")

@@ -1,4 +1,4 @@
-"""One engine of `minisgl bench model`, in its own process: `python -m minisgl.bench.model_run`.
+"""An engine of `minisgl bench model`, in its own process: `python -m minisgl.bench.model_run`.
 
 The first line of stdin is an `EngineConfig`, every other a `Point` with its seed; each is answered by a line of JSON.
 Invariants: prompts differ, so that the prefix cache only helps as a point demands; loading is not timed; the step loop,
@@ -82,8 +82,8 @@ class Runner:
         return (point.batch * (point.num_out + 1) - done) / (whole - first)
 
     def _run(self, prompts: Sequence[Int32Array], num_out: int) -> tuple[float, float, int]:
-        """Run all prompts. Return the seconds until every sequence has a token, the seconds until the end, and the
-        tokens at the first time."""
+        """Return the seconds until all sequences have a token, the seconds until the end, and the tokens at the first.
+        """
         sampling = SamplingParams(temperature=0, max_tokens=num_out, seed=0, ignore_eos=True)
         requests = [AddRequest(self._next_id + i, one.tobytes(), sampling) for i, one in enumerate(prompts)]
         self._next_id += len(requests)

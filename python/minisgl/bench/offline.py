@@ -104,8 +104,7 @@ def run_offline(settings: Offline, out: Path | None, *, command: str) -> int:
 
 
 def run_in_a_process(job: OfflineJob, control_plane: str) -> dict[str, Any]:
-    """Run a job with one scheduler in a new process and return its figures. Raises `ConfigError` with its output if it
-    failed."""
+    """Run a job with one scheduler in a new process and return its figures. Raises `ConfigError` if it fails."""
     engine = msgspec.structs.replace(job.engine, cpu_backend=control_plane)
     done = subprocess.run(
         [sys.executable, "-m", "minisgl.bench.offline_run"],

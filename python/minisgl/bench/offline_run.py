@@ -1,4 +1,4 @@
-"""One measured run of the step loop in its own process: `python -m minisgl.bench.offline_run`.
+"""A measured run of the step loop in its own process: `python -m minisgl.bench.offline_run`.
 
 It reads an `OfflineJob` as JSON from stdin and prints the result as one JSON line. All sequences start at once; the
 step loop, scheduler and engine are the server's, without text and sockets.

@@ -20,8 +20,7 @@ LOOK_S = 0.2
 
 
 class Usage:
-    """A meter of the process `pid` and its descendants; None is a process elsewhere, for which both figures stay None.
-    """
+    """A meter of the process `pid` and its descendants. For None, a remote process, both figures stay None."""
 
     def __init__(self, pid: int | None) -> None:
         self.cpu_s: float | None = None

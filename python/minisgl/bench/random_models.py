@@ -228,8 +228,7 @@ def type_of(name: str, kind: str) -> str:
 
 
 def random_blocks(kind: Any, sizes: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """Return random weights of type `kind`, [..., bytes of a row]. All experts have the same rows, in different orders.
-    """
+    """Return random weights of type `kind`, [..., bytes of a row]. Experts have the same rows in other orders."""
     gguf = _gguf()
     rows, columns = sizes[-2:]
     if kind == gguf.GGMLQuantizationType.BF16:

@@ -69,8 +69,7 @@ class Renderer:
         extra: Mapping[str, Any] | None = None,
         context: int | None = None,
     ) -> None:
-        """Create a renderer. `extra` has fields of every body. `context` is the maximum length of a prompt with its
-        answer, if known."""
+        """Create a renderer. `extra`: fields of every body; `context`: tokens of a prompt with its answer at most."""
         self.context = context
         self._endpoint = endpoint
         self._line = line

@@ -27,8 +27,7 @@ RAW = "raw.json"
 
 
 class Report:
-    """A report of sections, written as `README.md` next to the raw data. The environment is recorded at construction.
-    """
+    """A report of sections, written as `README.md` next to the raw data, with the environment at construction."""
 
     def __init__(self, folder: Path, title: str, *, command: str = "") -> None:
         self.folder = folder
@@ -60,8 +59,7 @@ class Report:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table. Columns of numbers are right-aligned; numbers are formatted by `number`, None is empty.
-    """
+    """Return a Markdown table. Numbers are right-aligned and formatted by `number`; None is an empty cell."""
     cells = [[_cell(value) for value in row] for row in rows]
     if any(len(row) != len(head) for row in cells):
         raise ValueError(f"rows: must have {len(head)} columns like the head")

@@ -30,8 +30,7 @@ SMALLEST = ControlPlaneConfig(num_pages=1, page_size=1, max_running_requests=1, 
 
 
 def measured(run: Callable[[], list[float]]) -> dict[str, float]:
-    """Return the median, minimum and upper percentiles of the times that `run` returns. The garbage collector is off
-    meanwhile."""
+    """Return median, minimum and upper percentiles of the times from `run`, with the garbage collector off."""
     gc.collect()
     gc.disable()
     try:
@@ -103,8 +102,7 @@ class Loop:
 
 def decode(batch: int, context: int = 512, page_size: int = 1, interval: int = 0) -> Case:
     """Return a case in which `batch` rows decode after `context` tokens; with page size 1 every row gets a page in
-    every step. With an `interval` the model has states, and the rows are at different positions between two state
-    snapshots."""
+    every step. With an `interval` the model has states, and rows are at different positions between two snapshots."""
 
     def case(make: Make, repeats: int) -> list[float]:
         warm = 50
@@ -132,8 +130,7 @@ def decode(batch: int, context: int = 512, page_size: int = 1, interval: int = 0
 
 
 def churn(pages: int) -> Case:
-    """Return a case of 256 rows with a full pool: in every step one request ends by its length and one of 200 tokens
-    arrives."""
+    """Return a case of 256 rows with a full pool: in every step a request ends and one of 200 tokens arrives."""
 
     def case(make: Make, repeats: int) -> list[float]:
         batch, life = 256, 256
@@ -225,8 +222,7 @@ def line(policy: SchedulePolicy) -> Case:
 
 
 def blocked_line(policy: SchedulePolicy) -> Case:
-    """Return a case in which 8 rows decode and 64 requests wait, each for more pages than are free; 8,192 tokens of
-    each are cached."""
+    """Return a case of 8 decode rows and 64 requests that wait for memory; 8,192 tokens of each are cached."""
 
     def case(make: Make, repeats: int) -> list[float]:
         batch, size, known, length = 8, 16, 8192, 42_000
@@ -259,8 +255,7 @@ class Spec(NamedTuple):
     bars: dict[str, float]
 
     def repeats_of(self, backend: str) -> int:
-        """Return the number of timed steps for a scheduler. One with parts in Rust is about as slow as the Python one.
-        """
+        """Return the number of timed steps for a scheduler. Parts in Rust do not make the Python one faster."""
         return self.repeats.get(backend, self.repeats["python"])
 
 

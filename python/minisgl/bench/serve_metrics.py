@@ -132,8 +132,7 @@ def _errors(result: LoadResult) -> dict[str, int]:
 
 
 def _steady(measured: Measured, tokens_per_event: float) -> float | None:
-    """Return tokens per second in the middle half of the run, by the generator's samples. None if the run is too short.
-    """
+    """Return tokens per second in the middle half of the run, by samples. None if the run is too short."""
     took = measured.result["duration_s"]
     middle = [s for s in measured.samples if STEADY[0] * took <= s.at <= STEADY[1] * took]
     if len(middle) < 5:
@@ -143,8 +142,7 @@ def _steady(measured: Measured, tokens_per_event: float) -> float | None:
 
 
 def _goodput(found: Latencies, slo: Slo, requests: int, took: float) -> dict[str, Any]:
-    """Return the requests that succeeded within every limit. A request with one event or none has no TPOT, and so meets
-    any limit of it."""
+    """Count the requests that succeeded within every limit. Without a TPOT (one event), any limit of it is met."""
     good = ~np.isnan(found.ttft)
     for values, limit in ((found.ttft, slo.ttft_ms), (found.tpot, slo.tpot_ms), (found.e2e, slo.e2e_ms)):
         if limit is not None:

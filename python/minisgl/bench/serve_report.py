@@ -147,8 +147,7 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
 
 
 def _samples(one: Measurement) -> dict[str, Any]:
-    """Return each request's times, in the order of sending: ms since it was due; NaN for an event that did not happen.
-    """
+    """Return each request's times, in sending order: ms since it was due; NaN for what did not happen."""
     result = one.measured.result
     times = {name: 1e3 * (result[key] - result["scheduled"]) for name, key in SAMPLES}
     return {

@@ -51,8 +51,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A load to measure: a closed loop with `value` clients, or an open loop at the rate `value` or with a trace's
-    arrivals."""
+    """A load to measure: `value` clients in a closed loop, an open loop at rate `value`, or a trace's arrivals."""
 
     mode: str  # closed, poisson, trace
     value: float = 0.0

@@ -44,8 +44,8 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server. `flags` are those of `minisgl serve`, except for the port. `source` is the `python` folder
-    of another checkout whose code is run instead of this one's."""
+    """Settings to start a server. `flags` are those of `minisgl serve`, except for the port. `source` is the `python`
+    folder of another checkout whose code is run instead of this one's."""
 
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -132,8 +132,7 @@ class ServerProcess:
         return self._process.pid
 
     def processes(self) -> dict[str, psutil.Process]:
-        """Return its processes by role: `http` is the server itself, `engine` its engine process; others are numbered.
-        """
+        """Return its processes by role: `http` is the server itself, `engine` its engine; others are numbered."""
         found: dict[str, psutil.Process] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
             found["http"] = psutil.Process(self.pid)
@@ -145,8 +144,7 @@ class ServerProcess:
         return found
 
     def stop(self) -> int:
-        """Stop the server by SIGTERM, kill it if it does not end, and return its exit code. Fills `stop_s` and
-        `left_behind`."""
+        """Stop the server (SIGTERM, then kill) and return its exit code. Fills `stop_s` and `left_behind`."""
         if self._process is None or self.exit_code is not None:
             return self.exit_code or 0
         self.processes()

@@ -70,8 +70,7 @@ def summary(samples: Sequence[float] | npt.NDArray[np.floating[Any]]) -> dict[st
 
 
 def coefficient_of_variation(samples: Sequence[float]) -> float:
-    """Return the sample standard deviation over the mean; infinite if the mean is 0. Raises `ValueError` for fewer than
-    two samples."""
+    """Return the sample standard deviation over the mean, infinite for a mean of 0. Needs two samples or more."""
     if len(samples) < 2:
         raise ValueError("samples: at least two are needed for a variation")
     mean = statistics.fmean(samples)
@@ -96,8 +95,7 @@ def geometric_interval(samples: Sequence[float], confidence: float = 0.95) -> In
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> PairedDifference:
-    """Compare `b[i]` with `a[i]`, which were measured one after the other. Raises `ValueError` for unequal or empty
-    lists."""
+    """Compare `b[i]` with `a[i]`, measured one after the other. Raises `ValueError` for unequal or empty lists."""
     if len(a) != len(b) or not a:
         raise ValueError(f"pairs: {len(a)} and {len(b)} samples: must be as many, at least one")
     ratio = None
@@ -111,8 +109,7 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
 
 
 def there_and_back(names: Sequence[T], number: int) -> Sequence[T]:
-    """Return the order of round `number`: every other round is reversed, so that a drift of the machine affects all
-    alike."""
+    """Return the order of round `number`: every other one is reversed, so that a drift affects all alike."""
     return names if number % 2 == 0 else names[::-1]
 
 
@@ -148,8 +145,7 @@ def _expm1(value: float) -> float:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """Return the quantile of Student's t with `freedom` degrees at `probability`, between 0 and 1. Raises `ValueError`.
-    """
+    """Return the quantile of Student's t with `freedom` degrees at `probability`, strictly between 0 and 1."""
     if not 0 < probability < 1 or freedom < 1:
         raise ValueError(f"t quantile: {probability}, {freedom}: must be within (0, 1), and at least 1")
     if probability < 0.5:

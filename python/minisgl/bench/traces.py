@@ -124,8 +124,7 @@ def _decoded(number: int, line: str, kind: type[T]) -> T:
 
 
 def _kind_of(number: int, one: Mapping[str, Any]) -> type[_Mooncake]:
-    """Return the format of a first line: four fields that both formats have, and four that only Qwen's traces have.
-    Raises `BadLine`."""
+    """Return the format of a first line, by the fields that both or only Qwen's traces have. Raises `BadLine`."""
     if missing := [name for name in MOONCAKE_FIELDS if name not in one]:
         raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
     others = [name for name in one if name not in MOONCAKE_FIELDS]
@@ -179,8 +178,7 @@ def _request(
 
 
 def read_trace(name: str) -> list[TraceRequest]:
-    """Read a trace of `NAMES` from the folder MINISGL_DATA, or a file in one of the formats, sorted by arrival. Raises
-    `ConfigError`."""
+    """Read a trace of `NAMES` from the folder MINISGL_DATA, or a file, sorted by arrival. Raises `ConfigError`."""
     path = Path(name).expanduser()
     if name in NAMES:
         folder = envs.data_dir()

@@ -180,8 +180,7 @@ def _shared_prefix(name: str, settings: WorkloadSettings) -> Workload:
 
 
 def _multi_turn(name: str, settings: WorkloadSettings) -> Workload:
-    """Return a workload of chats whose turns include all earlier turns; the answers in them are made up, with the
-    requested length."""
+    """Return a workload of chats whose turns include all earlier ones, with made-up answers in between."""
     generator = np.random.default_rng(settings.seed)
     keys, requests, chains = _keys(settings), list[LoadRequest](), list[int]()
     while len(requests) < settings.num_requests:
@@ -276,9 +275,8 @@ def _stamp(name: str) -> tuple[str, int, int]:
 
 
 def _conversations(name: str, settings: WorkloadSettings) -> Workload:
-    """Return a workload of real conversations: each question follows the earlier ones with their answers, and requests
-    an answer of the original length. Later runs take other conversations while there are any; warm-ups begin in the
-    middle."""
+    """Return a workload of real conversations: each question follows earlier ones with their answers and asks for the
+    original length. Later runs take other conversations while there are any; warm-ups begin in the middle."""
     path = Path(name).expanduser()
     if settings.input_len is not None:
         raise ConfigError(f"--input-len: the questions of {path.name} have their lengths; --output-len limits answers")

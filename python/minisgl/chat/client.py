@@ -19,8 +19,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class ChatError(Exception):
-    """A failed chat request. The text says what went wrong and, where known, what to do. `status` is the HTTP status,
-    or None without a response."""
+    """A failed chat request, with a reason for the user. `status` is the HTTP status; None without a response."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -40,8 +39,7 @@ class AnswerChunk:
 
 class ChatClient:
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        """Create a client for the server at `base_url`, with or without `/v1`. Raises `ChatError` if that is no http(s)
-        URL."""
+        """Create a client for the server at `base_url`, with or without `/v1`. Raises `ChatError` for a bad URL."""
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         try:
             url = httpx.URL(self.base_url)
@@ -117,8 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the data of each server-sent event. Lines are split at line-feed bytes only, because text may contain other
-    line separators."""
+    """Yield the data of each server-sent event. Only line feeds end a line: text may hold other separators."""
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")

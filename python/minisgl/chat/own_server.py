@@ -35,8 +35,7 @@ class OwnServer:
 
 @contextlib.asynccontextmanager
 async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
-    """Start a server with these flags of `minisgl serve` and yield it when it is ready; stop it on exit. Raises
-    `ServerFailed`."""
+    """Start `minisgl serve` with `flags`, yield it when ready, and stop it on exit. Raises `ServerFailed`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "minisgl", "serve", "--no-access-log", *flags, "--managed"),
         stdin=asyncio.subprocess.PIPE,

@@ -29,8 +29,7 @@ class Exit(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Timings and token counts of one answer. `num_tokens` is None if the server did not report it or the answer was
-    stopped."""
+    """Timings and token counts of one answer. `num_tokens` is None if it was stopped or the server sent none."""
 
     ttft_s: float
     generation_s: float  # from the first token to the last
@@ -74,8 +73,7 @@ class Session:
         self.finish_reason: str | None = None  # of the last answer; None: it was stopped or failed
 
     def command(self, line: str) -> str | None:
-        """Run a slash command and return the text to show, or None if `line` is a message and not a command. Raises
-        `Exit`."""
+        """Run a slash command and return the text to show; None if `line` is a message. Raises `Exit`."""
         if not line.startswith("/") or line.startswith("//"):
             return None
         name, _, rest = line.partition(" ")
@@ -98,8 +96,7 @@ class Session:
         return f"{name}: no such command: /help lists them"
 
     async def ask(self, text: str) -> AsyncGenerator[str, None]:
-        """Send `text` as the user's message and yield the answer in chunks. Close the iterator to stop it. Raises
-        `ChatError`."""
+        """Send `text` and yield the answer in chunks. Close the iterator to stop it. Raises `ChatError`."""
         question = {"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         body = {**self._settings, "model": self.model, "messages": [*system, *self.messages, question]}

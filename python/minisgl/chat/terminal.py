@@ -42,8 +42,7 @@ class Lines(Protocol):
 
 
 class Typed:
-    """Messages that a person types, with history and editing. Enter sends; Alt-Enter or a backslash before Enter begins
-    a new line."""
+    """Messages that a person types, with history and editing. Alt-Enter, or a backslash first, adds a line."""
 
     interactive = True
 
@@ -115,8 +114,7 @@ class Piped:
 
 
 def file_history(file: Path) -> History:
-    """Return the history of typed messages, in a file that only its owner can read, or in memory if the file cannot be
-    written."""
+    """Return the history of typed messages, in a file for its owner only, or in memory if that cannot be written."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
@@ -146,8 +144,7 @@ class Chat:
             session.on_thought = self._show_thought
 
     async def run(self) -> int:
-        """Read messages and show answers until the user leaves. Return the exit code: 1 if the server ended, or if a
-        piped message got no answer."""
+        """Chat until the user leaves. Return 1 if the server ended, or if a piped message got no answer, else 0."""
         with self._ctrl_c():
             while True:
                 try:
@@ -217,8 +214,7 @@ class Chat:
 
     @contextlib.contextmanager
     def _ctrl_c(self) -> Iterator[None]:
-        """Handle SIGINT during the `with`: it stops a running answer, else it ends a piped chat and does nothing to a
-        typed one."""
+        """Handle SIGINT: it stops a running answer, else it ends a piped chat and does nothing to a typed one."""
         loop = asyncio.get_running_loop()
         here = asyncio.current_task()
         assert here is not None

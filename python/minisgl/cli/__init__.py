@@ -36,8 +36,7 @@ OF_ITS_OWN = ("-h", "--help", "-V", "--version")
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse a command line. Flags win over values of the `--config` file, and these over defaults. Raises
-    `ConfigError`."""
+    """Parse a command line: flags win over the `--config` file, and this over defaults. Raises `ConfigError`."""
     parser = Parser(
         prog="minisgl",
         description=DESCRIPTION,
@@ -74,8 +73,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run a parsed command and return its exit code. Raises `ConfigError`, whose text names a setting as the user set
-    it."""
+    """Run a parsed command and return its exit code. A `ConfigError` names settings as the user set them."""
     try:
         return int(args.run(args))
     except UsageError:

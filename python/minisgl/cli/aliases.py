@@ -16,8 +16,7 @@ from minisgl.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """Another name, `typed`, for `flag`, with a fixed `value` if that is not None. If the flag takes several values,
-    the alias takes one and repeats it."""
+    """Another name, `typed`, for `flag` (with a fixed `value` if not None). One value is repeated for several."""
 
     typed: str
     flag: str

@@ -33,7 +33,7 @@ class Failed(Exception):
 
 
 class Job:
-    """One run of `minisgl batch`. The folder `state` stores answers until the output file is written."""
+    """A run of `minisgl batch`. The folder `state` stores answers until the output file is written."""
 
     def __init__(self, given: Path, output: Path) -> None:
         self._input = given
@@ -50,8 +50,7 @@ class Job:
             raise ConfigError(f"{given}: {error}") from error
 
     def is_done(self) -> bool:
-        """Return True if the output file is complete, after cleaning up. Raises `ConfigError` if another file has its
-        name."""
+        """Return True, after cleaning up, if the output is complete. Raises `ConfigError` if it is another run's."""
         if not self._output.exists():
             return False
         if not (self.state / DATABASE).is_file():

@@ -1,7 +1,6 @@
 """The command `minisgl chat`, and `minisgl serve --shell`: flags, and the choice of the server.
 
-Invariants: without `--base-url`, every flag that is not the chat's is one of `minisgl serve`, for a server that the
-chat starts.
+Invariants: without `--base-url`, a flag that is not the chat's is one of `minisgl serve`, for a server of its own.
 """
 
 from __future__ import annotations

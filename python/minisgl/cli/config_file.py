@@ -30,8 +30,7 @@ def apply(path: str, parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def values(path: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the file's values by flag destination, and where each is set (file, line and key). Raises `ConfigError`.
-    """
+    """Return the file's values by flag destination, and the place where each is set. Raises `ConfigError`."""
     actions = dict(_actions(parser))
     found: dict[str, Any] = {}
     first_lines: dict[str, tuple[str, int]] = {}

@@ -57,7 +57,7 @@ OPTIONAL_PACKAGES = ("flash-attn", "triton")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `ok` is True or False for works or fails, and None for plain information."""
+    """A line of the report. `ok` is True if it works, False if it fails, and None for plain information."""
 
     section: str
     name: str

@@ -628,8 +628,7 @@ def command(commands: Commands, name: str, run: Callable[[argparse.Namespace], i
 def add_settings(
     parser: argparse.ArgumentParser, groups: Mapping[str, Iterable[Setting]], show: Collection[str] = ()
 ) -> None:
-    """Add groups of settings to a parser. `show` has destinations of hidden flags that this command's `--help` shows.
-    """
+    """Add groups of settings to a parser. `show` has destinations of hidden flags that its `--help` shows."""
     for title, settings in groups.items():
         group = parser.add_argument_group(title)
         for one in settings:
@@ -637,8 +636,7 @@ def add_settings(
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the positional argument of `COMMAND MODEL`, the same as `COMMAND --model MODEL`. The `model` of a `--config`
-    file only sets the default of the flag."""
+    """Add the positional argument of `COMMAND MODEL`. A `--config` file sets the default of `--model` alone."""
     parser.add_argument("MODEL", nargs="?", action=_Model, default=argparse.SUPPRESS, help="the model, as with --model")
 
 
@@ -661,8 +659,7 @@ VARIABLES = {
 
 
 def sources(typed: Mapping[str, str], in_file: Mapping[str, str]) -> dict[str, str]:
-    """Return how each flag was set, by its destination, for `config.as_set`: as typed, else by a line of a file, else
-    by a variable."""
+    """Return, by destination, how each flag was set: as typed, else by a line of a file, else by a variable."""
     variables = {dest: f"{name}=" for dest, name in VARIABLES.items() if envs.set_of([name])}
     return {**variables, **in_file, **{dest: f"{flag} " for dest, flag in typed.items()}}
 
@@ -673,8 +670,7 @@ def say(lines: Iterable[str], command: str) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Build the engine's configuration from flags, then environment, then defaults. Raises `ConfigError` or `EnvError`.
-    """
+    """Build the engine's configuration from flags, environment and defaults. Raises `ConfigError` or `EnvError`."""
     envs.check()
     fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
     fields["warm_prefixes"] = tuple(getattr(args, "warm_prefixes", None) or ())

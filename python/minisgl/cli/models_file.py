@@ -65,8 +65,7 @@ def are_several(args: argparse.Namespace) -> bool:
 
 
 def entries(args: argparse.Namespace, resolve: Resolve) -> list[Entry]:
-    """Return an entry for each model that the flags name. `resolve` builds a configuration from flags. Raises
-    `ConfigError`."""
+    """Return an entry for each model in the flags. `resolve` converts flags to settings. Raises `ConfigError`."""
     from minisgl.registry.entries import models_in
 
     own = Parser(add_help=False)

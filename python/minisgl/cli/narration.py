@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 class Narration:
-    """Logger of one answer: call `begin` when the model is loaded, `token` for each token, and `end` after the last
-    one."""
+    """Logger of one answer: call `begin` when the model is loaded, `token` for each token, and `end` at the end."""
 
     def __init__(self) -> None:
         self._llm: LLM | None = None

@@ -78,8 +78,7 @@ def _compare(trace: Trace, names: list[str], repeat: int) -> int:
 
 
 def _make(name: str, trace: Trace) -> ControlPlane:
-    """Build a scheduler for the trace. Raises `ConfigError` if it is unknown, missing, or does not support the
-    configuration."""
+    """Build a scheduler. Raises `ConfigError` if it is unknown, missing, or does not support the trace."""
     try:
         return make_control_plane(name, trace.config)
     except (ControlPlaneError, ExtensionMissing, ValueError) as error:
@@ -88,8 +87,7 @@ def _make(name: str, trace: Trace) -> ControlPlane:
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The first difference of two schedulers: the index of its call in the trace, and its line as a shadow reports it.
-    """
+    """The first difference of two schedulers: its call's index in the trace, and its line as a shadow reports it."""
 
     names: tuple[str, str]
     index: int

@@ -18,8 +18,7 @@ FIELDS = ("text", "prompt", "messages", "token_ids")
 
 
 def read(data: bytes, said: str) -> dict[str, Any]:
-    """Parse a body that has exactly one of `FIELDS`; a JSON list is `token_ids`. `said` is the file as the user named
-    it, for errors. Raises `ConfigError`."""
+    """Parse a body that has one of `FIELDS`; a list is `token_ids`. `said` names it. Raises `ConfigError`."""
     try:
         body = json.loads(data)
     except ValueError as error:
@@ -32,8 +31,7 @@ def read(data: bytes, said: str) -> dict[str, Any]:
 
 
 def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> list[int]:
-    """Return the token ids of a body's prompt. With `is_prefix`, a conversation gets no generation prompt. Raises
-    `ConfigError`."""
+    """Return the ids of a body's prompt. `is_prefix`: without a generation prompt. Raises `ConfigError`."""
     from minisgl.server.admin.body import PrefixRequest
     from minisgl.server.core.bodies import ChatRequest, CompletionRequest
     from minisgl.server.core.errors import ApiError

@@ -32,8 +32,7 @@ def add_parser(commands: Commands) -> Parser:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """Build the server's configuration from flags, then environment, then defaults. Raises `ConfigError` or `EnvError`.
-    """
+    """Build the server's configuration from flags, environment and defaults. Raises `ConfigError` or `EnvError`."""
     fields = {name: getattr(args, name) for name in ServerConfig.__struct_fields__ if hasattr(args, name)}
     fields["engine"] = engine_config(args)  # `args.engine` is the engine's name
     fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})

@@ -25,8 +25,7 @@ T = TypeVar("T", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The parts of an answer that are known in addition to its receipt. `logprobs` are those of the tokens of its text.
-    """
+    """Known parts of an answer, in addition to its receipt. `logprobs` are those of the tokens of its text."""
 
     ids: list[int] | None = None
     text: str | None = None
@@ -100,8 +99,7 @@ class _Comparison:
     # ----------------------------------------------------------------------------------------------- probabilities
 
     def _other_logprobs(self, given: list[float] | None) -> str:
-        """Return a line about differing log probabilities: where and by how much, if those of the answer are `given`.
-        """
+        """Return a line about differing log probabilities, with where and by how much if the answer has `given`."""
         text = "the same tokens, with other probabilities: computed by other arithmetic"
         if given is None:
             return f"{text} (a receipt has their digest alone: by how much is known of an answer with logprobs)"
@@ -118,8 +116,7 @@ class _Comparison:
         )
 
     def _logprob(self, common: Sequence[int], token: int) -> float | None:
-        """Return the log probability of `token` after the prompt and the tokens `common`, or None if it is no valid
-        token there."""
+        """Return the log probability of `token` after the prompt and `common`, or None if it is not valid there."""
         alone = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(token,), ignore_eos=True, logprobs=0)
         try:
             (output,) = self.llm.generate([[*self.prompt, *common]], alone, lora=self.lora, progress=False)
@@ -140,8 +137,7 @@ class _Comparison:
         return [*lines, f"the answer from token {at} on: {self._beside(ids[at : at + 1], at)}"]
 
     def _beside(self, theirs: Sequence[int], at: int) -> str:
-        """Return the answer's token at position `at` (`theirs`, empty for its end) and the computed one, with their log
-        probabilities."""
+        """Return the answer's token at `at` (`theirs`; empty: its end) and the computed one, with log probabilities."""
         ours = self.computed.token_ids
         pair = [tuple(theirs), tuple(ours[at : at + 1])]
         logprobs = [self._logprob(ours[:at], *one) if one else None for one in pair]

@@ -63,8 +63,7 @@ def _say(differ: list[str]) -> int:
 
 
 def _receipt(file: Path, index: int) -> tuple[Receipt, Said]:
-    """Read a receipt, or a whole response that has one. The second value is what else the response has. Raises
-    `ConfigError`."""
+    """Read a receipt, or a response that has one, whose other parts are the second value. Raises `ConfigError`."""
     data, said = _read(file), Said()
     try:
         whole = json.loads(data)

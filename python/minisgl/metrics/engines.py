@@ -24,8 +24,7 @@ KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"
 
 @dataclass(slots=True)
 class EngineView:
-    """The state of one engine. `state` is one of `EngineState`, since `since` (`time.monotonic`). `restarts` counts how
-    often the engine became ready again."""
+    """An engine's `state` (`EngineState`), `since` when (`time.monotonic`), and how often it became ready again."""
 
     engine: int
     since: float
@@ -100,8 +99,7 @@ def counted(stats: EngineStats) -> EngineStats:
 
 
 def together(stats: Sequence[EngineStats]) -> EngineStats | None:
-    """Return the sum of the engines' statistics, or None if there are none. Figures of tensor-parallel ranks are
-    dropped, because ranks are numbered per engine."""
+    """Return the engines' statistics added up, without those of ranks; None if there are none."""
     if len(stats) < 2:
         return stats[0] if stats else None
     numbers = {name: sum(getattr(one, name) for one in stats) for name in NUMBERS}
@@ -136,8 +134,7 @@ def added(one: MeterReading, other: MeterReading) -> MeterReading:
 
 
 def _prefixes(all_: Iterable[Sequence[PrefixState]]) -> tuple[PrefixState, ...]:
-    """Merge the prefixes of all engines: hits are summed; a prefix is ready and pinned if it is so in every engine that
-    has it."""
+    """Merge the prefixes of all engines: hits are summed; ready or pinned means in every engine that has it."""
     found: dict[int, list[PrefixState]] = {}
     for states in all_:
         for one in states:

@@ -78,8 +78,7 @@ def families(found: Readings | None) -> Iterable[Metric]:
 
 
 def shown(found: Readings) -> dict[str, Any]:
-    """Return the gateway's part of /stats. `answered` and `passed_on` count requests of the routes that the gateway
-    handles."""
+    """Return the gateway's part of /stats; `answered` and `passed_on` cover the routes that the gateway has."""
     routes: dict[str, dict[str, int]] = {}
     for route, reason, count in found["requests"]:
         routes.setdefault(route, {})[reason or "answered"] = count

@@ -1,5 +1,4 @@
-"""A fast histogram: an observation costs a search among few bounds, where the client library's costs microseconds per
-token.
+"""A fast histogram: counting a value costs a search among few bounds; the client library takes microseconds.
 
 Invariants: it exposes what Prometheus' own would: cumulative buckets, a sum, a count.
 """
@@ -30,8 +29,7 @@ class Histogram:
         self._sum += value * count
 
     def counts(self, more: Sequence[int] = ()) -> list[int]:
-        """Return the counts by bucket; the last is above all bounds. `more` are the gateway's counts, added if given.
-        """
+        """Return the counts by bucket, the last above all bounds, with the gateway's counts `more` added if given."""
         return [here + there for here, there in zip(self._counts, more or [0] * len(self._counts), strict=True)]
 
     def collect(self, counts: Sequence[int] = (), sum: float = 0.0) -> HistogramMetricFamily:

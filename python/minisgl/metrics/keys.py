@@ -26,8 +26,7 @@ class KeyReading(TypedDict):
 
 @dataclass(slots=True)
 class KeyCounts:
-    """The use of one API key: requests as the engine counts them (one per choice), prompt tokens (once per prompt) and
-    generated tokens."""
+    """Use of one API key: requests (one per choice), prompt tokens (once per prompt) and generated tokens."""
 
     name: str
     num_requests: int = 0

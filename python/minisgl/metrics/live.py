@@ -43,8 +43,7 @@ class LiveFigures:
         self._looks.clear()
 
     def look(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """Read the counters and return the data of a `stats` event. `about` has the fields of /stats other than
-        metrics."""
+        """Read the counters and return the data of a `stats` event. `about`: the fields of /stats but metrics."""
         now, snapshot = self._clock(), self._metrics.snapshot()
         stats, counts = self._stats() or NOTHING, self._metrics.latencies()
         while len(self._looks) > 1 and now - self._looks[0][0] > WINDOW_S:

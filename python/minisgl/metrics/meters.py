@@ -76,8 +76,7 @@ class Meters:
             meter.reset()
 
     def readings(self) -> dict[str, MeterReading]:
-        """Read all meters. `recent_s` covers at least the last `WINDOW_NS`, or the time since the last reading if that
-        is longer ago."""
+        """Read all meters. `recent_s` is the longest of the last `WINDOW_NS`, or since the last reading before."""
         now = time.perf_counter_ns()
         found = {name: meter.reading() for name, meter in self._meters.items()}
         if now - self._window_began >= WINDOW_NS:
@@ -189,8 +188,7 @@ def lower_ns(index: int) -> int:
 
 
 def percentiles(spread: Mapping[int, int], longest_s: float, shares: Sequence[int] = PERCENTILES) -> dict[str, float]:
-    """Return percentiles in seconds by names such as `p95_s`, each the middle of its bucket. Empty without durations.
-    """
+    """Return percentiles in seconds by names such as `p95_s`: the middle of a bucket. Empty without durations."""
     found, seen, total = dict[str, float](), 0, sum(spread.values())
     left = list(shares)
     for index in sorted(spread):
@@ -202,8 +200,7 @@ def percentiles(spread: Mapping[int, int], longest_s: float, shares: Sequence[in
 
 
 def histogram(name: str, text: str, reading: MeterReading | None) -> Iterable[HistogramMetricFamily]:
-    """Yield the family of a meter, without samples if `reading` is None; bounds are powers of two, where buckets end
-    exactly."""
+    """Yield a meter's family, without samples for None; bounds are powers of two, where buckets end exactly."""
     from prometheus_client.core import HistogramMetricFamily  # the engine process needs none
 
     family = HistogramMetricFamily(name, text)
@@ -222,8 +219,7 @@ IDLE_S = 1.0
 
 
 class LoopLag:
-    """A meter of an event loop's lag. `busy` returns True while there is work; `beat` is called at least every
-    `IDLE_S`. Call `start` on the measured loop."""
+    """A meter of an event loop's lag. `busy()`: there is work; `beat` is called every `IDLE_S` or more often."""
 
     def __init__(self, meter: Meter, busy: Callable[[], bool], beat: Callable[[], None] = lambda: None) -> None:
         self._meter = meter

@@ -176,8 +176,7 @@ class Metrics(Collector):
     # -------------------------------------------------------------------------------------------- with the gateway's
 
     def latencies(self) -> dict[str, list[int]]:
-        """Return the counts of times to first token and between tokens, by bucket of `SECONDS`. The gateway's are as of
-        the last `snapshot`."""
+        """Return counts of TTFT and ITL by bucket of `SECONDS`; the gateway's are as of the last `snapshot`."""
         there = self._there
         return {
             name: self._histograms[name].counts(() if there is None else there["histograms"][name]["counts"])
@@ -247,8 +246,7 @@ class Metrics(Collector):
         yield from process_families(cpu_s, memory, meters)
 
     def snapshot(self) -> dict[str, Any]:
-        """Return all metrics as plain data for /stats, with further counts and the longest durations since the start.
-        """
+        """Return all metrics as plain data for /stats, with more counts and the longest durations since the start."""
         self._there = self._gateway()
         http: dict[str, Any] = {
             "requests_accepted": self._all("num_accepted"),

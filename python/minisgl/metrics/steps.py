@@ -21,8 +21,7 @@ LOOP, DEVICE = 1, 2  # thread ids: what the step loop does, what the engine comp
 
 
 class ChromeTrace:
-    """A trace that collects events until `num_steps` steps with rows are done, then writes its file and logs its name.
-    """
+    """A trace of events until `num_steps` steps with rows are done; then it writes its file and logs the name."""
 
     def __init__(self, num_steps: int, process: str, say: Callable[[str], None]) -> None:
         """Begin a trace whose file is `minisgl-profile-PROCESS-PID.json` in the current folder."""
@@ -38,8 +37,7 @@ class ChromeTrace:
             self._events.append((thread, name, start_ns, end_ns, step))
 
     def forward(self, span: tuple[float, float], step: int) -> None:
-        """Add the forward of a step with rows that was committed and sent. `span` is its begin and end,
-        `time.perf_counter` seconds."""
+        """Add the forward of a step that was committed and sent; `span`: begin and end by `time.perf_counter`."""
         self.add("forward", int(span[0] * 1e9), int(span[1] * 1e9), step, thread=DEVICE)
         self.step_done()
 
@@ -78,8 +76,7 @@ class ChromeTrace:
 
 
 class TracedMeter(Meter):
-    """A meter whose additions, made when things end, are also events of `trace`. With `ends_step`, each of them ends a
-    step."""
+    """A meter whose additions, made when things end, are also events of `trace`; with `ends_step` also steps."""
 
     __slots__ = ("_ends_step", "_trace")
 
@@ -156,8 +153,7 @@ def _meter(name: str) -> Meter:
 
 
 def step_timers(profile_steps: int, say: Callable[[str], None]) -> StepTimers:
-    """Return the step loop's timers, with a trace of the first `profile_steps` steps in the current folder (0: none).
-    `say` logs its file."""
+    """Return the step loop's timers, with a trace of the first `profile_steps` steps, whose file `say` logs."""
     if not profile_steps:
         return StepTimers()
     return StepTimers(ChromeTrace(profile_steps, "engine", say))

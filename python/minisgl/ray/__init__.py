@@ -1,5 +1,4 @@
-"""Deployment of minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or
-`minisgl.ray.build(args)`.
+"""Deployment on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`.
 
 A replica is a whole server, whose work is in `server/` and `supervisor/`. Start with `application.py`, then
 `ingress.py` and `relay.py`, the path of a request.

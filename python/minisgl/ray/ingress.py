@@ -132,8 +132,7 @@ def _attempt(handle: Any) -> Any:
 
 
 def _raw_path(scope: Scope) -> str:
-    """Return the path as the client sent it, percent-encoded: a decoded path could be read as another host's address.
-    """
+    """Return the path as sent, percent-encoded: a decoded path could be read as another host's address."""
     raw = scope.get("raw_path") or quote(scope["path"], safe="/%").encode("latin-1")
     return bytes(raw).partition(b"?")[0].decode("latin-1")
 

@@ -41,8 +41,7 @@ class _Body(msgspec.Struct):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """The parts of a request that placement reads. `prefix` is the prompt's first bytes, [at most `MAX_BYTES`] int32.
-    """
+    """Parts of a request for placement. `prefix`: first bytes of the prompt, [at most `MAX_BYTES`] int32."""
 
     model: str | None
     prefix: Int32Array
@@ -72,8 +71,7 @@ class Placement(Generic[M]):
         self._members: dict[int, M] = {}
 
     def update(self, members: Mapping[M, Mapping[str, Any]]) -> None:
-        """Set the current members, each with the load that it last reported (`server.health.load`; at first only
-        `kv_tokens`)."""
+        """Set the members, each with its last load (`server.health.load`; at first only `kv_tokens`)."""
         for gone in [one for one in self._numbers if one not in members]:
             self.leave(gone)
         for member, said in members.items():

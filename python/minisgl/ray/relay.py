@@ -84,8 +84,7 @@ class MarkReader:
 
 
 class Relay:
-    """A request with its retries. It is retried for `retry_s` seconds without progress; a stream is silent for
-    `longest_s` at most."""
+    """A request, retried for `retry_s` seconds without progress; its stream is never silent for `longest_s`."""
 
     def __init__(self, asked: Asked, attempt: Attempt, retry_s: float, longest_s: float = Silence().longest) -> None:
         self._asked = asked

@@ -65,8 +65,7 @@ class Replica:
     # --------------------------------------------------------------------------------------------- what Serve asks
 
     async def check_health(self) -> None:
-        """Check the server's /livez for Serve. Ends the replica if the server is not alive or was silent `MAX_SILENCES`
-        times. Raises `RuntimeError` if it was silent."""
+        """Check /livez. Ends the replica if the server is dead or often silent; raises `RuntimeError` if silent."""
         try:
             status, _, body = await ask_whole(self._address, request_bytes("GET", b"/livez", []), PROBE_S)
             self._num_silences = 0

@@ -1,9 +1,7 @@
-"""Files and batches at the port of several models: they are stored here, and each line is sent to the server of its
-model.
+"""Files and batches at the port of several models: they are stored here, and a line is sent to its model's server.
 
 Invariants: a line delays no other request: it loads a model only if none in use must be unloaded for it, and another
-request may take its model's memory at once; then the line is sent again. A server runs lines in the background, like
-its own batches.
+request may take its model's memory at once; then the line is sent again. A server runs lines in the background.
 """
 
 from __future__ import annotations
@@ -94,6 +92,5 @@ class BatchesOfSeveral:
 
 
 def most_in_flight(entries: Sequence[Entry]) -> int:
-    """Return how many lines may be in flight: the rows of the largest engine. Each server accepts as many as it has
-    capacity for."""
+    """Return how many lines may be in flight: the rows of the largest engine. A server takes what it can."""
     return max(one.config.engine.rows_on(one.config.engine.device) for one in entries)

@@ -39,14 +39,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(name for name, _ in self.config.engine.lora)
 
     def size(self) -> int | None:
-        """Return the bytes of its files, or None if they are not downloaded yet. Raises `ConfigError` if there is no
-        such model."""
+        """Return the bytes of its files, or None before the download. Raises `ConfigError` for a missing model."""
         files = files_of(self.config.engine)
         return None if files is None else sum(one.stat().st_size for one in files)
 
     def need(self) -> int | None:
-        """Return the bytes that its server takes at most, or None if that is unknown before it is loaded. Raises
-        `ConfigError`."""
+        """Return the bytes that its server takes at most; None: unknown before loading. Raises `ConfigError`."""
         if self.memory is not None:
             return self.memory
         if (size := self.size()) is None:
@@ -56,8 +54,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def files_of(config: EngineConfig) -> list[Path] | None:
-    """Return the model's weight files, or None if they must be downloaded from a hub. Raises `ConfigError` if there is
-    no such model."""
+    """Return a model's weight files, or None before the download. Raises `ConfigError` for a missing model."""
     if config.engine in NOTHING_TO_LOAD:
         return []
     place = place_of(config.model, config.model_source, config.revision)

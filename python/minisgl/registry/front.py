@@ -176,8 +176,7 @@ class Front:
         return body, model
 
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
-        """Return the model whose server has the stored response in the path, or `otherwise`. No model is loaded for it.
-        """
+        """Return the loaded model whose server has the stored response that the path names, or `otherwise`."""
         kept = b"/".join(scope["path"].encode().split(b"/")[:4])
         headers = [one for one in scope["headers"] if one[0] in WHO]
         found = await self._asks.all(kept, headers)
@@ -236,8 +235,7 @@ class _Held:
         self._by_key = Counter[int]()
 
     def take(self, key: int, size: int) -> None:
-        """Reserve `size` bytes for the API key with index `key`. Raises `ApiError` 429 if it has no more capacity
-        (`has_room`)."""
+        """Reserve `size` bytes for the API key with index `key`. Raises `ApiError` 429 without `has_room`."""
         own, count = self._by_key[key], self._by_key.total()
         if not has_room(self._most, self._num_owners, own, count, size):
             raise queue_full(f"{own} bytes of requests wait for their answers already, {count} with those of others")
@@ -260,8 +258,7 @@ class _Passed:
         held: _Held,
         kind: str | None,
     ) -> None:
-        """Prepare the request. `kind` is the content type of the stream that it asks for, or None if it asks for none.
-        """
+        """Prepare the request. `kind`: the content type of the stream that it asks for; None: no stream."""
         self._held = held
         self._registry = registry
         self._model = model
@@ -380,8 +377,7 @@ class _Passed:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _end_with(self, error: ApiError) -> None:
-        """End the response with an error: raises it if the status can still be sent, else writes it as the stream's
-        last event."""
+        """End with an error: raise it if the status can still be sent, else write it as the stream's last event."""
         self._request.error, self._request.is_passed_on = error.code, False
         if not self._has_begun:
             raise error

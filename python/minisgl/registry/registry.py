@@ -123,8 +123,7 @@ class Registry:
         return self._queue.index(model) if model in self._queue else 0
 
     def lease(self, model: Model) -> Lease:
-        """Return a lease, which may have to wait. Raises `ApiError` if the model never fits, has just failed, or too
-        many requests wait."""
+        """Return a lease, which may wait. Raises `ApiError` if the model never fits or failed, or too many wait."""
         if self._is_closed:
             raise draining()
         lease = Lease(self.end, model)
@@ -263,8 +262,7 @@ class Registry:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._turn)
 
     def _serve_queue(self, now: float) -> float:
-        """Load models from the queue while they fit. Return the seconds until time alone changes a decision, or
-        infinity."""
+        """Load queued models that fit. Return the seconds until time alone changes a decision, or infinity."""
         while self._queue:
             head = self._queue[0]
             if not head.waiting or head.state == "loaded":

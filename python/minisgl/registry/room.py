@@ -1,5 +1,4 @@
-"""The rules of memory: which models must go for another one, and when. They use given facts and times, no processes and
-clocks.
+"""The rules of memory: which models must go for another one, and when. They use given facts, no processes and clocks.
 
 Invariants: a model that serves, is being loaded or unloaded, or is pinned, is not unloaded; of the others the least
 recently used goes first, and no more go than must.

@@ -1,5 +1,5 @@
-"""One model's server: a whole `minisgl serve` on its own loopback port, forked by a process that has done the imports
-and nothing else (`supervisor/child.py`), because imports take most of a start.
+"""A model's server: a whole `minisgl serve` on its own loopback port, forked by a process that has done the imports and
+nothing else (`supervisor/child.py`), because imports take most of a start.
 
 Invariants: it is a child of this process and ends with it, however that ends, because it watches its standard input;
 each line that it logs goes to this process's standard error with the model's name in front, and the last one is the

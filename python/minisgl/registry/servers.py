@@ -21,8 +21,7 @@ from minisgl.server.core.log import say, warn
 
 
 class Servers:
-    """The servers of the registry. `start` starts a server, `fetch` downloads a model, and `known` has the memory that
-    servers took in earlier runs."""
+    """The servers of the registry: `start` starts one, `fetch` downloads a model, `known` has measured memory."""
 
     def __init__(self, start: Start, fetch: Fetch, known: Needs) -> None:
         self._start, self._fetch, self._known = start, fetch, known

@@ -49,8 +49,7 @@ def main() -> int:
 
 
 def _fork() -> int:
-    """Fork twice. Return 0 in the new process, and its pid here. The process in between ends first, so that the new one
-    is adopted by the process at the port."""
+    """Fork twice, so that the new process is an orphan, to be adopted. Return 0 there, and its pid here."""
     reads, writes = os.pipe()
     if not (between := os.fork()):
         try:

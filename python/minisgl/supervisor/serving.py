@@ -55,8 +55,7 @@ SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for 
 
 
 def serve(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Sequence[int], began: float) -> int:
-    """Serve at `front_end` with the engine process that is starting, and return the exit code. `signals` have arrived
-    already."""
+    """Serve at `front_end` while the engine process starts, and return the exit code. `signals` came before."""
     return uvloop.run(_supervise(config, front_end, process, signals, began))
 
 
@@ -317,8 +316,7 @@ async def _drain(
 
 
 async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
-    """Wait until the engine process has ended or closed its connection. Return its exit code, or None if it still runs.
-    """
+    """Wait until the engine process ends or disconnects. Return its exit code, or None if it still runs."""
     with under_way(process.wait(), client.lost.wait()) as both:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.wait(both, timeout=LAST_WORDS_S)  # the one comes with the other

@@ -74,8 +74,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
 
 
 def check_extension(config: ServerConfig) -> None:
-    """Warn if the compiled extension is missing or a debug build. Raises `ConfigError` if the chosen front end needs
-    it."""
+    """Warn if the extension is missing or a debug build. Raises `ConfigError` if the front end needs it."""
     if build := debug_build():
         warn(f"the extension {NAME} is a {build} build, many times slower: {HOW_TO_BUILD}")
     if why := why_missing():
@@ -85,8 +84,7 @@ def check_extension(config: ServerConfig) -> None:
 
 
 def check_files(config: EngineConfig) -> None:
-    """Check the files and folders that flags name, except the model's, before anything is loaded. Raises `ConfigError`.
-    """
+    """Check the files and folders that flags name, but the model's, before anything loads. Raises `ConfigError`."""
     if (template := config.chat_template) is not None:
         from minisgl.tokenizer import read_chat_template
 

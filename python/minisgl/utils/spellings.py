@@ -142,8 +142,7 @@ def _attention_backend(name: str, text: str) -> str:
 
 
 def text_or_file(text: str) -> str | PrefixFile:
-    """Return `text`, or for @FILE the text of the file, or a `PrefixFile` if it is an exported prefix. Raises
-    `ConfigError`."""
+    """Return `text`, or for @FILE its text, or a `PrefixFile` for an exported prefix. Raises `ConfigError`."""
     if not text.startswith("@"):
         return text
     file = Path(text[1:]).expanduser()
@@ -170,8 +169,7 @@ def adapter(text: str) -> tuple[str, str]:
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Translate the settings that a caller of `LLM` gave to fields of `EngineConfig`. Raises `TypeError` or
-    `ConfigError`."""
+    """Convert settings of `LLM` to fields of `EngineConfig`. Raises `TypeError` or `ConfigError`."""
     found: dict[str, Any] = {}
     first: dict[str, str] = {}
     for name, value in given.items():
