@@ -126,7 +126,7 @@ def make(
 
 
 def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
-    """Return `sampling` without fields that change no token, are numbered by each server, or have their default value."""
+    """Return `sampling` without fields that change no token, differ by server, or have their default value."""
     bare = msgspec.structs.replace(sampling, n=1, adapter=0, logprobs=None, prompt_logprobs=None, embedding=None)
     fields = msgspec.structs.asdict(bare)
     return SamplingParams(**{name: value for name, value in fields.items() if value != getattr(_PLAIN, name)})

@@ -50,16 +50,18 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.set_defaults(run=run)
     parser.add_argument(
         "--backends", nargs="+", default=["python", "rust_hotpath"], metavar="NAME",
-        help=f"values of {VARIABLE}; the first is what the others are compared with (default: python rust_hotpath)",
+        help=f"values of {VARIABLE}; the first is the baseline of the others (default: python rust_hotpath)",
     )  # fmt: skip
     parser.add_argument("--pairs", type=int, default=6, help="runs of each scheduler in each part (default: 6)")
-    parser.add_argument("--duration", type=float, default=2.0, metavar="S", help="of a run over HTTP (default: 2)")
+    parser.add_argument(
+        "--duration", type=float, default=2.0, metavar="S", help="seconds of a run over HTTP (default: 2)"
+    )
     parser.add_argument(
         "--frontends", nargs="+", choices=("rust", "python"), default=[],
-        help="over HTTP each scheduler with each of these front ends (default: the server's own)",
+        help="front ends to combine with each scheduler over HTTP (default: the server's own)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help=f"{JSON_HELP}; its ratios are less 1")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report")
     return parser
 
 

@@ -46,17 +46,25 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.set_defaults(run=run)
     variants = parser.add_argument_group("variants")
     variants.add_argument(
-        "--variants", "--arms", nargs="+", choices=tuple(VARIANTS), help="default: each that can start"
+        "--variants",
+        "--arms",
+        nargs="+",
+        choices=tuple(VARIANTS),
+        help="what to compare (default: each that can start)",
     )
     variants.add_argument(
-        "--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server too"
+        "--url",
+        action="append",
+        default=[],
+        metavar="NAME=URL",
+        help="another OpenAI-compatible server to compare; repeatable",
     )
     variants.add_argument(
         "--python",
         action="append",
         default=[],
         metavar="VARIANT=INTERPRETER",
-        help="where that variant's package is installed",
+        help="interpreter that has the variant's package; repeatable",
     )
     variants.add_argument(
         "--llama-bin",
@@ -67,23 +75,27 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     variants.add_argument("--model", default="smollm2", help="a folder, a hub id or a GGUF file (default: %(default)s)")
     variants.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: the embedded model's file)")
     variants.add_argument(
-        "--dtype", default="auto", help="default: what minisgl takes; llama.cpp computes as its file says"
+        "--dtype", default="auto", help="dtype of all but llama.cpp, which follows its file (default: minisgl's)"
     )
-    variants.add_argument("--threads", type=int, help="compute threads of each (default: all processors)")
-    variants.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags of minisgl serve")
+    variants.add_argument("--threads", type=int, help="compute threads of each variant (default: all processors)")
+    variants.add_argument("flags", nargs="*", metavar="-- FLAG", help="further flags of minisgl serve")
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument(
         "--concurrency", type=int, nargs="+", default=[1, 8, 32], help="prompts at once (default: 1 8 32)"
     )
     sizes.add_argument("--input-len", type=int, default=128, help="tokens of a prompt (default: %(default)s)")
     sizes.add_argument("--output-len", type=int, default=64, help="tokens of an answer (default: %(default)s)")
-    sizes.add_argument("--prefill-len", type=int, default=1024, help="of the long prompt (default: %(default)s)")
+    sizes.add_argument("--prefill-len", type=int, default=1024, help="tokens of the long prompt (default: %(default)s)")
     sizes.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
-    sizes.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    sizes.add_argument("--seed", type=int, default=0, help="seed of the prompts (default: %(default)s)")
     sizes.add_argument(
-        "--agreement-prompts", type=int, default=8, metavar="N", help="texts that are compared; 0: none (default: 8)"
+        "--agreement-prompts",
+        type=int,
+        default=8,
+        metavar="N",
+        help="answers whose texts are compared; 0: none (default: 8)",
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     return parser
 

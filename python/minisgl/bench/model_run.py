@@ -82,7 +82,7 @@ class Runner:
         return (point.batch * (point.num_out + 1) - done) / (whole - first)
 
     def _run(self, prompts: Sequence[Int32Array], num_out: int) -> tuple[float, float, int]:
-        """Return the seconds until all sequences have a token, the seconds until the end, and the tokens at the first."""
+        """Return the seconds until all sequences have a token, those until the end, and the tokens at the first."""
         sampling = SamplingParams(temperature=0, max_tokens=num_out, seed=0, ignore_eos=True)
         requests = [AddRequest(self._next_id + i, one.tobytes(), sampling) for i, one in enumerate(prompts)]
         self._next_id += len(requests)

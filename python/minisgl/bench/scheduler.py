@@ -43,8 +43,8 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME", help=f"of {', '.join(CASES)}"
     )
-    parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--gate", action="store_true", help="exit with code 1 if a case exceeds its bar")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file for all figures as JSON")
     return parser
 
 

@@ -21,8 +21,12 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         help="answer a file of requests, without a server",
         epilog="Further flags are those of minisgl serve, such as --model. The same command goes on after a stop.",
     )
-    parser.add_argument("input", metavar="IN.jsonl", help="a request a line: {custom_id, method, url, body}")
-    parser.add_argument("-o", "--output", metavar="OUT.jsonl", required=True, help="an answer a line, in this order")
+    parser.add_argument(
+        "input", metavar="IN.jsonl", help="requests, one JSON object per line: {custom_id, method, url, body}"
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.jsonl", required=True, help="responses, one per line, in the same order"
+    )
     return parser
 
 

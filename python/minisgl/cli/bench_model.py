@@ -28,30 +28,43 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser.set_defaults(command="bench")
     job = parser.add_argument_group("what is measured")
     job.add_argument(
-        "--prompt", type=int, default=512, metavar="N", help="tokens of the prompt, 0: none (default: 512)"
+        "--prompt", type=int, default=512, metavar="N", help="tokens of the prompt; 0: no prefill (default: 512)"
     )
     job.add_argument(
-        "--generate", type=int, default=128, metavar="N", help="tokens of each answer, 0: none (default: 128)"
+        "--generate", type=int, default=128, metavar="N", help="tokens of each answer; 0: no decoding (default: 128)"
     )
-    job.add_argument("--depth", type=int, nargs="+", default=[0], metavar="N", help="tokens before (default: 0)")
-    job.add_argument("--batch", type=int, nargs="+", default=[1], metavar="N", help="answers at once (default: 1)")
+    job.add_argument(
+        "--depth",
+        type=int,
+        nargs="+",
+        default=[0],
+        metavar="N",
+        help="tokens that are cached before the measurement (default: 0)",
+    )
+    job.add_argument(
+        "--batch", type=int, nargs="+", default=[1], metavar="N", help="sequences that decode at once (default: 1)"
+    )
     job.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     job.add_argument(
-        "--variants", nargs="+", choices=tuple(VARIANTS), default=["exact", "int8"], help="default: exact int8"
+        "--variants",
+        nargs="+",
+        choices=tuple(VARIANTS),
+        default=["exact", "int8"],
+        help="engines and dtypes to measure (default: exact int8)",
     )
     job.add_argument(
         "--beside",
         action="append",
         default=[],
         metavar="DIR",
-        help="llama.cpp on the same file: a folder with its programs, or with the package xllamacpp; NAME=DIR: another",
+        help="also llama.cpp: a folder with its programs or the package xllamacpp; NAME=DIR: another build",
     )
     job.add_argument(
         "--model-config", choices=tuple(SHAPES), help="random weights in the shape of this model, instead of --model"
     )
-    job.add_argument("--type", choices=TYPES, help=f"of random weights (default: {RANDOM_TYPE})")
-    job.add_argument("--layers", type=int, metavar="N", help="of random weights, at most")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
+    job.add_argument("--type", choices=TYPES, help=f"quantization of the random weights (default: {RANDOM_TYPE})")
+    job.add_argument("--layers", type=int, metavar="N", help="layers of the random model at most")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report (default: none)")
     add_settings(parser, ENGINE)
     return parser
 

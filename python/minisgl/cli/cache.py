@@ -42,8 +42,7 @@ def add_parser(commands: Commands) -> None:
     export.add_argument(
         "prefix",
         metavar="TEXT|@FILE",
-        help="the prefix, or a file with it; one named *.json has token ids, or a request's text, prompt, messages or "
-        "token_ids",
+        help="the prefix as text, or a file of it; *.json: token ids, or a body with text, prompt or messages",
     )
     export.add_argument("file", metavar="FILE", help="what is made; who can read it can read the prefix")
     add_settings(export, {**ENGINE, "logs": (LOG_LEVEL,)})

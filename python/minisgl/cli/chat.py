@@ -34,9 +34,9 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         "which takes every flag of `minisgl serve` and ends with the chat.",
     )
     server = parser.add_argument_group("server")
-    server.add_argument("--base-url", metavar="URL", help="a running server (default: start one on a free port)")
-    server.add_argument("--api-key", help="its key (default: MINISGL_API_KEY)")
-    server.add_argument("--model", help="the model to ask for, or to serve (default: the server's first, or smollm2)")
+    server.add_argument("--base-url", metavar="URL", help="URL of a running server (default: start one on a free port)")
+    server.add_argument("--api-key", help="API key of the running server (default: MINISGL_API_KEY)")
+    server.add_argument("--model", help="model to request, or to serve (default: the server's first, or smollm2)")
     add_answer_arguments(parser)
     return aliases.add_to(parser)
 
@@ -47,11 +47,19 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         "MINISGL_SHELL_TEMPERATURE, _TOP_P, _TOP_K and _MAX_TOKENS stand in for flags that are not given.",
     )
     answers.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
-    answers.add_argument("--temperature", type=float, help="0: always the likeliest token (default: the server's)")
-    answers.add_argument("--top-p", type=float, help="sample from the likeliest of this share (default: the server's)")
-    answers.add_argument("--top-k", type=int, help="sample from the likeliest so many (default: the server's)")
-    answers.add_argument("--max-tokens", type=int, help="limit of one answer (default: the server's)")
-    answers.add_argument("--sampling-seed", type=int, help="the same seed gives the same answers (default: random)")
+    answers.add_argument(
+        "--temperature",
+        type=float,
+        help="sampling temperature; 0: always the most likely token (default: the server's)",
+    )
+    answers.add_argument(
+        "--top-p",
+        type=float,
+        help="sample from the most likely tokens with this total probability (default: the server's)",
+    )
+    answers.add_argument("--top-k", type=int, help="sample from this many most likely tokens (default: the server's)")
+    answers.add_argument("--max-tokens", type=int, help="generated tokens of an answer at most (default: the server's)")
+    answers.add_argument("--sampling-seed", type=int, help="seed of sampling, for repeatable answers (default: random)")
     answers.add_argument("--stats", action="store_true", help="show TTFT and tokens per second after each answer")
 
 

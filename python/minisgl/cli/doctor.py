@@ -263,8 +263,10 @@ def _chat_template(model: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="one JSON array")
-    parser.add_argument("--model", help="look at its chat template, too: a folder, a GGUF file or a hub's name")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument(
+        "--model", help="also check the chat template of this model: a folder, a GGUF file or a hub's name"
+    )
     args = parser.parse_args(argv)
     findings = [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
     if args.model is not None:

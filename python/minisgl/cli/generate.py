@@ -19,21 +19,26 @@ NARRATE = setting(
     "--narrate",
     action="store_true",
     default=False,
-    help="tell the life of the answer step by step, with the id and the text of each token, and its times at the end; "
-    "each step waits for the one before it",
+    help="log the answer's life step by step: ids, texts and times of tokens; steps do not overlap",
 )
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = command(commands, "generate", run, help="one answer, without a server")
-    parser.add_argument("prompt", help="one user message, or with --raw the text to go on with")
+    parser.add_argument("prompt", help="a user message, or with --raw the text to complete")
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--raw", action="store_true", help="complete the text as it is, without the chat template")
-    sampling.add_argument("--max-tokens", type=int, default=256, help="limit of generated tokens")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this share")
-    sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
-    sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
+    sampling.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
+    sampling.add_argument("--max-tokens", type=int, default=256, help="generated tokens at most")
+    sampling.add_argument(
+        "--temperature", type=float, default=0.0, help="sampling temperature; 0: always the most likely token"
+    )
+    sampling.add_argument(
+        "--top-p", type=float, default=1.0, help="sample from the most likely tokens with this total probability"
+    )
+    sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many most likely tokens; -1: all")
+    sampling.add_argument(
+        "--sampling-seed", type=int, help="seed of sampling, for repeatable answers (default: random)"
+    )
     add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL, NARRATE)})
     return aliases.add_to(parser)
 
