@@ -53,9 +53,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         help=f"values of {VARIABLE}; the first is the baseline of the others (default: python rust_hotpath)",
     )  # fmt: skip
     parser.add_argument("--pairs", type=int, default=6, help="runs of each scheduler in each part (default: 6)")
-    parser.add_argument(
-        "--duration", type=float, default=2.0, metavar="S", help="seconds of a run over HTTP (default: 2)"
-    )
+    parser.add_argument("--duration", type=float, default=2.0, metavar="S", help="seconds of an HTTP run (default: 2)")
     parser.add_argument(
         "--frontends", nargs="+", choices=("rust", "python"), default=[],
         help="front ends to combine with each scheduler over HTTP (default: the server's own)",

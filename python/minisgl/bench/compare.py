@@ -46,18 +46,10 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.set_defaults(run=run)
     variants = parser.add_argument_group("variants")
     variants.add_argument(
-        "--variants",
-        "--arms",
-        nargs="+",
-        choices=tuple(VARIANTS),
-        help="what to compare (default: each that can start)",
+        "--variants", "--arms", nargs="+", choices=tuple(VARIANTS), help="default: each that can start"
     )
     variants.add_argument(
-        "--url",
-        action="append",
-        default=[],
-        metavar="NAME=URL",
-        help="another OpenAI-compatible server to compare; repeatable",
+        "--url", action="append", default=[], metavar="NAME=URL", help="an OpenAI-compatible server too"
     )
     variants.add_argument(
         "--python",
@@ -89,11 +81,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     sizes.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
     sizes.add_argument("--seed", type=int, default=0, help="seed of the prompts (default: %(default)s)")
     sizes.add_argument(
-        "--agreement-prompts",
-        type=int,
-        default=8,
-        metavar="N",
-        help="answers whose texts are compared; 0: none (default: 8)",
+        "--agreement-prompts", type=int, default=8, metavar="N", help="answers to compare; 0: none (default: 8)"
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)

@@ -39,15 +39,11 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=run)
     server = parser.add_argument_group("server")
-    server.add_argument(
-        "--base-url", metavar="URL", help="URL of a running server (default: start one, with the flags after --)"
-    )
+    server.add_argument("--base-url", metavar="URL", help="a running server (default: start one, with flags after --)")
     server.add_argument("--model", dest="served_model", help="model name in requests (default: the server's first)")
     server.add_argument("--api-key", help="API key of the server (default: MINISGL_API_KEY)")
     server.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="default: %(default)s")
-    server.add_argument(
-        "--extra-body", metavar="JSON", help="fields for every request body; ignore_eos is true unless given"
-    )
+    server.add_argument("--extra-body", metavar="JSON", help="fields of every request; ignore_eos is true by default")
     server.add_argument("flags", nargs="*", metavar="-- FLAG", help="flags of minisgl serve")
     _add_load(parser)
     _add_workload(parser)
@@ -61,39 +57,15 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
-    load.add_argument(
-        "--concurrency",
-        type=int,
-        nargs="+",
-        metavar="N",
-        help="closed loop with this many clients; several: one point each",
-    )
-    load.add_argument(
-        "--rate",
-        type=float,
-        nargs="+",
-        metavar="R",
-        help="open loop with Poisson arrivals, requests per second; several: one point each",
-    )
-    load.add_argument(
-        "--trace-arrivals", action="store_true", help="open loop with the arrival times of a trace workload"
-    )
+    load.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="closed loop, by number of clients")
+    load.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop, Poisson, requests per second")
+    load.add_argument("--trace-arrivals", action="store_true", help="open loop with the arrivals of a trace workload")
     load.add_argument("--num-requests", type=int, default=256, help="requests per point (default: 256)")
-    load.add_argument(
-        "--duration",
-        type=float,
-        default=math.inf,
-        metavar="S",
-        help="closed loop: seconds to send, instead of --num-requests",
-    )
-    load.add_argument(
-        "--warmup-requests", type=int, help="requests sent before each point and not counted (default: a quarter)"
-    )
+    load.add_argument("--duration", type=float, default=math.inf, metavar="S", help="closed loop: seconds to send")
+    load.add_argument("--warmup-requests", type=int, help="uncounted requests before each point (default: a quarter)")
     load.add_argument("--repeat", type=int, default=1, help="measurements of each point (default: 1)")
     load.add_argument("--no-keep-alive", action="store_true", help="use a new connection for each request")
-    load.add_argument(
-        "--timeout", type=float, default=600.0, metavar="S", help="seconds for one request (default: 600)"
-    )
+    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds per request (default: 600)")
     load.add_argument("--ramp", type=float, default=0.0, metavar="S", help="seconds over which the clients begin")
     load.add_argument("--client-threads", type=int, default=1, help="threads of the load generator (default: 1)")
 
@@ -110,17 +82,11 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help="trace to send at its own times, unless --rate or --concurrency: Mooncake, Qwen or Azure format",
     )
-    work.add_argument(
-        "--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="prompt tokens (traces: MAX is a limit)"
-    )
-    work.add_argument(
-        "--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="answer tokens (traces: MAX is a limit)"
-    )
+    work.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
+    work.add_argument("--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
     work.add_argument("--seed", type=int, default=0, help="seed of lengths, texts and arrivals (default: 0)")
     work.add_argument("--num-prefixes", type=int, default=8, help="shared-prefix: number of prefixes (default: 8)")
-    work.add_argument(
-        "--prefix-len", type=int, default=1024, help="shared-prefix: tokens of each prefix (default: 1024)"
-    )
+    work.add_argument("--prefix-len", type=int, default=1024, help="shared-prefix: tokens of each (default: 1024)")
     work.add_argument("--turns", type=int, default=4, help="multi-turn and conversations: turns of a chat (default: 4)")
     work.add_argument("--time-scale", type=float, default=1.0, help="traces: 2 sends them twice as fast (default: 1)")
 

@@ -21,11 +21,9 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         help="answer a file of requests, without a server",
         epilog="Further flags are those of minisgl serve, such as --model. The same command goes on after a stop.",
     )
+    parser.add_argument("input", metavar="IN.jsonl", help="requests, one per line: {custom_id, method, url, body}")
     parser.add_argument(
-        "input", metavar="IN.jsonl", help="requests, one JSON object per line: {custom_id, method, url, body}"
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="OUT.jsonl", required=True, help="responses, one per line, in the same order"
+        "-o", "--output", metavar="OUT.jsonl", required=True, help="responses, one per line, in the input's order"
     )
     return parser
 

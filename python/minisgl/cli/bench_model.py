@@ -33,24 +33,13 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     job.add_argument(
         "--generate", type=int, default=128, metavar="N", help="tokens of each answer; 0: no decoding (default: 128)"
     )
+    job.add_argument("--depth", type=int, nargs="+", default=[0], metavar="N", help="tokens cached before (default: 0)")
     job.add_argument(
-        "--depth",
-        type=int,
-        nargs="+",
-        default=[0],
-        metavar="N",
-        help="tokens that are cached before the measurement (default: 0)",
-    )
-    job.add_argument(
-        "--batch", type=int, nargs="+", default=[1], metavar="N", help="sequences that decode at once (default: 1)"
+        "--batch", type=int, nargs="+", default=[1], metavar="N", help="sequences that decode (default: 1)"
     )
     job.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     job.add_argument(
-        "--variants",
-        nargs="+",
-        choices=tuple(VARIANTS),
-        default=["exact", "int8"],
-        help="engines and dtypes to measure (default: exact int8)",
+        "--variants", nargs="+", choices=tuple(VARIANTS), default=["exact", "int8"], help="default: exact int8"
     )
     job.add_argument(
         "--beside",

@@ -30,11 +30,9 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         help="full: 256 sequences, 100 to 1,024 tokens in and out; small: 16 short ones; auto: small on a CPU",
     )
     job.add_argument("--num-sequences", type=int, help="number of sequences (default: by --size)")
+    job.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="prompt tokens (default by --size)")
     job.add_argument(
-        "--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="prompt tokens (default: by --size)"
-    )
-    job.add_argument(
-        "--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="answer tokens (default: by --size)"
+        "--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="answer tokens (default by --size)"
     )
     job.add_argument("--workload-seed", type=int, default=0, help="seed of lengths and prompts")
     job.add_argument(

@@ -47,15 +47,9 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         "MINISGL_SHELL_TEMPERATURE, _TOP_P, _TOP_K and _MAX_TOKENS stand in for flags that are not given.",
     )
     answers.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
+    answers.add_argument("--temperature", type=float, help="0: always the most likely token (default: the server's)")
     answers.add_argument(
-        "--temperature",
-        type=float,
-        help="sampling temperature; 0: always the most likely token (default: the server's)",
-    )
-    answers.add_argument(
-        "--top-p",
-        type=float,
-        help="sample from the most likely tokens with this total probability (default: the server's)",
+        "--top-p", type=float, help="sample from tokens of this total probability (default: the server's)"
     )
     answers.add_argument("--top-k", type=int, help="sample from this many most likely tokens (default: the server's)")
     answers.add_argument("--max-tokens", type=int, help="generated tokens of an answer at most (default: the server's)")

@@ -264,9 +264,7 @@ def _chat_template(model: str) -> str:
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--json", action="store_true", help="print one JSON array")
-    parser.add_argument(
-        "--model", help="also check the chat template of this model: a folder, a GGUF file or a hub's name"
-    )
+    parser.add_argument("--model", help="also check this model's chat template: folder, GGUF file or hub name")
     args = parser.parse_args(argv)
     findings = [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
     if args.model is not None:

@@ -256,9 +256,7 @@ CUDA = (
 )
 CACHE = (
     setting(
-        "--page-size",
-        default=None,
-        help="tokens per KV page (default: 16, with --attention-backend flash_attention 256)",
+        "--page-size", default=None, help="tokens per page (default: 16, with --attention-backend flash_attention 256)"
     ),
     setting("--num-pages", help="pages of the KV pool (default: from --memory-ratio)"),
     setting(
@@ -285,9 +283,7 @@ CACHE = (
         help="tokens that the cache keeps without a request, except pinned ones (default: as many as fit)",
     ),
     hidden(
-        "--cache-max-prompt",
-        metavar="N",
-        help="tokens of the longest prompt that stays cached after its request (default: all stay)",
+        "--cache-max-prompt", metavar="N", help="tokens of the longest prompt that stays cached (default: all stay)"
     ),
     hidden(
         "--max-pinned-ratio",
@@ -440,10 +436,7 @@ HTTP = (
     ),
     setting("--served-model-name", help="model name in the API (default: --model; of a file or folder its base name)"),
     hidden("--any-model-name", help="accept any model name in requests; answers have the served one"),
-    setting(
-        "--api-key",
-        help="key that clients must send, except to /livez and /readyz (default: MINISGL_API_KEY, else none)",
-    ),
+    setting("--api-key", help="key for all routes but /livez and /readyz (default: MINISGL_API_KEY, else none)"),
     setting(
         "--api-key-file",
         metavar="FILE",
@@ -529,9 +522,7 @@ MODELS = (
         help="YAML file of models that load on demand; or give --model several times (default: one model)",
     ),
     setting(
-        "--models-dir",
-        metavar="DIR",
-        help="folder whose GGUF files and model folders are all served, by name (default: none)",
+        "--models-dir", metavar="DIR", help="serve all GGUF files and model folders in it, by name (default: none)"
     ),
     hidden(
         "--load-timeout",

@@ -29,16 +29,10 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
     sampling.add_argument("--max-tokens", type=int, default=256, help="generated tokens at most")
-    sampling.add_argument(
-        "--temperature", type=float, default=0.0, help="sampling temperature; 0: always the most likely token"
-    )
-    sampling.add_argument(
-        "--top-p", type=float, default=1.0, help="sample from the most likely tokens with this total probability"
-    )
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0: always the most likely token")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from tokens of this total probability")
     sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many most likely tokens; -1: all")
-    sampling.add_argument(
-        "--sampling-seed", type=int, help="seed of sampling, for repeatable answers (default: random)"
-    )
+    sampling.add_argument("--sampling-seed", type=int, help="seed for repeatable answers (default: random)")
     add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL, NARRATE)})
     return aliases.add_to(parser)
 

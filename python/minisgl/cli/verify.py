@@ -16,15 +16,8 @@ def add_parser(commands: Commands) -> None:
         description="Compute the answer of a receipt once more: alone, with nothing cached. Exit code 0: it is the "
         "same, bit for bit; 1: it is not, and what differs; 2: something is missing or wrong.",
     )
-    parser.add_argument(
-        "receipt", metavar="RECEIPT.json", help="a receipt (the field `receipt` of a response), or the whole response"
-    )
-    parser.add_argument(
-        "--prompt",
-        metavar="FILE",
-        required=True,
-        help="file with the request's body in JSON, or with the prompt's text",
-    )
+    parser.add_argument("receipt", metavar="RECEIPT.json", help="the field `receipt` of a response, or the response")
+    parser.add_argument("--prompt", metavar="FILE", required=True, help="the request's body (JSON), or a text")
     parser.add_argument(
         "--answer",
         metavar="FILE",
@@ -33,9 +26,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument("--lora", metavar="FOLDER", help="folder of the adapter that answered")
     parser.add_argument("--index", type=int, default=0, metavar="N", help="index of the choice in a response")
     parser.add_argument("--signer", metavar="KEY", help="public key (base64) that must have signed the receipt")
-    parser.add_argument(
-        "--model", required=True, help="the model that answered: a folder, a GGUF file, a hub id, or smollm2"
-    )
+    parser.add_argument("--model", required=True, help="the answer's model: a folder, GGUF file, hub id, or smollm2")
 
 
 def _run(args: argparse.Namespace) -> int:
