@@ -30,14 +30,14 @@ LogLevel = Literal["error", "warning", "info", "debug"]
 Routing = Literal["round_robin", "least_load", "random", "cache_aware"]
 MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
-_FLASH_ATTENTION_PAGE = 256  # tokens of the smallest page that flash-attn takes
-_MOST = 2**31 - 1  # of every count
+_FLASH_ATTENTION_PAGE = 256  # tokens of flash-attn's smallest page
+_MOST = 2**31 - 1  # upper bound of all counts
 _MOST_BYTES = 2**63 - 1
-_MOST_TOKENS = 2**52  # of a KV pool
-_MOST_SECONDS = 10**9  # of every wait: both languages have a clock for that
+_MOST_TOKENS = 2**52  # tokens of a KV pool
+_MOST_SECONDS = 10**9  # upper bound of all times; fits the clocks of both languages
 _MOST_ENGINES = 1024
 _SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
-_DRAFT_LEN = 4  # of a model's drafts, without a number
+_DRAFT_LEN = 4  # tokens, if --speculative model:FILE has no :K
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*)([ :]|$)")
 _DEVICE = re.compile(r"auto|cpu|inline|cuda(:[0-9]{1,3})?")  # inline: for tests (engine/building.py)
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
@@ -92,19 +92,17 @@ class Unsupported(ConfigError):
 class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings for debugging, profiling and tests. Users set them by name, like those of `EngineConfig`."""
 
-    record_trace: str | None = None  # file for the calls of the scheduler
-    shadow: bool = False  # compare the scheduler with the other one at every step
+    record_trace: str | None = None  # file for all calls of the scheduler
+    shadow: bool = False  # run the other scheduler too, and compare their decisions
     shadow_report: str | None = None
     shadow_every_n: int = 1
     shadow_max_diffs: int = 100
-    faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
+    faulty_control_plane: str = ""  # for tests: where the scheduler fails, such as commit:40:after
     echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
-    echo_states: int | None = (
-        None  # for tests: slots for checkpoints of an echo engine that has states; None: it has none
-    )
-    step_delay_file: str | None = None  # for tests: milliseconds that each step takes longer; read at each
-    transport_stats: bool = False  # measure what messages cost and how long they are on the way
-    profile_steps: int = 0  # write a Chrome trace of so many steps
+    echo_states: int | None = None  # for tests: state snapshots of an echo engine with states; None: without states
+    step_delay_file: str | None = None  # for tests: file with a delay in ms of each step, read at every step
+    transport_stats: bool = False  # measure encoding, decoding and queueing of messages
+    profile_steps: int = 0  # write a Chrome trace of the first steps; 0: none
 
 
 class PrefixFile(msgspec.Struct, frozen=True):
@@ -117,51 +115,51 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one engine: what it loads and how it schedules. None is decided from the model and the machine."""
 
     model: str = MODEL_SMOLLM2
-    engine: EngineName = "auto"  # torch with a CUDA device, else cpu where it can, else torch
-    model_impl: ModelImpl = "auto"  # whose layers: native ones, else those of transformers, on the torch engine
+    engine: EngineName = "auto"  # auto: torch with a CUDA device, else cpu if it has the model, else torch
+    model_impl: ModelImpl = "auto"  # layers; auto: native ones, else those of transformers (torch engine)
     model_source: ModelSource = "auto"
     revision: str | None = None
-    tokenizer: str | None = None  # a folder, GGUF file or hub id with another one than the model's
+    tokenizer: str | None = None  # folder, GGUF file or hub id; None: the model's own
     load_format: LoadFormat = "auto"
-    generation_config: GenerationConfig = "auto"  # auto: the model's own sampling defaults
-    chat_template: str | None = None  # a file or the template itself, before the tokenizer's
+    generation_config: GenerationConfig = "auto"  # auto: the model's default sampling parameters
+    chat_template: str | None = None  # a file, or the template; None: the tokenizer's
     dtype: Dtype = "auto"
     device: str = "auto"
-    activations: Activations = "exact"  # of the CPU engine: float32; rounded to bfloat16; to int8 in blocks of 32
-    kv_dtype: KvDtype = "f16"  # of the CPU engine
-    quantization: Quantization | None = None  # of the CPU engine, while it loads; None: as the file has them
-    weights_cache: int | None = None  # bytes of packed weights that the CPU engine keeps in files; None: it packs anew
-    seed: int = 0  # of dummy weights
+    activations: Activations = "exact"  # in CPU matmuls: float32, bfloat16, or int8 in blocks of 32
+    kv_dtype: KvDtype = "f16"  # of the CPU engine's KV cache
+    quantization: Quantization | None = None  # of weights, at loading, CPU engine; None: as in the file
+    weights_cache: int | None = None  # bytes of packed weights cached on disk (CPU engine); None: no cache
+    seed: int = 0  # seed of dummy weights
     page_size: int = 16
     num_pages: int | None = None
-    memory_ratio: float | None = None  # of the memory that is free after loading, for the KV pool, without num_pages
-    memory: int | None = None  # bytes of a CPU's memory for weights, states and KV pool; None: what is free
-    attention_backend: str = "auto"  # on a CUDA device
-    cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph, 0: none
-    torch_compile: bool = False  # of forwards outside of graphs, on a CUDA device
+    memory_ratio: float | None = None  # fraction of free memory after loading, for the KV pool
+    memory: int | None = None  # bytes of CPU memory for weights, states and KV pool; None: what is free
+    attention_backend: str = "auto"  # CUDA only; a name, or PREFILL,DECODE
+    cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph; 0: no graphs
+    torch_compile: bool = False  # compile forwards outside of CUDA graphs
     max_seq_len: int | None = None
-    max_running_requests: int | None = None  # see `rows_on`
-    max_prefill_length: int | None = None  # see `prefill_on`
-    max_step_ms: int | None = None  # of a server's step while rows decode; 0: any time; None: 250 on a CPU, else 0
+    max_running_requests: int | None = None  # None: see `rows_on`
+    max_prefill_length: int | None = None  # tokens per step; None: see `prefill_on`
+    max_step_ms: int | None = None  # target while rows decode; 0: no limit; None: 250 on a CPU, else 0
     cache: CachePolicy = "lru"
-    cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
-    cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
-    cache_dir: str | None = None  # folder for pages of the KV pool, which lasts; None: no pages are kept on a disk
-    cache_size: int | None = None  # bytes that the folder may hold; None: 20 GiB
-    checkpoint_interval: int | None = None  # tokens after which a model with states saves one; None: 256
-    state_memory: int | None = None  # bytes for those, of the CPU engine; None: an eighth of what the KV pool takes
-    max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
-    own_cache_keys: tuple[tuple[int, bytes], ...] = ()  # API keys with `own_cache`: number, digest
-    warm_prefixes: tuple[str | PrefixFile, ...] = ()  # texts that are computed and pinned before anything else
-    lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
-    speculative: str | None = None  # ngram:K, model:FILE[:K]: up to K tokens of a row are guessed and computed with it
-    schedule_policy: SchedulePolicy = "fcfs"  # who of the waiting starts next, within the bound of ageing
-    cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
+    cache_token_budget: int | None = None  # cached tokens that no request uses; None: as many as fit
+    cache_max_prompt: int | None = None  # tokens; longer prompts leave the cache at their end; None: none do
+    cache_dir: str | None = None  # folder for KV pages; None: they are not stored on disk
+    cache_size: int | None = None  # bytes of that folder at most; None: 20 GiB
+    checkpoint_interval: int | None = None  # tokens between saved recurrent states; None: 256
+    state_memory: int | None = None  # bytes for saved states, CPU engine; None: an eighth of the KV pool
+    max_pinned_ratio: float = 0.5  # fraction of KV pages that prefixes may pin
+    own_cache_keys: tuple[tuple[int, bytes], ...] = ()  # API keys with `own_cache`: index, digest
+    warm_prefixes: tuple[str | PrefixFile, ...] = ()  # computed and pinned at the start
+    lora: tuple[tuple[str, str], ...] = ()  # adapters to load at the start: name, folder
+    speculative: str | None = None  # ngram:K or model:FILE[:K]: up to K draft tokens per row
+    schedule_policy: SchedulePolicy = "fcfs"  # which waiting request starts next; ageing limits its effect
+    cpu_backend: str = "auto"  # scheduler; auto: rust_hotpath if the extension loads, else python
     overlap: bool = True
     num_threads: int | None = None
     tp: int | Literal["auto"] = 1  # processes that share each layer; auto: as many as devices and model allow
-    log_level: LogLevel = "info"  # debug: every step is told
-    sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
+    log_level: LogLevel = "info"  # debug: every step is logged
+    sim_profile: str = "null"  # step times of the simulated engine; null: 0
     debug: DebugConfig = DebugConfig()
 
     @property
@@ -305,7 +303,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 yield f"--{name.replace('_', '-')} {value}"
 
 
-# what users may set: those of `DebugConfig` beside the others
+# all settings that users may set
 ENGINE_SETTINGS = (*EngineConfig.__struct_fields__[:-1], *DebugConfig.__struct_fields__)
 
 
@@ -354,7 +352,7 @@ RANGES: Mapping[str, Range] = {
     "max_loras": _COUNT,
     "state_quota": _BYTES,
 }
-"""The numbers that each setting may have, by its name. A setting of a number that is not here has no bound."""
+"""Range of each numeric setting, by name. Settings that are missing here have no bounds."""
 
 
 def check_ranges(settings: msgspec.Struct) -> None:
@@ -374,8 +372,8 @@ class AdaptiveMaxTokens(msgspec.Struct, frozen=True):
 
 
 MAX_PRIORITY = 4
-"""How far from 0 a request's priority may lie, unless its key's `max_priority` says otherwise: one that is asked for at
-its best is as good as 256 requests older."""
+"""Largest absolute priority of a request, unless its key's `max_priority` says otherwise. The best one is worth 256
+arrivals."""
 
 
 def most_of(rows: int) -> int:
@@ -394,13 +392,13 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 0
     tokens_per_minute: int = 0
     max_priority: int = MAX_PRIORITY
-    lora: bool = False  # it may load adapters, and unload them
-    cache: bool = False  # it may list, store and release prefixes, and empty the prefix cache
-    models: bool = False  # it may load models and unload them, where there are several
-    own_cache: bool = False  # what it asks is found in the prefix cache by itself alone
+    lora: bool = False  # may load and unload adapters
+    cache: bool = False  # may list, store and remove prefixes, and clear the prefix cache
+    models: bool = False  # may load and unload models, if there are several
+    own_cache: bool = False  # its cached prefixes are for this key only
 
     def __repr__(self) -> str:
-        return f"ApiKey({self.name})"  # whoever shows a configuration does not show keys
+        return f"ApiKey({self.name})"  # so that a printed configuration shows no keys
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -414,7 +412,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_encoding_bytes: int = 16 * 2**20
     request_timeout: float | None = None
     slow_client_timeout: float = 60.0
-    keep_alive_timeout: int = 75  # of a connection without a request; what stands before a server often keeps it for 60
+    keep_alive_timeout: int = 75  # of an idle connection; proxies often keep it for 60
     step_timeout: float = 300.0
     drain_timeout: float = 30.0
     adaptive_max_tokens: AdaptiveMaxTokens | None = None
@@ -434,38 +432,38 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a whole server: one HTTP address in front of one engine process, or of several alike."""
 
     engine: EngineConfig
-    dp: int | Literal["auto"] = 1  # engine processes; auto: as many as there are CUDA devices for
-    routing: Routing = "cache_aware"  # which of several engines gets a request
-    max_inflight: int | None = None  # requests that all engines have at once; others wait; None: any number
+    dp: int | Literal["auto"] = 1  # engine processes; auto: as many as the CUDA devices allow
+    routing: Routing = "cache_aware"  # how requests get one of several engines
+    max_inflight: int | None = None  # requests in all engines at once; others wait; None: no limit
     max_inflight_per_engine: int | None = None
     host: str = "127.0.0.1"
     port: int = 1919
-    frontend: Frontend = "auto"  # who owns the port; rust: the gateway, which auto takes if the extension has it
+    frontend: Frontend = "auto"  # owner of the port; auto: rust (the gateway) if the extension loads
     served_model_name: str | None = None
-    any_model_name: bool = False  # requests may name any model: there is one
+    any_model_name: bool = False  # requests may name any model
     limits: Limits = Limits()
     silence: Silence = Silence()
     api_key: str | None = None
-    lora_folder: str | None = None  # adapters below it may be loaded over HTTP; None: none may
-    max_loras: int = 16  # adapters at once, those of the start among them
-    api_keys: tuple[ApiKey, ...] = ()  # of --api-key-file, beside `api_key`; number i of a request is `api_keys[i - 1]`
-    allowed_hosts: tuple[str, ...] = ()  # names clients may use besides the address, * for any
-    cors_origins: tuple[str, ...] = ()  # of web pages that may use the server, * for any
+    lora_folder: str | None = None  # adapters below it may be loaded over HTTP; None: no loading
+    max_loras: int = 16  # loaded adapters at most, including those of the start
+    api_keys: tuple[ApiKey, ...] = ()  # of --api-key-file; a request's key index i is `api_keys[i - 1]`
+    allowed_hosts: tuple[str, ...] = ()  # Host names that clients may use; *: any
+    cors_origins: tuple[str, ...] = ()  # origins of web pages that may use the server; *: any
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
-    access_log_probes: bool = False  # lines for what is asked every few seconds, too
+    access_log_probes: bool = False  # log lines for /health, /metrics and similar, too
     log_prompts: bool = False
-    receipt_key: str | None = None  # file of a private key that signs receipts
-    tool_call_parser: str = "auto"  # in which format the model writes calls of tools
-    reasoning_parser: str = "auto"  # and what it thinks
+    receipt_key: str | None = None  # file of the private key that signs receipts
+    tool_call_parser: str = "auto"  # format of the model's tool calls
+    reasoning_parser: str = "auto"  # format of the model's reasoning
     metrics_aliases: Literal["none", "vllm"] = "none"
-    state_dir: str | None = None  # folder for files and batches, which last; None: there are none
-    state_quota: int = 4 << 30  # bytes of it for each API key
-    resumable: bool = False  # streams get marks for a router that asks for them (server/core/resume.py)
-    demo_load: bool = False  # it sends requests to itself, for people who watch
-    managed: bool = False  # started by a program: see supervisor/serving.py
-    tells_use: bool = False  # and tells it what the keys use: see registry/keys.py
-    takes_lines: bool = False  # and answers lines of batches for it: see registry/batches.py
+    state_dir: str | None = None  # folder for files and batches; None: no batches
+    state_quota: int = 4 << 30  # bytes of that folder for each API key
+    resumable: bool = False  # send marks to routers that ask for them (server/core/resume.py)
+    demo_load: bool = False  # send a demonstration load to itself
+    managed: bool = False  # started by a program, see supervisor/serving.py
+    tells_use: bool = False  # report the use of API keys to it, see registry/keys.py
+    takes_lines: bool = False  # answer batch lines for it, see registry/batches.py
 
     def check(self) -> ServerConfig:
         """Return self if every value is valid. Raises `ConfigError` for the first invalid one."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 CPU_BACKEND = "MINISGL_CPU_BACKEND"
-"""Scheduler: python or rust_hotpath. `--cpu-backend` wins. rust_gateway: the latter, with the gateway as front end."""
+"""Scheduler: python, rust_hotpath, or rust_gateway (that with the Rust front end). `--cpu-backend` wins."""
 
 FRONTEND = "MINISGL_FRONTEND"
 """Front end: rust or python. `--frontend` wins."""
@@ -24,7 +24,7 @@ NO_EXTENSION = "MINISGL_NO_EXTENSION"
 """1: serve as if the compiled extension were missing (`minisgl/extension.py`)."""
 
 CPU_ISA = "MINISGL_CPU_ISA"
-"""Hold the CPU engine down to an instruction set: scalar, avx2, avxvnni, avx512, amx or neon. Default: the best one."""
+"""Limit the CPU engine to an instruction set: scalar, avx2, avxvnni, avx512, amx or neon. Default: the best one."""
 
 DISABLE_OVERLAP_SCHEDULING = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
 """1: schedule a step only when the step before it is committed."""
@@ -33,45 +33,43 @@ CACHE = "MINISGL_CACHE"
 """Folder for imported models and converted tokenizers. Default: minisgl in XDG_CACHE_HOME or ~/.cache."""
 
 DATA = "MINISGL_DATA"
-"""Folder with real tokenizers, traces and prompts, for tests and benchmarks. They skip without it."""
+"""Folder with real tokenizers, traces and prompts, for tests and benchmarks, which are skipped without it."""
 
 API_KEY = "MINISGL_API_KEY"
-"""The key that clients must show, and that `minisgl chat` shows. `--api-key` wins; the environment, unlike flags, does
-not show in a list of processes."""
+"""API key that clients must send, and that `minisgl chat` sends. `--api-key` wins, but shows in lists of processes."""
 
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
-"""For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
+"""For tests of a server: steps whose forward fails on the echo engine, separated by commas."""
 
 ECHO_STATES = "MINISGL_ECHO_STATES"
-"""For tests: the echo engine has states, and as many slots for checkpoints of them."""
+"""For tests: give the echo engine recurrent states, and this number of slots for state snapshots."""
 
 HEAD_WAIT = "MINISGL_HEAD_WAIT"
-"""Tests set `minisgl.config.Silence.head_wait` by it: a slow machine then changes no status of a stream."""
+"""For tests: seconds of `minisgl.config.Silence.head_wait`, so that a slow machine changes no stream's status."""
 
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
-"""For tests of a whole server, and pictures of one: a file with the milliseconds that each step takes longer; it may
-change at any time."""
+"""For tests and screenshots: a file with a delay of each step in milliseconds, which may change at any time."""
 
 SHADOW = "MINISGL_CPU_BACKEND_SHADOW"
-"""1: the other scheduler gets the same calls, and their decisions are compared."""
+"""1: run the other scheduler with the same calls, and compare their decisions."""
 
 SHADOW_REPORT = "MINISGL_CPU_BACKEND_SHADOW_REPORT"
-"""File for the differences, a JSON line each."""
+"""File for the differences of a shadow, one JSON line each."""
 
 SHADOW_EVERY_N = "MINISGL_CPU_BACKEND_SHADOW_EVERY_N"
-"""Compare every n-th step only. Default: 1."""
+"""A shadow compares every n-th step only. Default: 1."""
 
 SHADOW_MAX_DIFFS = "MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS"
-"""Stop comparing after as many differences. Default: 100."""
+"""A shadow stops after this number of differences. Default: 100."""
 
 FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
-"""For tests of a whole server: where its scheduler breaks, such as commit:40:after."""
+"""For tests of a server: where its scheduler fails, such as commit:40:after."""
 
 TRANSPORT_LATENCY_STATS = "MINISGL_TRANSPORT_LATENCY_STATS"
 """1: measure encoding, decoding and queueing of the messages between the processes."""
 
 SHELL_MAX_TOKENS = "MINISGL_SHELL_MAX_TOKENS"
-"""The limit of one answer in the chat. `--max-tokens` wins."""
+"""Token limit of one answer in the chat. `--max-tokens` wins."""
 
 SHELL_TEMPERATURE = "MINISGL_SHELL_TEMPERATURE"
 """The temperature of the chat. `--temperature` wins."""
@@ -111,11 +109,11 @@ NO_EFFECT = {
     "MINISGL_FLASHINFER_USE_TENSOR_CORES": "FlashInfer's own choice is used",
     "MINISGL_PYNCCL_MAX_BUFFER_SIZE": "torch's own NCCL is used",
 }
-"""mini-sglang's, and why they do nothing here."""
+"""Variables of mini-sglang that have no effect here, with the reason."""
 
 ISAS = ("scalar", "avx2", "avxvnni", "avx512", "amx", "neon")
 OF_TESTS = ("MINISGL_GPU_REHEARSAL",)
-"""Read by the tests only."""
+"""Variables that only the tests read."""
 
 PREFIX = "MINISGL_"
 RUST_GATEWAY = "rust_gateway"
@@ -165,7 +163,7 @@ def use_temporary(folder: str) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-OPENBLAS = "OPENBLAS_NUM_THREADS"  # of numpy's library, which starts them with its import
+OPENBLAS = "OPENBLAS_NUM_THREADS"  # threads of numpy's BLAS, which start with its import
 
 
 def with_one_thread() -> dict[str, str]:

@@ -107,7 +107,7 @@ class LLM:
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
             raise TypeError("LLM: model: say which")
-        # through msgspec, so that a wrong type is an error here and not deep inside
+        # msgspec checks the types of all settings
         try:
             self.config = EngineConfig.of({**defaults, **settings})
         except ConfigError as error:
@@ -139,8 +139,8 @@ class LLM:
         self.default_params = SamplingParams(
             **read_defaults(info.model_dir, self.config.generation_config, self.config.model)
         )
-        """The sampling of a call without `params`: the model's own defaults."""
-        self._texts: list[tuple[RequestOutput, str]] = []  # of this step
+        """Sampling parameters of a call without `params`: the model's own defaults."""
+        self._texts: list[tuple[RequestOutput, str]] = []  # new text of this step
         for one in self.config.warm_prefixes:
             self.insert_prefix(one if isinstance(one, str) else prefix_file.read_head(one.path).tokens)
 
@@ -347,7 +347,7 @@ class LLM:
                             on_text(output, text)
                     if bar is not None:
                         bar.update(total - self._client.num_live - bar.n)
-            except BaseException:  # Ctrl-C among them: the next call must find an empty engine
+            except BaseException:  # also Ctrl-C: the next call must find an empty engine
                 self._texts.clear()
                 self._client.abort_all(self._loop.step)
                 while not self._loop.idle:

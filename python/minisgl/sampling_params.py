@@ -49,9 +49,9 @@ RANGES: dict[str, Range] = {
     "presence_penalty": Range(-2, 2),
     "repetition_penalty": Range(0, 10, is_open=True),
 }
-"""What numbers of a request may be, by the names of `SamplingParams`, in the order in which they are looked at."""
+"""Range of each numeric field of `SamplingParams`, in the order of checking."""
 LOGIT_BIAS = Range(-100, 100)
-"""What may be added to a logit."""
+"""Range of the values of `logit_bias`."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -59,28 +59,28 @@ class Bounds(msgspec.Struct, frozen=True):
     Python server (`server/gateway_config.py`)."""
 
     max_stop_strings: int = 64
-    max_stop_chars: int = 4096  # of one stop string
+    max_stop_chars: int = 4096  # characters of one stop string
     max_stop_token_ids: int = 256
-    max_logit_bias: int = 1024  # ids of one request
+    max_logit_bias: int = 1024  # token ids with a bias
     max_bad_words: int = 256
-    max_bad_word_chars: int = 256  # of one
+    max_bad_word_chars: int = 256  # characters of one bad word
     max_allowed_token_ids: int = 16_384
-    max_values: int = 1 << 19  # of a body, or as many token ids as the context has
-    more_values: int = 1 << 12  # beside a prompt of token ids
-    max_containers: int = 1 << 16  # lists, objects and their fields of a body: as many are parsed in 5 ms
+    max_values: int = 1 << 19  # JSON values of a body; more if the context has more tokens
+    more_values: int = 1 << 12  # JSON values in addition to a prompt of token ids
+    max_containers: int = 1 << 16  # lists, objects and fields of a body; parsed in 5 ms
     max_messages: int = 4096
-    max_parts: int = 4096  # of one message
+    max_parts: int = 4096  # content parts of one message
     max_prompts: int = 256
-    max_metadata: int = 16  # pairs
-    max_inputs: int = 1024  # of embeddings
-    max_choices: int = 1024  # answers of one request: prompts times n
-    max_logprob_entries: int = 1 << 18  # of one request, about 20 MB of its answer
-    completion_tokens: int = 16  # of an answer, if nothing is said
-    generate_tokens: int = 128
+    max_metadata: int = 16  # key-value pairs
+    max_inputs: int = 1024  # inputs of an embeddings request
+    max_choices: int = 1024  # choices of one request: prompts times n
+    max_logprob_entries: int = 1 << 18  # of one request, about 20 MB of its response
+    completion_tokens: int = 16  # default length at /v1/completions
+    generate_tokens: int = 128  # default length at /generate
 
 
 BOUNDS = Bounds()
-LEAST_TEMPERATURE = 1e-5  # greedy below: float32 has no numbers for logits that are divided by much less
+LEAST_TEMPERATURE = 1e-5  # greedy below: float32 logits would overflow
 
 
 class _Brief(reprlib.Repr):
@@ -114,9 +114,9 @@ class ParamError(ValueError):
 
 
 POOLINGS = ("mean", "last", "cls")
-"""What an embedding is made of: the mean of all tokens, the last one, the first one."""
+"""Pooling of an embedding: the mean over all tokens, the last token, or the first token."""
 SCORE = "score"
-"""In place of these: what the head of a model that gives scores or labels makes of a prompt."""
+"""Value of `embedding` for a model with a score or classification head: the head's output."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -160,18 +160,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # number of most likely tokens to report beside the sampled one
-    prompt_logprobs: int | None = None  # the same for every prompt token but the first; computes the whole prompt
+    logprobs: int | None = None  # most likely tokens to report with each sampled one; None: no logprobs
+    prompt_logprobs: int | None = None  # for prompt tokens but the first; computes the whole prompt
     grammar: str | None = None
-    embedding: str | None = None  # of the prompt, the only thing wanted: one of `POOLINGS`, or `SCORE`
-    adapter: int = 0  # number of the adapter that changes the model for it; 0: none. Whoever knows names fills it in
+    embedding: str | None = None  # return an embedding only: one of `POOLINGS`, or `SCORE`
+    adapter: int = 0  # id of the LoRA adapter; 0: none
 
     def check(self) -> SamplingParams:
         """Return self if every field is valid. Raises `ParamError` for the first bad one."""
         need = _need
         for name, allowed in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not allowed.has(value):  # words are only made for who needs them
+            if value is not None and not allowed.has(value):  # texts are built for errors only
                 need(False, name, value, allowed.words)
         fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
         need(fits, "min_tokens", self.min_tokens, "must not exceed max_tokens")

@@ -20,22 +20,21 @@ Int64Array = npt.NDArray[np.int64]
 
 
 NOT_FINITE = -2
-"""In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache
-keeps nothing of it."""
+"""Value in place of a row's token if its logits are not finite. Its request ends, and none of it is cached."""
 
 
 FROM_STORE = -2
-"""In the place of a checkpoint with which a slot begins: the state that is at hand with the slot's stored pages."""
+"""Value in place of a slot's first state snapshot: the state that is loaded with the slot's stored pages."""
 
 
 class FinishReason(IntEnum):
     """Reason for a request's end. Every accepted request gets exactly one of the last four."""
 
     NONE = 0
-    STOP = 1  # a stop token was sampled, or a stop string was found in the text
-    LENGTH = 2  # max_tokens, the context, or the pool is used up
+    STOP = 1  # a stop token was sampled, or a stop string was found
+    LENGTH = 2  # max_tokens, the context, or the KV pool is used up
     ABORT = 3
-    ERROR = 4  # refused, or its forward failed, or its row of it
+    ERROR = 4  # refused, its forward failed, or its logits are not finite
 
 
 # --------------------------------------------------------------------------------------------------------- events
@@ -61,12 +60,12 @@ class Arrival:
     min_tokens: int = 0
     ignore_eos: bool = False
     priority: int = 0
-    no_overlap: bool = False  # schedule a row only when the last token is committed
+    no_overlap: bool = False  # schedule a row only after its last token is committed
     no_match: bool = False  # compute every prompt token (prompt logprobs)
-    background: bool = False  # gets only what nobody else could: it delays no other request
-    pin: bool = False  # when it ends by itself, the full pages of its prompt stay in the tree until `Unpin`
-    namespace: int = 0  # cached prefixes are found by requests of the same one only (an adapter's; 0: the model's own)
-    no_drafts: bool = False  # each token is sampled by those before it, whatever the forward computes (penalties)
+    background: bool = False  # low priority: it delays no other request
+    pin: bool = False  # at its end, the full pages of its prompt stay cached until `Unpin`
+    namespace: int = 0  # shares cached prefixes within it only (by adapter; 0: the model's own)
+    no_drafts: bool = False  # takes no drafts, as each token changes the next one's logits (penalties)
     stored_from: int = 0
     stored_to: int = 0
 
@@ -104,7 +103,7 @@ class ClearCache:
     """Event: free every page of the prefix tree that no live request and no pin holds."""
 
 
-TOKEN_PARTS = 1024  # of a token, what `TokenBudget.background` counts
+TOKEN_PARTS = 1024  # units of a token in `TokenBudget.background`
 UNBOUNDED = 1 << 40
 
 
@@ -179,7 +178,7 @@ class StepPlan:
     step: int = 0
     ring_index: int = 0
     num_rows: int = 0  # decode rows come first, then prefill rows; each part in request order
-    num_decode_rows: int = 0  # of them behind all others those of drafts: a slot again, at its next positions
+    num_decode_rows: int = 0  # draft rows come last: a slot again, at its next positions
     padded_rows: int = 0  # >= num_rows; more only if every row has extend_len 1 and a graph size is configured
     num_tokens: int = 0  # sum of extend_lens of the real rows
     num_samples: int = 0
@@ -193,7 +192,7 @@ class StepPlan:
     num_state_begins: int = 0
     num_state_saves: int = 0
     num_page_loads: int = 0
-    num_background: int = 0  # tokens of requests in the background, of `num_tokens`
+    num_background: int = 0  # tokens of background requests, included in `num_tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +208,7 @@ class StepLimits:
     page_size: int
     num_pages: int
     max_seq_len: int  # total length of one request: min(context, num_pages * page_size + 1)
-    num_checkpoints: int = 0  # slots for states, beside that of each request slot
+    num_checkpoints: int = 0  # state snapshots, in addition to each request slot's state
 
     @property
     def scratch_slot(self) -> int:
@@ -268,24 +267,24 @@ class RingEntry:
         # per row, [padded_rows]
         self.req_slots = zeros(rows)
         self.seq_lens = zeros(rows)  # tokens whose KV exists after this step
-        self.extend_lens = zeros(rows)  # of them computed by this step, >= 1
+        self.extend_lens = zeros(rows)  # tokens of these that this step computes, >= 1
         self.qo_indptr = zeros(rows + 1)  # prefix sums of extend_lens
         self.kv_indptr = zeros(rows + 1)  # prefix sums of pages per row
         self.last_page_len = zeros(rows)  # 1 .. page_size
         self.sample_rows = zeros(rows)  # [num_samples] the rows that yield a token, ascending
-        # page-table updates: [num_page_table_updates] (req_slot, first column, count) over page_ids [num_page_ids]
+        # page-table updates: [num_page_table_updates] (req_slot, first page index, count) over page_ids [num_page_ids]
         self.page_table_updates = zeros(rows, 3)
         self.page_ids = zeros(limits.max_page_changes)
         # slots, applied in forward order before the page-table updates: first freed, then assigned
         self.assigned = zeros(limits.max_rows, 2)  # [num_assigned] (req_slot, cached length in tokens)
         self.assigned_ids: Int64Array = np.zeros(limits.max_rows, np.int64)  # [num_assigned] request ids
         self.freed = zeros(limits.max_rows)  # [num_freed] req_slots
-        # states: [num_state_begins] (req_slot, the checkpoint that it begins with, -1: cleared, or `FROM_STORE`),
-        # before the forward; [num_state_saves] (row, tokens into the row after which its state is copied, 0: as it
-        # begins, to which checkpoint), in it
+        # states: [num_state_begins] (req_slot, snapshot to begin with; -1: zero; or `FROM_STORE`) before the forward;
+        # [num_state_saves] (row, tokens of the row after which its state is copied, 0: before the first, snapshot to
+        # write), during the forward
         self.state_begins = zeros(limits.max_rows, 2)
         self.state_saves = zeros(limits.num_checkpoints, 3)
-        # [num_page_loads] (req_slot, first column, count): pages whose KV is loaded before the forward, not computed
+        # [num_page_loads] (req_slot, first page index, count): pages that are loaded before the forward, not computed
         self.page_loads = zeros(limits.max_rows, 3)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from minisgl.bench.load import Server, stats_of
 
 HEAD = ("load", "engines", "hit rate %", "requests, most/mean", "rows, most/mean", "requests by engine", "moved")
-IDLE_S = 2.0  # for the last snapshot of engines that have ended everything
+IDLE_S = 2.0  # seconds until idle engines have sent their last snapshot
 LOOK_S = 0.05
 
 

@@ -32,7 +32,7 @@ from minisgl.bench.stopping import Stopped
 from minisgl.config import ConfigError
 
 HELP = "minisgl beside transformers, llama.cpp, vLLM, SGLang or any server, in one table"
-WARM_UP_OUT = 8  # tokens; the warm-up need not be long
+WARM_UP_OUT = 8  # answer tokens of a warm-up
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -134,7 +134,7 @@ def settings_of(args: argparse.Namespace) -> Compare:
         args,
         threads=args.threads or os.cpu_count() or 1,
         max_sequences=max(args.concurrency),
-        max_len=2 * max(args.input_len + args.output_len, args.prefill_len + 1),  # words may have two tokens
+        max_len=2 * max(args.input_len + args.output_len, args.prefill_len + 1),  # a word may have two tokens
         pythons=pythons,
         urls=urls,
     )
@@ -193,7 +193,7 @@ def _measure(
                 ask(running[name])
             except Missing as error:
                 missing[name] = str(error)
-                running.pop(name).own.close()  # what hangs would compute beside the others
+                running.pop(name).own.close()  # if it hangs, it must not compute while others are measured
             bar.update()
 
     with tqdm(total=len(running) * (settings.repeats + 2), unit="turn", disable=None) as bar:
@@ -208,7 +208,7 @@ def _start(
     settings: Compare, stack: contextlib.ExitStack, running: dict[str, Running], missing: dict[str, str]
 ) -> None:
     setup = settings.setup
-    for name in sorted(settings.variants, key=lambda name: name != "minisgl"):  # whose dtype is everybody's
+    for name in sorted(settings.variants, key=lambda name: name != "minisgl"):  # first, as the others use its dtype
         began, own = time.monotonic(), stack.enter_context(contextlib.ExitStack())
         print(f"bench compare: starting {name}", file=sys.stderr, flush=True)
         try:

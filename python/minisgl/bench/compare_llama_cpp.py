@@ -17,7 +17,7 @@ from typing import Any
 def main() -> None:
     file, threads, parallel, length = sys.argv[1], *map(int, sys.argv[2:5])
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # its log goes there
+    os.dup2(2, 1)  # its log goes to stderr
     package: Any = importlib.import_module("xllamacpp")
     params = package.CommonParams()
     params.model.path = file

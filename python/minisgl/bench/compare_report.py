@@ -114,7 +114,7 @@ def _figures(one: Running) -> dict[str, Any]:
 
 def _interval(values: Sequence[float]) -> list[float]:
     """Return the estimate and the lower and upper bound."""
-    if min(values) <= 0:  # too short for the clock that counts CPU time
+    if min(values) <= 0:  # below the resolution of CPU time
         return [statistics.fmean(values), -math.inf, math.inf]
     found = geometric_interval(values)
     return [found.estimate, found.low, found.high]

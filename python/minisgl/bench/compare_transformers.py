@@ -80,7 +80,7 @@ def timed(model: Model, asked: dict[str, Any], *, streams: bool) -> dict[str, An
 def main() -> int:
     folder, dtype, threads, how = sys.argv[1:5]
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to stdout, which is for answers
     model = Model(folder, dtype, int(threads))
     print(json.dumps({"version": model.version}), file=out, flush=True)
     for line in sys.stdin:
@@ -97,4 +97,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # torch's exit handlers may wait for threads that nobody needs any more
+    os._exit(code)  # torch's exit handlers may wait for idle threads

@@ -105,8 +105,8 @@ class Variant(Protocol):
     """An engine or server to compare. Its methods raise `Missing` if it fails."""
 
     version: str
-    max_sequences: int | None  # that it can be asked at once; None: any number
-    pid: int | None  # of its first process; None: not started here
+    max_sequences: int | None  # sequences at once; None: no limit
+    pid: int | None  # its first process; None: not started here
 
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
         """Send all prompts at once and return their times. Each gets exactly `num_out` tokens."""
@@ -145,7 +145,7 @@ class HttpVariant:
             names = {result["failures"][code] for code in result["failure"].tolist() if code}
             said = next((text for text in result["errors"] if text), "")
             raise Missing(f"a request failed: {', '.join(sorted(names))} {said[:200]}".rstrip())
-        texts = result["text_events"] > 0  # a token may be half a character, and without text
+        texts = result["text_events"] > 0  # half a character is a token without text
         first = np.where(texts, result["first"], result["end"]) - result["sent"]
         total = float(np.where(texts, result["last"], result["end"]).max() - result["sent"].min())
         num_in, num_out = int(np.maximum(result["prompt_tokens"], 0).sum()), int(tokens_of(result).sum())
@@ -235,8 +235,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: only ended ones are left
-            os.killpg(self.process.pid, signal.SIGKILL)  # its session: a server's own processes may outlive it
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: only zombies are left
+            os.killpg(self.process.pid, signal.SIGKILL)  # the whole session, as a server's children may outlive it
         for pipe in (self.process.stdin, self.process.stdout, self._log):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):

@@ -25,7 +25,7 @@ ROLES = {
     "bard": "assistant",
     "system": "system",
 }
-LOOKED_AT = 4096  # bytes, to tell such a file from a trace
+LOOKED_AT = 4096  # bytes read to tell such a file from a trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from minisgl.config import ConfigError
 NUM_CLIENTS = 5
 BURST = 8
 PAUSE_S = 1.0
-TROUBLE_S = 5.0  # after a round of which nothing was answered
+TROUBLE_S = 5.0  # pause after a round without a response
 USUAL_CONTEXT = 4096
 
 

@@ -37,7 +37,7 @@ def environment() -> dict[str, Any]:
         "extension": _extension(),
         "gpus": _gpus(),
         "commit": _commit(),
-        "load": round(os.getloadavg()[0], 2),  # of the last minute, when asked
+        "load": round(os.getloadavg()[0], 2),  # average of the last minute
     }
 
 

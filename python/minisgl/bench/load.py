@@ -55,11 +55,11 @@ class Load:
     arrivals: Sequence[float] | None = None
     concurrency: int = 0
     ramp_s: float = 0.0
-    duration_s: float = math.inf  # closed loop: nothing is begun later
+    duration_s: float = math.inf  # closed loop: no request begins later
     keep_alive: bool = True
     timeout_s: float = 600.0
     threads: int = 1
-    left_out: Mapping[str, int] = field(default_factory=dict)  # what of the workload is not sent, by reason
+    left_out: Mapping[str, int] = field(default_factory=dict)  # parts of the workload that are not sent, by reason
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ def model_facts(server: Server) -> Mapping[str, Any]:
         models = answer.json()["data"]
         found = next((one for one in models if one["id"] == server.model), models[0])
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
-        return {}  # another server, with another list or none
+        return {}  # another kind of server
     return found if isinstance(found, Mapping) else {}
 
 

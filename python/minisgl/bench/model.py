@@ -90,7 +90,7 @@ def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequen
 
 def run_model(settings: BenchModel, out: Path | None, *, command: str) -> int:
     """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
-    report = None if out is None else Report(out, "A model's speed", command=command)  # the load before the runs
+    report = None if out is None else Report(out, "A model's speed", command=command)  # records the load average now
     limits: Limits = {(what, isa): rate for what, isa, rate in _rust.cpu_limits(settings.threads, LIMIT_S)}
     found = measure(settings)
     texts = [speeds_table(settings, found, limits), limits_table(limits)]
@@ -249,10 +249,10 @@ def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> I
                     complete(0, prompts[0][: point.depth])
                 return complete(0, prompts[0], kept=point.depth > 0)["prompt_per_second"]
             slots = range(point.batch)
-            for slot, ids in enumerate(prompts):  # so that all begin to answer at once
+            for slot, ids in enumerate(prompts):  # prefill first, so that all decode together
                 complete(slot, ids)
             times = list(pool.map(complete, slots, prompts, [point.num_out] * point.batch))
-            return point.batch * point.num_out / max(each["predicted_ms"] for each in times) * 1e3  # from first to last
+            return point.batch * point.num_out / max(each["predicted_ms"] for each in times) * 1e3  # the slowest
 
         yield ask
 

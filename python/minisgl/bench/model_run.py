@@ -26,7 +26,7 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 
-FIRST_ID, LAST_ID = 5, 30_000  # ids below the first are often special; vocabularies have the last
+FIRST_ID, LAST_ID = 5, 30_000  # smaller ids are often special; all vocabularies are larger
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class Runner:
         while not self._loop.idle:
             self._loop.step([])
         whole = time.perf_counter() - began
-        if sum(self._tokens.values()) != len(requests) * num_out:  # nothing may be counted that was not made
+        if sum(self._tokens.values()) != len(requests) * num_out:  # all counted tokens must exist
             raise RuntimeError(f"{sum(self._tokens.values())} tokens instead of {len(requests) * num_out}")
         return first, whole, done
 
@@ -119,7 +119,7 @@ class Question(msgspec.Struct, frozen=True):
 
 def main() -> int:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to stdout, which is for answers
     try:
         runner = Runner(msgspec.json.decode(sys.stdin.readline(), type=EngineConfig))
     except ConfigError as error:
@@ -136,4 +136,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # torch's exit handlers may wait for threads that nobody needs any more
+    os._exit(code)  # torch's exit handlers may wait for idle threads

@@ -89,7 +89,7 @@ def _device(engine: EngineConfig) -> str:
 def run_offline(settings: Offline, out: Path | None, *, command: str) -> int:
     """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
     job = settings.job()
-    report = None if out is None else Report(out, "Offline throughput", command=command)  # the load before the runs
+    report = None if out is None else Report(out, "Offline throughput", command=command)  # records the load average now
     runs: Runs = {name: [] for name in settings.control_planes}
     with tqdm(total=settings.repeats * len(runs), desc="offline", unit="run", disable=None) as bar:
         for _, name in turns(settings.control_planes, settings.repeats):

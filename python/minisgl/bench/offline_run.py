@@ -148,7 +148,7 @@ def _warm_up(job: OfflineJob, loop: StepLoop, collector: Collector) -> None:
 def _throughput(job: OfflineJob, answers: Sequence[Sequence[int]], wall_s: float) -> dict[str, Any]:
     input_lens, output_lens = job.lengths()
     num_output = sum(map(len, answers))
-    if num_output != int(output_lens.sum()):  # nothing may be counted that was not made
+    if num_output != int(output_lens.sum()):  # all counted tokens must exist
         raise ConfigError(f"{num_output} tokens came instead of {output_lens.sum()}: a sequence was cut short")
     num_input = int(input_lens.sum())
     return {

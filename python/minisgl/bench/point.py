@@ -50,7 +50,7 @@ def point_from(flags: Sequence[str]) -> PointLoad:
         args.concurrency = [64]
     settings = serve.settings_of(args)
     settings.check()
-    make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
+    make_workload(settings.workload, settings.workload_settings)  # raises errors before a server is started
     if len(points_of(settings)) != 1 or settings.repeat != 1:
         raise ConfigError("--load: must be one point, measured once: one --concurrency or one --rate; --pairs repeats")
     return PointLoad(settings, tuple(flags))

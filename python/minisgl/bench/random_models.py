@@ -43,7 +43,7 @@ class Shape:
     expert_inner: int = 0
     window: int = 0
     attending: tuple[int, ...] | None = None
-    """None: all layers. The others keep a state."""
+    """Layers with attention; None: all. The others have a recurrent state."""
     state_heads: int = 0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -99,7 +99,7 @@ class Shape:
         }
         if self.experts:
             sizes["ffn_gate_inp"] = (self.experts, self.hidden)
-        if self.arch == "qwen35":  # with its gates
+        if self.arch == "qwen35":  # its queries have gates
             sizes["attn_q"] = (2 * queries, self.hidden)
         if self.arch.startswith(("qwen3", "gemma3", "lfm2")):
             sizes |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
@@ -160,11 +160,11 @@ SHAPES = {
 }  # fmt: skip
 
 MIXTURES = {"q4_k_m": ("q4_k", "q6_k"), "q5_k_m": ("q5_k", "q6_k"), "mxfp4": ("q8_0", "mxfp4")}
-"""llama.cpp's: most matrices, and the finer type of the head, of values and of half of the ways down; experts of
-gpt-oss."""
+"""llama.cpp's mixtures: the type of most matrices; the finer type of the LM head, of V and of half of the down
+projections (mxfp4: of the experts)."""
 TYPES = ("q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "q8_0", "bf16", *MIXTURES)
 
-# Of a block: where its 16-bit scales are, and scales that make weights of some 0.02, with whatever codes.
+# By type: offsets of a block's 16-bit scales, and values that make random weights of about 0.02.
 _SCALES: dict[str, tuple[tuple[int, float], ...]] = {
     "q4_0": ((0, 0.0043),),
     "q4_1": ((0, 0.0043), (2, -0.032)),

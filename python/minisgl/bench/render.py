@@ -77,7 +77,7 @@ class Renderer:
 
     def body(self, request: LoadRequest) -> bytes:
         body: dict[str, Any] = {**self._fixed, "max_tokens": request.output_len}
-        # what the template adds is taken off the last message
+        # the template's tokens are subtracted from the last message
         texts = [
             self._text(one, self._line.overhead if one is request.messages[-1] else 0.0) for one in request.messages
         ]
@@ -114,5 +114,5 @@ def words(key: Key, count: int) -> str:
 @lru_cache(maxsize=4096)
 def _words(key: Key, count: int) -> tuple[str, ...]:
     seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest())
-    drawn = np.random.default_rng(seed).random(count)  # floats are drawn one by one: a longer text begins the same
+    drawn = np.random.default_rng(seed).random(count)  # one by one, so that a longer text has the same beginning
     return tuple(WORDS[i] for i in (drawn * len(WORDS)).astype(int))

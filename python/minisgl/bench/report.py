@@ -89,7 +89,7 @@ def public_command(arguments: Sequence[str], program: str = "minisgl bench") -> 
 def write_json(path: Path, data: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plain(data), indent=1, allow_nan=False)
-    # lists of plain values on one line: samples by the thousand stay readable (strings hold no bare line ends)
+    # lists of plain values go on one line, so that thousands of samples stay readable
     text = re.sub(r"\[\n([^\[\]{}]*?)\n\s*\]", _on_one_line, text)
     _replace(path, text)
 

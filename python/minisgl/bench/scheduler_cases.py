@@ -23,9 +23,9 @@ Make = Callable[[ControlPlaneConfig], ControlPlane]
 Case = Callable[[Make, int], list[float]]
 POLICIES: tuple[SchedulePolicy, ...] = get_args(SchedulePolicy)
 NEVER = 1 << 20
-TOKEN = 7  # sampled by every row; no stop id
+TOKEN = 7  # the token that every row samples; not a stop id
 EOS = 2
-SMALLEST_POOL = 124_000  # that `churn` fills in its warm-up
+SMALLEST_POOL = 124_000  # pages; the warm-up of `churn` fills them
 SMALLEST = ControlPlaneConfig(num_pages=1, page_size=1, max_running_requests=1, max_prefill_length=1, context_len=2)
 
 

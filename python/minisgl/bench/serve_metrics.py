@@ -22,7 +22,7 @@ from minisgl.bench.stats import summary
 if TYPE_CHECKING:
     from minisgl._rust import LoadResult
 
-STEADY = (0.25, 0.75)  # the part of a run in which neither its beginning nor its end is felt
+STEADY = (0.25, 0.75)  # fractions of a run between which it is steady
 ERRORS_SHOWN = 5
 Floats = NDArray[np.float64]
 
@@ -110,7 +110,7 @@ def _most_at_once(begins: Floats, ends: Floats) -> int:
     sent = ~np.isnan(begins)
     times = np.concatenate((begins[sent], ends[sent]))
     changes = np.repeat((1, -1), int(sent.sum()))
-    order = np.lexsort((changes, times))  # an end makes room for a beginning in the same moment
+    order = np.lexsort((changes, times))  # at equal times, ends come before beginnings
     return int(np.cumsum(changes[order]).max(initial=0))
 
 

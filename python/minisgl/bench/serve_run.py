@@ -31,14 +31,14 @@ from minisgl.bench.workloads import (
 )
 from minisgl.config import ConfigError
 
-ENDLESS = 1_000_000  # requests, for a run that its duration ends
+ENDLESS = 1_000_000  # requests of a run that ends by its duration
 
 
 def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
     settings.check()
     points = points_of(settings)
-    make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
+    make_workload(settings.workload, settings.workload_settings)  # raises errors before a server is started
     report = None if out is None else Report(out, "Serving under load", command=command)
     extras: dict[str, Any]
     with _server(settings) as server:
@@ -98,7 +98,7 @@ def load_of(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load
     workload = fitted(made, renderer.context)
     chains, arrivals = workload.chains, _arrivals(settings, workload, point, run)
     if math.isfinite(settings.duration_s) and point.mode == "closed":
-        chains = chains * -(-ENDLESS // len(workload.requests))  # texts come round again when all were sent
+        chains = chains * -(-ENDLESS // len(workload.requests))  # texts repeat when all were sent
     return Load(
         bodies=[renderer.body(request) for request in workload.requests],
         chains=chains,

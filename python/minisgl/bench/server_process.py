@@ -33,7 +33,7 @@ from minisgl import envs
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 45.0
-LEFT_ALIVE_S = 5.0  # for its children, once it has ended
+LEFT_ALIVE_S = 5.0  # seconds for its children to end after it
 SHARED_MEMORY = Path("/dev/shm")
 ENGINE_MODULE = "minisgl.runner.process"
 
@@ -78,7 +78,7 @@ class ServerProcess:
     def start(self) -> ServerProcess:
         """Start the server and wait until it is ready. Raises `ServerFailed`, and leaves nothing running then."""
         began = time.monotonic()
-        # -P: no checkout is found because it is the current folder
+        # -P: a checkout in the current folder is not imported
         program = (
             sys.executable,
             "-P",
@@ -170,7 +170,7 @@ class ServerProcess:
         _, alive = psutil.wait_procs(list(self._seen.values()), timeout=LEFT_ALIVE_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE:  # ended; whose parent is gone may wait for a reaper
+                if process.status() != psutil.STATUS_ZOMBIE:  # ended, but not reaped yet
                     self.left_behind.append(f"process {process.pid}")
                     process.kill()
         self.left_behind += [f"file {path.name}" for path in sorted(Path(self._folder.name).rglob("*"))]

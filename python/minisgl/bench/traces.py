@@ -35,7 +35,7 @@ NAMES = {
 
 
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
-QWEN_FIELDS = ("chat_id", "parent_chat_id", "type", "turn")  # beside those
+QWEN_FIELDS = ("chat_id", "parent_chat_id", "type", "turn")  # in addition
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BLOCK, QWEN_BLOCK = 512, 16
 T = TypeVar("T")
@@ -69,7 +69,7 @@ def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
     """Yield the requests of a trace in the order of its lines. Raises `BadLine`."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     number, first = next(numbered, (1, ""))
-    first = first.removeprefix("\ufeff")  # as spreadsheets write it
+    first = first.removeprefix("\ufeff")  # the byte-order mark of spreadsheets
     if first.lstrip().startswith("{"):
         yield from _json_lines(itertools.chain([(number, first)], numbered))
     elif first.strip().startswith("["):
@@ -146,7 +146,7 @@ def _azure(number: int, head: list[str], lines: Iterable[tuple[int, str]]) -> It
             raise BadLine(at, f"{len(cells)} fields: the first line names {len(names)}")
         row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
         try:
-            when = datetime.fromisoformat(row["TIMESTAMP"][:26])  # seven digits after the point
+            when = datetime.fromisoformat(row["TIMESTAMP"][:26])  # drops the seventh decimal
         except ValueError as error:
             raise BadLine(at, f"TIMESTAMP {row['TIMESTAMP']!r}: must be a date with a time") from error
         given, made = (_whole(at, name, row[name]) for name in AZURE_FIELDS[1:])
@@ -156,7 +156,7 @@ def _azure(number: int, head: list[str], lines: Iterable[tuple[int, str]]) -> It
 def _cells(number: int, line: str) -> list[str]:
     try:
         return next(csv.reader([line]))
-    except csv.Error as error:  # a field that is too long
+    except csv.Error as error:  # a field is too long
         raise BadLine(number, str(error)) from error
 
 
@@ -190,7 +190,7 @@ def read_trace(name: str) -> list[TraceRequest]:
             found = sorted(parse_trace(lines), key=lambda one: one.arrival_s)
     except OSError as error:
         raise ConfigError(f"trace {name}: {error.strerror} (a file, or one of {', '.join(NAMES)})") from error
-    except ValueError as error:  # a line that does not fit, or no UTF-8
+    except ValueError as error:  # an invalid line, or not UTF-8
         raise ConfigError(f"trace {name}: {error}") from error
     if not found:
         raise ConfigError(f"trace {name}: no requests")

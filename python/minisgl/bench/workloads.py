@@ -31,7 +31,7 @@ Role = Literal["system", "user", "assistant"]
 Range = tuple[int, int]
 Key = tuple[int | str, ...]
 
-# Rough shape of chats that people share with each other: many short turns, some long ones. The parameters are those of
+# The rough shape of publicly shared chats: many short turns, some long ones. The parameters are those of
 # log-normal lengths by bucket (share, median and mean in, median and mean out), set so that the whole has the means
 # 225 in and 200 out.
 CHAT_BUCKETS: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] = {
@@ -39,8 +39,8 @@ CHAT_BUCKETS: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] 
     "medium": (0.35, (95.0, 124.0), (190.0, 225.0)),
     "long": (0.20, (700.0, 845.0), (380.0, 415.0)),
 }
-MIN_LENGTH, MAX_LENGTH = 4, 2048  # of the chats' prompts and answers
-WARMUP_RUN = 1 << 20  # texts of warm-ups are those of runs from here on
+MIN_LENGTH, MAX_LENGTH = 4, 2048  # tokens of prompts and answers in the chat workloads
+WARMUP_RUN = 1 << 20  # runs from here on are warm-ups
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +99,14 @@ class Workload:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSettings:
     num_requests: int = 100
-    input_len: Range | None = None  # uniform; None: as the workload has it
+    input_len: Range | None = None  # tokens, uniform; None: the workload's default
     output_len: Range | None = None
     seed: int = 0
     num_prefixes: int = 8  # shared-prefix
     prefix_len: int = 1024
     turns: int = 4  # multi-turn
     time_scale: float = 1.0  # traces: 2: twice as fast
-    run: int = 0  # a later run of the same workload: other text, same lengths
+    run: int = 0  # each run has other texts with the same lengths
 
 
 def make_workload(name: str, settings: WorkloadSettings) -> Workload:

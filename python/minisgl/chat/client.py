@@ -51,7 +51,7 @@ class ChatClient:
             base_url=self.base_url,
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            trust_env=not _is_loopback(url.host),  # a proxy could not reach it
+            trust_env=not _is_loopback(url.host),  # a proxy cannot reach a loopback address
         )
 
     async def close(self) -> None:

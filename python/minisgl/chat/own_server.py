@@ -28,9 +28,9 @@ class ServerFailed(Exception):
 class OwnServer:
     url: str
     model: str
-    ended: asyncio.Future[int]  # its exit code
-    pid: int  # of the leader of a process group of its own
-    key: str | None  # of its API, if it asks for one
+    ended: asyncio.Future[int]  # the server's exit code
+    pid: int  # leader of its own process group
+    key: str | None  # API key, if the server requires one
 
 
 @contextlib.asynccontextmanager
@@ -51,7 +51,7 @@ async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
         ready = json.loads(line)
         yield OwnServer(ready["url"], ready["model"], ended, process.pid, ready["key"])
     finally:
-        process.stdin.close()  # the sign to end
+        process.stdin.close()  # the server ends when this is closed
         try:
             await asyncio.wait_for(asyncio.shield(ended), STOP_TIMEOUT_S)
         except TimeoutError:

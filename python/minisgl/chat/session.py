@@ -32,7 +32,7 @@ class Stats:
     """Timings and token counts of one answer. `num_tokens` is None if it was stopped or the server sent none."""
 
     ttft_s: float
-    generation_s: float  # from the first token to the last
+    generation_s: float  # from the first token to the last one
     num_tokens: int | None
     num_prompt_tokens: int | None
     num_cached_tokens: int
@@ -68,8 +68,8 @@ class Session:
         self.system = system or None
         self.messages: list[dict[str, str]] = []
         self.show_stats = show_stats
-        self.on_thought: Callable[[str], None] = lambda text: None  # what the model thinks before it answers
-        self.stats: Stats | None = None  # of the last answer
+        self.on_thought: Callable[[str], None] = lambda text: None  # receives reasoning
+        self.stats: Stats | None = None  # of the last answer; None before the first
         self.finish_reason: str | None = None  # of the last answer; None: it was stopped or failed
 
     def command(self, line: str) -> str | None:

@@ -60,7 +60,7 @@ class Typed:
         )
 
     async def read(self) -> str:
-        return await self._session.prompt_async(handle_sigint=False)  # Ctrl-C is a key here
+        return await self._session.prompt_async(handle_sigint=False)  # so that Ctrl-C raises `Dropped`
 
 
 def _keys() -> KeyBindings:
@@ -96,7 +96,7 @@ class Piped:
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         rest, part = b"", b""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             while part := os.read(self._descriptor, 65536):
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
@@ -139,8 +139,8 @@ class Chat:
         self._gone: asyncio.Future[int] = gone if gone is not None else asyncio.get_running_loop().create_future()
         self._answer: asyncio.Task[bool] | None = None
         self._failed = False
-        self._thinks = False  # what was written last was a thought
-        if lines.interactive:  # a pipe gets the answer alone
+        self._thinks = False  # the last written text was reasoning
+        if lines.interactive:  # a pipe gets answers without reasoning
             session.on_thought = self._show_thought
 
     async def run(self) -> int:

@@ -32,7 +32,7 @@ EXAMPLES = """examples:
   minisgl COMMAND --help                     the flags of a command; without a command they are those of serve
 """
 OF_ITS_OWN = ("-h", "--help", "-V", "--version")
-"""What is no flag of a command."""
+"""Flags of the program itself, without a command."""
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -60,7 +60,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
     args: argparse.Namespace
     args, rest = parser.parse_known_args(arguments)
-    if rest and args.command not in ("chat", "batch"):  # which hand them on to their servers
+    if rest and args.command not in ("chat", "batch"):  # which pass them to their servers
         parser.refuse(rest)
     in_file: dict[str, str] = {}
     if (path := getattr(args, "config", None)) is not None:
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return bench.main(arguments[1:])
         if arguments[:1] == ["serve"]:
-            envs.keep_little()  # a flag's check loads the extension
+            envs.keep_little()  # before a flag's check loads the extension
         args = _parse(arguments)
         return _run(args)
     except UsageError as error:
@@ -106,10 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, envs.EnvError, ParamError, ExtensionMissing) as error:
         print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who reads the output has left, as `head` does
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
         return 1
-    except OSError as error:  # of the machine: it names the file, or says that there is no room
+    except OSError as error:  # such as a full disk; it names the file
         print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 1
     except MemoryError as error:

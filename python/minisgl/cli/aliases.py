@@ -35,7 +35,7 @@ ALIASES = (
     Alias("--dummy-weight", "--load-format", "dummy"),
     Alias("--shell-mode", "--shell"),
     Alias("--max-new-tokens", "--max-tokens"),
-    Alias("--max-new-tokens", "--output-len"),  # of a benchmark
+    Alias("--max-new-tokens", "--output-len"),  # of bench offline
     Alias("--max-tokens", "--output-len"),
 )
 
@@ -46,7 +46,7 @@ class Pointless:
 
     typed: tuple[str, ...]
     line: Callable[[Any], str]
-    kind: Callable[[str], object] = str  # of its value
+    kind: Callable[[str], object] = str  # type of its value
     choices: tuple[str, ...] | None = None
     has_value: bool = True
 
@@ -92,7 +92,7 @@ class _Times(argparse.Action):
 
 def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the aliases of all flags that `parser` has, and return it."""
-    known = {option: action for action in parser._actions for option in action.option_strings}  # no public list
+    known = {option: action for action in parser._actions for option in action.option_strings}
     for alias in ALIASES:
         target = known.get(alias.flag)
         if target is None or alias.typed in known:
@@ -107,7 +107,7 @@ def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             parser.add_argument(alias.typed, action=_Times, const=target.nargs, metavar="N", **kind, **hidden)
         else:
             parser.add_argument(alias.typed, choices=target.choices, metavar=target.metavar, **kind, **hidden)
-    if "--tp" in known:  # what loads an engine
+    if "--tp" in known:  # a command that loads an engine
         for flag in POINTLESS:
             _add_pointless(parser, flag)
     return parser

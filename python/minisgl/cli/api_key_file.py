@@ -22,7 +22,7 @@ from minisgl.config import ApiKey, ConfigError
 
 FLAG = "--api-key-file"
 DEFAULT = "default"
-"""How the caller of --api-key is called."""
+"""Name of the caller with the key of --api-key."""
 MAX_KEYS = 256
 MAX_SHARE = 1000
 DIGEST_ROUNDS = 20_000

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if job.is_done():
         return 0
     job.state.mkdir(mode=0o700, exist_ok=True)
-    Store.open(str(job.state), wait_s=20.0).close()  # the server of a run that was killed is still ending
+    Store.open(str(job.state), wait_s=20.0).close()  # the server of a killed run may still be ending
 
     async def work() -> int:
         flags = ["--host", "127.0.0.1", "--port", "0", "--state-dir", str(job.state), *args.rest]

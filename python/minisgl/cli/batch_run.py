@@ -23,7 +23,7 @@ from minisgl.server.batches.store import DATABASE, remove
 from minisgl.utils.progress import Display
 
 PARTS = ("output.jsonl", "error.jsonl", "whole.jsonl")
-"""The files that a batch writes beside the store: answers, errors, both."""
+"""Files of a batch next to the store: responses, errors, and both merged."""
 LOOK_S = 0.25
 _OPEN = frozenset({"in_progress", "finalizing", "cancelling"})
 

@@ -29,7 +29,7 @@ COMMANDS = {
     "serve": "minisgl.bench.serve",
 }
 FORMER = {"control-plane": "scheduler"}
-"""Names that commands had; in no help."""
+"""Former names of commands, not shown in help."""
 
 
 def main(arguments: Sequence[str]) -> int:

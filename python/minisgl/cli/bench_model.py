@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     engine, beside = engine_config(args), llama_folders(args.beside)
     if args.model_config is not None:
         model = random_model(args.model_config, args.type or RANDOM_TYPE, args.layers)
-        # Its weights are random as they lie: an engine that made up its own would have them in another type.
+        # The file's weights are random already; dummy weights would have another type.
         engine = msgspec.structs.replace(engine, model=str(model), load_format="auto")
     else:
         for flag, value in (("--type", args.type), ("--layers", args.layers)):

@@ -20,7 +20,7 @@ _ORDERS = {
     "clear": "remove them",
     "verify": "read them, and remove what is damaged",
 }
-_NO_LIMIT = 2**63  # a server that uses the folder keeps its own
+_NO_LIMIT = 2**63  # a server that uses the folder applies its own limit
 
 
 def add_parser(commands: Commands) -> None:

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         return _run(_with_own_server(flags, envs.api_key(), args))
     if rest:
         raise ConfigError(f"{rest[0]}: belongs to a server, and with --base-url none is started")
-    say(notices(args), "chat")  # a server of its own says them itself
+    say(notices(args), "chat")  # otherwise the chat's own server prints them
     return _run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
 
 
@@ -89,7 +89,7 @@ def run_shell(flags: Sequence[str], api_key: str | None) -> int:
 async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argparse.Namespace) -> int:
     from minisgl.chat.own_server import ServerFailed, own_server
 
-    settings_of(args)  # complaints come before a server is started
+    settings_of(args)  # raises errors before a server is started
     try:
         async with own_server(flags) as server:
             return await _converse(server.url, api_key, server.model, args, server.ended)

@@ -102,7 +102,7 @@ def opened(path: str, flag: str, *, shows: bool = True) -> Iterator[tuple[yaml.S
         raise ConfigError(f"{path}{line}: not valid YAML{_why(error.problem or error.context, shows)}") from error
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that cannot be
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
         raise ConfigError(f"{path}: not valid YAML{_why(error, shows)}") from error
 
 

@@ -42,7 +42,7 @@ TINY_MODEL = {
     "vocab_size": 32,
     "max_position_embeddings": 32,
 }
-# package -> as it is imported
+# package -> name of its module
 OF_EXTRAS = {
     "torch": "torch",
     "transformers": "transformers",
@@ -91,7 +91,7 @@ def _devices() -> list[Finding]:
         return [*found, Finding("devices", "cuda", None, f"torch is not installed: {how_to_get('cuda')}")]
     try:
         import torch
-    except ImportError as error:  # installed, and broken
+    except ImportError as error:  # installed, but broken
         return [*found, Finding("devices", "torch", False, str(error))]
     found[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
     found.append(_try("devices", "cpu types", _cpu_types))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from minisgl.llm import LLM
 
 T = TypeVar("T")
-# what `add_subparsers` returns; a string, because the class takes no parameters while running
+# the type that `add_subparsers` returns; a string, because the class takes no parameters at run time
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 _ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
 
@@ -48,7 +48,7 @@ class Formatter(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or action.default is argparse.SUPPRESS:
             return action.help
-        if action.help is not None and " (default: " in action.help:  # a command or a file has one of its own
+        if action.help is not None and " (default: " in action.help:  # replaced, as a command or a file may set another
             return action.help.rpartition(" (default: ")[0] + " (default: %(default)s)"
         return super()._get_help_string(action)
 
@@ -424,7 +424,7 @@ ENGINE = {
     "scheduling": STEPS,
     "scheduler: A/B, shadow and traces": AB,
 }
-"""The flags of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
+"""Flags of every command that loads an engine: the fields of `EngineConfig`, by group title."""
 HTTP = (
     setting("--host", help="address to listen on; 0.0.0.0: all interfaces"),
     setting("--port", help="port to listen on; 0: any free port"),
@@ -581,7 +581,7 @@ LOGS = (
     ),
 )
 SERVER = {"HTTP": HTTP, "several models": MODELS, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
-"""The flags of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
+"""Flags of `minisgl serve` only: the fields of `ServerConfig` and `Limits`, by group title."""
 
 
 def command(commands: Commands, name: str, run: Callable[[argparse.Namespace], int], **how: Any) -> Parser:
@@ -621,7 +621,7 @@ VARIABLES = {
     "shadow_max_diffs": envs.SHADOW_MAX_DIFFS,
     "faulty_control_plane": envs.FAULTY_CONTROL_PLANE,
 }
-"""The variable of each flag that has one."""
+"""Environment variables of flags, by the flag's destination."""
 
 
 def sources(typed: Mapping[str, str], in_file: Mapping[str, str]) -> dict[str, str]:

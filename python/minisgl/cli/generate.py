@@ -46,10 +46,10 @@ def run(args: argparse.Namespace) -> int:
         seed=args.sampling_seed,
     ).check()
     config = engine_config(args)
-    say(aliases.said(args), "generate")  # `LLM` tells of variables
+    say(aliases.said(args), "generate")  # `LLM` itself warns about variables
     narration = Narration() if args.narrate else None
     told: dict[str, Any] = {} if narration is None else narration.settings
-    # the log tells each step meanwhile
+    # no streaming while the log shows each step
     on_text = None if narration is not None or config.log_level == "debug" else _show
     try:
         args.prompt.encode()

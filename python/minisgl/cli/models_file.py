@@ -40,7 +40,7 @@ OWN_FLAGS = (
     "managed",
     "shell",
 )
-"""Those of the whole, which an entry cannot have."""
+"""Flags of the whole server, which an entry cannot have."""
 OF_ALL = (
     "--api-key",
     "--api-key-file",
@@ -163,7 +163,7 @@ def _field(at: str, name: str, value: object) -> object:
         raise ConfigError(f"{at}: unknown field: there are {', '.join(_FIELDS)}")
     try:
         return _FIELDS[name](value)
-    except ValueError as error:  # `ConfigError` is one
+    except ValueError as error:  # `ConfigError` is a ValueError
         raise ConfigError(f"{at}: {error if isinstance(error, ConfigError) else f'{value!r:.80}: {error}'}") from error
 
 

@@ -20,7 +20,7 @@ class Narration:
     def __init__(self) -> None:
         self._llm: LLM | None = None
         self._begin_s = 0.0
-        self._token_s: list[float] = []  # when each token came
+        self._token_s: list[float] = []  # arrival time of each token
 
     @property
     def settings(self) -> dict[str, Any]:

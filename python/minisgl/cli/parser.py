@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
-            if isinstance(error.__context__, EnvError):  # of what the check has loaded
+            if isinstance(error.__context__, EnvError):  # from code that the type's check has run
                 raise error.__context__ from None
             kind = getattr(action.type, "kind", action.type)
             why = error.message if isinstance(error.__context__, argparse.ArgumentTypeError) else must_be(kind)

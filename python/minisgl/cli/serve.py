@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> Parser:
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags by name; flags given here win over it")
     # `minisgl chat`, as mini-sglang calls it
     parser.add_argument("--shell", action="store_true", help=argparse.SUPPRESS)
-    # for a program that starts the server: one JSON line on stdout when it is ready; it ends when its stdin does
+    # for programs that start the server: one JSON line on stdout when ready; ends when stdin is closed
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     add_settings(parser, ENGINE)
     add_settings(parser, SERVER)

@@ -56,7 +56,7 @@ def differences(
     if Tokens.of(prompt) != found.prompt:
         return [f"another prompt: {len(prompt)} tokens, in the receipt {found.prompt.count}, with another digest"]
     sampling = found.sampling
-    if found.finish_reason == "abort":  # it was ended from outside, at no place that can be computed
+    if found.finish_reason == "abort":  # ended by the client, at an unpredictable token
         sampling = msgspec.structs.replace(sampling, max_tokens=max(1, found.answer.count))
     if found.logprobs is not None:
         sampling = msgspec.structs.replace(sampling, logprobs=0)
@@ -120,7 +120,7 @@ class _Comparison:
         alone = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(token,), ignore_eos=True, logprobs=0)
         try:
             (output,) = self.llm.generate([[*self.prompt, *common]], alone, lora=self.lora, progress=False)
-        except ParamError:  # no id of the vocabulary, or no room behind so many
+        except ParamError:  # not in the vocabulary, or beyond the context
             return None
         return next(iter(output.outputs[0].logprobs), None)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERS = 0, 1
 CHUNK, PAGE_SIZE = 48, 8
-"""Other divisions of the prompt and of the KV pool than servers have, in tokens, which change no bit."""
+"""Prefill chunk and page size in tokens; they differ from a server's, which must change no bit."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +67,7 @@ def _receipt(file: Path, index: int) -> tuple[Receipt, Said]:
     data, said = _read(file), Said()
     try:
         whole = json.loads(data)
-        if not isinstance(whole.get("receipt"), int):  # of a receipt it is the number of its form
+        if not isinstance(whole.get("receipt"), int):  # a receipt's own field `receipt` is its version
             choice = whole["choices"][index] if "choices" in whole else whole
             data, said = msgspec.json.encode(choice["receipt"]), Said.of_choice(choice)
     except (ValueError, AttributeError, LookupError, TypeError) as error:

@@ -19,7 +19,7 @@ from minisgl.message import EngineStats, MeterReading, PrefixState
 
 READY = "ready"
 NUMBERS = frozenset(name for name, kind in EngineStats.__annotations__.items() if kind in ("int", "float"))
-KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"}  # of one that died
+KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"}  # kept after a death
 
 
 @dataclass(slots=True)
@@ -32,8 +32,8 @@ class EngineView:
     reason: str = ""
     restarts: int = 0
     was_ready: bool = False
-    last: EngineStats | None = None  # of the process that runs
-    before: EngineStats | None = None  # what those before it counted
+    last: EngineStats | None = None  # statistics of the current process
+    before: EngineStats | None = None  # sum of its earlier processes
 
     @property
     def stats(self) -> EngineStats | None:

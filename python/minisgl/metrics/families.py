@@ -273,7 +273,7 @@ VLLM: dict[str, tuple[str, ...]] = {
     "minisgl:prompt_length_tokens": ("vllm:request_prompt_tokens",),
     "minisgl:answer_length_tokens": ("vllm:request_generation_tokens",),
 }
-"""By family; counters get their `_total` from the client library. The second names are older ones of the same."""
+"""vLLM's names by family; counters get `_total` from the client library. Second names are vLLM's older ones."""
 _LABELS = {"reason": "finished_reason"}
 _NOT_A_SUCCESS = ("error",)
 

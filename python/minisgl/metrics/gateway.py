@@ -16,13 +16,11 @@ from minisgl.metrics.families import Counter, Gauge, family
 from minisgl.metrics.keys import KeyReading
 
 OTHER = "other"
-"""The route of requests for what only the Python server has."""
+"""Label of all routes that only the Python server handles."""
 
 
 class HistogramReading(TypedDict):
-    counts: list[
-        int
-    ]  # by bucket of the histogram of the same name, the last is beyond all bounds; none before it is told
+    counts: list[int]  # by bucket of the histogram of the same name, the last above all bounds; empty at first
     sum: float
 
 
@@ -38,8 +36,8 @@ class CacheReading(TypedDict):
 
     hits: int
     misses: int
-    hit_bytes: int  # of text that was not encoded again
-    bytes: int  # in the cache
+    hit_bytes: int  # bytes of text that was not encoded again
+    bytes: int  # size of the cache
 
 
 class PeakReading(TypedDict):
@@ -50,16 +48,16 @@ class PeakReading(TypedDict):
 class Readings(TypedDict):
     """The gateway's counters since its start; `num_open`, `num_waiting...` and `num_live` are current values."""
 
-    num_open: int  # requests that it is answering by itself
-    num_waiting: int  # of those, choices without a row
+    num_open: int  # requests that it is answering
+    num_waiting: int  # choices of these without a row
     num_waiting_tokens: int
     num_accepted: int
     num_finished: dict[str, int]  # by finish reason
     num_generated: int
     num_live: int  # choices that the engine computes
-    keys: list[KeyReading]  # by number
-    requests: list[tuple[str, str, int]]  # route, why Python answered (empty: the gateway did), how many
-    most: dict[str, PeakReading]  # choices in_flight, and queued: without a row
+    keys: list[KeyReading]  # by index of the key
+    requests: list[tuple[str, str, int]]  # route, reason to forward it ("": answered here), count
+    most: dict[str, PeakReading]  # peaks of choices in_flight and queued (without a row)
     cache: CacheReading
     histograms: dict[str, HistogramReading]
     meters: dict[str, MeterSums]

@@ -37,7 +37,7 @@ class Meter:
         self.name = name
         self.count = 0
         self.total_ns = 0
-        self._window_ns = 0  # the longest in this window, in the one before, before that
+        self._window_ns = 0  # longest in this window, then in the last one, then before
         self._before_ns = 0
         self._longest_ns = 0
 
@@ -143,14 +143,14 @@ def resident_bytes() -> int:
     """Return the bytes of this process that are in RAM."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         import psutil
 
         return int(psutil.Process().memory_info().rss)
 
 
 PERCENTILES = (50, 90, 95, 99)
-FIRST_BOUND, LAST_BOUND = 10, 33  # of what Prometheus gets, as powers of two in ns: 1 us to 8.6 s
+FIRST_BOUND, LAST_BOUND = 10, 33  # exported bounds, powers of two in ns: 1 us to 8.6 s
 
 
 class SpreadMeter(Meter):
@@ -201,7 +201,7 @@ def percentiles(spread: Mapping[int, int], longest_s: float, shares: Sequence[in
 
 def histogram(name: str, text: str, reading: MeterReading | None) -> Iterable[HistogramMetricFamily]:
     """Yield a meter's family, without samples for None; bounds are powers of two, where buckets end exactly."""
-    from prometheus_client.core import HistogramMetricFamily  # the engine process needs none
+    from prometheus_client.core import HistogramMetricFamily  # not needed in the engine process
 
     family = HistogramMetricFamily(name, text)
     if reading is not None:

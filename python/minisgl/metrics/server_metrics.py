@@ -46,7 +46,7 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 655
 REASONS = ("stop", "length", "abort", "error")
 TRACED = ("dispatch", "tokenize", "gc", "encode", "decode")
 Count = Literal["num_accepted", "num_generated"]
-"""As `Readings` names them."""
+"""Names of counters that the gateway has too (`Readings`)."""
 METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode", "queue")
 
 
@@ -81,7 +81,7 @@ class Metrics(Collector):
         self._engines = engines
         self._pool: Callable[[], OtherReadings | None] = pool or (lambda: None)
         self._keys = keys
-        self.batches: Callable[[], OtherReadings | None] = lambda: None  # the server's own, once it has some
+        self.batches: Callable[[], OtherReadings | None] = lambda: None  # set if the server has batches
         self._registry = CollectorRegistry(auto_describe=False)
         engine = EngineCollector(stats, info, up)
         self._registry.register(engine)
@@ -93,7 +93,7 @@ class Metrics(Collector):
         self._num_finished = dict.fromkeys(REASONS, 0)
         self._gateway: Callable[[], Readings | None] = gateway or (lambda: None)
         self._waiting = waiting
-        self._there: Readings | None = None  # as of the last time that somebody asked
+        self._there: Readings | None = None  # the gateway's last reading
         self._in_flight = Peak(self._now_in_flight)
         self._queued = Peak(self._now_queued)
         self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", SECONDS)

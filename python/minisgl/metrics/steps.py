@@ -17,7 +17,7 @@ from typing import Any
 
 from minisgl.metrics.meters import Meter, Meters, SpreadMeter
 
-LOOP, DEVICE = 1, 2  # thread ids: what the step loop does, what the engine computes meanwhile
+LOOP, DEVICE = 1, 2  # thread ids of a trace: the step loop, and the engine's forwards
 
 
 class ChromeTrace:
@@ -94,7 +94,7 @@ class TracedMeter(Meter):
 
 
 PHASES = ("idle", "receive", "schedule", "launch", "wait", "commit", "send")
-WITHIN = ("metadata",)  # of schedule: writing the arrays of a step that is decided
+WITHIN = ("metadata",)  # the part of schedule that writes a step's arrays
 OTHERS = ("pause", "gc", "encode", "decode", "queue")
 
 

@@ -15,9 +15,9 @@ from minisgl.ray.ingress import Ingress
 from minisgl.ray.replica import Replica
 
 ANY_NUMBER = 1_000_000
-"""A bound on requests in a replica that is never met: its server refuses by its own limits, with 429."""
+"""Serve's limit of requests in a replica, never reached: the server's own limits answer 429 before."""
 DRAIN_S = 600.0
-"""Seconds that an ingress which is replaced (every update does) has for its streams: nobody takes those up."""
+"""Seconds for the streams of a replaced ingress (at every update) to end; no other can continue them."""
 LOGS = {"enable_access_log": False}
 """Servers write a line for each request; Serve would write two more."""
 PERIOD_S = 1.0
@@ -56,7 +56,7 @@ def _replicas(name: str, args: ModelArgs) -> Application:
         "health_check_timeout_s": TIMEOUT_S,
         "graceful_shutdown_timeout_s": args.drain_s,
         "graceful_shutdown_wait_loop_s": PERIOD_S,
-        "ray_actor_options": {"num_cpus": args.cpus, "num_gpus": args.gpus},  # an actor's are all on one node
+        "ray_actor_options": {"num_cpus": args.cpus, "num_gpus": args.gpus},  # Ray places an actor on one node
     }
     if args.max_replicas is None:
         options["num_replicas"] = args.replicas

@@ -24,11 +24,11 @@ from minisgl.server.core.passing import WHO, Lost
 from minisgl.server.core.resume import MARKS
 
 MODEL_HEADER = "x-minisgl-model"
-"""Header of a request without a body: which model's replica is to answer."""
+"""Header that names the model of a request without a body."""
 MAX_BODY_BYTES = 1 << 26
-"""More than any server takes unless it is told to."""
+"""Limit of a body; above the servers' default limit."""
 UNASKED_BYTES = 1 << 16
-"""So many bytes of a body are read before a server has said that the request's key is right."""
+"""Bytes of a body that are read before a server has checked the request's API key."""
 _log = logging.getLogger("minisgl.ray")
 
 
@@ -47,7 +47,7 @@ class Ingress:
         try:
             body = await self._body(request)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has disconnected
         if isinstance(body, Response):
             return body
         path = request.url.path
@@ -107,7 +107,7 @@ class Relayed(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async for one in self._relay.answer():
             if isinstance(one, Head):
-                # Serve's proxy writes the id, which is the one that the server was sent
+                # Serve's proxy writes this header itself, with the same id
                 headers = [header for header in one.headers if header[0] != b"x-request-id"]
                 await send({"type": "http.response.start", "status": one.status, "headers": headers})
             else:
@@ -123,7 +123,7 @@ def _attempt(handle: Any) -> Any:
                 yield one
         except Lost:
             raise
-        except Exception as error:  # Ray's words for an actor that died, a node that is gone, a call that failed
+        except Exception as error:  # Ray's errors of a dead actor, a lost node, a failed call
             raise Lost(f"the replica is gone: {type(error).__name__}") from error
         finally:
             answer.cancel()

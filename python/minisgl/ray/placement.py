@@ -22,10 +22,10 @@ from minisgl.server.core.glance import WRONG, begin_of, decoded, text_of
 from minisgl.step import Int32Array
 
 MAX_BYTES = 1 << 16
-"""So many bytes of a prompt are looked at; the pages of longer ones are the same from here on for who shares these."""
+"""Bytes of a prompt that are compared; longer common prefixes make no difference."""
 PAGE_BYTES = 64
 BYTES_PER_TOKEN = 4
-"""About as many as in English text, to compare with what a server's cache holds."""
+"""Average of English text, to convert the size of a server's KV pool."""
 
 
 class _Body(msgspec.Struct):
@@ -83,7 +83,7 @@ class Placement(Generic[M]):
     def _join(self, member: M, said: Mapping[str, Any]) -> None:
         number = next((i for i in range(MAX_MEMBERS) if i not in self._members), None)
         if number is None:
-            return  # Serve still knows it
+            return  # it gets requests from Serve's own choice only
         self._numbers[member], self._members[number] = number, member
         kv_tokens = said.get("kv_tokens")
         pages = None if kv_tokens is None else max(1, int(kv_tokens) * BYTES_PER_TOKEN // PAGE_BYTES)

@@ -46,14 +46,14 @@ class Head(msgspec.Struct, frozen=True):
 
 
 Attempt = Callable[[Asked], AsyncIterator[Head | bytes]]
-"""Send it to a replica: its answer's head, then its body as it comes. Raises `Lost`."""
+"""Sends a request to a replica and yields the response's header, then its body in pieces. Raises `Lost`."""
 
 
 class MarkReader:
     """A reader that removes the marks from one server's stream."""
 
     def __init__(self) -> None:
-        self._closed = b""  # all before the last mark
+        self._closed = b""  # bytes before the last mark
         self._open = b""
 
     def push(self, data: bytes) -> list[Mark]:
@@ -97,7 +97,7 @@ class Relay:
         self._head: Head | None = None  # passed on
         self._is_stream = False
         self._progress = time.monotonic()
-        self.num_lost = 0  # replicas that were gone before the end
+        self.num_lost = 0  # replicas lost before the end
 
     async def answer(self) -> AsyncIterator[Head | bytes]:
         """Yield the response for the client. A stream with marks gets pings while no replica serves it. Raises `Lost`
@@ -124,11 +124,11 @@ class Relay:
                 async for one in self._once():
                     yield one
                 return
-            except Lost as error:  # of a stream with marks and without tokens only pings were passed on: it begins anew
+            except Lost as error:  # a stream that has only sent pings starts again
                 self.num_lost += 1
                 _log.warning("%s %s: %s", self._asked.method, self._path, error)
                 if self._head is not None and not self._marks:
-                    raise  # what was begun cannot be ended well
+                    raise  # an unmarked response that has begun cannot continue
                 if not self._may_go_on():
                     for one in self._give_up(ApiError(503, str(error), kind="server_error", code="replica_lost")):
                         yield one
@@ -190,7 +190,7 @@ class Relay:
         if self._head is not None and head.status != 200:
             reason = f"the stream could not be taken up: the replica's server answered {head.status}"
             if head.status not in _BUSY:
-                self._progress = -self._retry_s  # nor will another
+                self._progress = -self._retry_s  # another replica would refuse too: give up
             raise Lost(reason)
         return head
 
@@ -206,5 +206,5 @@ class Relay:
             self._said = Said(mark.origin, [])
         if self._said is not None and mark.tokens:
             self._said.turns.append(mark.tokens)
-            self._progress = time.monotonic()  # a ping is none
+            self._progress = time.monotonic()  # pings are no progress
         return mark.lost

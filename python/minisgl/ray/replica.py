@@ -22,8 +22,8 @@ from minisgl.ray.autoscaling import KV, QUEUED
 from minisgl.ray.relay import Asked, Head
 from minisgl.server.core.passing import Headers, Lost, ask, ask_whole, request_bytes
 
-PROBE_S = 5.0  # for an answer of /livez or /stats
-MAX_SILENCES = 3  # of /livez, one after the other: a busy machine may keep one waiting
+PROBE_S = 5.0  # seconds for a response of /livez or /stats
+MAX_SILENCES = 3  # unanswered /livez in succession; a busy machine may miss one
 _log = logging.getLogger("minisgl.ray")
 
 
@@ -108,7 +108,7 @@ class Replica:
         request = request_bytes(asked.method, asked.path.encode("latin-1"), asked.headers, asked.said + asked.body)
         try:
             with contextlib.closing(await ask(self._address, request)) as answer:
-                # without a length: of a stream more may come from elsewhere
+                # no length, as another replica may continue the stream
                 yield Head(answer.status, [one for one in answer.headers if one[0] != b"content-length"])
                 async for data in answer.pieces():
                     yield data

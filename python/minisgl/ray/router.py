@@ -22,7 +22,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._placement = Placement[ReplicaID]()
-        self._numbers: dict[str, int] = {}  # of requests, by Serve's ids
+        self._numbers: dict[str, int] = {}  # request numbers by Serve's ids
         self._next = itertools.count()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -42,7 +42,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
             return [candidate_replicas]
         by_id = {one.replica_id: one for one in candidate_replicas}
         known = pending_request.metadata.internal_request_id
-        if known in self._numbers:  # the choice of before did not take it
+        if known in self._numbers:  # the first choice did not accept it
             return [self._by_load(candidate_replicas)[:1], candidate_replicas]
         number = self._numbers[known] = next(self._next)
         chosen = self._placement.place(number, look_at(pending_request.args[0].body).prefix)

@@ -23,7 +23,7 @@ def owner(registry: Registry, path: str, name: str | None, model: Model) -> Mode
     names. Raises `ApiError` 400 if the name belongs to another model."""
     known = None if name is None else registry.find_exactly(name)
     if known is None or (path == LOAD and known is model and name in known.adapters):
-        return model  # whose server has the words for what is wrong with it
+        return model  # its server reports the error
     if path == UNLOAD:
         return known
     raise wrong("lora_name", f"{str(name)[:80]!r} is a name of {known.name} already: choose another name")
@@ -37,7 +37,7 @@ def changing(
     name and its folder; `has_done` returns whether the server succeeded."""
     name, place = names
     if name is None:
-        yield  # it is refused
+        yield  # the server will refuse it
         return
     is_new = path == LOAD and name not in model.adapters
     if is_new:

@@ -27,9 +27,9 @@ from minisgl.server.core.glance import NOTHING, WRONG, decoded, text_of
 from minisgl.server.core.passing import Lost, ask_whole, request_bytes
 
 ENDED_S = 10.0
-"""From the end of a connection to that of its server."""
+"""Seconds from the end of a connection to the end of its server at most."""
 ENGINE_DIED = 1
-"""The exit code of a server whose engine did."""
+"""Exit code of a server whose engine died."""
 
 
 class _Body(msgspec.Struct):
@@ -60,11 +60,11 @@ class BatchesOfSeveral:
         if lease is None:
             return Said(503, b"")
         with lease:
-            asked.submitted.set()  # its server encodes one text after the other
+            asked.submitted.set()  # the server itself queues texts to encode
             server = lease.ready.result()
             try:
                 return await self._at(server.address, asked, key)
-            except Lost:  # others had its room, or its engine died
+            except Lost:  # it was unloaded for another model, or its engine died
                 await asyncio.wait({server.ended}, timeout=ENDED_S)
                 died = server.ended.done() and server.ended.result() == ENGINE_DIED
                 return Said(503, b"", engine_died=died)
@@ -74,7 +74,7 @@ class BatchesOfSeveral:
         try:
             name = text_of(decoded(body, _Body).model)
         except WRONG:
-            name = None  # a server has the words for what is wrong with it
+            name = None  # a server reports the error
         if name:
             return self._registry.named(name)
         return next(iter(self._registry.models.values()))

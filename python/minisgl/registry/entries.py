@@ -13,10 +13,10 @@ from minisgl.weights.sources import is_gguf, place_of
 
 MIB = 2**20
 PROCESSES_BYTES = 160 * MIB
-"""What the HTTP process and the engine process take, without weights and KV; measured where a model is loaded."""
+"""Memory of an HTTP and an engine process without weights and KV; a loaded model is measured."""
 LEAST_POOL_BYTES = 512 * MIB
 MOST_POOL_BYTES = 4 * 2**30
-"""A KV pool gets half of what the weights take, within these bounds, unless its entry says `memory`."""
+"""Bounds of the KV pool, which is half the size of the weights, unless the entry has `memory`."""
 NOTHING_TO_LOAD = ("echo", "sim")
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
@@ -28,7 +28,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     config: ServerConfig
     aliases: tuple[str, ...] = ()
-    memory: int | None = None  # that its server may take; None: reckoned from its files
+    memory: int | None = None  # bytes for its server; None: computed from its files
     pin: bool = False
     preload: bool = False
     ttl_s: float | None = None

@@ -63,9 +63,9 @@ from minisgl.utils.installed import own_version
 
 MODEL_HEADER = b"x-minisgl-model"
 HELD = 16
-"""Requests that are being passed on have so many times the room of bodies that come (--max-encoding-bytes)."""
+"""Capacity for bytes of forwarded requests, as a multiple of --max-encoding-bytes."""
 COMMENT_AFTER_S = 5.0
-"""So long a stream waits for its model without a word; until then what goes wrong is a proper status."""
+"""Seconds after which a stream that waits for its model gets comments; earlier errors are an HTTP status."""
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -151,7 +151,7 @@ class Front:
         if path in adapters.PATHS:
             model = adapters.owner(self._registry, path, text_of(body.lora_name), model)
         passed = _Passed(self._registry, model, scope, request, send, self._held, _kind_of(path, body))
-        request.body_done()  # its turn ends: an answer may take long
+        request.body_done()  # the next body may be read: the answer may take long
         if method == "POST":
             with contextlib.ExitStack() as stack:
                 asked = stack.enter_context(self._limits.ask(request.key, path, model))
@@ -168,7 +168,7 @@ class Front:
         try:
             body = decoded(request.body, _Body)
         except WRONG:
-            body = _Body()  # a server has the words for what is wrong with it
+            body = _Body()  # a server reports the error
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[0]
         header = unquote(dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1"))
         name = text_of(body.model) or query or header
@@ -269,7 +269,7 @@ class _Passed:
         self._kind = kind
         self._asked: Asked | None = None
         self._status = 0
-        self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
+        self._has_begun = self._answer_has_begun = False  # the former also by a comment
         headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
         query = b"&".join(one for one in scope["query_string"].split(b"&") if not one.startswith(b"model="))
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0] + (b"?" + query if query else b"")
@@ -315,7 +315,7 @@ class _Passed:
                 await self._waited(self._asked.turn(), lambda: "as many requests of its key run as may")
             if self._path != STREAM:
                 await self._ask(lease.ready.result())
-        if self._path == STREAM:  # who watches a model does not keep it
+        if self._path == STREAM:  # a watcher holds no lease
             await self._ask(lease.ready.result())
 
     async def _ask(self, server: ModelServer) -> None:
@@ -323,7 +323,7 @@ class _Passed:
             asked = ask(server.address, self._bytes)
             answer = await (self._waited(asked, lambda: "ping") if self._has_begun else asked)
         except Lost:
-            await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
+            await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # so that the next lease is of a new server
             raise
         with contextlib.closing(answer):
             await self._pass(answer)
@@ -382,7 +382,7 @@ class _Passed:
         if not self._has_begun:
             raise error
         if self._kind is None:
-            self._connection.drop()  # an end that nobody can write
+            self._connection.drop()  # without a body's end, so that the client sees an error
             return
         self._connection.write(last_event(self._path, error.body_for(self._path), self._kind))
         await self._send({"type": "http.response.body", "body": b""})

@@ -27,7 +27,7 @@ ANSWERED = STREAMS | {
     *("/completion", "/infill"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
 }
-"""Where a request takes a place in an engine."""
+"""Routes whose requests count against a key's `max_inflight`."""
 
 
 class Asked:

@@ -22,10 +22,10 @@ State = Literal["unloaded", "loading", "loaded", "unloading"]
 class Use:
     """Counts of the requests that use a model, with the times that decide whether it may be unloaded."""
 
-    num_serving: int = 0  # leases
+    num_serving: int = 0  # leases of waiting clients
     num_lines: int = 0  # lines of batches, answered in the background
-    last: int = 0  # the number of its last lease, among those of all models
-    asked_at: float = -math.inf  # the end of the last lease of a client that waits
+    last: int = 0  # sequence number of its last lease, over all models
+    asked_at: float = -math.inf  # end of the last lease that is not a batch line's
     idle_since: float = 0.0
     queued_since: float = 0.0
 
@@ -34,12 +34,12 @@ class Use:
 class Seen:
     """Figures from loading a model and measuring its server."""
 
-    doing: str = ""  # the last line that its server wrote
+    doing: str = ""  # the last log line of its server
     load_s: float = 0.0
-    max_model_len: int | None = None  # None until it was loaded
+    max_model_len: int | None = None  # None before it was first loaded
     was_fetched: bool = False
-    used_bytes: int = 0  # at the last look
-    most_bytes: int = 0  # of all looks, those at servers of earlier runs among them; 0: it was never seen
+    used_bytes: int = 0  # at the last measurement
+    most_bytes: int = 0  # maximum, including earlier runs; 0: never measured
 
 
 @dataclass(slots=True)

@@ -21,14 +21,14 @@ from minisgl.server.core.log import warn
 from minisgl.utils.installed import own_version
 
 FORMAT = 1
-MOST = 256  # the latest are kept
-NOTHING = 1 << 20  # more or less is not worth a write
+MOST = 256  # entries; the oldest are dropped
+NOTHING = 1 << 20  # bytes; smaller increases are not written
 
 
 class _Need(msgspec.Struct, frozen=True):
     num_bytes: int
-    model: str  # for those who read the file
-    seen: int  # when
+    model: str  # for readers of the file
+    seen: int  # Unix time in seconds
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ class Needs:
             found = msgspec.json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:  # msgspec's errors are the latter
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             return self._ignored(str(error))
         if found.format != FORMAT:
             return self._ignored(f"its format is {found.format}")

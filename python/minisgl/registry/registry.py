@@ -31,7 +31,7 @@ from minisgl.server.core.errors import NO_MODEL, ApiError, draining, model_not_l
 from minisgl.server.core.log import say, warn
 
 MEASURE_S = 1.0
-QUIET_S = 60.0  # so long a model was not asked for before a batch has it unloaded
+QUIET_S = 60.0  # seconds without a request before a batch may unload a model
 
 
 class Registry:
@@ -60,7 +60,7 @@ class Registry:
             for model in self.models.values()
             for name in (model.name, *model.entry.aliases, *model.entry.adapters)
         }
-        self._needs = dict[str, int]()  # of models that take room
+        self._needs = dict[str, int]()  # reserved bytes by model
         self._queue = list[Model]()
         self._leaving = set[str]()
         self._count = itertools.count(1)
@@ -70,7 +70,7 @@ class Registry:
         self._num_preloading = 0
         self.num_loads = dict.fromkeys(self.models, 0)
         self.num_unloads = dict.fromkeys(self.models, 0)
-        self.used_by_gone = Counter[int]()  # tokens of keys, by their numbers, at servers that have ended
+        self.used_by_gone = Counter[int]()  # tokens by key index, of servers that have ended
 
     # -------------------------------------------------------------------------------------------------- what is asked
 
@@ -215,7 +215,7 @@ class Registry:
         while self._tasks:
             await asyncio.wait(self._tasks)
         for model in self.models.values():
-            model.state = "unloaded"  # a task that was cancelled before it began has left it as it was
+            model.state = "unloaded"  # a task canceled before it began did not reset it
 
     # ------------------------------------------------------------------------------------------------------ decisions
 
@@ -284,7 +284,7 @@ class Registry:
                 continue
             if found.again_s < math.inf:
                 return found.again_s
-            break  # until those that are being unloaded are gone
+            break  # until models have been unloaded
         self._make_room_for_growth()
         return math.inf
 
@@ -398,7 +398,7 @@ class Registry:
             server = await self._servers.start(model, given, lambda name: self.forget_adapter(model, name))
         except (NotLoaded, OSError) as error:
             self._failed(model, str(error))
-            for name in list(model.adapters):  # it must not be kept away by what it is no part of
+            for name in list(model.adapters):  # they may be the reason of the failure
                 warn(f"{model.name}: its adapter {name} is not known any more")
                 self.forget_adapter(model, name)
         finally:

@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-PATIENCE_S = 1.0  # at least: else as long as it took to load the model that is to go
-FIRST_WAIT_S = 1.0  # after a load that failed; then twice as long each time
+PATIENCE_S = 1.0  # seconds at least, or as long as the leaving model took to load
+FIRST_WAIT_S = 1.0  # seconds after a failed load; doubles each time
 LONGEST_WAIT_S = 60.0
 
 
@@ -76,7 +76,7 @@ def victims(budget: int, tenants: Iterable[Tenant], need: int, *, even_busy: boo
         free += one.need
     if free < need:
         return None
-    for one in reversed(going[:-1]):  # the last one alone may have made room enough
+    for one in reversed(going[:-1]):  # the last one alone may have freed enough
         if free - one.need >= need:
             going.remove(one)
             free -= one.need

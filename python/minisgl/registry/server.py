@@ -45,9 +45,9 @@ class ModelServer(Protocol):
     """The interface of a server that the registry needs."""
 
     address: tuple[str, int]
-    max_model_len: int  # of a request
+    max_model_len: int  # tokens of a request
     ended: asyncio.Future[int]
-    use: Sequence[tuple[int, int]]  # by number of a key: requests that wait, and tokens since it began
+    use: Sequence[tuple[int, int]]  # by key index: waiting requests, tokens since its start
 
     def used_bytes(self) -> int:
         """Return the bytes that its processes take now."""
@@ -57,9 +57,9 @@ class ModelServer(Protocol):
 
 
 Start = Callable[[ServerConfig, Callable[[str], None]], Awaitable[ModelServer]]
-"""Start one; raises `NotLoaded`. What it is given last hears what the server says."""
+"""Starts a server, whose log lines go to the second argument. Raises `NotLoaded`."""
 Fetch = Callable[[ServerConfig, Callable[[str], None]], Awaitable[None]]
-"""Fetch a model's files; raises `NotLoaded`."""
+"""Downloads a model's files; log lines go to the second argument. Raises `NotLoaded`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class Child:
 
     def __init__(self, pid: int, folder: str) -> None:
         self.pid = pid
-        self._folder = folder  # for what it makes
+        self._folder = folder  # its temporary files
         ended = Future[int]()
-        ended.set_running_or_notify_cancel()  # nobody can cancel it
+        ended.set_running_or_notify_cancel()  # so that it cannot be cancelled
         threading.Thread(target=lambda: ended.set_result(_wait(pid)), name="server-end", daemon=True).start()
         self.ended = asyncio.wrap_future(ended)
 
@@ -136,10 +136,10 @@ class Child:
 
     async def stop(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):
-            self._asked.write_eof()  # the sign to end
+            self._asked.write_eof()  # asks it to end
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self.ended), STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):  # the engine of one that was killed ends, but not at once
+        with contextlib.suppress(ProcessLookupError):  # its engine would end later by itself
             os.killpg(self.pid, signal.SIGKILL)
         await self.ended
         await asyncio.to_thread(_wait_for_group, self.pid)
@@ -196,7 +196,7 @@ class ChildServers:
     async def _fork(self) -> Child:
         async with self._one_by_one:
             if self._nursery is not None:
-                with contextlib.suppress(OSError):  # somebody has killed it
+                with contextlib.suppress(OSError):  # the forking process was killed
                     return await Child.fork(self._nursery)
             await self.prepare()
             assert self._nursery is not None
@@ -251,7 +251,7 @@ class ChildServer:
     async def _hear_uses(self, stream: asyncio.StreamReader) -> None:
         """Read the use of API keys that the server reports. Other output, such as a library's, is ignored."""
         while True:
-            with contextlib.suppress(ValueError):  # of msgspec, and of a line that is too long
+            with contextlib.suppress(ValueError):  # from msgspec, or a line that is too long
                 if not (line := await stream.readline()):
                     return
                 self.use = msgspec.json.decode(line, type=list[tuple[int, int]])

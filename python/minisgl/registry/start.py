@@ -33,7 +33,7 @@ from minisgl.supervisor.serving import Signals, is_exposed, under_way, until_std
 from minisgl.supervisor.start import check_extension, early_signals, listen, raise_descriptors
 from minisgl.utils.memory import free_memory, keep_little
 
-SHARE = 0.9  # of what is free, without --memory
+SHARE = 0.9  # default fraction of the free memory, without --memory
 NEEDS = "needs.json"
 
 
@@ -45,7 +45,7 @@ def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: 
     for line in warnings:
         warn(f"minisgl: {line}")
     budget = _budget(config, entries)
-    hosts = tuple(Callers.of(config).hosts or (ANY,))  # the front has asked; its servers know the same names
+    hosts = tuple(Callers.of(config).hosts or (ANY,))  # the servers accept the same Host names as the front
     tells = any(one.max_queued_requests or one.tokens_per_minute for one in config.api_keys)
     more: dict[str, Any] = {"allowed_hosts": hosts, "tells_use": tells, "state_dir": None}
     more["takes_lines"] = store is not None

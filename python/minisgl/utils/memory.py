@@ -20,7 +20,7 @@ import psutil
 
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
-MAPPED_BYTES = 1 << 20  # a block from this size on is mapped for itself
+MAPPED_BYTES = 1 << 20  # larger blocks get their own mapping
 MAX_ARENAS = 2
 
 
@@ -44,7 +44,7 @@ def give_back() -> None:
 
 
 ROOT = Path("/")
-_NO_LIMIT = 1 << 60  # of version 1
+_NO_LIMIT = 1 << 60  # version 1 has a huge number
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def _groups() -> Iterator[Free]:
         here = PurePosixPath(path)
         # a container sees its own group at the root, whatever its path is called
         for folder in {base / one.relative_to("/") for one in (here, *here.parents)} | {base}:
-            with suppress(OSError, ValueError):  # there is none, or it says "max"
+            with suppress(OSError, ValueError):  # no such file, or "max"
                 limit, used = (int((folder / name).read_text()) for name in files[:2])
                 stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
                 kept = sum(int(stat.get(f"{files[2]}{kind}_file", 0)) for kind in ("active", "inactive"))

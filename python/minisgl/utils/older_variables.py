@@ -54,7 +54,7 @@ OLDER = {
     "TENSOR_PARALLEL_SIZE": "use --tp; --tp auto takes the devices that are there",
     "ENABLE_MULTI_DEVICE": "use --dp auto for an engine on each device",
 }
-"""The text for each variable: what to use here, or why there is nothing to set."""
+"""Advice by variable: what to use here, or why there is nothing to set."""
 
 
 def notices() -> list[str]:

@@ -45,7 +45,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def ids(self) -> Ids:
-        import numpy as np  # not for who asks for help
+        import numpy as np  # slow to import, and not needed for --help
 
         return np.array(self.tokens, np.int32)
 

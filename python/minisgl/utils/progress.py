@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BAR_INTERVAL_S = 0.1
 LINE_INTERVAL_S = 10.0
-MANY = 1_000_000  # parts of a step: these are bytes
+MANY = 1_000_000  # a step with more parts than this counts bytes
 
 
 class Report(Protocol):

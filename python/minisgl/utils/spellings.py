@@ -54,9 +54,9 @@ SETTINGS = {
     "use_dummy_weight": "load_format",
     "enforce_eager": "cuda_graph_max_bs",
 }
-"""Settings of `LLM`, and the fields of `EngineConfig` they mean."""
+"""Other names of `LLM` settings, and their fields of `EngineConfig`."""
 SWITCHES = {"use_dummy_weight": ("auto", "dummy"), "enforce_eager": (None, 0)}
-"""The values that a switch of `SETTINGS` gives its field: when it is false, when it is true."""
+"""Values of a field by a switch of `SETTINGS`: for false, for true."""
 
 
 def dtype(value: object) -> str:
