@@ -70,9 +70,9 @@ def families(found: Readings | None) -> Iterable[Metric]:
     texts = [] if cache is None else [("hit", cache["hits"]), ("miss", cache["misses"])]
     saved, held = ([], []) if cache is None else ([(cache["hit_bytes"],)], [(cache["bytes"],)])
     yield family(Counter, "gateway_requests", "requests by what the gateway did", did, "outcome", "route", "reason")
-    yield family(Counter, "encode_cache_texts", "texts between special tokens that were looked up", texts, "outcome")
-    yield family(Counter, "encode_cache_hit_bytes", "text that was not encoded again", saved)
-    yield family(Gauge, "encode_cache_bytes", "memory of that cache", held)
+    yield family(Counter, "encode_cache_texts", "lookups in the cache of encoded texts", texts, "outcome")
+    yield family(Counter, "encode_cache_hit_bytes", "bytes of text that was cached", saved)
+    yield family(Gauge, "encode_cache_bytes", "bytes of the cache of encoded texts", held)
 
 
 def shown(found: Readings) -> dict[str, Any]:

@@ -54,9 +54,9 @@ class KeyCounts:
 def families(counts: Sequence[KeyCounts]) -> Iterable[Metric]:
     """Yield the families of both front ends; without samples if there is no file of keys."""
     for name, text, attribute in (
-        ("requests", "requests given to the engine, by API key", "num_requests"),
-        ("prompt_tokens", "tokens of their prompts", "num_prompt"),
-        ("generated_tokens", "tokens of their answers", "num_generated"),
+        ("requests", "requests sent to the engine, by API key", "num_requests"),
+        ("prompt_tokens", "prompt tokens, by API key", "num_prompt"),
+        ("generated_tokens", "generated tokens, by API key", "num_generated"),
     ):
         yield family(Counter, f"key_{name}", text, [(one.name, getattr(one, attribute)) for one in counts], "key")
     refused = [(one.name, limit, count) for one in counts for limit, count in one.refused.items()]

@@ -96,10 +96,10 @@ class Metrics(Collector):
         self._there: Readings | None = None  # the gateway's last reading
         self._in_flight = Peak(self._now_in_flight)
         self._queued = Peak(self._now_queued)
-        self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", SECONDS)
-        self._itl = Histogram("minisgl:itl_seconds", "between tokens of a request", SECONDS)
-        self._e2e = Histogram("minisgl:e2e_seconds", "arrival to last token", SECONDS)
-        self.queue = Histogram("minisgl:queue_seconds", "given to the engine to having a row", SECONDS)
+        self._ttft = Histogram("minisgl:ttft_seconds", "seconds from arrival to the first token", SECONDS)
+        self._itl = Histogram("minisgl:itl_seconds", "seconds between tokens of a request", SECONDS)
+        self._e2e = Histogram("minisgl:e2e_seconds", "seconds from arrival to the last token", SECONDS)
+        self.queue = Histogram("minisgl:queue_seconds", "seconds in the engine before a row", SECONDS)
         self._prompt = Histogram("minisgl:prompt_length_tokens", "tokens of a prompt", TOKENS)
         self._answer = Histogram("minisgl:answer_length_tokens", "generated tokens of a finished request", TOKENS)
         self._histograms = {  # by the names of `Readings`
@@ -218,12 +218,12 @@ class Metrics(Collector):
         self._there = self._gateway()
         if (info := self._info()) is not None:
             serves = (scheduler_in_use(info, self._stats()), *self._front_end_and_routing, 1.0)
-            yield family(Gauge, "server_info", "what serves", [serves], "scheduler", "frontend", "routing")
-        yield family(Counter, "requests_accepted", "requests given to the engine", [(self._all("num_accepted"),)])
-        yield family(Counter, "requests_finished", "by finish reason", self._all_finished().items(), "reason")
+            yield family(Gauge, "server_info", "the running server", [serves], "scheduler", "frontend", "routing")
+        yield family(Counter, "requests_accepted", "requests sent to the engine", [(self._all("num_accepted"),)])
+        yield family(Counter, "requests_finished", "requests by finish reason", self._all_finished().items(), "reason")
         for name, text, peak in (
-            ("in_flight", "accepted and not finished", self._in_flight),
-            ("queued", "given to the engine and without a row", self._queued),
+            ("in_flight", "accepted, unfinished requests", self._in_flight),
+            ("queued", "requests sent to the engine, without a row", self._queued),
         ):
             recent = self._peak(name, peak)["recent"]
             yield family(Gauge, f"requests_{name}_most", f"{text}, most of the last 10 to 20 s", [(recent,)])

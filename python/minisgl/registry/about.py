@@ -164,15 +164,15 @@ def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | 
         return {f'model_name="{name}"': figure(model) for name, model in registry.models.items()}
 
     rows = [
-        ("model_loaded", "gauge", "1: the model is loaded", of_each(lambda model: model.state == "loaded")),
-        ("model_memory_bytes", "gauge", "memory of its server", of_each(lambda model: model.seen.used_bytes)),
-        ("model_requests_waiting", "gauge", "that wait for it", of_each(lambda model: len(model.waiting))),
-        ("model_requests_serving", "gauge", "that it answers", of_each(lambda model: model.use.num_serving)),
-        ("model_loads_total", "counter", "how often it was loaded", of_each(lambda m: registry.num_loads[m.name])),
+        ("model_loaded", "gauge", "1 if the model is loaded, else 0", of_each(lambda model: model.state == "loaded")),
+        ("model_memory_bytes", "gauge", "bytes of the model's server", of_each(lambda model: model.seen.used_bytes)),
+        ("model_requests_waiting", "gauge", "requests that wait for it", of_each(lambda model: len(model.waiting))),
+        ("model_requests_serving", "gauge", "requests that it answers", of_each(lambda model: model.use.num_serving)),
+        ("model_loads_total", "counter", "loads of the model", of_each(lambda m: registry.num_loads[m.name])),
         (
             "model_unloads_total",
             "counter",
-            "how often it was unloaded",
+            "unloads of the model",
             of_each(lambda m: registry.num_unloads[m.name]),
         ),
     ]
@@ -181,7 +181,7 @@ def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | 
     refused: dict[str, float] = {
         f'key="{one.name}",limit="{limit}"': n for one in keys for limit, n in one.refused.items()
     }
-    rows.append(("key_requests_waiting", "gauge", "of an API key, over all models", waiting))
+    rows.append(("key_requests_waiting", "gauge", "waiting requests of an API key", waiting))
     rows.append(("key_refused_total", "counter", "HTTP requests that a limit of their API key refused", refused))
     if of_batches is not None:
         for name, meaning, family in BATCH_LINES:
