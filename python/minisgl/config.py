@@ -190,22 +190,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.tokenizer is not None and not self.tokenizer.strip():
             raise ConfigError("--tokenizer: is empty: name a folder, a GGUF file or a hub id")
         if self.tokenizer is not None and self.engine == "echo":
-            raise ConfigError(f"--tokenizer {self.tokenizer}: not with --engine echo, which has one of its own")
+            raise ConfigError(f"--tokenizer {self.tokenizer}: cannot be used with --engine echo, which has its own")
         if (problem := scheduler_problem(self.cpu_backend)) is not None:
             raise ConfigError(f"--cpu-backend {self.cpu_backend}: {problem}")
         if (problem := device_problem(self.device)) is not None:
             raise ConfigError(f"--device {self.device}: {problem}")
         if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:
-            raise ConfigError(f"--num-pages {self.num_pages}: of {self.page_size} tokens each: no memory is so large")
+            raise ConfigError(
+                f"--num-pages {self.num_pages}: of {self.page_size} tokens each: is more than any memory holds"
+            )
         if self.weights_cache is not None and self.load_format == "dummy":
-            raise ConfigError(f"--weights-cache {self.weights_cache}: not with --load-format dummy: it reads no file")
+            raise ConfigError(
+                f"--weights-cache {self.weights_cache}: cannot be used with --load-format dummy, which reads no file"
+            )
         if self.cache_size is not None and self.cache_dir is None:
-            raise ConfigError(f"--cache-size {self.cache_size}: of which folder? --cache-dir names it")
+            raise ConfigError(f"--cache-size {self.cache_size}: needs --cache-dir, the folder to limit")
         files = [one.path for one in self.warm_prefixes if isinstance(one, PrefixFile)]
         if files and self.cache_dir is None:
-            raise ConfigError(f"--warm-prefix @{files[0]}: its pages go to a folder: --cache-dir names it")
+            raise ConfigError(f"--warm-prefix @{files[0]}: needs --cache-dir, the folder for its pages")
         if self.cache_dir is not None and self.cache == "naive":
-            raise ConfigError("--cache-dir: not with --cache naive: it keeps nothing")
+            raise ConfigError("--cache-dir: cannot be used with --cache naive, which caches nothing")
         if self.speculative is not None:
             if not 1 <= self.max_draft_len <= 99:
                 raise ConfigError(
@@ -215,14 +219,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--speculative {self.speculative}: not with --engine {self.engine}: it has no model")
             if self.max_draft_len >= self.rows_on("cpu"):
                 raise ConfigError(
-                    f"--speculative {self.speculative}: each guessed token takes the place of a row: "
+                    f"--speculative {self.speculative}: each draft token takes a row: "
                     f"--max-running-requests must be above {self.max_draft_len}"
                 )
         if self.cache == "naive" and self.warm_prefixes:
-            raise ConfigError("--warm-prefix: not with --cache naive: it keeps nothing")
+            raise ConfigError("--warm-prefix: cannot be used with --cache naive, which caches nothing")
         names = [name for name, _ in self.lora]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"--lora: {twice[0]}: two adapters of one name")
+            raise ConfigError(f"--lora: {twice[0]}: is the name of two adapters: give each its own")
         if self.engine == "cpu":
             for flag in self.not_of_cpu():
                 raise ConfigError(f"{flag}: not with --engine cpu: choose --engine torch, or leave it out")
@@ -235,10 +239,10 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         """Raise `ConfigError` for a setting that does not fit a model with, or without, recurrent states."""
         for name in ("checkpoint_interval", "state_memory"):
             if not has_states and (value := getattr(self, name)) is not None:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: the model's layers keep no states")
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: the model has no recurrent states")
         if has_states and self.max_draft_len:
             raise ConfigError(
-                f"--speculative {self.speculative}: not with a model that has states: they know no way back"
+                f"--speculative {self.speculative}: cannot be used with recurrent states, which cannot be rolled back"
             )
 
     @property
@@ -475,7 +479,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError("--api-key: must be printable ASCII and not empty")
         for one in self.api_keys:
             if one.key == self.api_key:
-                raise ConfigError(f"--api-key-file: the key of {one.name} is that of --api-key, too: give another one")
+                raise ConfigError(f"--api-key-file: the key of {one.name} equals that of --api-key: give another one")
         for name in self.allowed_hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(f"--allowed-host {name!r}: must be a name or an address without a port, or *")
@@ -484,7 +488,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--cors-origin {origin!r}: must be like https://page.example:8080 (no path), or *")
         if self.resumable and self.frontend == "rust":
             raise ConfigError(
-                "--resumable: not with --frontend rust: the gateway writes no marks: use --frontend python"
+                "--resumable: cannot be used with --frontend rust, which writes no marks: use --frontend python"
             )
         if self.lora_folder is not None and not os.path.isdir(self.lora_folder):
             raise ConfigError(f"--lora-folder {self.lora_folder}: no such folder")
@@ -503,7 +507,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if (path := self.engine.debug.record_trace) is not None:
             raise ConfigError(
-                f"--record-trace {path}: not with --dp {self.dp}: a trace is of one scheduler: use --dp 1"
+                f"--record-trace {path}: not with --dp {self.dp}: a trace records one scheduler: use --dp 1"
             )
 
     @property

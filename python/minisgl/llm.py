@@ -106,7 +106,7 @@ class LLM:
         if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
-            raise TypeError("LLM: model: say which")
+            raise TypeError("LLM: model: missing")
         # msgspec checks the types of all settings
         try:
             self.config = EngineConfig.of({**defaults, **settings})
@@ -221,7 +221,9 @@ class LLM:
         ids = self._prefix_ids(prefix)
         self._insert(ids, pin=False)
         if not isinstance(self._engine, Exports):
-            raise ConfigError(f"{path}: --engine {self._engine.info.name} gives no pages away: only --engine cpu does")
+            raise ConfigError(
+                f"{path}: --engine {self._engine.info.name} does not support cache export: use --engine cpu"
+            )
         self._engine.export_pages(ids, Path(path))
         return len(ids) // self._engine.info.page_size * self._engine.info.page_size
 
@@ -299,7 +301,7 @@ class LLM:
         limit = self._control_plane.buffers.limits.max_seq_len
         vocab_size = self._engine.info.vocab_size
         if self._engine.info.kind != "decoder":
-            raise ParamError("model", self._engine.info.kind, "gives embeddings and no text: serve it")
+            raise ParamError("model", self._engine.info.kind, "returns embeddings and no text: use minisgl serve")
         if not len(ids):
             raise ParamError("prompt", "", "must have at least one token")
         if len(ids) >= limit:

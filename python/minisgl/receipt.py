@@ -146,7 +146,7 @@ def _check_known(given: dict[str, Any], kind: type[msgspec.Struct], place: str) 
     kinds = get_type_hints(kind)
     for name, value in given.items():
         if name not in kind.__struct_encode_fields__:
-            raise ConfigError(f"receipt: {place}{name}: is no field of a receipt, so that nothing vouches for it")
+            raise ConfigError(f"receipt: {place}{name}: is no field of a receipt, so no signature covers it")
         inner = kinds.get(name)
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             _check_known(value, inner, f"{place}{name}.")
@@ -161,22 +161,22 @@ def parse(data: bytes) -> Receipt:
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"receipt: {error}") from error
     if "receipt" not in given:
-        raise ConfigError("receipt: the field receipt, which numbers the form, is missing")
+        raise ConfigError("receipt: the field receipt, the version of the format, is missing")
     _check_known(given, Receipt, "")
     digest = found.digest()
     if found.sha256 != digest.hex():
-        raise ConfigError(f"receipt: sha256: is not that of the fields, {digest.hex()}: they were changed")
+        raise ConfigError(f"receipt: sha256: does not match the fields' digest, {digest.hex()}: they were changed")
     if (found.signature is None) != (found.signer is None):
-        raise ConfigError("receipt: signature and signer: one is missing")
+        raise ConfigError("receipt: signature and signer: both or none must be given")
     if (
         found.signature is not None
         and found.signer is not None
         and not _is_signed(digest, found.signer, found.signature)
     ):
-        raise ConfigError("receipt: signature: is not one of the signer over these fields")
+        raise ConfigError("receipt: signature: does not match the signer and the fields")
     try:
         if found.sampling.check() != _of_one_answer(found.sampling):
-            raise ConfigError("receipt: sampling: is not of one answer")
+            raise ConfigError("receipt: sampling: has fields that a receipt of one answer has not")
     except ParamError as error:
         raise ConfigError(f"receipt: sampling: {error}") from error
     return found
@@ -218,7 +218,7 @@ def read_key(path: str) -> Ed25519PrivateKey:
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"--receipt-key {path}: {error}") from error
     if not isinstance(found, Ed25519PrivateKey):
-        raise ConfigError(f"--receipt-key {path}: is no key of Ed25519")
+        raise ConfigError(f"--receipt-key {path}: must be an Ed25519 key")
     return found
 
 
@@ -271,7 +271,7 @@ def _remembered(files: Sequence[Path]) -> str:
 def numerics(config: EngineConfig, engine: str, details: str) -> Numerics:
     """Return an engine's arithmetic by its name and details. Raises `ConfigError` if it depends on the batch."""
     if engine not in ENGINES:
-        raise ConfigError(f"receipts: the engine {engine} sums in an order that depends on the batch: use --engine cpu")
+        raise ConfigError(f"receipts: the engine {engine} computes results that depend on the batch: use --engine cpu")
     from minisgl.engine.page_store import NUMERICS
 
     parts = details.split(", ")

@@ -294,7 +294,7 @@ class StepBuffers:
 
     def __init__(self, limits: StepLimits, max_padded_rows: int | None = None, ring_len: int = 2) -> None:
         if ring_len < 2:
-            raise ValueError(f"ring_len: {ring_len}: at least 2")
+            raise ValueError(f"ring_len: {ring_len}: must be at least 2")
         padded = max(limits.max_rows, max_padded_rows or 0)
         self.limits = limits
         self.ring = tuple(RingEntry(limits, padded) for _ in range(ring_len))

@@ -128,7 +128,7 @@ def settings_of(args: argparse.Namespace) -> Compare:
     if unknown := [name for name in pythons if name not in VARIANTS]:
         raise ConfigError(f"--python {unknown[0]}: must be one of {', '.join(VARIANTS)}")
     if taken := [name for name in urls if name in VARIANTS]:
-        raise ConfigError(f"--url {taken[0]}: that variant is started here: take another name")
+        raise ConfigError(f"--url {taken[0]}: is the name of a built-in variant: choose another name")
     setup = asked(
         Setup,
         args,

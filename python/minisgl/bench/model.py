@@ -198,7 +198,7 @@ def _batched(program: Path, file: Path, threads: int) -> Ask:
 
     def ask(point: Point, seed: Sequence[int]) -> float:
         if point.num_in and point.depth:
-            raise Missing(f"{BATCHED_BENCH} has no prompts behind others: measure --depth 0 or take xllamacpp")
+            raise Missing(f"{BATCHED_BENCH} has no prefill at a depth: use --depth 0 or xllamacpp")
         num_in, num_out = point.num_in or max(point.depth, 1), max(point.num_out, 2)
         context = -(-point.batch * (num_in + num_out) // 256) * 256
         sizes = (context, num_in, num_out, point.batch, threads, threads)

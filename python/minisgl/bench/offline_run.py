@@ -149,7 +149,7 @@ def _throughput(job: OfflineJob, answers: Sequence[Sequence[int]], wall_s: float
     input_lens, output_lens = job.lengths()
     num_output = sum(map(len, answers))
     if num_output != int(output_lens.sum()):  # all counted tokens must exist
-        raise ConfigError(f"{num_output} tokens came instead of {output_lens.sum()}: a sequence was cut short")
+        raise ConfigError(f"{num_output} tokens arrived instead of {output_lens.sum()}: a sequence ended early")
     num_input = int(input_lens.sum())
     return {
         "num_input_tokens": num_input,

@@ -23,7 +23,7 @@ def gsm8k() -> list[tuple[str, str]]:
 def _lines(name: str) -> list[Any]:
     folder = envs.data_dir()
     if folder is None:
-        raise ConfigError(f"workload: {envs.DATA} is not set: the folder with prompts/{name}")
+        raise ConfigError(f"workload: {envs.DATA} is not set: it must name the folder with prompts/{name}")
     path = Path(folder) / "prompts" / name
     try:
         return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

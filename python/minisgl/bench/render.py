@@ -54,7 +54,7 @@ def probe(count: Callable[[int], int]) -> Line:
     (few, many), (low, high) = PROBES, (count(PROBES[0]), count(PROBES[1]))
     if high <= low:
         raise ConfigError(
-            f"the server counts {low} tokens in {few} words and {high} in {many}: lengths cannot be aimed at"
+            f"the server counts {low} tokens in {few} words and {high} in {many}: prompt lengths cannot be controlled"
         )
     per_word = (high - low) / (many - few)
     return Line(max(0.0, low - few * per_word), per_word)

@@ -127,7 +127,7 @@ def plain(data: object) -> Any:
         return data if math.isfinite(data) else None
     if data is None or isinstance(data, (str, int, bool)):
         return data
-    raise TypeError(f"{type(data).__name__} has no place in a result")
+    raise TypeError(f"{type(data).__name__} cannot be part of a result")
 
 
 def _on_one_line(found: re.Match[str]) -> str:

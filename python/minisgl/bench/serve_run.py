@@ -119,7 +119,9 @@ def _arrivals(settings: Serve, workload: Workload, point: Point, run: int) -> Se
         return poisson_arrivals(len(workload.chains), point.value, settings.workload_settings.seed + run)
     if point.mode == "trace":
         if workload.arrivals is None:
-            raise ConfigError(f"--trace-arrivals: --workload {workload.name} has none: take a trace, or give --rate")
+            raise ConfigError(
+                f"--trace-arrivals: --workload {workload.name} has no arrival times: use a trace, or give --rate"
+            )
         return workload.arrivals
     return None
 

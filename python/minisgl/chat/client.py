@@ -66,7 +66,7 @@ class ChatClient:
         try:
             names = [str(model["id"]) for model in answer.json()["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ChatError(f"{self.base_url}: is no OpenAI-compatible server: /v1/models makes no sense") from error
+            raise ChatError(f"{self.base_url}: is no OpenAI-compatible server: /v1/models lists none") from error
         if not names:
             raise ChatError(f"{self.base_url}: the server has no model")
         return names
@@ -90,9 +90,9 @@ class ChatClient:
         try:
             yield
         except httpx.ConnectError as error:
-            raise ChatError(f"{self.base_url}: nothing answers there: is the server running?") from error
+            raise ChatError(f"{self.base_url}: cannot connect: is the server running?") from error
         except httpx.TimeoutException as error:
-            raise ChatError(f"{self.base_url}: no answer in time") from error
+            raise ChatError(f"{self.base_url}: no response in time") from error
         except httpx.HTTPError as error:
             raise ChatError(f"{self.base_url}: the connection broke: {str(error) or type(error).__name__}") from error
 
@@ -137,7 +137,7 @@ def _chunk(data: bytes) -> AnswerChunk:
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         return AnswerChunk(delta.get("content") or "", choice.get("finish_reason"), usage, thought)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ChatError(f"the server sent what is no part of an answer: {data[:80]!r}") from error
+        raise ChatError(f"the server sent an invalid chunk: {data[:80]!r}") from error
 
 
 def _message(error: Any) -> str:

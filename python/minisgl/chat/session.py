@@ -82,12 +82,12 @@ class Session:
             self.system = rest or None
             return "system prompt set" if rest else "no system prompt"
         if rest and name in ("/help", "/reset", "/stats", "/exit"):
-            return f"{name} takes nothing after it"
+            return f"{name} takes no argument"
         if name == "/help":
             return HELP
         if name == "/reset":
             self.messages.clear()
-            return "the conversation is forgotten"
+            return "the conversation is cleared"
         if name == "/stats":
             self.show_stats = not self.show_stats
             return f"numbers after each answer: {'on' if self.show_stats else 'off'}"

@@ -150,7 +150,7 @@ class Chat:
                 try:
                     text = await self._first(self._lines.read())
                     if text is None:
-                        self._write("the server is gone\n")
+                        self._write("the server has ended\n")
                         return 1
                     await self._take(text.strip())
                 except Dropped:
@@ -195,7 +195,7 @@ class Chat:
             return False
         self._write("\n")
         if self._session.finish_reason == "length":
-            self._write("[cut: the limit of tokens is reached]\n")
+            self._write("[truncated: the token limit is reached]\n")
         return True
 
     async def _first(self, reading: Awaitable[str]) -> str | None:

@@ -57,19 +57,19 @@ class Pointless:
 
 def _tokenizers(number: int) -> str:
     if number not in (0, 1):
-        raise ConfigError(f"--num-tokenizer {number}: 0 or 1: only threads of the HTTP process tokenize")
-    return f"--num-tokenizer {number}: nothing to choose: threads of the HTTP process tokenize"
+        raise ConfigError(f"--num-tokenizer {number}: must be 0 or 1: threads of the HTTP process tokenize")
+    return f"--num-tokenizer {number}: has no effect: threads of the HTTP process tokenize"
 
 
 POINTLESS = (
     Pointless(
         ("--disable-pynccl",),
-        lambda _: "--disable-pynccl: nothing to disable: torch's own NCCL is used",
+        lambda _: "--disable-pynccl: has no effect: torch's own NCCL is used",
         has_value=False,
     ),
     Pointless(
         ("--moe-backend",),
-        lambda name: f"--moe-backend {name}: nothing to choose: there is one backend for experts",
+        lambda name: f"--moe-backend {name}: has no effect: there is one backend for experts",
         choices=("auto", "fused"),
     ),
     Pointless(("--num-tokenizer", "--tokenizer-count"), _tokenizers, kind=int),

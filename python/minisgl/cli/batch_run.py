@@ -54,14 +54,14 @@ class Job:
         if not self._output.exists():
             return False
         if not (self.state / DATABASE).is_file():
-            raise ConfigError(f"-o {self._output}: is there already: name another file, or remove it")
+            raise ConfigError(f"-o {self._output}: exists already: name another file, or remove it")
         self.clean_up()
         _say(f"{self._output}: is complete")
         return True
 
     def clean_up(self) -> None:
         if not remove(self.state, PARTS):
-            _say(f"{self.state}: stays: it has files that no batch made")
+            _say(f"{self.state}: is not removed: it has other files than a batch's")
 
     async def run(self, url: str, key: str | None, gone: asyncio.Future[int]) -> int:
         """Run the batch and return the exit code. `gone` is done when the server has ended. Raises `Failed`."""
@@ -71,7 +71,7 @@ class Job:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 work.cancel()
-                raise Failed("its server has ended: the same command goes on")
+                raise Failed("its server has ended: run the same command again to continue")
             return await work
 
     async def _run(self, http: httpx.AsyncClient) -> int:
@@ -87,7 +87,7 @@ class Job:
         display("answering the lines of the file", counts["completed"] + counts["failed"], counts["total"])
         if batch["status"] != "completed":
             reasons = [one["message"] for one in (batch["errors"] or {"data": []})["data"]]
-            raise Failed(f"it is {batch['status']}: {', '.join(reasons) or 'see ' + str(self.state)}")
+            raise Failed(f"the batch is {batch['status']}: {', '.join(reasons) or 'see ' + str(self.state)}")
         parts = [self.state / name for name in PARTS[:2]]
         for path, file_id in zip(parts, (batch["output_file_id"], batch["error_file_id"]), strict=True):
             await _fetch(http, file_id, path)

@@ -63,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
         args.model = rest.pop(0)
     if args.base_url is None:
         if args.api_key is not None:
-            raise ConfigError("--api-key: belongs to a running server: give --base-url too")
+            raise ConfigError("--api-key: needs --base-url, the running server that takes it")
         model = [] if args.model is None else ["--model", args.model]
         flags = ["--host", "127.0.0.1", "--port", "0", *model, *rest]
         return _run(_with_own_server(flags, envs.api_key(), args))
     if rest:
-        raise ConfigError(f"{rest[0]}: belongs to a server, and with --base-url none is started")
+        raise ConfigError(f"{rest[0]}: is a flag of a server, and --base-url starts none")
     say(notices(args), "chat")  # otherwise the chat's own server prints them
     return _run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
 

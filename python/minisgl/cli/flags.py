@@ -144,7 +144,7 @@ def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
     millionths = 0 if found is None else int(Decimal(found[2]) * 1_000_000)
     if found is None or not 0 < millionths <= 1_000_000:
         raise ConfigError(
-            f"{text!r}: must be THRESHOLD:FACTOR, a number of answers and a number above 0 and at most 1 of at most 6 "
+            f"{text!r}: must be THRESHOLD:FACTOR, a number of answers and a factor above 0, at most 1, of at most 6 "
             'decimals, such as 64:0.5 (in a file in quotes: "64:0.5")'
         )
     return AdaptiveMaxTokens(int(found[1]), millionths)
@@ -164,7 +164,7 @@ class _Model(argparse.Action):
         given["flag" if option_string else "word"] = values
         if len(set(given.values())) > 1:
             raise argparse.ArgumentError(
-                None, f"--model {given['flag']}: the model is given as {given['word']} already: give one of them"
+                None, f"--model {given['flag']}: is also given as {given['word']}: give one of them"
             )
         namespace.model, namespace.model_given = values, given
         if option_string:

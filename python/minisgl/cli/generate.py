@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         args.prompt.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"prompt: is not text in UTF-8: byte {error.start} cannot be read") from error
+        raise ConfigError(f"prompt: must be UTF-8 text: byte {error.start} is invalid") from error
     from minisgl.tokenizer import ChatTemplateError
 
     with loaded(config, **told) as llm:

@@ -135,13 +135,13 @@ def _flags(value: object) -> list[str]:
     for flag in flags:
         name = flag.partition("=")[0]
         if name in OF_ALL or name.removeprefix("--") in OWN_FLAGS:
-            raise ValueError(f"{name}: belongs to all models: give it on the command line")
+            raise ValueError(f"{name}: applies to all models: give it on the command line")
     return flags
 
 
 def _adapters(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise ValueError("must be folders by the adapters' names")
+        raise ValueError("must be a mapping of adapter names to folders")
     return {_text(name): _text(path) for name, path in value.items()}
 
 
@@ -173,7 +173,7 @@ def _entry(given: Mapping[str, Any], where: str, common: Sequence[str], resolve:
     if "model" not in given:
         raise ConfigError(f"{where}: model: missing")
     if given.get("pin") and given.get("ttl"):
-        raise ConfigError(f"{where}: pin and ttl: what is pinned is never unloaded: give one of them")
+        raise ConfigError(f"{where}: pin and ttl: a pinned model is never unloaded: give one of them")
     adapters = [f"{name}={path}" for name, path in given.get("adapters", {}).items()]
     lora = ["--lora", *adapters] if adapters else []
     try:

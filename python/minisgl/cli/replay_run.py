@@ -24,9 +24,9 @@ from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 def run(args: argparse.Namespace) -> int:
     """Replay a trace, or summarize a shadow's report, and return the exit code. Raises `ConfigError`."""
     if (args.trace is None) == (args.report is None):
-        raise ConfigError("give a trace, or --report FILE")
+        raise ConfigError("trace: missing: give a trace, or --report FILE")
     if args.repeat < 1:
-        raise ConfigError(f"--repeat: {args.repeat}: at least 1")
+        raise ConfigError(f"--repeat {args.repeat}: must be at least 1")
     try:
         if args.report is not None:
             return _summarize(args.report)

@@ -47,7 +47,7 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
         if body.get("prompt") is not None:
             given, *others = checked(body, CompletionRequest).prompts()
             if others:
-                raise ConfigError("prompt: must be one")
+                raise ConfigError("prompt: must be a single one")
         else:
             found = checked(body, PrefixRequest)
             given = list(found.token_ids or ()) if found.text is None else found.text

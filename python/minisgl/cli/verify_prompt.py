@@ -52,7 +52,7 @@ def prompts_of(llm: LLM, data: bytes, said: str) -> list[list[int]]:
         except (ApiError, ConfigError) as error:
             reasons.append(str(error))
     if not found:
-        raise ConfigError(f"{said}: {'; '.join(dict.fromkeys(reasons)) or 'is no body of a request for an answer'}")
+        raise ConfigError(f"{said}: {'; '.join(dict.fromkeys(reasons)) or 'is no request body of a known API'}")
     return found
 
 
@@ -68,7 +68,7 @@ def _readings(body: dict[str, Any]) -> Iterator[Read]:
 def _chat(llm: LLM, body: dict[str, Any]) -> list[int]:
     asked = checked(body, ChatRequest)
     if not asked.messages:
-        raise ConfigError("messages: there are none")
+        raise ConfigError("messages: must not be empty")
     return request_body.chat_ids(llm, asked)
 
 
@@ -80,7 +80,7 @@ def _responses(llm: LLM, body: dict[str, Any]) -> list[int]:
     asked = checked(body, ResponsesRequest)
     items = kept_items(asked.input or ())
     if asked.previous_response_id is not None or any(isinstance(item, ReferenceItem) for item in items):
-        raise ConfigError("input: goes on from an answer that the server keeps: write all of the conversation")
+        raise ConfigError("input: refers to a stored response: give the whole conversation")
     messages = messages_of([item for item in items if not isinstance(item, ReferenceItem)])
     return request_body.chat_ids(llm, chat_of_responses(asked, GivenTools(asked), messages))
 
@@ -88,10 +88,10 @@ def _responses(llm: LLM, body: dict[str, Any]) -> list[int]:
 def _completion(llm: LLM, body: dict[str, Any]) -> list[int]:
     asked = checked(body, CompletionRequest)
     if asked.suffix is not None:
-        raise ConfigError("suffix: of a prompt with a gap give the ids")
+        raise ConfigError("suffix: is not supported: give the prompt's token ids")
     prompt, *others = asked.prompts()
     if others:
-        raise ConfigError("prompt: must be one")
+        raise ConfigError("prompt: must be a single one")
     return request_body.encoded(llm, prompt, is_whole=False) if isinstance(prompt, str) else prompt
 
 
@@ -102,7 +102,7 @@ def _ollama_chat(llm: LLM, body: dict[str, Any]) -> list[int]:
 def _ollama_generate(llm: LLM, body: dict[str, Any]) -> list[int]:
     asked = checked(body, OllamaGenerateRequest)
     if asked.suffix:
-        raise ConfigError("suffix: of a prompt with a gap give the ids")
+        raise ConfigError("suffix: is not supported: give the prompt's token ids")
     if asked.raw:
         return request_body.encoded(llm, asked.prompt or "", is_whole=False)
     return _ollama(llm, asked)

@@ -71,7 +71,7 @@ def _receipt(file: Path, index: int) -> tuple[Receipt, Said]:
             choice = whole["choices"][index] if "choices" in whole else whole
             data, said = msgspec.json.encode(choice["receipt"]), Said.of_choice(choice)
     except (ValueError, AttributeError, LookupError, TypeError) as error:
-        raise ConfigError(f"{file}: no receipt there: {error!r}") from error
+        raise ConfigError(f"{file}: has no receipt: {error!r}") from error
     return receipt.parse(data), said
 
 

@@ -47,7 +47,7 @@ class ModelArgs(_Strict):
     def _check(self) -> ModelArgs:
         for flag in self.flags:
             if flag.partition("=")[0] in OWN_FLAGS:
-                raise ValueError(f"flags: {flag}: a replica sets it by itself")
+                raise ValueError(f"flags: {flag}: is set by the replica itself")
         if self.gpus and self.gpus < self.tp:
             raise ValueError(f"gpus: {self.gpus:g}: must be at least tp ({self.tp})")
         if self.max_replicas is not None and not self.min_replicas <= self.replicas <= self.max_replicas:

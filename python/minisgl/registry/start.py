@@ -96,7 +96,7 @@ async def _serve(
 ) -> int:
     signals = Signals(came)
     if is_exposed(config):
-        warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
+        warn(f"--host {config.host}: all that can connect may use every route: give --api-key or --api-key-file")
     needs = Needs(envs.cache_dir() / NEEDS)
     servers = ChildServers()
     registry = Registry(entries, budget, config.limits, load_timeout_s, servers.start, needs=needs)

@@ -92,7 +92,7 @@ async def _supervise(
 async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Signals, began: float) -> int:
     client: ProcessClient | None = None
     if is_exposed(config):
-        warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
+        warn(f"--host {config.host}: all that can connect may use every route: give --api-key or --api-key-file")
     starting = Starting(config.model_name)
     early = EarlyTokenizer(config.engine)
     http = HttpServer(Middleware(starting, config), front_end.listener, config.limits)
@@ -212,7 +212,7 @@ async def _serve(
     """Serve from the time the engine is ready until the end, and return the exit code."""
     defaults = read_defaults(ready.model_dir, config.engine.generation_config, config.engine.model)
     if defaults:
-        say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
+        say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none ignores them)")
     pool = process.readings if isinstance(process, EngineProcesses) else None
     app = build_app(client, tokenizer, config, defaults, front_end.gateway, pool)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -284,9 +284,9 @@ def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
     try:
         assert not isinstance(tokenizer.text, ReferenceTokenizer)  # a gateway implies the extension
         if not gateway.serve(gateway_config.encoded(config).decode(), tokenizer.text):
-            say("gateway: all is passed on until the engine process answers")
+            say("gateway: forwards all requests until the engine process answers")
     except (ValueError, OSError) as error:
-        warn(f"the gateway passes every request on: {error}")
+        warn(f"the gateway forwards every request: {error}")
 
 
 def _num_open(app: Application, gateway: Gateway | None) -> int:
@@ -359,16 +359,16 @@ def _greet(
     asks: dict[str, object] = {"prompt": "The capital of France is", **decoding}
     route = "completions"
     if ready.gives_scores:
-        say("this model gives scores of texts and no text")
+        say("this model scores texts and generates none")
         route, asks = "score", {"text_1": "What is the capital of France?", "text_2": "Paris."}
     elif ready.kind != "decoder":
-        say("this model is an encoder: it gives embeddings and no text")
+        say("this model is an encoder: it returns embeddings and no text")
         route, asks = "embeddings", {"input": "The capital of France"}
     elif chats:
         question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
         route, asks = "chat/completions", {"messages": [{"role": "user", "content": question}], **decoding}
     else:
-        say("this model has no chat template, so it completes texts (--chat-template FILE: one for chats)")
+        say("this model has no chat template, so it only completes texts (--chat-template FILE adds chats)")
     say(f"ready: {url} after {seconds:.1f} s. Try:")
     body = {"model": config.model_name, **asks}
     key = "" if config.any_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'

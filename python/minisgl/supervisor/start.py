@@ -106,7 +106,7 @@ def check_files(config: EngineConfig) -> None:
 def _not_a_file(path: Path) -> str:
     """Return why `path` cannot be written as a file, or "" if it can."""
     if not path.absolute().parent.is_dir():
-        return "its folder is not there"
+        return "its folder does not exist"
     if path.is_dir():
         return "is a folder: name a file"
     return "" if os.access(path if path.exists() else path.absolute().parent, os.W_OK) else "cannot be written"

@@ -45,4 +45,4 @@ def _lock_file(folder: Path) -> TextIO:
         base.mkdir(parents=True, exist_ok=True)
         return (base / f"{folder.name}.lock").open("w")
     except OSError as error:
-        raise ConfigError(f"{envs.CACHE}: {base}: {error.strerror}: name a folder that can be written to") from error
+        raise ConfigError(f"{envs.CACHE}: {base}: {error.strerror}: name a writable folder") from error

@@ -28,9 +28,7 @@ def check_own(path: Path, said: str) -> None:
         who = f"can be written by others (mode {stat.S_IMODE(found.st_mode):03o}: chmod go-w)"
     else:
         return
-    raise ConfigError(
-        f"{said}: the folder {who}, and who writes it decides answers: name a folder in it, which is made"
-    )
+    raise ConfigError(f"{said}: the folder {who}, so that others could change answers: name a new folder in it")
 
 
 def read_own(path: Path, num_bytes: int) -> bytes | None:

@@ -105,7 +105,7 @@ def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
             digest.update(data)
             left -= len(data)
         if file.read(_DIGEST) != digest.digest():
-            raise ValueError("it is damaged: its digest is another one")
+            raise ValueError("it is damaged: its digest does not match")
         store = store_for(head)
         file.seek(begin)
         for first in range(0, head.num_pages, _AT_ONCE):
@@ -144,16 +144,16 @@ def _head(file: BinaryIO) -> Head:
         raise ValueError("is no file of minisgl cache export")
     length = int.from_bytes(file.read(4), "little")
     if length > _MOST_HEAD:
-        raise ValueError("it is damaged: its head is too long")
+        raise ValueError("it is damaged: its header is too long")
     try:
         head = msgspec.msgpack.decode(file.read(length), type=Head)
     except msgspec.MsgspecError as error:
         raise ValueError(f"it is damaged: {error}") from error
     size = len(MAGIC) + 4 + length + head.body_bytes + _DIGEST
     if len(head.tokens) % head.page_size or os.fstat(file.fileno()).st_size != size:
-        raise ValueError("it is damaged: a part of it is missing")
+        raise ValueError("it is damaged: its size is wrong")
     if head.state_behind >= head.num_pages or bool(head.state_behind) != bool(head.state_bytes):
-        raise ValueError("it is damaged: its state is behind none of its pages")
+        raise ValueError("it is damaged: its state does not follow one of its pages")
     return head
 
 

@@ -164,7 +164,7 @@ def adapter(text: str) -> tuple[str, str]:
     else:
         name, _, path = text.partition("=")
     if not isinstance(name, str) or not isinstance(path, str) or not name.strip() or not path:
-        raise ConfigError(f"{text}: must be NAME=PATH: what requests call the adapter, and its folder")
+        raise ConfigError(f"{text}: must be NAME=PATH: the adapter's name in requests, and its folder")
     return name.strip(), str(Path(path).expanduser())
 
 
