@@ -70,14 +70,14 @@ class Range:
             raise ConfigError(f"{flag} {value}: {problem}")
 
 
-def as_set(text: str, sources: Mapping[str, str]) -> str:
+def with_source(text: str, sources: Mapping[str, str]) -> str:
     """Return an error's `text` with the flag at its beginning replaced by the way the user set it. `sources` maps a
     flag's destination to the text before its value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `."""
-    found = _FLAG.match(text)
-    source = found and sources.get(found[1].replace("-", "_"))
-    if not found or not source:
+    match = _FLAG.match(text)
+    source = match and sources.get(match[1].replace("-", "_"))
+    if not match or not source:
         return text
-    return (source if found[2] == " " else source.rstrip("=: ") + found[2]) + text[found.end() :]
+    return (source if match[2] == " " else source.rstrip("=: ") + match[2]) + text[match.end() :]
 
 
 def device_problem(name: str) -> str | None:
@@ -248,16 +248,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def max_draft_len(self) -> int:
         """Draft tokens of a sequence that one step may verify at most; 0 without speculative decoding."""
-        found = _SPECULATIVE.fullmatch(self.speculative or "")
-        if found is None:
+        match = _SPECULATIVE.fullmatch(self.speculative or "")
+        if match is None:
             return 0
-        return int(found["count"] or (_DRAFT_LEN if found["model"] else 0))
+        return int(match["count"] or (_DRAFT_LEN if match["model"] else 0))
 
     @property
     def draft_model(self) -> str | None:
         """The draft model of `--speculative model:FILE[:K]`, or None without one."""
-        found = _SPECULATIVE.fullmatch(self.speculative or "")
-        return None if found is None else found["model"]
+        match = _SPECULATIVE.fullmatch(self.speculative or "")
+        return None if match is None else match["model"]
 
     @property
     def num_ranks(self) -> int:
@@ -477,9 +477,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
         check_ranges(self.limits)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ConfigError("--api-key: must be printable ASCII and not empty")
-        for one in self.api_keys:
-            if one.key == self.api_key:
-                raise ConfigError(f"--api-key-file: the key of {one.name} equals that of --api-key: give another one")
+        for key in self.api_keys:
+            if key.key == self.api_key:
+                raise ConfigError(f"--api-key-file: the key of {key.name} equals that of --api-key: give another one")
         for name in self.allowed_hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(f"--allowed-host {name!r}: must be a name or an address without a port, or *")
@@ -524,7 +524,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def any_key(self) -> str | None:
         """A valid API key, for the server's own requests. None if no key is required."""
-        return next((one.key for one in self.api_keys), None) if self.api_key is None else self.api_key
+        return next((key.key for key in self.api_keys), None) if self.api_key is None else self.api_key
 
     @property
     def model_name(self) -> str:

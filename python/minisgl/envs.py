@@ -153,7 +153,7 @@ def check() -> None:
         read()
 
 
-def set_of(names: Iterable[str]) -> list[str]:
+def set_variables(names: Iterable[str]) -> list[str]:
     """Return the `names` of variables that are set and not empty, in their order."""
     return [name for name in names if os.environ.get(name)]
 
@@ -184,18 +184,18 @@ def shell_settings() -> dict[str, int | float]:
         SHELL_TOP_K: int,
         SHELL_TOP_P: float,
     }
-    found: dict[str, int | float] = {}
+    fields: dict[str, int | float] = {}
     for name, kind in kinds.items():
         if value := os.environ.get(name, "").strip():
             try:
                 number = kind(value)
                 if not math.isfinite(number):
                     raise ValueError(value)
-                found[name.removeprefix("MINISGL_SHELL_").lower()] = number
+                fields[name.removeprefix("MINISGL_SHELL_").lower()] = number
             except ValueError as error:
                 what = "a whole number" if kind is int else "a number"
                 raise EnvError(f"{name}: {value!r}: must be {what}") from error
-    return found
+    return fields
 
 
 def api_key() -> str | None:
@@ -300,7 +300,7 @@ def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
-def keep_little() -> None:
+def set_purge_delay() -> None:
     """Let the extension's allocator return freed memory to the system at once, unless the user set its purge delay.
     Call it once, before the extension is loaded; child processes inherit it."""
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "0")
@@ -362,8 +362,8 @@ def hub_token(name: str) -> str | None:
     if name == "HF_TOKEN":
         try:
             own = os.environ.get("HF_TOKEN_PATH")
-            kept = Path(own).expanduser() if own else hf_home() / "token"
-            return kept.read_text(encoding="utf-8").strip() or None
+            file = Path(own).expanduser() if own else hf_home() / "token"
+            return file.read_text(encoding="utf-8").strip() or None
         except OSError:
             return None
     return None

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, as_set
+from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, with_source
 from minisgl.engine.api import Exports
 from minisgl.frontend.engine_client import InProcessClient
 from minisgl.frontend.generation_config import read_defaults
@@ -111,7 +111,7 @@ class LLM:
         try:
             self.config = EngineConfig.of({**defaults, **settings})
         except ConfigError as error:
-            raise ConfigError(as_set(str(error), names)) from error
+            raise ConfigError(with_source(str(error), names)) from error
         if self._shows("warning"):
             _say_all(f"minisgl: {line}" for line in envs.notices())
         say = _say if self._shows("info") else _say_nothing
@@ -141,8 +141,8 @@ class LLM:
         )
         """Sampling parameters of a call without `params`: the model's own defaults."""
         self._texts: list[tuple[RequestOutput, str]] = []  # new text of this step
-        for one in self.config.warm_prefixes:
-            self.insert_prefix(one if isinstance(one, str) else prefix_file.read_head(one.path).tokens)
+        for prefix in self.config.warm_prefixes:
+            self.insert_prefix(prefix if isinstance(prefix, str) else prefix_file.read_head(prefix.path).tokens)
 
     # ------------------------------------------------------------------------------------------------------ public
 
@@ -236,14 +236,14 @@ class LLM:
     def _insert(self, ids: Int32Array, *, pin: bool) -> Prefix:
         self._check_fits(ids, self.default_params)
         book = self._client.prefixes
-        found = book.insert(ids, pin=pin)
-        while not book.is_settled(found):
+        prefix = book.insert(ids, pin=pin)
+        while not book.is_settled(prefix):
             self._client.step(self._loop.step)
-        if (refusal := found.refusal) is not None:
-            book.remove(found)
+        if (refusal := prefix.refusal) is not None:
+            book.remove(prefix)
             self._client.step(self._loop.step)
             raise ParamError("prefix", len(ids), refusal.reason)
-        return found
+        return prefix
 
     def remove_prefix(self, prefix: Prefix) -> None:
         """Unpin a prefix that `insert_prefix` returned, so that it may be evicted. No-op if it was removed already."""
@@ -308,8 +308,8 @@ class LLM:
             raise ParamError("prompt", len(ids), f"too many tokens: at most {limit - 1} fit")
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ParamError("prompt", int(ids.max()), f"token ids must be between 0 and {vocab_size - 1}")
-        if found := params.beyond(vocab_size):
-            raise ParamError(*found, f"token ids must be below {vocab_size}")
+        if bad := params.beyond(vocab_size):
+            raise ParamError(*bad, f"token ids must be below {vocab_size}")
 
     def _submit(self, text: str | None, ids: Int32Array, params: SamplingParams) -> RequestOutput:
         output = RequestOutput(text, ids.tolist(), [])

@@ -106,7 +106,7 @@ def make(
     key: Ed25519PrivateKey | None = None,
 ) -> Receipt:
     """Build a receipt, signed if `key` is given. `sampling` is the engine's, of one answer, with its seed."""
-    found = Receipt(
+    receipt = Receipt(
         minisgl=own_version(),
         model=model,
         numerics=numerics,
@@ -116,13 +116,13 @@ def make(
         finish_reason=finish_reason,
         logprobs=logprobs,
     )
-    digest = found.digest()
-    found = msgspec.structs.replace(found, sha256=digest.hex())
+    digest = receipt.digest()
+    receipt = msgspec.structs.replace(receipt, sha256=digest.hex())
     if key is None:
-        return found
+        return receipt
     signer = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     signature = base64.b64encode(key.sign(digest)).decode()
-    return msgspec.structs.replace(found, signer=signer, signature=signature)
+    return msgspec.structs.replace(receipt, signer=signer, signature=signature)
 
 
 def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
@@ -134,11 +134,11 @@ def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Build a dictionary of pairs. Raises `ValueError` for a repeated name: readers differ in which one counts."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"the field {twice} is given twice")
-    return found
+    return fields
 
 
 def _check_known(given: dict[str, Any], kind: type[msgspec.Struct], place: str) -> None:
@@ -156,30 +156,30 @@ def parse(data: bytes) -> Receipt:
     """Parse a receipt from JSON and check its digest and signature. Raises `ConfigError` for an invalid receipt, an
     unknown (and so unsigned) field, or a field that was changed."""
     try:
-        found = msgspec.json.decode(data, type=Receipt)
+        receipt = msgspec.json.decode(data, type=Receipt)
         given = json.loads(data, object_pairs_hook=_once)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"receipt: {error}") from error
     if "receipt" not in given:
         raise ConfigError("receipt: the field receipt, the version of the format, is missing")
     _check_known(given, Receipt, "")
-    digest = found.digest()
-    if found.sha256 != digest.hex():
+    digest = receipt.digest()
+    if receipt.sha256 != digest.hex():
         raise ConfigError(f"receipt: sha256: does not match the fields' digest, {digest.hex()}: they were changed")
-    if (found.signature is None) != (found.signer is None):
+    if (receipt.signature is None) != (receipt.signer is None):
         raise ConfigError("receipt: signature and signer: both or none must be given")
     if (
-        found.signature is not None
-        and found.signer is not None
-        and not _is_signed(digest, found.signer, found.signature)
+        receipt.signature is not None
+        and receipt.signer is not None
+        and not _is_signed(digest, receipt.signer, receipt.signature)
     ):
         raise ConfigError("receipt: signature: does not match the signer and the fields")
     try:
-        if found.sampling.check() != _of_one_answer(found.sampling):
+        if receipt.sampling.check() != _of_one_answer(receipt.sampling):
             raise ConfigError("receipt: sampling: has fields that a receipt of one answer has not")
     except ParamError as error:
         raise ConfigError(f"receipt: sampling: {error}") from error
-    return found
+    return receipt
 
 
 def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
@@ -195,10 +195,10 @@ def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
 
 def _bytes_of(text: str) -> bytes:
     """Decode base64. Raises `ValueError` unless `text` is the canonical encoding (unused bits are 0)."""
-    found = base64.b64decode(text, validate=True)
-    if base64.b64encode(found).decode() != text:
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode() != text:
         raise ValueError("not the usual form")
-    return found
+    return data
 
 
 def _public_key(raw: bytes) -> Ed25519PublicKey:
@@ -214,12 +214,12 @@ def read_key(path: str) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        found = load_pem_private_key(Path(path).expanduser().read_bytes(), password=None)
+        key = load_pem_private_key(Path(path).expanduser().read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"--receipt-key {path}: {error}") from error
-    if not isinstance(found, Ed25519PrivateKey):
+    if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"--receipt-key {path}: must be an Ed25519 key")
-    return found
+    return key
 
 
 class LogprobDigest:
@@ -247,9 +247,9 @@ def weights_digest(config: EngineConfig) -> str:
     cached while they are unchanged. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
-    found = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
+    path = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
     try:
-        return _remembered(_rust.gguf_parts(found) if found.is_file() else weight_files(found))
+        return _remembered(_rust.gguf_parts(path) if path.is_file() else weight_files(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config.model}: {error}") from error
 

@@ -114,12 +114,12 @@ class Turns:
     names: Sequence[str]
     pairs: int
 
-    def measure(self, one: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
+    def measure(self, measure_run: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
         """Return the figures of `one(name, pair)` by scheduler. Prints a progress line for each."""
         found: dict[str, list[Figures]] = {name: [] for name in self.names}
         try:
             for pair, name in turns(self.names, self.pairs):
-                figures = one(name, pair)
+                figures = measure_run(name, pair)
                 found[name].append(figures)
                 said = f"pair {pair + 1} of {self.pairs}: {name}: {figures['output_tok_s']:,.0f} tok/s"
                 print(f"bench ab: {self.title}: {said}", file=sys.stderr, flush=True)
@@ -163,21 +163,21 @@ class Part:
         return {name: paired_difference(base, values) for name, values in others}
 
     def verdicts(self) -> list[str]:
-        return [verdict(name, found) for name, found in self.differences().items()]
+        return [verdict(name, difference) for name, difference in self.differences().items()]
 
     def as_dict(self) -> dict[str, Any]:
-        against = {name: found.as_dict() for name, found in self.differences().items()}
+        against = {name: difference.as_dict() for name, difference in self.differences().items()}
         return {"part": self.title, "medians": self.medians(), "against": against, "verdicts": self.verdicts()}
 
 
-def verdict(name: str, found: PairedDifference) -> str:
+def verdict(name: str, difference: PairedDifference) -> str:
     """Return the ratio of tok/s with its interval as a sentence; it claims no difference if the interval has 1."""
-    assert found.ratio is not None  # throughput is above 0
-    times, low, high = (1 + value for value in (found.ratio.estimate, found.ratio.low, found.ratio.high))
-    interval = f"95 % interval {low:.2f} to {high:.2f}, {found.num_pairs} pairs"
-    if found.num_pairs == 1:
+    assert difference.ratio is not None  # throughput is above 0
+    times, low, high = (1 + value for value in (difference.ratio.estimate, difference.ratio.low, difference.ratio.high))
+    interval = f"95 % interval {low:.2f} to {high:.2f}, {difference.num_pairs} pairs"
+    if difference.num_pairs == 1:
         return f"{name}: {times:.2f} times the tok/s; one pair has no interval, so no difference can be seen"
-    if not found.ratio.excludes_zero:
+    if not difference.ratio.excludes_zero:
         return f"{name}: no difference can be seen in tok/s ({times:.2f} times, {interval})"
     return f"{name}: {times:.2f} times the tok/s ({interval})"
 
@@ -190,9 +190,9 @@ def _simulated(ask: Turns) -> dict[str, list[Figures]]:
             engine="sim", sim_profile="null", cpu_backend=name, max_running_requests=256, num_pages=256 * 16
         )
         job = OfflineJob(engine=engine, num_sequences=256, input_len=(100, 100), output_len=(128, 128))
-        found = run_job(job)
-        steps = {f"step_{which}_us": found["step_us"]["schedule"][which] for which in PERCENTILES}
-        return {"output_tok_s": found["output_tok_s"], **steps}
+        result = run_job(job)
+        steps = {f"step_{which}_us": result["step_us"]["schedule"][which] for which in PERCENTILES}
+        return {"output_tok_s": result["output_tok_s"], **steps}
 
     return ask.measure(one)
 
@@ -216,9 +216,9 @@ def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[st
 
         for name in ask.names:
             one(name, -1)
-        found = ask.measure(one)
+        runs = ask.measure(one)
         for name, server in servers.items():
             said = of_itself(Server(server.url, server.model))
             steps = {} if said is None else {f"step_{key}_us": said["schedule_us"][key] for key in PERCENTILES}
-            found[name] = [{**figures, **steps} for figures in found[name]]
-    return found
+            runs[name] = [{**figures, **steps} for figures in runs[name]]
+    return runs

@@ -19,7 +19,7 @@ LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class EngineCounters:
     """Counters since the server's start, by engine and in total. `rows`: of all steps, a token or prompt chunk each."""
 
     requests: Sequence[int]
@@ -29,30 +29,30 @@ class Counted:
     moved: int
 
 
-def counted(server: Server) -> Counted | None:
+def read_counters(server: Server) -> EngineCounters | None:
     """Read the counters once all engines are idle, or after `IDLE_S`. None if the server has no such counters."""
     deadline = time.monotonic() + IDLE_S
     while True:
         try:
-            found = stats_of(server)
-            engines = [one["stats"] for one in found["engines"] if one["stats"] is not None]
+            stats = stats_of(server)
+            engines = [one["stats"] for one in stats["engines"] if one["stats"] is not None]
             if not engines:
                 return None
             if any(one["num_running"] or one["num_waiting"] for one in engines) and time.monotonic() < deadline:
                 time.sleep(LOOK_S)
                 continue
-            return Counted(
+            return EngineCounters(
                 [one["num_hits_total"] + one["num_misses_total"] for one in engines],
                 [one["num_rows_total"] for one in engines],
                 sum(one["num_prompt_tokens_total"] for one in engines),
                 sum(one["num_cached_tokens_total"] for one in engines),
-                (found["pool"] or {}).get("num_moved_total", 0),
+                (stats["pool"] or {}).get("num_moved_total", 0),
             )
         except (KeyError, TypeError):
             return None
 
 
-def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | None:
+def difference(before: EngineCounters | None, after: EngineCounters | None) -> dict[str, Any] | None:
     """Return the figures of a load from the counters around it; None if unknown, or if an engine came or went."""
     if before is None or after is None or len(before.rows) != len(after.rows):
         return None
@@ -79,9 +79,9 @@ def balance_rows(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """Return the rows of the balance table, whose header is `HEAD`."""
     rows = []
     for point in result["points"]:
-        if (found := point["engines"]) is not None:
-            hit_rate = None if found["hit_rate"] is None else 100 * found["hit_rate"]
-            shares = ", ".join(map(str, found["requests"]))
-            most = (found["requests_most_to_mean"], found["rows_most_to_mean"])
-            rows.append((point["load"], found["number"], hit_rate, *most, shares, found["moved"]))
+        if (engines := point["engines"]) is not None:
+            hit_rate = None if engines["hit_rate"] is None else 100 * engines["hit_rate"]
+            shares = ", ".join(map(str, engines["requests"]))
+            most = (engines["requests_most_to_mean"], engines["rows_most_to_mean"])
+            rows.append((point["load"], engines["number"], hit_rate, *most, shares, engines["moved"]))
     return rows

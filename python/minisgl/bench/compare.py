@@ -91,14 +91,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     report = None if args.out is None else Report(args.out, TITLE, command=public_command(args.arguments))
-    stopped, found, missing = measure(settings)
+    stopped, running, missing = measure(settings)
     if stopped is not None:
-        settings = whole_rounds(settings, found)
+        settings = whole_rounds(settings, running)
         what = f"after {settings.repeats} of {args.repeats} rounds" if settings.repeats else "before a round was whole"
         print(f"bench compare: stopped {what}", file=sys.stderr, flush=True)
         if not settings.repeats:
             return stopped.code
-    result = plain(result_of(settings, found, missing))
+    result = plain(result_of(settings, running, missing))
     print("\n\n".join(shown(result)), flush=True)
     if report is not None:
         write(report, result)
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
         print_result(result)
     if stopped is not None:
         return stopped.code
-    asked = args.variants or (["minisgl"] if found else VARIANTS)
+    asked = args.variants or (["minisgl"] if running else VARIANTS)
     return 1 if any(name in missing for name in (*asked, *settings.setup.urls)) else 0
 
 
@@ -127,8 +127,8 @@ def settings_of(args: argparse.Namespace) -> Compare:
     pythons, urls = _pairs("--python", args.python), _pairs("--url", args.url)
     if unknown := [name for name in pythons if name not in VARIANTS]:
         raise ConfigError(f"--python {unknown[0]}: must be one of {', '.join(VARIANTS)}")
-    if taken := [name for name in urls if name in VARIANTS]:
-        raise ConfigError(f"--url {taken[0]}: is the name of a built-in variant: choose another name")
+    if clashes := [name for name in urls if name in VARIANTS]:
+        raise ConfigError(f"--url {clashes[0]}: is the name of a built-in variant: choose another name")
     setup = asked(
         Setup,
         args,
@@ -148,10 +148,10 @@ def settings_of(args: argparse.Namespace) -> Compare:
 
 
 def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
-    found = dict(one.partition("=")[::2] for one in given)
-    if bad := [one for one in given if not all(one.partition("="))]:
+    pairs = dict(text.partition("=")[::2] for text in given)
+    if bad := [text for text in given if not all(text.partition("="))]:
         raise ConfigError(f"{flag} {bad[0]}: must be like NAME=VALUE")
-    return found
+    return pairs
 
 
 def measure(settings: Compare) -> tuple[Stopped | None, dict[str, Running], dict[str, str]]:

@@ -61,13 +61,13 @@ class Model:
         return at, *counted[0]
 
 
-def timed(model: Model, asked: dict[str, Any], *, streams: bool) -> dict[str, Any]:
+def timed(model: Model, request: dict[str, Any], *, streams: bool) -> dict[str, Any]:
     began = time.perf_counter()
     at: list[float] = []
     if streams:
-        at, num_in, num_out = model.stream(asked["prompts"][0], asked["num_out"])
+        at, num_in, num_out = model.stream(request["prompts"][0], request["num_out"])
     else:
-        num_in, num_out = model.generate(asked["prompts"], asked["num_out"])
+        num_in, num_out = model.generate(request["prompts"], request["num_out"])
     return {
         "total_s": time.perf_counter() - began,
         "first_s": at[0] - began if at else None,
@@ -84,12 +84,12 @@ def main() -> int:
     model = Model(folder, dtype, int(threads))
     print(json.dumps({"version": model.version}), file=out, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "answer" in asked:
-            text, num_in = model.answer(asked["answer"], asked["num_out"])
+        request = json.loads(line)
+        if "answer" in request:
+            text, num_in = model.answer(request["answer"], request["num_out"])
             answer: dict[str, Any] = {"text": text, "num_in": num_in}
         else:
-            answer = timed(model, asked, streams=how == "stream")
+            answer = timed(model, request, streams=how == "stream")
         print(json.dumps(answer), file=out, flush=True)
     return 0
 

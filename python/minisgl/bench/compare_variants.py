@@ -126,8 +126,8 @@ class HttpVariant:
         """Return the dtype in which a minisgl server computes. Raises `Missing`."""
         try:
             answer = httpx.get(self.url + "/health", headers=dict(self._server.headers()), timeout=HTTP_TIMEOUT_S)
-            found = str(answer.raise_for_status().json()["dtype"])
-            return found if found in TORCH_DTYPES else "float32"  # the CPU engine multiplies blocks with float32
+            name = str(answer.raise_for_status().json()["dtype"])
+            return name if name in TORCH_DTYPES else "float32"  # the CPU engine multiplies blocks with float32
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise Missing(f"{self.url}/health: {error!r}: give --dtype") from error
 
@@ -152,12 +152,12 @@ class HttpVariant:
         return Times(total, tuple(first.tolist()), num_in, num_out, tuple(result["gaps"].tolist()))
 
     def answer(self, prompt: str, max_out: int) -> Answer:
-        asked = {"temperature": 0, "seed": 0, "model": self._server.model, "max_tokens": max_out, "prompt": prompt}
+        body = {"temperature": 0, "seed": 0, "model": self._server.model, "max_tokens": max_out, "prompt": prompt}
         headers = dict(self._server.headers())
         try:
-            answer = httpx.post(self.url + "/v1/completions", json=asked, headers=headers, timeout=ASK_TIMEOUT_S)
-            found = answer.raise_for_status().json()
-            return Answer(str(found["choices"][0]["text"]), int(found["usage"]["prompt_tokens"]))
+            answer = httpx.post(self.url + "/v1/completions", json=body, headers=headers, timeout=ASK_TIMEOUT_S)
+            result = answer.raise_for_status().json()
+            return Answer(str(result["choices"][0]["text"]), int(result["usage"]["prompt_tokens"]))
         except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
             raise Missing(f"an answer failed: {error!r}"[:300]) from error
 
@@ -172,13 +172,13 @@ class LineVariant:
         self.pid: int | None = child.process.pid
 
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
-        found = self._child.ask({"prompts": list(prompts), "num_out": num_out})
-        first = None if found["first_s"] is None else (float(found["first_s"]),)
-        return Times(found["total_s"], first, found["num_in"], found["num_out"], tuple(found["gaps_s"]))
+        times = self._child.ask({"prompts": list(prompts), "num_out": num_out})
+        first = None if times["first_s"] is None else (float(times["first_s"]),)
+        return Times(times["total_s"], first, times["num_in"], times["num_out"], tuple(times["gaps_s"]))
 
     def answer(self, prompt: str, max_out: int) -> Answer:
-        found = self._child.ask({"answer": prompt, "num_out": max_out})
-        return Answer(str(found["text"]), int(found["num_in"]))
+        result = self._child.ask({"answer": prompt, "num_out": max_out})
+        return Answer(str(result["text"]), int(result["num_in"]))
 
 
 class Child:
@@ -208,8 +208,8 @@ class Child:
         line = self.process.stdout.readline() if ready else b""
         if not line:
             raise Missing(f"ended: {self.last_line()}" if ready else f"said nothing for {timeout_s:g} s")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -335,16 +335,16 @@ def _given(name: str, setup: Setup) -> Iterator[Variant]:
 
 def _require(python: str, package: str) -> str:
     """Return the version of a package in another interpreter, without importing it. Raises `Missing`."""
-    asked = f"import importlib.metadata as m; print(m.version({package!r}))"
+    program = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
-        found = subprocess.run((python, "-P", "-c", asked), capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run((python, "-P", "-c", program), capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
         raise Missing(f"{python}: {error.strerror}") from error
-    if found.returncode:
+    if done.returncode:
         raise Missing(
             f"the package {package} is not installed (--python VARIANT=INTERPRETER names another environment)"
         )
-    return f"{package} {found.stdout.strip()}"
+    return f"{package} {done.stdout.strip()}"
 
 
 def wait_until_healthy(url: str, child: Child) -> None:

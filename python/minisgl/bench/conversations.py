@@ -48,21 +48,21 @@ def is_request_file(path: Path) -> bool:
 
 def read_conversations(path: Path) -> tuple[list[Conversation], int]:
     """Return the usable conversations, and the number of unusable ones. Raises `ConfigError`."""
-    found, unusable = list[Conversation](), 0
+    usable, unusable = list[Conversation](), 0
     try:
-        for place, one in _objects(path):
-            turns = _turns(place, one)
+        for position, item in _objects(path):
+            turns = _turns(position, item)
             if (conversation := _conversation(turns)) is None:
                 unusable += 1
             else:
-                found.append(conversation)
+                usable.append(conversation)
     except OSError as error:
         raise ConfigError(f"--workload {path.name}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--workload {path.name}: {error}") from error
-    if not found:
+    if not usable:
         raise ConfigError(f"--workload {path.name}: no conversation has a question with an answer after it")
-    return found, unusable
+    return usable, unusable
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
@@ -78,19 +78,19 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"line {number}: not JSON: {error}") from error
 
 
-def _turns(place: str, one: Any) -> list[tuple[str, str]]:
+def _turns(position: str, item: Any) -> list[tuple[str, str]]:
     """Return the turns of a conversation as (role, text). Raises `ValueError`, which begins with `place`."""
-    given = one.get("conversations") if isinstance(one, dict) else None
+    given = item.get("conversations") if isinstance(item, dict) else None
     if not isinstance(given, list):
-        raise ValueError(f"{place}: has no list `conversations`: must be as in ShareGPT's files")
+        raise ValueError(f"{position}: has no list `conversations`: must be as in ShareGPT's files")
     turns = []
     for i, turn in enumerate(given, 1):
         says = turn.get("from") if isinstance(turn, dict) else None
         text = turn.get("value") if isinstance(turn, dict) else None
         if not isinstance(says, str) or says not in ROLES:
-            raise ValueError(f"{place}, turn {i}: `from` {says!r}: must be one of {', '.join(ROLES)}")
+            raise ValueError(f"{position}, turn {i}: `from` {says!r}: must be one of {', '.join(ROLES)}")
         if not isinstance(text, str):
-            raise ValueError(f"{place}, turn {i}: `value` {text!r}: must be text")
+            raise ValueError(f"{position}, turn {i}: `value` {text!r}: must be text")
         turns.append((ROLES[says], text))
     return turns
 

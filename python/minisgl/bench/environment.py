@@ -69,8 +69,8 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 def _number(release: str) -> str:
     """Return the number of a kernel release: `"5.15.0-91-generic"` -> `"5.15.0"`."""
-    found = re.match(r"[\d.]+", release)
-    return found.group(0).rstrip(".") if found else ""
+    match = re.match(r"[\d.]+", release)
+    return match.group(0).rstrip(".") if match else ""
 
 
 def _extension() -> dict[str, Any] | None:
@@ -91,11 +91,11 @@ def _commit() -> str | None:
     """Return the commit of this file's checkout, with `+changes` if its code differs; None outside of one."""
     folder = Path(__file__).resolve().parent
     try:
-        found = _git(folder, "rev-parse", "--short=10", "HEAD")
+        commit = _git(folder, "rev-parse", "--short=10", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/python", ":/rust")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{found}+changes" if changed else found
+    return f"{commit}+changes" if changed else commit
 
 
 def _git(folder: Path, *args: str) -> str:

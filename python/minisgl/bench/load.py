@@ -89,11 +89,11 @@ class Watch:
         self.rss_bytes: dict[str, int] = {}
 
     def cpu_seconds(self) -> dict[str, float]:
-        found = {}
+        seconds = {}
         for role, process in self._processes.items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[role] = float(sum(process.cpu_times()[:2]))
-        return found
+                seconds[role] = float(sum(process.cpu_times()[:2]))
+        return seconds
 
     def look(self) -> None:
         for role, process in self._processes.items():
@@ -168,30 +168,30 @@ def model_facts(server: Server) -> Mapping[str, Any]:
     try:
         answer = httpx.get(server.url + "/v1/models", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
         models = answer.json()["data"]
-        found = next((one for one in models if one["id"] == server.model), models[0])
+        card = next((model for model in models if model["id"] == server.model), models[0])
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
         return {}  # another kind of server
-    return found if isinstance(found, Mapping) else {}
+    return card if isinstance(card, Mapping) else {}
 
 
 def stats_of(server: Server) -> dict[str, Any]:
     """Return a minisgl server's counters (`/stats`), or {} for another kind of server or an older one."""
     try:
         answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
-        found = answer.raise_for_status().json()
+        stats = answer.raise_for_status().json()
     except (httpx.HTTPError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return stats if isinstance(stats, dict) else {}
 
 
 def of_itself(server: Server) -> dict[str, Any] | None:
     """Return a minisgl server's figures since its start: maxima, and percentiles of the times of scheduling a step and
     writing its arrays. None for another kind of server or an older one."""
     try:
-        found = stats_of(server)
-        meters = found["engine"]["meters"]
+        stats = stats_of(server)
+        meters = stats["engine"]["meters"]
         return {
-            **{f"{name}_most": found["http"][name]["most"] for name in ("requests_in_flight", "requests_queued")},
+            **{f"{name}_most": stats["http"][name]["most"] for name in ("requests_in_flight", "requests_queued")},
             **{f"{name}_us": _in_us(meters[name]) for name in ("schedule", "metadata")},
         }
     except (KeyError, TypeError):

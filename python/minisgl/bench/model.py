@@ -66,7 +66,7 @@ class BenchModel:
 
 
 @dataclass(slots=True)
-class Found:
+class Results:
     """Results: tokens per second by variant, point and round; engine details; reasons of missing variants."""
 
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
@@ -81,71 +81,71 @@ def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequen
             raise ConfigError(f"{flag} {min(values)}: must be 0 or more")
     if min(batches) < 1:
         raise ConfigError(f"--batch {min(batches)}: must be at least 1")
-    found = [Point(depth=depth, num_in=prompt) for depth in depths if prompt]
-    found += [Point(depth=depth, num_out=generate, batch=batch) for depth in depths for batch in batches if generate]
-    if not found:
+    points = [Point(depth=depth, num_in=prompt) for depth in depths if prompt]
+    points += [Point(depth=depth, num_out=generate, batch=batch) for depth in depths for batch in batches if generate]
+    if not points:
         raise ConfigError("--prompt 0 --generate 0: nothing is left to measure")
-    return tuple(found)
+    return tuple(points)
 
 
 def run_model(settings: BenchModel, out: Path | None, *, command: str) -> int:
     """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
     report = None if out is None else Report(out, "A model's speed", command=command)  # records the load average now
     limits: Limits = {(what, isa): rate for what, isa, rate in _rust.cpu_limits(settings.threads, LIMIT_S)}
-    found = measure(settings)
-    texts = [speeds_table(settings, found, limits), limits_table(limits)]
-    if found.missing:
-        texts.append(table(("not measured", "why"), found.missing.items()))
+    results = measure(settings)
+    texts = [speeds_table(settings, results, limits), limits_table(limits)]
+    if results.missing:
+        texts.append(table(("not measured", "why"), results.missing.items()))
     print("\n\n".join(texts))
     result = {
         "bench": "model",
         "model": Path(settings.engine.model).name,
         "threads": settings.threads,
         "limits": {f"{what} {isa}".rstrip(): rate for (what, isa), rate in limits.items()},
-        "samples": found.samples,
-        "about": found.about,
-        "missing": found.missing,
+        "samples": results.samples,
+        "about": results.about,
+        "missing": results.missing,
     }
     if report is not None:
         report.section(Path(settings.engine.model).name, *texts)
         report.write({"result": result})
     print_result(result)
-    return 1 if found.missing else 0
+    return 1 if results.missing else 0
 
 
-def measure(settings: BenchModel) -> Found:
-    found = Found()
+def measure(settings: BenchModel) -> Results:
+    results = Results()
     with contextlib.ExitStack() as stack:
         alive: dict[str, Ask] = {}
         for name in (*settings.variants, *settings.beside):
             own = stack.enter_context(contextlib.ExitStack())
             try:
-                ask = own.enter_context(_start(settings, name, found))
+                ask = own.enter_context(_start(settings, name, results))
                 ask(Point(num_out=4), (0, 0))  # warms up
                 alive[name] = ask
             except Missing as error:
                 own.close()
-                found.missing[name] = str(error)
+                results.missing[name] = str(error)
         for number_of_round, name in turns(list(alive), settings.repeats):
             for i, point in enumerate(settings.points):
-                if name in found.missing:
+                if name in results.missing:
                     break
                 try:
                     tok_s = alive[name](point, (number_of_round + 1, i))
                 except Missing as error:
-                    found.missing[name] = str(error)
-                    found.samples.pop(name, None)
+                    results.missing[name] = str(error)
+                    results.samples.pop(name, None)
                     break
                 print(f"round {number_of_round + 1}: {name}: {point.name}: {number(tok_s)} tok/s", file=sys.stderr)
-                found.samples.setdefault(name, {}).setdefault(point.name, []).append(tok_s)
-    return found
+                results.samples.setdefault(name, {}).setdefault(point.name, []).append(tok_s)
+    return results
 
 
 # ---------------------------------------------------------------------------------------------------------- variants
 
 
 @contextlib.contextmanager
-def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
+def _start(settings: BenchModel, name: str, results: Results) -> Iterator[Ask]:
     """Start a variant and yield a function that measures a point in tokens per second. Both raise `Missing`."""
     longest = max(point.length for point in settings.points)
     if folder := settings.beside.get(name):
@@ -173,7 +173,7 @@ def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
         assert process.process.stdin is not None
         process.process.stdin.write(msgspec.json.encode(config) + b"\n")
         process.process.stdin.flush()
-        found.about[name] = process.line(START_TIMEOUT_S)
+        results.about[name] = process.line(START_TIMEOUT_S)
 
         def ask(point: Point, seed: Sequence[int]) -> float:
             return float(process.ask({"point": msgspec.to_builtins(point), "seed": list(seed)})["tok_s"])
@@ -259,36 +259,36 @@ def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> I
 
 def llama_folders(given: Sequence[str]) -> dict[str, Path]:
     """Parse DIR (variant `llama.cpp`) and NAME=DIR (`llama.cpp NAME`) to folders. Raises `ConfigError`."""
-    found = {}
+    folders = {}
     for text in given:
         name, sign, folder = text.rpartition("=")
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise ConfigError(f"--beside {text}: no such folder")
-        found[f"{LLAMA} {name}" if sign else LLAMA] = path
-    return found
+        folders[f"{LLAMA} {name}" if sign else LLAMA] = path
+    return folders
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def speeds_table(settings: BenchModel, found: Found, limits: Limits) -> str:
+def speeds_table(settings: BenchModel, results: Results, limits: Limits) -> str:
     """Return the table with a row per point and variant: mean and standard deviation, the fraction of the nearer limit,
     and the ratio to each llama.cpp in the same round."""
     head = ["test", "engine", "weights", "tok/s", "of the limit", *(f"of {name}" for name in settings.beside)]
     rows = []
     for point in settings.points:
-        for name, samples in found.samples.items():
-            ours, about = samples.get(point.name, []), found.about.get(name, {})
-            held = ", ".join(f"{kind} {size / 2**20:.0f} MiB" for kind, size in about.get("kinds", ()))
+        for name, samples in results.samples.items():
+            ours, about = samples.get(point.name, []), results.about.get(name, {})
+            weights = ", ".join(f"{kind} {size / 2**20:.0f} MiB" for kind, size in about.get("kinds", ()))
             beside = [
-                str(paired_difference(found.samples[other][point.name], ours))
-                if name not in settings.beside and other in found.samples
+                str(paired_difference(results.samples[other][point.name], ours))
+                if name not in settings.beside and other in results.samples
                 else ""
                 for other in settings.beside
             ]
             of_limit = "" if name in settings.beside else share(about, name, point, statistics.fmean(ours), limits)
-            rows.append((point.name, engine_name(name, about), held, spread(ours), of_limit, *beside))
+            rows.append((point.name, engine_name(name, about), weights, spread(ours), of_limit, *beside))
     return table(head, rows)
 
 

@@ -67,8 +67,8 @@ class Runner:
 
     def about(self) -> dict[str, Any]:
         info, engine = self.engine.info, self.engine
-        found = engine.rust.about() if isinstance(engine, CpuEngine) else {}
-        return {"dtype": info.dtype, "vocab_size": info.vocab_size, **found}
+        details = engine.rust.about() if isinstance(engine, CpuEngine) else {}
+        return {"dtype": info.dtype, "vocab_size": info.vocab_size, **details}
 
     def ask(self, point: Point, seed: Sequence[int]) -> float:
         """Measure a point and return tokens per second."""

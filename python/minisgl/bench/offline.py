@@ -114,8 +114,8 @@ def run_in_a_process(job: OfflineJob, control_plane: str) -> dict[str, Any]:
     )
     if done.returncode:
         raise ConfigError(f"the {control_plane} run failed: {done.stderr.decode(errors='replace').strip()[-2000:]}")
-    found: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    return figures
 
 
 def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
@@ -129,10 +129,10 @@ def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
         "output_len": job.output_len,
         "seed": job.seed,
         "repeats": settings.repeats,
-        "variants": {name: _variant(found) for name, found in runs.items()},
+        "variants": {name: _variant(own) for name, own in runs.items()},
         "same_tokens": None,
     }
-    digests = {run["tokens_sha256"] for found in runs.values() for run in found}
+    digests = {run["tokens_sha256"] for own in runs.values() for run in own}
     if len(runs) > 1:
         exact = job.engine.engine not in ("auto", "torch")  # torch's rounding may differ with the rows of a step
         result["same_tokens"] = len(digests) == 1 if exact else (True if len(digests) == 1 else None)
@@ -194,8 +194,8 @@ def _write(report: Report, result: Mapping[str, Any], runs: Runs) -> None:
 
 
 def _comparison(result: Mapping[str, Any]) -> str:
-    found = result.get("rust_hotpath_against_python")
-    if found is None or found["ratio"] is None:
+    paired = result.get("rust_hotpath_against_python")
+    if paired is None or paired["ratio"] is None:
         return ""
     said = {
         True: "gave the same tokens",
@@ -203,6 +203,6 @@ def _comparison(result: Mapping[str, Any]) -> str:
         None: "gave other tokens where rounding decides (a model's logits depend on the rows of a step)",
     }[result["same_tokens"]]
     return (
-        f"`rust_hotpath` against `python`: {found['text']} output tok/s "
+        f"`rust_hotpath` against `python`: {paired['text']} output tok/s "
         f"(geometric mean over pairs, 95 % t interval). Both {said}."
     )

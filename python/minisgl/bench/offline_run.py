@@ -82,7 +82,7 @@ class Collector:
             loop.step([])
 
     def tokens(self, num_sequences: int) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in range(num_sequences)]
+        answers: list[list[int]] = [[] for _ in range(num_sequences)]
         for step in self.steps:
             ids = np.frombuffer(step.req_ids, np.int64).tolist()
             tokens = np.frombuffer(step.tokens, np.int32).tolist()
@@ -90,8 +90,8 @@ class Collector:
             for req_id, token, reason in zip(ids, tokens, reasons, strict=True):
                 if reason in (FinishReason.ERROR, FinishReason.ABORT):
                     raise ConfigError(f"a sequence failed: {step.errors.get(req_id, FinishReason(reason).name)}")
-                found[req_id].append(token)
-        return found
+                answers[req_id].append(token)
+        return answers
 
 
 def run_job(job: OfflineJob) -> dict[str, Any]:
@@ -162,12 +162,12 @@ def _throughput(job: OfflineJob, answers: Sequence[Sequence[int]], wall_s: float
 
 def breakdown(timers: StepTimers, wall_s: float) -> dict[str, Any]:
     """Return how `wall_s` seconds of a loop divide into parts; percentiles are right within 7 %."""
-    found = {part: timers.meters[part].reading() for part in PARTS}
-    seconds = {part: reading.total_s for part, reading in found.items()}
+    readings = {part: timers.meters[part].reading() for part in PARTS}
+    seconds = {part: reading.total_s for part, reading in readings.items()}
     return {
         "seconds": {**seconds, "other": wall_s - sum(seconds.values())},
-        "step_us": {part: _us(reading) for part, reading in found.items()},
-        "scheduler_step_us": 1e6 * (seconds["schedule"] + seconds["commit"]) / found["commit"].count,
+        "step_us": {part: _us(reading) for part, reading in readings.items()},
+        "scheduler_step_us": 1e6 * (seconds["schedule"] + seconds["commit"]) / readings["commit"].count,
     }
 
 

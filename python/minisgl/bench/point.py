@@ -70,26 +70,26 @@ def measure_point(
     asked = load_of(settings, renderer, point, 0)
     with meanwhile or contextlib.nullcontext():
         measured = send(target, asked, point.label)
-    found = figures(measured, settings.slo)
-    if found["failed"]:
-        raise ConfigError(f"{found['failed']} of {found['requests']} requests failed: {found['failures']}")
-    flat = {**_flat(found), **_steps(before, stats_of(target).get("engine") or {})}
+    result = figures(measured, settings.slo)
+    if result["failed"]:
+        raise ConfigError(f"{result['failed']} of {result['requests']} requests failed: {result['failures']}")
+    flat = {**_flat(result), **_steps(before, stats_of(target).get("engine") or {})}
     return {name: value for name, value in flat.items() if value is not None and math.isfinite(value)}
 
 
-def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
+def _flat(result: Mapping[str, Any]) -> dict[str, float | None]:
     latencies = {
-        f"{name}_{which}_ms": found[f"{name}_ms"][which] for name, which_of in LATENCIES.items() for which in which_of
+        f"{name}_{which}_ms": result[f"{name}_ms"][which] for name, which_of in LATENCIES.items() for which in which_of
     }
-    goodput, server = found["goodput"], found["server"] or {}
+    goodput, server = result["goodput"], result["server"] or {}
     return {
-        "output_tok_s": found["output_tok_s"],
+        "output_tok_s": result["output_tok_s"],
         "goodput_requests_s": None if goodput is None else goodput["requests_s"],
         **latencies,
-        "cached_share": found["cached_tokens"] / max(1, found["input_tokens"]),
-        "longest_pause_ms": found["longest_pause_ms"],
+        "cached_share": result["cached_tokens"] / max(1, result["input_tokens"]),
+        "longest_pause_ms": result["longest_pause_ms"],
         **{f"{role}_cpu_us_per_token": value for role, value in (server.get("cpu_us_per_token") or {}).items()},
-        "client_us_per_token": found["client"]["cpu_us_per_token"],
+        "client_us_per_token": result["client"]["cpu_us_per_token"],
         **{f"{role}_rss_mib": value for role, value in (server.get("rss_mib") or {}).items()},
     }
 

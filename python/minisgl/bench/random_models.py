@@ -53,7 +53,9 @@ class Shape:
         if not self.tied:
             yield "output.weight", (self.vocab, self.hidden)
         layer = self._layer()
-        mixing = {name: of for name, of in layer.items() if not name.startswith("attn_") or name == "attn_norm.weight"}
+        mixing = {
+            name: sizes for name, sizes in layer.items() if not name.startswith("attn_") or name == "attn_norm.weight"
+        }
         mixing |= self._mixing()
         for i in range(self.layers):
             own = layer if self.attending is None or i in self.attending else mixing
@@ -109,9 +111,9 @@ class Shape:
             "qwen2": ("attn_q", "attn_k", "attn_v"),
             "gpt-oss": [name for name, shape in sizes.items() if len(shape) > 1],
         }
-        found = {f"{name}.weight": shape for name, shape in sizes.items()}
-        found |= {f"{name}.bias": sizes[name][:-1] for name in with_bias.get(self.arch, ())}
-        return found | ({"attn_sinks.weight": (self.heads,)} if self.arch == "gpt-oss" else {})
+        tensors = {f"{name}.weight": shape for name, shape in sizes.items()}
+        tensors |= {f"{name}.bias": sizes[name][:-1] for name in with_bias.get(self.arch, ())}
+        return tensors | ({"attn_sinks.weight": (self.heads,)} if self.arch == "gpt-oss" else {})
 
 
 _STATE_DIM = 128
@@ -251,8 +253,8 @@ def _gguf() -> ModuleType:
         import gguf
     except ImportError as error:
         raise ConfigError("--model-config: writes a file with the package gguf: pip install gguf") from error
-    found: ModuleType = gguf
-    return found
+    module: ModuleType = gguf
+    return module
 
 
 def _add_numbers(gguf: Any, writer: Any, shape: Shape) -> None:

@@ -130,8 +130,8 @@ def plain(data: object) -> Any:
     raise TypeError(f"{type(data).__name__} cannot be part of a result")
 
 
-def _on_one_line(found: re.Match[str]) -> str:
-    return f"[{' '.join(line.strip() for line in found[1].splitlines())}]"
+def _on_one_line(match: re.Match[str]) -> str:
+    return f"[{' '.join(line.strip() for line in match[1].splitlines())}]"
 
 
 def _cell(value: object) -> str:

@@ -70,24 +70,24 @@ def run(args: argparse.Namespace) -> int:
         print(f"minisgl bench scheduler: {why}", file=sys.stderr)
         return 2
     wanted = [(name, backend) for name in args.case for backend in args.backend]
-    makes = {of: partial(make_control_plane, of) for of in args.backend}
-    runs = [partial(CASES[name].case, makes[of], CASES[name].repeats_of(of)) for name, of in wanted]
+    makes = {each: partial(make_control_plane, each) for each in args.backend}
+    runs = [partial(CASES[name].case, makes[each], CASES[name].repeats_of(each)) for name, each in wanted]
     figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in args.backend}
     missed = 0
-    for (name, backend), found in zip(wanted, in_rounds(runs), strict=True):
-        figures[backend][name] = found
-        missed += not show(name, backend, found, CASES[name].bars.get(backend), gate=args.gate)
+    for (name, backend), case in zip(wanted, in_rounds(runs), strict=True):
+        figures[backend][name] = case
+        missed += not show(name, backend, case, CASES[name].bars.get(backend), gate=args.gate)
     if args.out is not None:
         args.out.write_text(json.dumps({"build": "release", "us": figures}, indent=1) + "\n")
-    medians = {b: {name: found["median"] for name, found in cases.items()} for b, cases in figures.items()}
+    medians = {b: {name: case["median"] for name, case in cases.items()} for b, cases in figures.items()}
     print_result({"build": "release", "us": medians})
     return 1 if args.gate and missed else 0
 
 
-def show(name: str, backend: str, found: dict[str, float], bar: float | None, *, gate: bool = False) -> bool:
+def show(name: str, backend: str, figures: dict[str, float], bar: float | None, *, gate: bool = False) -> bool:
     """Print a case's line, with its bar if `gate`. Return True if the bar is met or there is none."""
-    met = bar is None or found["median"] <= bar
-    columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())
+    met = bar is None or figures["median"] <= bar
+    columns = "".join(f"{key} {value:10.2f}  " for key, value in figures.items())
     text = "" if bar is None or not gate else f"  at most {bar:g}: {'met' if met else 'missed'}"
     print(f"{name:20} {backend:23} {columns}{text}", flush=True)
     return met

@@ -225,19 +225,19 @@ def blocked_line(policy: SchedulePolicy) -> Case:
     """Return a case of 8 decode rows and 64 requests that wait for memory; 8,192 tokens of each are cached."""
 
     def case(make: Make, repeats: int) -> list[float]:
-        batch, size, known, length = 8, 16, 8192, 42_000
-        config = ControlPlaneConfig(2640, size, 2 * batch, known + size, length + size, (EOS,), schedule_policy=policy)
+        batch, size, cached, length = 8, 16, 8192, 42_000
+        config = ControlPlaneConfig(2640, size, 2 * batch, cached + size, length + size, (EOS,), schedule_policy=policy)
         loop = Loop(make, config)
-        text = np.full(known, 5, np.int32)
+        text = np.full(cached, 5, np.int32)
         for _ in range(batch):
-            running = loop.arrival(known + size, repeats + 300)
-            running.tokens[:known], running.tokens[known] = text, running.tokens[0]
+            running = loop.arrival(cached + size, repeats + 300)
+            running.tokens[:cached], running.tokens[cached] = text, running.tokens[0]
             loop.run([running])
         waiting: list[Event] = []
         for _ in range(64):
-            one = loop.arrival(length, 64)
-            one.tokens[:known], one.tokens[known] = text, one.tokens[0]
-            waiting.append(one)
+            waiter = loop.arrival(length, 64)
+            waiter.tokens[:cached], waiter.tokens[cached] = text, waiter.tokens[0]
+            waiting.append(waiter)
         loop.run(waiting)
         for _ in range(repeats):
             assert loop.timed(loop.empty, batch).num_assigned == 0

@@ -68,7 +68,7 @@ def tokens_of(result: LoadResult) -> NDArray[np.int64]:
 def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
     result = measured.result
     ok = result["failure"] == 0
-    found, took = latencies(result), result["duration_s"]
+    latency, took = latencies(result), result["duration_s"]
     out, given = int(tokens_of(result)[ok].sum()), int(np.maximum(result["prompt_tokens"][ok], 0).sum())
     events = int(result["text_events"][ok].sum())
     return {
@@ -88,14 +88,14 @@ def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
         "total_tok_s": (out + given) / took,
         "steady_output_tok_s": _steady(measured, out / events if events else 0.0),
         "tokens_per_event": out / events if events else None,
-        "ttft_ms": summary(_known(found.ttft)),
-        "tpot_ms": summary(_known(found.tpot)),
-        "itl_ms": summary(_known(found.itl)),
-        "e2e_ms": summary(_known(found.e2e)),
+        "ttft_ms": summary(_known(latency.ttft)),
+        "tpot_ms": summary(_known(latency.tpot)),
+        "itl_ms": summary(_known(latency.itl)),
+        "e2e_ms": summary(_known(latency.e2e)),
         "max_in_flight": _most_at_once(result["sent"], result["end"]),
         "max_queued": _most_at_once(result["sent"], np.fmin(result["first"], result["end"])),
-        "longest_pause_ms": float(found.itl.max()) if len(found.itl) else None,
-        "goodput": _goodput(found, slo, len(ok), took) if slo else None,
+        "longest_pause_ms": float(latency.itl.max()) if len(latency.itl) else None,
+        "goodput": _goodput(latency, slo, len(ok), took) if slo else None,
         "server": _server(measured, out),
         "client": _client(result, out, events),
         "lengths": {
@@ -115,8 +115,8 @@ def _most_at_once(begins: Floats, ends: Floats) -> int:
 
 
 def _known(values: Floats) -> list[float]:
-    known: list[float] = values[~np.isnan(values)].tolist()
-    return known
+    finite: list[float] = values[~np.isnan(values)].tolist()
+    return finite
 
 
 def _failures(result: LoadResult) -> dict[str, int]:
@@ -141,10 +141,10 @@ def _steady(measured: Measured, tokens_per_event: float) -> float | None:
     return tokens_per_event * (last.tokens - first.tokens) / (last.at - first.at)
 
 
-def _goodput(found: Latencies, slo: Slo, requests: int, took: float) -> dict[str, Any]:
+def _goodput(latency: Latencies, slo: Slo, requests: int, took: float) -> dict[str, Any]:
     """Count the requests that succeeded within every limit. Without a TPOT (one event), any limit of it is met."""
-    good = ~np.isnan(found.ttft)
-    for values, limit in ((found.ttft, slo.ttft_ms), (found.tpot, slo.tpot_ms), (found.e2e, slo.e2e_ms)):
+    good = ~np.isnan(latency.ttft)
+    for values, limit in ((latency.ttft, slo.ttft_ms), (latency.tpot, slo.tpot_ms), (latency.e2e, slo.e2e_ms)):
         if limit is not None:
             good &= np.isnan(values) | (values <= limit)
     count = int(good.sum())

@@ -59,11 +59,11 @@ FAILURES_HEAD = ("load", "reason", "requests")
 
 
 def result_of(
-    settings: Serve, server: Server, found: Sequence[Measurement], extras: Mapping[str, Any]
+    settings: Serve, server: Server, runs: Sequence[Measurement], extras: Mapping[str, Any]
 ) -> dict[str, Any]:
     points = []
-    for label in dict.fromkeys(one.point.label for one in found):
-        repeats = [one for one in found if one.point.label == label]
+    for label in dict.fromkeys(one.point.label for one in runs):
+        repeats = [one for one in runs if one.point.label == label]
         point = repeats[0].point
         merged = median_of([one.figures for one in repeats])
         points.append(
@@ -124,7 +124,7 @@ def _of_server(point: Mapping[str, Any], what: str, role: str) -> float | None:
     return ((point["server"] or {}).get(what) or {}).get(role)
 
 
-def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Measurement]) -> None:
+def write_report(report: Report, result: Mapping[str, Any], measurements: Sequence[Measurement]) -> None:
     profile = result.get("simulated")
     note = f"Simulated engine, profile {profile}: no model runs, step times are made up." if profile else ""
     report.section("Load by load", note, summary_table(result))
@@ -142,7 +142,7 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
     if spread := balance_rows(result):
         report.section("Engines and cache", table(BALANCE_HEAD, spread))
     report.section("Latencies", latency_table(result))
-    runs = [{"load": one.point.label, **one.figures, "samples": _samples(one)} for one in found]
+    runs = [{"load": one.point.label, **one.figures, "samples": _samples(one)} for one in measurements]
     report.write({"result": result, "runs": runs})
 
 

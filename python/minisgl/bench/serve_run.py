@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.balance import HEAD, balance_rows, between, counted
+from minisgl.bench.balance import HEAD, balance_rows, difference, read_counters
 from minisgl.bench.load import Load, Server, calibrate, first_model, model_facts, of_itself, send
 from minisgl.bench.render import Renderer
 from minisgl.bench.report import Report, print_result, table
@@ -43,16 +43,16 @@ def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
     extras: dict[str, Any]
     with _server(settings) as server:
         extras = {"simulated": model_facts(server).get("simulated")}
-        found = list(_measurements(settings, server, points))
+        runs = list(_measurements(settings, server, points))
         extras["of_itself"] = of_itself(server)
-    result = result_of(settings, server, found, extras)
+    result = result_of(settings, server, runs, extras)
     print(f"{summary_table(result)}\n\n{latency_table(result)}")
     if spread := balance_rows(result):
         print(f"\n{table(HEAD, spread)}")
     if report is not None:
-        write_report(report, result, found)
+        write_report(report, result, runs)
     print_result(result)
-    return 0 if all(one.figures["failed"] == 0 for one in found) else 1
+    return 0 if all(one.figures["failed"] == 0 for one in runs) else 1
 
 
 @contextlib.contextmanager
@@ -77,9 +77,9 @@ def _measurements(settings: Serve, server: Server, points: Sequence[Point]) -> I
             warm_up(settings, server, renderer, point, run)
             for reason, count in load.left_out.items():
                 print(f"minisgl bench serve: {point.label}: {count} {reason}", file=sys.stderr)
-            before = counted(server)
+            before = read_counters(server)
             measured = send(server, load, point.label)
-            engines = between(before, counted(server))
+            engines = difference(before, read_counters(server))
             more = {"left_out": dict(load.left_out), "engines": engines}
             yield Measurement(point, repeat, measured, {**figures(measured, settings.slo), **more})
             run += 1
@@ -128,8 +128,8 @@ def _arrivals(settings: Serve, workload: Workload, point: Point, run: int) -> Se
 
 def warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, run: int) -> None:
     """Send the same kind of load without counting it; in a closed loop at least one request per client."""
-    asked, least = settings.warmup_requests, int(point.value) if point.mode == "closed" else 1
-    count = max(least, settings.workload_settings.num_requests // 4) if asked is None else asked
+    given, least = settings.warmup_requests, int(point.value) if point.mode == "closed" else 1
+    count = max(least, settings.workload_settings.num_requests // 4) if given is None else given
     if count == 0:
         return
     some = replace(settings.workload_settings, num_requests=count, run=WARMUP_RUN + run)

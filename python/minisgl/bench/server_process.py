@@ -133,15 +133,15 @@ class ServerProcess:
 
     def processes(self) -> dict[str, psutil.Process]:
         """Return its processes by role: `http` is the server itself, `engine` its engine; others are numbered."""
-        found: dict[str, psutil.Process] = {}
+        by_role: dict[str, psutil.Process] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
-            found["http"] = psutil.Process(self.pid)
-            for i, child in enumerate(found["http"].children(recursive=True)):
+            by_role["http"] = psutil.Process(self.pid)
+            for i, child in enumerate(by_role["http"].children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     role = "engine" if ENGINE_MODULE in child.cmdline() else "other"
-                    found[role if role not in found else f"{role}-{i}"] = child
-        self._seen.update((process.pid, process) for process in found.values())
-        return found
+                    by_role[role if role not in by_role else f"{role}-{i}"] = child
+        self._seen.update((process.pid, process) for process in by_role.values())
+        return by_role
 
     def stop(self) -> int:
         """Stop the server (SIGTERM, then kill) and return its exit code. Fills `stop_s` and `left_behind`."""
@@ -188,13 +188,13 @@ class ServerProcess:
 def _shared_memory() -> set[str]:
     """Return the names of this user's shared memory files."""
     user = os.getuid()
-    found = set()
+    names = set()
     with contextlib.suppress(OSError):
-        for entry in SHARED_MEMORY.iterdir():
+        for path in SHARED_MEMORY.iterdir():
             with contextlib.suppress(OSError):
-                if entry.stat().st_uid == user:
-                    found.add(entry.name)
-    return found
+                if path.stat().st_uid == user:
+                    names.add(path.name)
+    return names
 
 
 def _listens(url: str) -> bool:

@@ -120,10 +120,10 @@ def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
 
 def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str], T]) -> dict[str, list[T]]:
     """Return the results of `measure` by variant, one per round."""
-    found: dict[str, list[T]] = {name: [] for name in names}
+    samples: dict[str, list[T]] = {name: [] for name in names}
     for _, name in turns(names, rounds):
-        found[name].append(measure(name))
-    return found
+        samples[name].append(measure(name))
+    return samples
 
 
 def paired_figures(

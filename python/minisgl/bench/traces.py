@@ -101,17 +101,17 @@ def _json_lines(lines: Iterable[tuple[int, str]]) -> Iterator[TraceRequest]:
     kind: type[_Mooncake] | None = None
     for number, line in lines:
         kind = kind or _kind_of(number, _decoded(number, line, dict[str, Any]))
-        one = _decoded(number, line, kind)
+        row = _decoded(number, line, kind)
         block_len, scale, name = (QWEN_BLOCK, 1.0, "Qwen") if kind is _Qwen else (BLOCK, 1e3, "Mooncake")
-        needed = -(-one.input_length // block_len)
-        if len(one.hash_ids) != needed:
+        needed = -(-row.input_length // block_len)
+        if len(row.hash_ids) != needed:
             raise BadLine(
                 number,
-                f"hash_ids: {len(one.hash_ids)} for an input_length of {one.input_length}: a {name} trace has one for "
+                f"hash_ids: {len(row.hash_ids)} for an input_length of {row.input_length}: a {name} trace has one for "
                 f"each {block_len} tokens, which are {needed}",
             )
-        blocks = tuple(one.hash_ids)
-        yield _request(one.timestamp / scale, one.input_length, one.output_length, blocks, block_len)
+        blocks = tuple(row.hash_ids)
+        yield _request(row.timestamp / scale, row.input_length, row.output_length, blocks, block_len)
 
 
 def _decoded(number: int, line: str, kind: type[T]) -> T:
@@ -123,11 +123,11 @@ def _decoded(number: int, line: str, kind: type[T]) -> T:
         raise BadLine(number, f"not JSON: {error}") from error
 
 
-def _kind_of(number: int, one: Mapping[str, Any]) -> type[_Mooncake]:
+def _kind_of(number: int, fields: Mapping[str, Any]) -> type[_Mooncake]:
     """Return the format of a first line, by the fields that both or only Qwen's traces have. Raises `BadLine`."""
-    if missing := [name for name in MOONCAKE_FIELDS if name not in one]:
+    if missing := [name for name in MOONCAKE_FIELDS if name not in fields]:
         raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
-    others = [name for name in one if name not in MOONCAKE_FIELDS]
+    others = [name for name in fields if name not in MOONCAKE_FIELDS]
     if missing := [name for name in QWEN_FIELDS if others and name not in others]:
         raise BadLine(number, f"has {', '.join(others)} and no {', '.join(missing)}: {KNOWN}")
     return _Qwen if others else _Mooncake
@@ -187,15 +187,15 @@ def read_trace(name: str) -> list[TraceRequest]:
         path = folder / "traces" / NAMES[name]
     try:
         with path.open(encoding="utf-8", newline="") as lines:
-            found = sorted(parse_trace(lines), key=lambda one: one.arrival_s)
+            requests = sorted(parse_trace(lines), key=lambda request: request.arrival_s)
     except OSError as error:
         raise ConfigError(f"trace {name}: {error.strerror} (a file, or one of {', '.join(NAMES)})") from error
     except ValueError as error:  # an invalid line, or not UTF-8
         raise ConfigError(f"trace {name}: {error}") from error
-    if not found:
+    if not requests:
         raise ConfigError(f"trace {name}: no requests")
-    first = found[0].arrival_s
-    return [replace(one, arrival_s=one.arrival_s - first) for one in found]
+    first = requests[0].arrival_s
+    return [replace(request, arrival_s=request.arrival_s - first) for request in requests]
 
 
 def prompt_tokens(request: TraceRequest, index: int, vocab_size: int, seed: int = 0) -> Int32Array:

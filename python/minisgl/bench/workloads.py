@@ -238,8 +238,8 @@ def _gsm8k(name: str, settings: WorkloadSettings, *, shots: int = 4) -> Workload
     order = generator.permutation(len(pairs))
     examples = "".join("Question: {}\nAnswer: {}\n\n".format(*pairs[i]) for i in order[:shots])
     outputs = _uniform(generator, settings.output_len or (200, 200), settings.num_requests)
-    asked = [pairs[order[shots + i % (len(pairs) - shots)]][0] for i in range(settings.num_requests)]
-    texts = [f"{examples}Question: {question}\nAnswer:" for question in asked]
+    questions = [pairs[order[shots + i % (len(pairs) - shots)]][0] for i in range(settings.num_requests)]
+    texts = [f"{examples}Question: {question}\nAnswer:" for question in questions]
     return _single(name, [LoadRequest((_user(text),), out) for text, out in zip(texts, outputs, strict=True)])
 
 
@@ -248,15 +248,15 @@ def _trace(name: str, settings: WorkloadSettings) -> Workload:
     most_in = settings.input_len[1] if settings.input_len else 1 << 30
     most_out = settings.output_len[1] if settings.output_len else 1 << 30
     keys, requests, arrivals = _keys(settings), [], []
-    for one in _read(name, _stamp(name))[: settings.num_requests]:
-        left, blocks = min(one.input_len, most_in), list[MadeUp]()
-        for block in one.blocks:
+    for request in _read(name, _stamp(name))[: settings.num_requests]:
+        left, blocks = min(request.input_len, most_in), list[MadeUp]()
+        for block in request.blocks:
             if left > 0:
-                blocks.append(MadeUp(("block", settings.seed, settings.run, block), min(left, one.block_len)))
-                left -= one.block_len
+                blocks.append(MadeUp(("block", settings.seed, settings.run, block), min(left, request.block_len)))
+                left -= request.block_len
         parts = blocks or [MadeUp(next(keys), left)]
-        requests.append(LoadRequest((_user(*parts),), min(one.output_len, most_out)))
-        arrivals.append(one.arrival_s / settings.time_scale)
+        requests.append(LoadRequest((_user(*parts),), min(request.output_len, most_out)))
+        arrivals.append(request.arrival_s / settings.time_scale)
     return _single(name, requests, arrivals)
 
 
@@ -280,14 +280,14 @@ def _conversations(name: str, settings: WorkloadSettings) -> Workload:
     path = Path(name).expanduser()
     if settings.input_len is not None:
         raise ConfigError(f"--input-len: the questions of {path.name} have their lengths; --output-len limits answers")
-    found, unusable = read_conversations(path)
-    order = np.random.default_rng(settings.seed).permutation(len(found))
+    usable, unusable = read_conversations(path)
+    order = np.random.default_rng(settings.seed).permutation(len(usable))
     most_out = settings.output_len[1] if settings.output_len else 1 << 30
-    at = (settings.run % WARMUP_RUN) * settings.num_requests + (settings.run >= WARMUP_RUN) * len(found) // 2
+    at = (settings.run % WARMUP_RUN) * settings.num_requests + (settings.run >= WARMUP_RUN) * len(usable) // 2
     requests, chains = list[LoadRequest](), list[int]()
     while len(requests) < settings.num_requests:
-        one = found[order[at % len(found)]]
-        turns = _asked(one, min(settings.turns, settings.num_requests - len(requests)), most_out)
+        chat = usable[order[at % len(usable)]]
+        turns = _asked(chat, min(settings.turns, settings.num_requests - len(requests)), most_out)
         requests += turns
         chains.append(len(turns))
         at += 1
@@ -295,14 +295,14 @@ def _conversations(name: str, settings: WorkloadSettings) -> Workload:
     return Workload(name, tuple(requests), tuple(chains), None, left_out)
 
 
-def _asked(one: Conversation, turns: int, most_out: int) -> list[LoadRequest]:
-    history: tuple[Message, ...] = (Message("system", (one.system,)),) if one.system else ()
-    found = []
-    for question, answer in one.turns[:turns]:
+def _asked(chat: Conversation, turns: int, most_out: int) -> list[LoadRequest]:
+    history: tuple[Message, ...] = (Message("system", (chat.system,)),) if chat.system else ()
+    requests = []
+    for question, answer in chat.turns[:turns]:
         history = (*history, _user(question))
-        found.append(LoadRequest(history, min(text_len(answer), most_out)))
+        requests.append(LoadRequest(history, min(text_len(answer), most_out)))
         history = (*history, Message("assistant", (answer,)))
-    return found
+    return requests
 
 
 def fitted(workload: Workload, context: int | None) -> Workload:

@@ -17,7 +17,7 @@ from minisgl import envs
 from minisgl.cli import batch, cache, chat, generate, model, models, replay, serve, verify
 from minisgl.cli.flags import sources
 from minisgl.cli.parser import Parser, UsageError
-from minisgl.config import ConfigError, as_set
+from minisgl.config import ConfigError, with_source
 from minisgl.extension import ExtensionMissing
 from minisgl.sampling_params import ParamError
 from minisgl.utils.installed import own_version
@@ -44,7 +44,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         usage="minisgl COMMAND [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"minisgl {own_version()}" if any(one in arguments for one in ("-V", "--version")) else ""
+    version = f"minisgl {own_version()}" if any(flag in arguments for flag in ("-V", "--version")) else ""
     parser.add_argument("-V", "--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="minisgl")
     server = serve.add_parser(commands)
@@ -79,7 +79,7 @@ def _run(args: argparse.Namespace) -> int:
     except UsageError:
         raise
     except ConfigError as error:
-        raise ConfigError(as_set(str(error), args.sources)) from error
+        raise ConfigError(with_source(str(error), args.sources)) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return bench.main(arguments[1:])
         if arguments[:1] == ["serve"]:
-            envs.keep_little()  # before a flag's check loads the extension
+            envs.set_purge_delay()  # before a flag's check loads the extension
         args = _parse(arguments)
         return _run(args)
     except UsageError as error:

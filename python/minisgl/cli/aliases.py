@@ -41,7 +41,7 @@ ALIASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Pointless:
+class NoEffect:
     """A flag without an effect here. `line(value)` returns the notice that says why, or raises `ConfigError`."""
 
     typed: tuple[str, ...]
@@ -61,18 +61,18 @@ def _tokenizers(number: int) -> str:
     return f"--num-tokenizer {number}: has no effect: threads of the HTTP process tokenize"
 
 
-POINTLESS = (
-    Pointless(
+NO_EFFECT = (
+    NoEffect(
         ("--disable-pynccl",),
         lambda _: "--disable-pynccl: has no effect: torch's own NCCL is used",
         has_value=False,
     ),
-    Pointless(
+    NoEffect(
         ("--moe-backend",),
         lambda name: f"--moe-backend {name}: has no effect: there is one backend for experts",
         choices=("auto", "fused"),
     ),
-    Pointless(("--num-tokenizer", "--tokenizer-count"), _tokenizers, kind=int),
+    NoEffect(("--num-tokenizer", "--tokenizer-count"), _tokenizers, kind=int),
 )
 NOT_GIVEN: Any = argparse.SUPPRESS
 
@@ -92,12 +92,12 @@ class _Times(argparse.Action):
 
 def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add the aliases of all flags that `parser` has, and return it."""
-    known = {option: action for action in parser._actions for option in action.option_strings}
+    actions = {option: action for action in parser._actions for option in action.option_strings}
     for alias in ALIASES:
-        target = known.get(alias.flag)
-        if target is None or alias.typed in known:
+        target = actions.get(alias.flag)
+        if target is None or alias.typed in actions:
             continue
-        known[alias.typed] = target
+        actions[alias.typed] = target
         kind: dict[str, Any] = {} if target.type is None else {"type": target.type}
         hidden: dict[str, Any] = {"dest": target.dest, "default": NOT_GIVEN, "help": NOT_GIVEN}
         if target.nargs == 0 or alias.value is not None:
@@ -107,22 +107,22 @@ def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             parser.add_argument(alias.typed, action=_Times, const=target.nargs, metavar="N", **kind, **hidden)
         else:
             parser.add_argument(alias.typed, choices=target.choices, metavar=target.metavar, **kind, **hidden)
-    if "--tp" in known:  # a command that loads an engine
-        for flag in POINTLESS:
-            _add_pointless(parser, flag)
+    if "--tp" in actions:  # a command that loads an engine
+        for flag in NO_EFFECT:
+            _add_no_effect(parser, flag)
     return parser
 
 
-def _add_pointless(parser: argparse.ArgumentParser, flag: Pointless) -> None:
+def _add_no_effect(parser: argparse.ArgumentParser, flag: NoEffect) -> None:
     if not flag.has_value:
         parser.add_argument(*flag.typed, dest=flag.dest, action="store_true", help=NOT_GIVEN)
     else:
         parser.add_argument(*flag.typed, dest=flag.dest, type=flag.kind, choices=flag.choices, help=NOT_GIVEN)
 
 
-def said(args: argparse.Namespace) -> Iterator[str]:
+def notices(args: argparse.Namespace) -> Iterator[str]:
     """Yield a notice for each flag in `args` that has no effect. Raises `ConfigError` for an unsupported value."""
-    for flag in POINTLESS:
+    for flag in NO_EFFECT:
         value = getattr(args, flag.dest, None)
         if value is not None and value is not False:
             yield flag.line(value)

@@ -53,19 +53,19 @@ def read(path: str) -> tuple[ApiKey, ...]:
         entries = _list_of_keys(root, where)
         if not 1 <= len(entries) <= MAX_KEYS:
             raise ConfigError(f"{where}: keys: must have 1 to {MAX_KEYS} entries, not {len(entries)}")
-        found: list[ApiKey] = []
+        keys: list[ApiKey] = []
         for i, node in enumerate(entries):
-            one = _entry(loader, node, path, i)
-            for other in found:
+            key = _entry(loader, node, path, i)
+            for other in keys:
                 for field in ("name", "key"):
-                    if getattr(one, field) == getattr(other, field):
-                        shown = "" if field == "key" else f" {one.name}"
+                    if getattr(key, field) == getattr(other, field):
+                        shown = "" if field == "key" else f" {key.name}"
                         raise ConfigError(
-                            f"{path}:{line_of(node)}: keys.{i} ({one.name}): {field}:{shown} is that of {other.name} "
+                            f"{path}:{line_of(node)}: keys.{i} ({key.name}): {field}:{shown} is that of {other.name} "
                             "already: give each its own"
                         )
-            found.append(one)
-    return tuple(found)
+            keys.append(key)
+    return tuple(keys)
 
 
 def _list_of_keys(root: yaml.Node | None, where: str) -> list[yaml.Node]:

@@ -97,18 +97,18 @@ class Job:
 
     async def _batch(self, http: httpx.AsyncClient, digest: str) -> dict[str, Any]:
         """Return the unfinished batch of an earlier run, or create one. Raises `Failed` if that has another input."""
-        found = _checked(await http.get("/v1/batches"))["data"]
-        if found and found[0]["status"] in (*_OPEN, "completed"):
-            if found[0]["metadata"] != {"sha256": digest}:
+        batches = _checked(await http.get("/v1/batches"))["data"]
+        if batches and batches[0]["status"] in (*_OPEN, "completed"):
+            if batches[0]["metadata"] != {"sha256": digest}:
                 raise Failed(f"{self.state}: has answers to another input: remove it, or name another output")
-            before: dict[str, Any] = found[0]
+            before: dict[str, Any] = batches[0]
             return before
         with self._input.open("rb") as file:
             named = {"file": (self._input.name, file)}
             uploaded = _checked(await http.post("/v1/files", files=named, data={"purpose": "batch"}))
         url = next(iter_lines(self._input))["url"]
-        asked = {"input_file_id": uploaded["id"], "endpoint": url, "completion_window": "14d"}
-        return _checked(await http.post("/v1/batches", json={**asked, "metadata": {"sha256": digest}}))
+        fields = {"input_file_id": uploaded["id"], "endpoint": url, "completion_window": "14d"}
+        return _checked(await http.post("/v1/batches", json={**fields, "metadata": {"sha256": digest}}))
 
     def _write(self, output: Path, errors: Path) -> None:
         """Merge answers and errors into the output file, in the order of the input."""

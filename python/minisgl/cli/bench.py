@@ -18,7 +18,7 @@ from minisgl.bench.stopping import Stopped, stoppable
 from minisgl.cli import aliases
 from minisgl.cli.flags import notices, say, sources
 from minisgl.cli.parser import Parser
-from minisgl.config import ConfigError, as_set
+from minisgl.config import ConfigError, with_source
 
 COMMANDS = {
     "ab": "minisgl.bench.ab",
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments = [FORMER[arguments[0]], *arguments[1:]]
     parser = Parser(prog="minisgl bench", description="Measure minisgl.")
     commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
-    asked = [name for name in COMMANDS if arguments[:1] == [name]]
-    for name in asked or COMMANDS:
+    names = [name for name in COMMANDS if arguments[:1] == [name]]
+    for name in names or COMMANDS:
         importlib.import_module(COMMANDS[name]).add_parser(commands)
     for parser_of_one in commands.choices.values():
         aliases.add_to(parser_of_one)
@@ -54,15 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         return stopped.code
     except ConfigError as error:
-        raise ConfigError(as_set(str(error), sources(parser.typed(), {}))) from error
+        raise ConfigError(with_source(str(error), sources(parser.typed(), {}))) from error
 
 
 def _check_out(out: Path, *, is_file: bool) -> None:
     """Raise `ConfigError` if `--out` cannot be written, before anything is measured."""
     if is_file and out.is_dir():
         raise ConfigError(f"--out {out}: is a folder: name a file")
-    place = out.absolute().parent if is_file else out.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        raise ConfigError(f"--out {out}: {place.name} is not a folder")
+    folder = out.absolute().parent if is_file else out.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"--out {out}: {folder.name} is not a folder")

@@ -32,9 +32,9 @@ def add_parser(commands: Commands) -> None:
     )
     orders = parser.add_subparsers(dest="order", required=True, metavar="ORDER")
     for order, text in _ORDERS.items():
-        one = orders.add_parser(order, help=text, allow_abbrev=False, description=text.capitalize() + ".")
-        one.add_argument("folder", metavar="DIR", help="what --cache-dir names")
-        one.set_defaults(run=_run)
+        order_parser = orders.add_parser(order, help=text, allow_abbrev=False, description=text.capitalize() + ".")
+        order_parser.add_argument("folder", metavar="DIR", help="what --cache-dir names")
+        order_parser.set_defaults(run=_run)
     text = "write a prefix with its pages to a file, for import or --warm-prefix @FILE elsewhere"
     export = orders.add_parser(
         "export", help=text, allow_abbrev=False, description=text.capitalize() + ".", formatter_class=Formatter

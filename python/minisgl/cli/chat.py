@@ -102,15 +102,15 @@ def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
     `ConfigError` or `EnvError`."""
     given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
     seed = {} if args.sampling_seed is None else {"seed": args.sampling_seed}
-    found = {**envs.shell_settings(), **given, **seed}
+    fields = {**envs.shell_settings(), **given, **seed}
     try:
-        SamplingParams(**found).check()
+        SamplingParams(**fields).check()
     except ParamError as error:
         flag = "--sampling-seed" if error.field == "seed" else f"--{error.field.replace('_', '-')}"
         variable = f"MINISGL_SHELL_{error.field.upper()}="
         name = f"{flag} " if error.field not in SETTINGS or error.field in given else variable
-        raise ConfigError(f"{name}{found[error.field]}: {error.reason}") from error
-    return found
+        raise ConfigError(f"{name}{fields[error.field]}: {error.reason}") from error
+    return fields
 
 
 async def _converse(

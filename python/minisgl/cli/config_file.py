@@ -24,15 +24,15 @@ SECRETS = ("key", "token", "password")
 def apply(path: str, parser: argparse.ArgumentParser) -> dict[str, str]:
     """Make the file's values the defaults of `parser`, so that flags win over them. Return where each is set, by its
     flag's destination, such as `server.yaml:3: tp: `. Raises `ConfigError`."""
-    found, places = values(path, parser)
-    parser.set_defaults(**found)
+    defaults, places = values(path, parser)
+    parser.set_defaults(**defaults)
     return places
 
 
 def values(path: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the file's values by flag destination, and the place where each is set. Raises `ConfigError`."""
     actions = dict(_actions(parser))
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     first_lines: dict[str, tuple[str, int]] = {}
     for line, key, value in _entries(path):
         where = f"{path}:{line}"
@@ -52,8 +52,8 @@ def values(path: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], 
             other, at = first_lines[action.dest]
             raise ConfigError(f"{where}: {key}: set already by {other} in line {at}: remove one of them")
         first_lines[action.dest] = (str(key), line)
-        found[action.dest] = converted
-    return found, {dest: f"{path}:{line}: {key}: " for dest, (key, line) in first_lines.items()}
+        defaults[action.dest] = converted
+    return defaults, {dest: f"{path}:{line}: {key}: " for dest, (key, line) in first_lines.items()}
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:

@@ -66,14 +66,14 @@ class Finding:
 
 
 def _packages() -> list[Finding]:
-    found = [Finding("packages", "python", None, f"{platform.python_version()} on {platform.machine()}")]
+    findings = [Finding("packages", "python", None, f"{platform.python_version()} on {platform.machine()}")]
     for name in PACKAGES:
         version = version_of(name)
-        found.append(Finding("packages", name, version is not None, version or f"missing: pip install {name}"))
+        findings.append(Finding("packages", name, version is not None, version or f"missing: pip install {name}"))
     optional = {name: f": {how_to_get(EXTRA_OF[imported])}" for name, imported in OF_EXTRAS.items()}
     for name, how in (optional | dict.fromkeys(OPTIONAL_PACKAGES, "")).items():
-        found.append(Finding("packages", name, None, version_of(name) or f"not installed (optional){how}"))
-    return found
+        findings.append(Finding("packages", name, None, version_of(name) or f"not installed (optional){how}"))
+    return findings
 
 
 def _extension() -> list[Finding]:
@@ -86,21 +86,21 @@ def _extension() -> list[Finding]:
 
 
 def _devices() -> list[Finding]:
-    found = [Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores")]
+    findings = [Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores")]
     if missing("torch"):
-        return [*found, Finding("devices", "cuda", None, f"torch is not installed: {how_to_get('cuda')}")]
+        return [*findings, Finding("devices", "cuda", None, f"torch is not installed: {how_to_get('cuda')}")]
     try:
         import torch
     except ImportError as error:  # installed, but broken
-        return [*found, Finding("devices", "torch", False, str(error))]
-    found[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
-    found.append(_try("devices", "cpu types", _cpu_types))
+        return [*findings, Finding("devices", "torch", False, str(error))]
+    findings[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
+    findings.append(_try("devices", "cpu types", _cpu_types))
     if torch.cuda.is_available():
-        found += [_cuda_device(i) for i in range(torch.cuda.device_count())]
+        findings += [_cuda_device(i) for i in range(torch.cuda.device_count())]
     else:
         built = torch.version.cuda or "no CUDA"
-        found.append(Finding("devices", "cuda", None, f"no usable GPU (torch was built with {built})"))
-    return found
+        findings.append(Finding("devices", "cuda", None, f"no usable GPU (torch was built with {built})"))
+    return findings
 
 
 def _cpu_types() -> str:
@@ -109,11 +109,11 @@ def _cpu_types() -> str:
 
     from minisgl.engine import dtypes
 
-    found = []
+    lines = []
     for name in ("bfloat16", "float16"):
         chosen, why = dtypes.choose("auto", name, torch.device("cpu"))
-        found.append(f"{name}: native" if chosen == name else f"{name}: served as {chosen} ({why})")
-    return "; ".join(found)
+        lines.append(f"{name}: native" if chosen == name else f"{name}: served as {chosen} ({why})")
+    return "; ".join(lines)
 
 
 def _cuda_device(index: int) -> Finding:
@@ -122,9 +122,9 @@ def _cuda_device(index: int) -> Finding:
     from minisgl.attention.backend import Shape, choose, machine
 
     try:
-        place = torch.device("cuda", index)
-        free, total = torch.cuda.mem_get_info(place)
-        device = machine(place)
+        target = torch.device("cuda", index)
+        free, total = torch.cuda.mem_get_info(target)
+        device = machine(target)
     except RuntimeError as error:
         return Finding("devices", f"cuda:{index}", False, str(error).splitlines()[0])
     usual = Shape(torch.bfloat16, head_dim=128, page_size=EngineConfig().page_size)
@@ -249,16 +249,16 @@ def _chat_template(model: str) -> str:
     from minisgl.tokenizer import Tokenizer
     from minisgl.weights.sources import find_tokenizer
 
-    found = Tokenizer.load(find_tokenizer(model, lambda text, done=0, total=0: None)).kept_thoughts()
-    if found is None:
+    kept = Tokenizer.load(find_tokenizer(model, lambda text, done=0, total=0: None)).kept_thoughts()
+    if kept is None:
         raise _NotHere("none")
-    if found.shown == found.of:
+    if kept.shown == kept.of:
         return "keeps the reasoning of earlier turns"
-    before = f"shows {found.shown} of {found.of} earlier thoughts of a session with tools"
-    if found.kwarg is None:
+    before = f"shows {kept.shown} of {kept.of} earlier thoughts of a session with tools"
+    if kept.kwarg is None:
         return f"{before}, and no variable of its makes it show more: the prefix cache ends where they are left out"
-    name, value = found.kwarg
-    return f'{before}; {found.most} with "chat_template_kwargs": {json.dumps({name: value})} in requests'
+    name, value = kept.kwarg
+    return f'{before}; {kept.most} with "chat_template_kwargs": {json.dumps({name: value})} in requests'
 
 
 def main(argv: Sequence[str]) -> int:

@@ -82,11 +82,11 @@ def hidden(*flags: str, help: str, **how: Any) -> Setting:
 
 def _defaults(*structs: type[Any]) -> dict[str, Any]:
     """Return the defaults of the structs' fields whose default is a string or a number."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for struct in structs:
         fields = struct.__struct_fields__
-        found |= dict(zip(fields[-len(struct.__struct_defaults__) :], struct.__struct_defaults__, strict=True))
-    return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
+        defaults |= dict(zip(fields[-len(struct.__struct_defaults__) :], struct.__struct_defaults__, strict=True))
+    return {name: value for name, value in defaults.items() if isinstance(value, str | int | float)}
 
 
 _STRUCTS = (ServerConfig, Limits, DebugConfig, EngineConfig)
@@ -98,7 +98,7 @@ def _of_field(name: str) -> dict[str, Any]:
     """Return argparse's arguments for the type of a field: a switch, a number or a choice; {} for other types."""
     kind: Any = _FIELDS.get(name)
     if get_origin(kind) in (Union, UnionType):
-        *others, kind = (one for one in get_args(kind) if one is not NoneType)
+        *others, kind = (member for member in get_args(kind) if member is not NoneType)
         if others:
             return {}
     if get_origin(kind) is Literal:
@@ -140,14 +140,14 @@ def _one_of(text: str, names: list[str]) -> str:
 
 def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
     """Parse `THRESHOLD:FACTOR`. Raises `ConfigError`."""
-    found = _ADAPTIVE.fullmatch(text)
-    millionths = 0 if found is None else int(Decimal(found[2]) * 1_000_000)
-    if found is None or not 0 < millionths <= 1_000_000:
+    match = _ADAPTIVE.fullmatch(text)
+    millionths = 0 if match is None else int(Decimal(match[2]) * 1_000_000)
+    if match is None or not 0 < millionths <= 1_000_000:
         raise ConfigError(
             f"{text!r}: must be THRESHOLD:FACTOR, a number of answers and a factor above 0, at most 1, of at most 6 "
             'decimals, such as 64:0.5 (in a file in quotes: "64:0.5")'
         )
-    return AdaptiveMaxTokens(int(found[1]), millionths)
+    return AdaptiveMaxTokens(int(match[1]), millionths)
 
 
 class _Model(argparse.Action):
@@ -597,8 +597,8 @@ def add_settings(
     """Add groups of settings to a parser. `show` has destinations of hidden flags that its `--help` shows."""
     for title, settings in groups.items():
         group = parser.add_argument_group(title)
-        for one in settings:
-            one.add_to(group, one.shown or one.dest in show, default=_DEFAULTS.get(one.dest))
+        for row in settings:
+            row.add_to(group, row.shown or row.dest in show, default=_DEFAULTS.get(row.dest))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -608,7 +608,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def notices(args: argparse.Namespace) -> list[str]:
     """Return a notice for each flag and variable without an effect. Raises `ConfigError` for an unsupported value."""
-    return [*aliases.said(args), *envs.notices()]
+    return [*aliases.notices(args), *envs.notices()]
 
 
 VARIABLES = {
@@ -626,7 +626,7 @@ VARIABLES = {
 
 def sources(typed: Mapping[str, str], in_file: Mapping[str, str]) -> dict[str, str]:
     """Return, by destination, how each flag was set: as typed, else by a line of a file, else by a variable."""
-    variables = {dest: f"{name}=" for dest, name in VARIABLES.items() if envs.set_of([name])}
+    variables = {dest: f"{name}=" for dest, name in VARIABLES.items() if envs.set_variables([name])}
     return {**variables, **in_file, **{dest: f"{flag} " for dest, flag in typed.items()}}
 
 

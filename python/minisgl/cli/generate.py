@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         seed=args.sampling_seed,
     ).check()
     config = engine_config(args)
-    say(aliases.said(args), "generate")  # `LLM` itself warns about variables
+    say(aliases.notices(args), "generate")  # `LLM` itself warns about variables
     narration = Narration() if args.narrate else None
-    told: dict[str, Any] = {} if narration is None else narration.settings
+    changes: dict[str, Any] = {} if narration is None else narration.settings
     # no streaming while the log shows each step
     on_text = None if narration is not None or config.log_level == "debug" else _show
     try:
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"prompt: must be UTF-8 text: byte {error.start} is invalid") from error
     from minisgl.tokenizer import ChatTemplateError
 
-    with loaded(config, **told) as llm:
+    with loaded(config, **changes) as llm:
         try:
             if not args.raw and not llm.tokenizer.template_source():
                 say(["this model has no chat template: the text is completed, as with --raw"], "generate")

@@ -22,9 +22,9 @@ def add_parsers(commands: Commands) -> None:
     pull.add_argument(
         "name", metavar="MODEL", help="OWNER/REPO, OWNER/REPO:QUANT, OWNER/REPO/FILE.gguf or a short name"
     )
-    for one in MODEL:
-        if one.flags[0] in _WANTED:
-            one.add_to(pull, shown=True)
+    for row in MODEL:
+        if row.flags[0] in _WANTED:
+            row.add_to(pull, shown=True)
     listing = commands.add_parser("list", help="models of hubs that are here", allow_abbrev=False, description=_LIST)
     listing.set_defaults(run=_list)
     remove = commands.add_parser("rm", help="remove models that list shows", allow_abbrev=False, description=_RM)
@@ -49,23 +49,23 @@ def find(name: str, source: ModelSource | None = None, revision: str | None = No
     display = Display(
         lambda line: print(line, file=sys.stderr, flush=True), sys.stderr if sys.stderr.isatty() else None
     )
-    found = find_model(name, display, source=source or "auto", revision=revision)
+    path = find_model(name, display, source=source or "auto", revision=revision)
     display.close()
-    return found
+    return path
 
 
 def _list(args: argparse.Namespace) -> int:
     from minisgl.weights.hub_cache import entries
 
-    found = entries()
+    models = entries()
     rows = [("NAME", "SIZE", "LAST USED", "HUB")]
-    for one in found:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_ns / 1e9))
-        rows.append((one.name, size(one.num_bytes), used, one.source))
+    for model in models:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used_ns / 1e9))
+        rows.append((model.name, size(model.num_bytes), used, model.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    if not found:
+    if not models:
         print("no models of hubs here: minisgl pull MODEL fetches one", file=sys.stderr)
     return 0
 
@@ -79,14 +79,14 @@ def _remove(args: argparse.Namespace) -> int:
     chosen: dict[str, list[Entry]] = {}
     for name in args.names:
         full = full_name(name)
-        chosen[full] = [one for one in there if one.name == full]
+        chosen[full] = [model for model in there if model.name == full]
         if not chosen[full]:
-            same = [one.name for one in there if one.repo == full.partition(":")[0]]
+            same = [model.name for model in there if model.repo == full.partition(":")[0]]
             raise ConfigError(
                 f"{name}: is not listed: " + (f"there are {', '.join(same)}" if same else "see minisgl list")
             )
-    for name, found in chosen.items():
-        print(f"removed {name}: {size(sum(map(remove, found)))} freed")
+    for name, models in chosen.items():
+        print(f"removed {name}: {size(sum(map(remove, models)))} freed")
     return 0
 
 

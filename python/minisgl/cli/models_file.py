@@ -75,10 +75,10 @@ def entries(args: argparse.Namespace, resolve: Resolve) -> list[Entry]:
     if args.models is not None:
         return _read(args.models, common, resolve)
     named = {name: name for name in getattr(args, "each_model", ())}
-    found = named if args.models_dir is None else models_in(args.models_dir)
+    paths = named if args.models_dir is None else models_in(args.models_dir)
     return [
         _entry({"model": path} | ({} if path == name else {"name": name}), f"--model {name}", common, resolve)
-        for name, path in found.items()
+        for name, path in paths.items()
     ]
 
 
@@ -88,7 +88,7 @@ def _read(path: str, common: Sequence[str], resolve: Resolve) -> list[Entry]:
         if len(pairs) != 1 or pairs[0][0].value != "models" or not isinstance(pairs[0][1], yaml.SequenceNode):
             line = 1 if root is None else line_of(root)
             raise ConfigError(f"{path}:{line}: must be one list, `models:`, with an entry `- model: ...` for each")
-        found: list[Entry] = []
+        models: list[Entry] = []
         for i, node in enumerate(pairs[0][1].value):
             where = f"{path}:{line_of(node)}: models.{i}"
             if not isinstance(node, yaml.MappingNode):
@@ -100,10 +100,10 @@ def _read(path: str, common: Sequence[str], resolve: Resolve) -> list[Entry]:
                 if name in given:
                     raise ConfigError(f"{at}: given twice")
                 given[name] = _field(at, name, loader.construct_object(value, True))
-            found.append(_entry(given, where, common, resolve))
-        if not found:
+            models.append(_entry(given, where, common, resolve))
+        if not models:
             raise ConfigError(f"{path}:{line_of(pairs[0][1])}: models: is empty")
-        return found
+        return models
 
 
 def _text(value: object) -> str:

@@ -67,19 +67,19 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise `UsageError`. Of all spellings of a flag, which argparse lists, only the typed one is shown."""
-        if found := _ARGUMENT.match(message):
+        if match := _ARGUMENT.match(message):
             typed = self._typed_names()
-            names = found[1].split("/")
-            message = next((name for name in names if name in typed), names[0]) + message[found.end(1) :]
+            names = match[1].split("/")
+            message = next((name for name in names if name in typed), names[0]) + message[match.end(1) :]
         elif message.startswith("the following arguments are required"):
             message = f"{message} (see {self.prog} --help)"
         raise UsageError(self.prog, message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = self.parse_known_args(args, namespace)
+        parsed, rest = self.parse_known_args(args, namespace)
         if rest:
             self.refuse(rest)
-        return found
+        return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._arguments = args or ()
@@ -87,7 +87,7 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, rest: Sequence[str], namespace: object = None) -> NoReturn:
         """Raise the error about `rest`, the arguments that no parser recognized."""
-        unknown = next((one for one in rest if one.startswith("-")), rest[0]).partition("=")[0]
+        unknown = next((text for text in rest if text.startswith("-")), rest[0]).partition("=")[0]
         parser = self._asked()
         what = "unknown flag" if unknown.startswith("-") else "unexpected argument"
         known = [name for name in parser._option_string_actions if name.startswith("--")]
@@ -100,7 +100,7 @@ class Parser(argparse.ArgumentParser):
         return {actions[name].dest: name for name in parser._typed_names() if name in actions}
 
     def _typed_names(self) -> list[str]:
-        return [one.partition("=")[0] for one in self._arguments]
+        return [text.partition("=")[0] for text in self._arguments]
 
     def _asked(self) -> Parser:
         """Return the parser of the typed command, else this one."""
@@ -133,7 +133,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         if isinstance(action, argparse._SubParsersAction):
-            names = [one.dest for one in action._choices_actions]
+            names = [choice.dest for choice in action._choices_actions]
             hint = did_you_mean(str(value), action.choices, f"choose one of {', '.join(names)}")
             raise argparse.ArgumentError(None, f"{value}: unknown command{hint}")
         raise argparse.ArgumentError(None, self._about(action, value, one_of(action.choices)))

@@ -39,18 +39,18 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
 
     try:
         if body.get("messages") is not None:
-            asked = checked(body, ChatRequest)
-            if is_prefix and asked.add_generation_prompt is None:
-                asked = asked.model_copy(update={"add_generation_prompt": False})
-            return chat_ids(llm, asked)
+            chat = checked(body, ChatRequest)
+            if is_prefix and chat.add_generation_prompt is None:
+                chat = chat.model_copy(update={"add_generation_prompt": False})
+            return chat_ids(llm, chat)
         given: str | list[int]
         if body.get("prompt") is not None:
             given, *others = checked(body, CompletionRequest).prompts()
             if others:
                 raise ConfigError("prompt: must be a single one")
         else:
-            found = checked(body, PrefixRequest)
-            given = list(found.token_ids or ()) if found.text is None else found.text
+            prefix = checked(body, PrefixRequest)
+            given = list(prefix.token_ids or ()) if prefix.text is None else prefix.text
     except (ApiError, ConfigError) as error:
         raise ConfigError(f"{said}: {error}") from error
     return encoded(llm, given, is_whole=False) if isinstance(given, str) else given

@@ -24,7 +24,7 @@ T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Answer:
     """Known parts of an answer, in addition to its receipt. `logprobs` are those of the tokens of its text."""
 
     ids: list[int] | None = None
@@ -32,7 +32,7 @@ class Said:
     logprobs: list[float] | None = None
 
     @classmethod
-    def of_choice(cls, choice: dict[str, Any]) -> Said:
+    def of_choice(cls, choice: dict[str, Any]) -> Answer:
         """Read the ids (present with `return_token_ids`) and `logprobs` of one choice of a response. Ollama's
         `logprobs` are the list itself."""
         found = choice.get("logprobs") or {}
@@ -40,7 +40,7 @@ class Said:
         logprobs = found.get("token_logprobs") or [one.get("logprob") for one in found.get("content") or ()]
         return cls(_list_of(int, choice.get("token_ids")), None, _list_of(float, logprobs) or None)
 
-    def answered(self, data: bytes) -> Said:
+    def answered(self, data: bytes) -> Answer:
         """Return a copy with the answer of a file: token ids if `data` is a JSON list of them, else text."""
         try:
             return replace(self, ids=msgspec.json.decode(data, type=list[int]), text=None)
@@ -49,46 +49,46 @@ class Said:
 
 
 def differences(
-    llm: LLM, found: Receipt, prompt: list[int], *, lora: str | None = None, said: Said | None = None
+    llm: LLM, claim: Receipt, prompt: list[int], *, lora: str | None = None, said: Answer | None = None
 ) -> list[str]:
     """Compute the answer of the receipt `found` alone and return a line for each difference from the receipt and from
     `said`; empty if all are equal. `llm` must have the receipt's model and arithmetic."""
-    if Tokens.of(prompt) != found.prompt:
-        return [f"another prompt: {len(prompt)} tokens, in the receipt {found.prompt.count}, with another digest"]
-    sampling = found.sampling
-    if found.finish_reason == "abort":  # ended by the client, at an unpredictable token
-        sampling = msgspec.structs.replace(sampling, max_tokens=max(1, found.answer.count))
-    if found.logprobs is not None:
+    if Tokens.of(prompt) != claim.prompt:
+        return [f"another prompt: {len(prompt)} tokens, in the receipt {claim.prompt.count}, with another digest"]
+    sampling = claim.sampling
+    if claim.finish_reason == "abort":  # ended by the client, at an unpredictable token
+        sampling = msgspec.structs.replace(sampling, max_tokens=max(1, claim.answer.count))
+    if claim.logprobs is not None:
         sampling = msgspec.structs.replace(sampling, logprobs=0)
     llm.clear_cache()
     (output,) = llm.generate([prompt], sampling, lora=lora, progress=False)
     computed = output.outputs[0]
     if computed.error:
         raise ConfigError(computed.error)
-    return list(_Comparison(llm, found, prompt, computed, lora).lines(said or Said()))
+    return list(_Comparison(llm, claim, prompt, computed, lora).lines(said or Answer()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     llm: LLM
-    found: Receipt
+    claim: Receipt
     prompt: list[int]
     computed: Completion
     lora: str | None
 
-    def lines(self, said: Said) -> list[str]:
-        found, computed = self.found, self.computed
-        differ, is_other = [], Tokens.of(computed.token_ids) != found.answer
+    def lines(self, said: Answer) -> list[str]:
+        claim, computed = self.claim, self.computed
+        differ, is_other = [], Tokens.of(computed.token_ids) != claim.answer
         if is_other:
             known = said.ids is not None or said.text is not None
             hint = "" if known else " (where is known with --answer, or of an answer with return_token_ids)"
             differ.append(
-                f"another answer: {len(computed.token_ids)} tokens, in the receipt {found.answer.count}, with another "
+                f"another answer: {len(computed.token_ids)} tokens, in the receipt {claim.answer.count}, with another "
                 f"digest{hint}"
             )
-        elif found.finish_reason not in (computed.finish_reason, "abort"):
-            differ.append(f"it ends otherwise: {computed.finish_reason}, in the receipt {found.finish_reason}")
-        elif found.logprobs is not None and _digest(computed.logprobs) != found.logprobs:
+        elif claim.finish_reason not in (computed.finish_reason, "abort"):
+            differ.append(f"it ends otherwise: {computed.finish_reason}, in the receipt {claim.finish_reason}")
+        elif claim.logprobs is not None and _digest(computed.logprobs) != claim.logprobs:
             differ.append(self._other_logprobs(said.logprobs))
         if said.ids is not None:
             differ += self._of_ids(said.ids)
@@ -103,7 +103,7 @@ class _Comparison:
         text = "the same tokens, with other probabilities: computed by other arithmetic"
         if given is None:
             return f"{text} (a receipt has their digest alone: by how much is known of an answer with logprobs)"
-        if _digest(given) != self.found.logprobs:
+        if _digest(given) != self.claim.logprobs:
             return f"{text} (the answer's logprobs are not those of its receipt)"
         theirs, ours = np.array(given, np.float32), np.array(self.computed.logprobs, np.float32)
         if len(theirs) != len(ours):
@@ -131,7 +131,7 @@ class _Comparison:
         if ids == ours:
             return []
         lines = []
-        if Tokens.of(ids) != self.found.answer:
+        if Tokens.of(ids) != self.claim.answer:
             lines.append(f"the answer's {len(ids)} tokens are not those of the receipt")
         at = next((i for i, (a, b) in enumerate(zip(ids, ours, strict=False)) if a != b), min(len(ids), len(ours)))
         return [*lines, f"the answer from token {at} on: {self._beside(ids[at : at + 1], at)}"]
@@ -145,13 +145,13 @@ class _Comparison:
             f"{one[0]} {self.llm.tokenizer.decode(one, skip_special_tokens=False)!r}" if one else "its end"
             for one in pair
         ]
-        told = [
+        texts = [
             f"{text} (log probability {np.float32(given)!s})" if given is not None else text
             for text, given in zip(shown, logprobs, strict=True)
         ]
         first, second = logprobs
         apart = "" if first is None or second is None else f": {abs(first - second):.6g} apart"
-        return f"{told[0]}, computed {told[1]}{apart}"
+        return f"{texts[0]}, computed {texts[1]}{apart}"
 
     def _of_text(self, text: str) -> str:
         """Return a line about the first differing character, and about the first differing token if the tokenizer gives
@@ -159,23 +159,23 @@ class _Comparison:
         ours = self.computed.text
         at = next((i for i, (a, b) in enumerate(zip(text, ours, strict=False)) if a != b), min(len(text), len(ours)))
         said = f"the answer from character {at} on: {text[at : at + 20]!r}, computed {ours[at : at + 20]!r}"
-        place, length = self._last_token_before(at)
+        index, length = self._last_token_before(at)
         rest, decode = text[length:], self.llm.tokenizer.decode
         theirs = self.llm.tokenizer.encode(rest, add_special_tokens=False).tolist()[:1] if rest else []
-        common = self.computed.token_ids[:place]
+        common = self.computed.token_ids[:index]
         if decode([*common, *theirs]) != text[: length + len(decode(theirs))]:
             return said
-        return f"{said}; token {place}: {self._beside(theirs, place)}"
+        return f"{said}; token {index}: {self._beside(theirs, index)}"
 
     def _last_token_before(self, at: int) -> tuple[int, int]:
         """Return the number of tokens before the one with character `at`, and how many characters they have."""
-        decoder, length, found = self.llm.tokenizer.new_decoder(), 0, (0, 0)
-        for place, token in enumerate(self.computed.token_ids, 1):
+        decoder, length, before = self.llm.tokenizer.new_decoder(), 0, (0, 0)
+        for index, token in enumerate(self.computed.token_ids, 1):
             length += len(decoder.push([token]))
             if length > at:
                 break
-            found = (place, length)
-        return found
+            before = (index, length)
+        return before
 
 
 def _list_of(kind: type[T], given: object) -> list[T] | None:

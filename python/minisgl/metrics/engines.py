@@ -116,36 +116,36 @@ def together(stats: Sequence[EngineStats]) -> EngineStats | None:
 
 
 def _meters(all_: Iterable[Mapping[str, MeterReading]]) -> dict[str, MeterReading]:
-    found: dict[str, MeterReading] = {}
+    total: dict[str, MeterReading] = {}
     for meters in all_:
-        for name, one in meters.items():
-            found[name] = added(found[name], one) if name in found else one
-    return found
+        for name, reading in meters.items():
+            total[name] = added(total[name], reading) if name in total else reading
+    return total
 
 
-def added(one: MeterReading, other: MeterReading) -> MeterReading:
+def added(first: MeterReading, second: MeterReading) -> MeterReading:
     return MeterReading(
-        one.count + other.count,
-        one.total_s + other.total_s,
-        max(one.longest_s, other.longest_s),
-        max(one.recent_s, other.recent_s),
-        dict(Counter(one.spread) + Counter(other.spread)),
+        first.count + second.count,
+        first.total_s + second.total_s,
+        max(first.longest_s, second.longest_s),
+        max(first.recent_s, second.recent_s),
+        dict(Counter(first.spread) + Counter(second.spread)),
     )
 
 
 def _prefixes(all_: Iterable[Sequence[PrefixState]]) -> tuple[PrefixState, ...]:
     """Merge the prefixes of all engines: hits are summed; ready or pinned means in every engine that has it."""
-    found: dict[int, list[PrefixState]] = {}
+    by_id: dict[int, list[PrefixState]] = {}
     for states in all_:
-        for one in states:
-            found.setdefault(one.prefix_id, []).append(one)
-    return tuple(reduce(_same, states) for states in found.values())
+        for state in states:
+            by_id.setdefault(state.prefix_id, []).append(state)
+    return tuple(reduce(_same, states) for states in by_id.values())
 
 
-def _same(one: PrefixState, other: PrefixState) -> PrefixState:
+def _same(first: PrefixState, second: PrefixState) -> PrefixState:
     return msgspec.structs.replace(
-        one,
-        is_ready=one.is_ready and other.is_ready,
-        is_pinned=one.is_pinned and other.is_pinned,
-        num_hits=one.num_hits + other.num_hits,
+        first,
+        is_ready=first.is_ready and second.is_ready,
+        is_pinned=first.is_pinned and second.is_pinned,
+        num_hits=first.num_hits + second.num_hits,
     )

@@ -52,10 +52,10 @@ class EngineCollector(Collector):
 
 def family(kind: Kind, name: str, text: str, samples: Iterable[Sequence[Any]], *labels: str) -> Metric:
     """Build a family. Each of `samples` has the values of `labels`, then the sample's value."""
-    found = kind(f"minisgl:{name}", text, labels=labels)
+    metric = kind(f"minisgl:{name}", text, labels=labels)
     for *of_labels, value in samples:
-        found.add_metric(of_labels, float(value))
-    return found
+        metric.add_metric(of_labels, float(value))
+    return metric
 
 
 def scheduler_in_use(info: EngineReady, stats: EngineStats | None) -> str:
@@ -132,9 +132,9 @@ def _steps(stats: EngineStats) -> Iterable[Metric]:
     yield family(Counter, "step_rows", "rows of all steps, added up", [(stats.num_rows_total,)])
     yield family(Counter, "step_tokens", "tokens that all steps computed", [(stats.num_step_tokens_total,)])
     yield family(Gauge, "batch_rows", "rows of the last step", [(stats.batch_rows,)])
-    known = [(phase, stats.meters[phase]) for phase in PHASES if phase in stats.meters]
-    total = [(phase, one.total_s) for phase, one in known]
-    longest = [(phase, one.recent_s) for phase, one in known]
+    phases = [(phase, stats.meters[phase]) for phase in PHASES if phase in stats.meters]
+    total = [(phase, meter.total_s) for phase, meter in phases]
+    longest = [(phase, meter.recent_s) for phase, meter in phases]
     yield family(Counter, "step_phase_seconds", "seconds of the step loop, by phase", total, "phase")
     yield family(Gauge, "step_phase_longest_seconds", "longest of the last 10 to 20 s by phase", longest, "phase")
     yield from histogram("minisgl:schedule_seconds", "seconds to schedule a step", stats.meters.get("schedule"))
@@ -170,13 +170,15 @@ def process_families(
         (Gauge, "gc_longest_seconds", of_late, "gc", _recent),
     )
     for kind, name, text, meter, value in rows:
-        yield family(kind, name, text, [(process, value(found[meter])) for process, found in meters.items()], "process")
-    talking = {process: found for process, found in meters.items() if found["decode"].count}
-    frames = [(process, found["decode"].count) for process, found in talking.items()]
+        yield family(
+            kind, name, text, [(process, value(readings[meter])) for process, readings in meters.items()], "process"
+        )
+    talking = {process: readings for process, readings in meters.items() if readings["decode"].count}
+    frames = [(process, readings["decode"].count) for process, readings in talking.items()]
     yield family(Counter, "frames_received", "received frames, each with one or more messages", frames, "process")
     transport = [
-        (process, part, found[part].total_s)
-        for process, found in talking.items()
+        (process, part, readings[part].total_s)
+        for process, readings in talking.items()
         for part in ("encode", "decode", "queue")
     ]
     text = "seconds of encoding, decoding and queueing messages"
@@ -228,10 +230,10 @@ def by_engine(views: Sequence[EngineView], pool: Readings | None) -> Iterable[Me
     yield family(Gauge, "engine_ready", "1 while the engine serves", ready, "engine")
     yield family(Counter, "engine_restarts", "times that the engine restarted", restarts, "engine")
     yield family(Counter, "engine_losses", "times that the engine died or hung", losses, "engine")
-    known = [(str(view.engine), stats) for view in views if (stats := view.stats) is not None]
+    serving = [(str(view.engine), stats) for view in views if (stats := view.stats) is not None]
     for kind, rows in ((Gauge, GAUGES), (Counter, COUNTERS)):
         for name, text, value in rows:
-            samples = [(engine, value(stats)) for engine, stats in known]
+            samples = [(engine, value(stats)) for engine, stats in serving]
             yield family(kind, f"engine_{name}", f"{text}, by engine", samples, "engine")
     for kind, name, text, key in (
         (Counter, "pool_requests_moved", "requests of a lost engine that continued in another one", "num_moved_total"),

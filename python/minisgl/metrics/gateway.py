@@ -63,31 +63,31 @@ class Readings(TypedDict):
     meters: dict[str, MeterSums]
 
 
-def families(found: Readings | None) -> Iterable[Metric]:
+def families(readings: Readings | None) -> Iterable[Metric]:
     """Yield the families that only a gateway has; without samples if there is none."""
-    cache, requests = (None, []) if found is None else (found["cache"], found["requests"])
+    cache, requests = (None, []) if readings is None else (readings["cache"], readings["requests"])
     did = [("passed_on" if reason else "answered", route, reason, count) for route, reason, count in requests]
     texts = [] if cache is None else [("hit", cache["hits"]), ("miss", cache["misses"])]
-    saved, held = ([], []) if cache is None else ([(cache["hit_bytes"],)], [(cache["bytes"],)])
+    saved, size = ([], []) if cache is None else ([(cache["hit_bytes"],)], [(cache["bytes"],)])
     yield family(Counter, "gateway_requests", "requests by what the gateway did", did, "outcome", "route", "reason")
     yield family(Counter, "encode_cache_texts", "lookups in the cache of encoded texts", texts, "outcome")
     yield family(Counter, "encode_cache_hit_bytes", "bytes of text that was cached", saved)
-    yield family(Gauge, "encode_cache_bytes", "bytes of the cache of encoded texts", held)
+    yield family(Gauge, "encode_cache_bytes", "bytes of the cache of encoded texts", size)
 
 
-def shown(found: Readings) -> dict[str, Any]:
+def shown(readings: Readings) -> dict[str, Any]:
     """Return the gateway's part of /stats; `answered` and `passed_on` cover the routes that the gateway has."""
     routes: dict[str, dict[str, int]] = {}
-    for route, reason, count in found["requests"]:
+    for route, reason, count in readings["requests"]:
         routes.setdefault(route, {})[reason or "answered"] = count
     own = [of_route for route, of_route in routes.items() if route != OTHER]
     answered = sum(of_route.get("answered", 0) for of_route in own)
     return {
-        "num_open": found["num_open"],
+        "num_open": readings["num_open"],
         "answered": answered,
         "passed_on": sum(sum(of_route.values()) for of_route in own) - answered,
         "routes": routes,
-        "cache": found["cache"],
+        "cache": readings["cache"],
     }
 
 

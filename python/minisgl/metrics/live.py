@@ -53,7 +53,7 @@ class LiveFigures:
         self._looks.append((now, snapshot, stats, counts))
         interval = 0.0 if before is None else now - before[0]
         prompt, cached = _tokens(stats, NOTHING if oldest is None else oldest[2])
-        found: dict[str, Any] = {
+        event: dict[str, Any] = {
             "at_ms": round(time.time() * 1e3, 1),
             "interval_s": round(interval, 3),
             "window_s": WINDOW_S,
@@ -62,9 +62,9 @@ class LiveFigures:
         }
         for name, here in counts.items():
             then = [0] * len(here) if oldest is None else oldest[3][name]
-            found[f"{name}_s"] = _spread([new - old for new, old in zip(here, then, strict=True)])
+            event[f"{name}_s"] = _spread([new - old for new, old in zip(here, then, strict=True)])
         retracted = stats.num_retracted_total
-        return found | {
+        return event | {
             "kv": {name: getattr(stats, field) for name, field in KV.items()},
             "hit_rate": round(cached / prompt, 4) if prompt > 0 else None,
             "step": _phases(stats, stats if before is None else before[2]),
@@ -104,22 +104,22 @@ def _rates(
 
 
 def _spread(counts: Sequence[int]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {"count": sum(counts)}
+    spread: dict[str, float | None] = {"count": sum(counts)}
     for share in SHARES:
         value = percentile(SECONDS, counts, share)
-        found[f"p{share}"] = None if value is None else round(value, 6)
-    return found
+        spread[f"p{share}"] = None if value is None else round(value, 6)
+    return spread
 
 
 def _phases(now: EngineStats, then: EngineStats) -> dict[str, float | None]:
     """Return the mean milliseconds of a step by phase; None if there was no step."""
     steps = now.num_steps_total - then.num_steps_total
     parts = {"schedule": ("schedule",), "forward": ("launch", "wait"), "commit": ("commit",), "send": ("send",)}
-    found: dict[str, float | None] = {}
+    means: dict[str, float | None] = {}
     for name, meters in parts.items():
         spent = sum(_total(now, meter) - _total(then, meter) for meter in meters)
-        found[name] = round(max(0.0, spent) * 1e3 / steps, 4) if steps > 0 else None
-    return found
+        means[name] = round(max(0.0, spent) * 1e3 / steps, 4) if steps > 0 else None
+    return means
 
 
 def _total(stats: EngineStats, meter: str) -> float:
@@ -127,6 +127,6 @@ def _total(stats: EngineStats, meter: str) -> float:
 
 
 def _engine(view: Mapping[str, Any]) -> dict[str, Any]:
-    found, stats = {name: value for name, value in view.items() if name != "stats"}, view["stats"] or {}
+    shown, stats = {name: value for name, value in view.items() if name != "stats"}, view["stats"] or {}
     fields = {"running": "num_running", "waiting": "num_waiting", **KV}
-    return found | {name: stats.get(field, 0) for name, field in fields.items()}
+    return shown | {name: stats.get(field, 0) for name, field in fields.items()}

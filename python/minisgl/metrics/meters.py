@@ -78,12 +78,12 @@ class Meters:
     def readings(self) -> dict[str, MeterReading]:
         """Read all meters. `recent_s` is the longest of the last `WINDOW_NS`, or since the last reading before."""
         now = time.perf_counter_ns()
-        found = {name: meter.reading() for name, meter in self._meters.items()}
+        current = {name: meter.reading() for name, meter in self._meters.items()}
         if now - self._window_began >= WINDOW_NS:
             self._window_began = now
             for meter in self._meters.values():
                 meter.next_window()
-        return found
+        return current
 
 
 class Peak:
@@ -172,8 +172,8 @@ class SpreadMeter(Meter):
         self._counts.clear()
 
     def reading(self) -> MeterReading:
-        found = super().reading()
-        return MeterReading(found.count, found.total_s, found.longest_s, found.recent_s, dict(self._counts))
+        plain = super().reading()
+        return MeterReading(plain.count, plain.total_s, plain.longest_s, plain.recent_s, dict(self._counts))
 
 
 def bucket(ns: int) -> int:
@@ -189,14 +189,14 @@ def lower_ns(index: int) -> int:
 
 def percentiles(spread: Mapping[int, int], longest_s: float, shares: Sequence[int] = PERCENTILES) -> dict[str, float]:
     """Return percentiles in seconds by names such as `p95_s`: the middle of a bucket. Empty without durations."""
-    found, seen, total = dict[str, float](), 0, sum(spread.values())
+    values, seen, total = dict[str, float](), 0, sum(spread.values())
     left = list(shares)
     for index in sorted(spread):
         seen += spread[index]
         while left and 100 * seen >= left[0] * total:
             middle = (lower_ns(index) + lower_ns(index + 1)) / 2e9
-            found[f"p{left.pop(0)}_s"] = min(middle, longest_s)
-    return found
+            values[f"p{left.pop(0)}_s"] = min(middle, longest_s)
+    return values
 
 
 def histogram(name: str, text: str, reading: MeterReading | None) -> Iterable[HistogramMetricFamily]:

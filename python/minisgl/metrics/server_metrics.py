@@ -277,18 +277,18 @@ class Metrics(Collector):
 def _engine(stats: EngineStats | None) -> dict[str, Any] | None:
     if stats is None:
         return None
-    found = {name: getattr(stats, name) for name in stats.__struct_fields__}
-    found["ranks"] = [_plain(one) for one in stats.ranks]
-    found["prefixes"] = [_plain(one) for one in stats.prefixes]
-    found["meters"] = {name: _meter(reading) for name, reading in stats.meters.items()}
-    return found
+    fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    fields["ranks"] = [_plain(one) for one in stats.ranks]
+    fields["prefixes"] = [_plain(one) for one in stats.prefixes]
+    fields["meters"] = {name: _meter(reading) for name, reading in stats.meters.items()}
+    return fields
 
 
 def _meter(reading: MeterReading) -> dict[str, float]:
     """Return a meter's reading as plain data, with percentiles in place of its buckets."""
-    found = _plain(reading)
-    del found["spread"]
-    return {**found, **percentiles(reading.spread, reading.longest_s)}
+    fields = _plain(reading)
+    del fields["spread"]
+    return {**fields, **percentiles(reading.spread, reading.longest_s)}
 
 
 def _of_key(counts: KeyCounts) -> dict[str, Any]:

@@ -63,16 +63,16 @@ class ChromeTrace:
 
     def _as_json(self, events: list[tuple[int, str, int, int, int]]) -> list[dict[str, Any]]:
         pid = os.getpid()
-        found: list[dict[str, Any]] = [
+        records: list[dict[str, Any]] = [
             {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"minisgl {self._process}"}}
         ]
         for thread in sorted({event[0] for event in events}):
             name = "forward" if thread == DEVICE else "loop"
-            found.append({"ph": "M", "pid": pid, "tid": thread, "name": "thread_name", "args": {"name": name}})
+            records.append({"ph": "M", "pid": pid, "tid": thread, "name": "thread_name", "args": {"name": name}})
         for thread, name, start, end, step in events:
             event = {"ph": "X", "pid": pid, "tid": thread, "name": name, "ts": start / 1e3, "dur": (end - start) / 1e3}
-            found.append(event if step < 0 else {**event, "args": {"step": step}})
-        return found
+            records.append(event if step < 0 else {**event, "args": {"step": step}})
+        return records
 
 
 class TracedMeter(Meter):

@@ -37,7 +37,7 @@ class Policy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         metrics = context.aggregated_metrics or {}
-        found = wanted(
+        count = wanted(
             context.current_num_replicas,
             metrics.get(QUEUED, {}),
             metrics.get(KV, {}),
@@ -45,4 +45,4 @@ class Policy:
             self._kv_use,
         )
         is_silent = any(one not in metrics.get(KV, {}) for one in context.running_replicas)
-        return max(found, context.target_num_replicas if is_silent else 0), {}
+        return max(count, context.target_num_replicas if is_silent else 0), {}

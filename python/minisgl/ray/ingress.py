@@ -17,8 +17,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minisgl.ray.placement import look_at
-from minisgl.ray.relay import Asked, Head, Relay
+from minisgl.ray.placement import routing_fields
+from minisgl.ray.relay import Call, Header, Relay
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.passing import WHO, Lost
 from minisgl.server.core.resume import MARKS
@@ -55,7 +55,7 @@ class Ingress:
             return ApiError(413, f"body: more than {MAX_BODY_BYTES} bytes", code="body_too_large").response(path)
         if request.method in ("GET", "HEAD") and path.rstrip("/") == "/v1/models" and len(self._handles) > 1:
             return await self._models(request)
-        name = look_at(body).model or request.headers.get(MODEL_HEADER)
+        name = routing_fields(body).model or request.headers.get(MODEL_HEADER)
         handle = self._handles.get(name or "", self._handles[self._default])
         return Relayed(self._relay(handle, request, body))
 
@@ -63,7 +63,7 @@ class Ingress:
         query = request.scope.get("query_string", b"").decode("latin-1")
         path = _raw_path(request.scope) + (f"?{query}" if query else "")
         headers = [header for header in request.scope["headers"] if header[0].lower() != MARKS]  # between servers only
-        return Relay(Asked(request.method, path, headers, body), _attempt(handle), self._retry_s)
+        return Relay(Call(request.method, path, headers, body), _attempt(handle), self._retry_s)
 
     async def _body(self, request: Request) -> bytes | Response | None:
         """Read the whole body. Return None if it is too large, or a response that refuses the request's API key."""
@@ -82,19 +82,19 @@ class Ingress:
     async def _refusal_of_key(self, request: Request) -> Response | None:
         """Let a server check the request's API key alone. Return its refusal, or None if it does not refuse."""
         headers = [header for header in request.scope["headers"] if header[0] in WHO]
-        asked = Asked("GET", "/v1/models", headers)
-        head, data = await _whole(Relay(asked, _attempt(self._handles[self._default]), self._retry_s))
+        probe = Call("GET", "/v1/models", headers)
+        head, data = await _whole(Relay(probe, _attempt(self._handles[self._default]), self._retry_s))
         return _response(head, data) if head.status in (401, 403) else None
 
     async def _models(self, request: Request) -> Response:
         """Return the models of all deployments, or the first error response."""
-        found: list[Any] = []
+        models: list[Any] = []
         for handle in self._handles.values():
             head, data = await _whole(self._relay(handle, request, b""))
             if head.status != 200:
                 return _response(head, data)
-            found += json.loads(data)["data"]
-        return Response(msgspec.json.encode({"object": "list", "data": found}), media_type="application/json")
+            models += json.loads(data)["data"]
+        return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
 
 
 class Relayed(Response):
@@ -105,22 +105,22 @@ class Relayed(Response):
         self._relay = relay
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async for one in self._relay.answer():
-            if isinstance(one, Head):
+        async for part in self._relay.answer():
+            if isinstance(part, Header):
                 # Serve's proxy writes this header itself, with the same id
-                headers = [header for header in one.headers if header[0] != b"x-request-id"]
-                await send({"type": "http.response.start", "status": one.status, "headers": headers})
+                headers = [header for header in part.headers if header[0] != b"x-request-id"]
+                await send({"type": "http.response.start", "status": part.status, "headers": headers})
             else:
-                await send({"type": "http.response.body", "body": one, "more_body": True})
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _attempt(handle: Any) -> Any:
-    async def attempt(asked: Asked) -> AsyncIterator[Head | bytes]:
-        answer = handle.relay.remote(asked)
+    async def attempt(request: Call) -> AsyncIterator[Header | bytes]:
+        answer = handle.relay.remote(request)
         try:
-            async for one in answer:
-                yield one
+            async for part in answer:
+                yield part
         except Lost:
             raise
         except Exception as error:  # Ray's errors of a dead actor, a lost node, a failed call
@@ -142,17 +142,17 @@ def _is_path(raw: str) -> bool:
     return raw.startswith("/") and not raw[1:].lower().startswith(("/", "\\", "%2f", "%5c"))
 
 
-async def _whole(relay: Relay) -> tuple[Head, bytes]:
-    head, data = Head(503, []), b""
-    async for one in relay.answer():
-        if isinstance(one, Head):
-            head = one
+async def _whole(relay: Relay) -> tuple[Header, bytes]:
+    head, data = Header(503, []), b""
+    async for part in relay.answer():
+        if isinstance(part, Header):
+            head = part
         else:
-            data += one
+            data += part
     return head, data
 
 
-def _response(head: Head, data: bytes) -> Response:
+def _response(head: Header, data: bytes) -> Response:
     answer = Response(data, head.status)
     answer.raw_headers = [*head.headers, (b"content-length", b"%d" % len(data))]
     return answer

@@ -40,24 +40,24 @@ class _Body(msgspec.Struct):
     input_ids: msgspec.Raw = msgspec.Raw()
 
 
-class Seen(msgspec.Struct, frozen=True):
+class RoutingFields(msgspec.Struct, frozen=True):
     """Parts of a request for placement. `prefix`: first bytes of the prompt, [at most `MAX_BYTES`] int32."""
 
     model: str | None
     prefix: Int32Array
 
 
-_NOTHING = Seen(None, np.zeros(0, np.int32))
+_NOTHING = RoutingFields(None, np.zeros(0, np.int32))
 
 
-def look_at(body: bytes) -> Seen:
+def routing_fields(body: bytes) -> RoutingFields:
     try:
-        found = decoded(body, _Body)
+        sent = decoded(body, _Body)
     except WRONG:
         return _NOTHING
-    fields = (found.tools, found.system, found.instructions, found.messages, found.input, found.prompt, found.text)
-    text = b"".join(begin_of(one, MAX_BYTES) for one in (*fields, found.input_ids))[:MAX_BYTES]
-    return Seen(text_of(found.model), np.frombuffer(text, np.uint8).astype(np.int32))
+    fields = (sent.tools, sent.system, sent.instructions, sent.messages, sent.input, sent.prompt, sent.text)
+    text = b"".join(begin_of(one, MAX_BYTES) for one in (*fields, sent.input_ids))[:MAX_BYTES]
+    return RoutingFields(text_of(sent.model), np.frombuffer(text, np.uint8).astype(np.int32))
 
 
 MAX_MEMBERS = 1024

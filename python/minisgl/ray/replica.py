@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from minisgl.chat.own_server import OwnServer, own_server
 from minisgl.ray.args import ModelArgs
 from minisgl.ray.autoscaling import KV, QUEUED
-from minisgl.ray.relay import Asked, Head
+from minisgl.ray.relay import Call, Header
 from minisgl.server.core.passing import Headers, Lost, ask, ask_whole, request_bytes
 
 PROBE_S = 5.0  # seconds for a response of /livez or /stats
@@ -88,8 +88,8 @@ class Replica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Return the queued tokens and the KV use for `autoscaling.Policy`."""
-        found = await self._load()
-        return {QUEUED: found["queued_tokens"], KV: found["kv_use"]}
+        load = await self._load()
+        return {QUEUED: load["queued_tokens"], KV: load["kv_use"]}
 
     async def _load(self) -> dict[str, float]:
         key = self._server.key
@@ -102,14 +102,14 @@ class Replica:
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    async def relay(self, asked: Asked) -> AsyncIterator[Head | bytes]:
+    async def relay(self, asked: Call) -> AsyncIterator[Header | bytes]:
         """Send a request to the server and yield the response's header, then its body in pieces (waiting events are
         joined). Raises `Lost`."""
         request = request_bytes(asked.method, asked.path.encode("latin-1"), asked.headers, asked.said + asked.body)
         try:
             with contextlib.closing(await ask(self._address, request)) as answer:
                 # no length, as another replica may continue the stream
-                yield Head(answer.status, [one for one in answer.headers if one[0] != b"content-length"])
+                yield Header(answer.status, [one for one in answer.headers if one[0] != b"content-length"])
                 async for data in answer.pieces():
                     yield data
         except Lost as error:

@@ -39,10 +39,10 @@ class Asks:
     async def all(self, path: bytes, headers: Headers | None = None) -> dict[str, bytes]:
         """Send a GET request to all loaded servers and return the bodies of their 200 responses, by model. `headers`
         replace the port's own API key by a client's."""
-        loaded = [one for one in self.registry.models.values() if one.server is not None]
+        loaded = [each for each in self.registry.models.values() if each.server is not None]
         request = request_bytes("GET", path, self._headers if headers is None else headers)
-        found = await asyncio.gather(*(self._one(model, request) for model in loaded))
-        return {model.name: body for model, body in zip(loaded, found, strict=True) if body is not None}
+        bodies = await asyncio.gather(*(self._one(model, request) for model in loaded))
+        return {model.name: body for model, body in zip(loaded, bodies, strict=True) if body is not None}
 
     async def _one(self, model: Model, request: bytes) -> bytes | None:
         if model.server is None:
@@ -61,7 +61,7 @@ def card(model: Model) -> list[dict[str, Any]]:
         size, failure = entry.size(), model.failure.reason
     except ConfigError as error:
         size, failure = None, str(error)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": model.name,
         "object": "model",
         "created": STARTED,
@@ -73,16 +73,16 @@ def card(model: Model) -> list[dict[str, Any]]:
         "memory": model.seen.most_bytes or None,
     }
     if entry.aliases:
-        found["aliases"] = list(entry.aliases)
+        fields["aliases"] = list(entry.aliases)
     if entry.pin:
-        found["pinned"] = True
+        fields["pinned"] = True
     if model.state == "loading":
-        found["doing"] = model.seen.doing
+        fields["doing"] = model.seen.doing
     if failure:
-        found["failure"] = failure
-    of_adapter = {key: found[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
+        fields["failure"] = failure
+    of_adapter = {key: fields[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
     return [
-        found,
+        fields,
         *(
             {"id": name, **of_adapter, "root": name, "parent": model.name}
             for name in (*entry.adapters, *model.adapters)
@@ -92,15 +92,15 @@ def card(model: Model) -> list[dict[str, Any]]:
 
 def tags(registry: Registry, *, are_loaded: bool = False) -> dict[str, Any]:
     """Return the models as Ollama's API lists them: all, or those that are loaded."""
-    found: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for model in registry.models.values():
         if are_loaded and model.state != "loaded":
             continue
         first, *adapters = card(model)
         names = [model.name, *(one["id"] for one in adapters)]
         cards = listed(names, STARTED, first["size"] or 0, model.name)
-        found += running(cards, model.seen.used_bytes, model.seen.max_model_len or 0, "") if are_loaded else cards
-    return {"models": found}
+        shown += running(cards, model.seen.used_bytes, model.seen.max_model_len or 0, "") if are_loaded else cards
+    return {"models": shown}
 
 
 def health(registry: Registry, draining: bool) -> dict[str, Any]:
@@ -129,8 +129,8 @@ def health(registry: Registry, draining: bool) -> dict[str, Any]:
 
 async def stats(asks: Asks) -> Response:
     """Answer GET /stats with the stats of each loaded server."""
-    found = await asks.all(b"/stats")
-    return json_response({"models": {name: msgspec.Raw(body) for name, body in found.items()}})
+    bodies = await asks.all(b"/stats")
+    return json_response({"models": {name: msgspec.Raw(body) for name, body in bodies.items()}})
 
 
 async def metrics(asks: Asks, limits: KeyLimits, lines: Mapping[str, int] | None) -> Response:
@@ -139,8 +139,8 @@ async def metrics(asks: Asks, limits: KeyLimits, lines: Mapping[str, int] | None
     for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry, limits, lines)}).items():
         heads, samples = list[bytes](), list[bytes]()
         for line in body.splitlines():
-            if (found := _FAMILY.match(line)) is not None:
-                heads, samples = families.setdefault(found[1], ([], []))
+            if (match := _FAMILY.match(line)) is not None:
+                heads, samples = families.setdefault(match[1], ([], []))
                 if line not in heads:
                     heads.append(line)
             elif line and not line.startswith(b"#"):
@@ -153,9 +153,9 @@ def _named(sample: bytes, model: str) -> bytes:
     """Return a sample with the label `model_name` added, unless it has one."""
     if not model or b'model_name="' in sample:
         return sample
-    if (found := _SAMPLE.fullmatch(sample)) is None:
+    if (match := _SAMPLE.fullmatch(sample)) is None:
         return sample
-    name, labels, value = found.groups()
+    name, labels, value = match.groups()
     return b'%b{model_name="%b"%b} %b' % (name, model.encode(), b"," + labels if labels else b"", value)
 
 

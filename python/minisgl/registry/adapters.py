@@ -21,12 +21,12 @@ PATHS = (LOAD, UNLOAD)
 def owner(registry: Registry, path: str, name: str | None, model: Model) -> Model:
     """Return the model that a request to load or unload adapter `name` is for; `model` is the one that the request
     names. Raises `ApiError` 400 if the name belongs to another model."""
-    known = None if name is None else registry.find_exactly(name)
-    if known is None or (path == LOAD and known is model and name in known.adapters):
+    current = None if name is None else registry.find_exactly(name)
+    if current is None or (path == LOAD and current is model and name in current.adapters):
         return model  # its server reports the error
     if path == UNLOAD:
-        return known
-    raise wrong("lora_name", f"{str(name)[:80]!r} is a name of {known.name} already: choose another name")
+        return current
+    raise wrong("lora_name", f"{str(name)[:80]!r} is a name of {current.name} already: choose another name")
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def changing(
 ) -> Iterator[None]:
     """Reserve the adapter's name while the server loads it, and record the result on exit. `names` are the adapter's
     name and its folder; `has_done` returns whether the server succeeded."""
-    name, place = names
+    name, folder = names
     if name is None:
         yield  # the server will refuse it
         return
@@ -47,6 +47,6 @@ def changing(
     finally:
         if is_new and has_done():
             root = model.entry.config.lora_folder or ""
-            model.adapters[name] = os.path.realpath(os.path.join(root, place or ""))
+            model.adapters[name] = os.path.realpath(os.path.join(root, folder or ""))
         elif is_new or (path == UNLOAD and has_done()):
             registry.forget_adapter(model, name)

@@ -57,13 +57,13 @@ def files_of(config: EngineConfig) -> list[Path] | None:
     """Return a model's weight files, or None before the download. Raises `ConfigError` for a missing model."""
     if config.engine in NOTHING_TO_LOAD:
         return []
-    place = place_of(config.model, config.model_source, config.revision)
-    path = place if isinstance(place, Path) else RepoCache(place.source, place.repo).find(place)
+    source = place_of(config.model, config.model_source, config.revision)
+    path = source if isinstance(source, Path) else RepoCache(source.source, source.repo).find(source)
     if path is None:
         return None
     if path.is_dir():
-        found = [sorted(path.glob(pattern)) for pattern in WEIGHTS]
-        return max(found, key=lambda files: sum(one.stat().st_size for one in files))
+        candidates = [sorted(path.glob(pattern)) for pattern in WEIGHTS]
+        return max(candidates, key=lambda files: sum(one.stat().st_size for one in files))
     parts = path.name.rpartition("-00001-of-")
     return sorted(path.parent.glob(f"{parts[0]}-*-of-{parts[2]}")) if parts[1] else [path]
 
@@ -74,15 +74,15 @@ def models_in(folder: str) -> dict[str, str]:
         inside = sorted(Path(folder).expanduser().iterdir())
     except OSError as error:
         raise ConfigError(f"--models-dir {folder}: {error.strerror or error}") from error
-    found = dict[str, str]()
+    paths = dict[str, str]()
     for path in inside:
         is_later_part = "-of-" in path.name and "-00001-of-" not in path.name
         if (path.is_dir() and (path / "config.json").is_file()) or (is_gguf(path) and not is_later_part):
             name = path.name.removesuffix(".gguf").rpartition("-00001-of-")[0] or path.name.removesuffix(".gguf")
-            found[name] = str(path)
-    if not found:
+            paths[name] = str(path)
+    if not paths:
         raise ConfigError(f"--models-dir {folder}: no GGUF file and no folder with a config.json in it")
-    return found
+    return paths
 
 
 def check_names(entries: Sequence[Entry]) -> None:

@@ -26,7 +26,7 @@ from minisgl.config import ServerConfig
 from minisgl.registry import adapters
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.batches import BatchesOfSeveral
-from minisgl.registry.keys import Asked, KeyLimits
+from minisgl.registry.keys import KeyLimits, KeyRequest
 from minisgl.registry.model import Lease, Model
 from minisgl.registry.registry import Registry
 from minisgl.registry.server import ModelServer
@@ -90,7 +90,7 @@ class Front:
         self._config = config
         self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
         num_owners = len(config.api_keys) + (config.api_key is not None)
-        self._held = _Held(HELD * config.limits.max_encoding_bytes, num_owners)
+        self._held = _ByteLimiter(HELD * config.limits.max_encoding_bytes, num_owners)
         limits = self._limits = KeyLimits(config.api_keys, registry)
         self.batches = None if store is None else BatchesOfSeveral(registry, limits, config, store)
         self.draining = False
@@ -150,7 +150,7 @@ class Front:
             model = await self._that_keeps(scope, model)
         if path in adapters.PATHS:
             model = adapters.owner(self._registry, path, text_of(body.lora_name), model)
-        passed = _Passed(self._registry, model, scope, request, send, self._held, _kind_of(path, body))
+        passed = _ForwardedRequest(self._registry, model, scope, request, send, self._held, _kind_of(path, body))
         request.body_done()  # the next body may be read: the answer may take long
         if method == "POST":
             with contextlib.ExitStack() as stack:
@@ -177,10 +177,10 @@ class Front:
 
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
         """Return the loaded model whose server has the stored response that the path names, or `otherwise`."""
-        kept = b"/".join(scope["path"].encode().split(b"/")[:4])
+        path = b"/".join(scope["path"].encode().split(b"/")[:4])
         headers = [one for one in scope["headers"] if one[0] in WHO]
-        found = await self._asks.all(kept, headers)
-        return self._registry.models[next(iter(found))] if found else otherwise
+        answers = await self._asks.all(path, headers)
+        return self._registry.models[next(iter(answers))] if answers else otherwise
 
     async def _ready(self) -> Response:
         if self.draining:
@@ -209,8 +209,8 @@ def _kind_of(path: str, body: _Body) -> str | None:
     return STREAMED[path][0 if body.prompt != NOTHING else -1]
 
 
-async def _now(found: object) -> Response:
-    return json_response(found)
+async def _now(content: object) -> Response:
+    return json_response(content)
 
 
 async def until_ready(lease: Lease, registry: Registry) -> None:
@@ -219,13 +219,13 @@ async def until_ready(lease: Lease, registry: Registry) -> None:
         async with asyncio.timeout(registry.load_timeout_s):
             await asyncio.shield(lease.ready)
     except TimeoutError as error:
-        model, place = lease.model, registry.place(lease.model)
-        doing = f"it is loading: {model.seen.doing}" if model.state == "loading" else f"{place} models wait before it"
+        model, ahead = lease.model, registry.place(lease.model)
+        doing = f"it is loading: {model.seen.doing}" if model.state == "loading" else f"{ahead} models wait before it"
         reason = f"{model.name}: not loaded within {registry.load_timeout_s:g} s (--load-timeout): {doing}"
         raise model_not_loaded(reason) from error
 
 
-class _Held:
+class _ByteLimiter:
     """The bytes of forwarded requests, `most` at once. They are held until a response begins, because the request is
     sent again if its server dies before."""
 
@@ -234,18 +234,18 @@ class _Held:
         self._num_owners = num_owners
         self._by_key = Counter[int]()
 
-    def take(self, key: int, size: int) -> None:
+    def acquire(self, key: int, size: int) -> None:
         """Reserve `size` bytes for the API key with index `key`. Raises `ApiError` 429 without `has_room`."""
         own, count = self._by_key[key], self._by_key.total()
         if not has_room(self._most, self._num_owners, own, count, size):
             raise queue_full(f"{own} bytes of requests wait for their answers already, {count} with those of others")
         self._by_key[key] += size
 
-    def give(self, key: int, size: int) -> None:
+    def release(self, key: int, size: int) -> None:
         self._by_key[key] -= size
 
 
-class _Passed:
+class _ForwardedRequest:
     """A request on its way to its model's server."""
 
     def __init__(
@@ -255,7 +255,7 @@ class _Passed:
         scope: Scope,
         request: HttpRequest,
         send: Send,
-        held: _Held,
+        held: _ByteLimiter,
         kind: str | None,
     ) -> None:
         """Prepare the request. `kind`: the content type of the stream that it asks for; None: no stream."""
@@ -267,7 +267,7 @@ class _Passed:
         self._request = request
         self._send = send
         self._kind = kind
-        self._asked: Asked | None = None
+        self._asked: KeyRequest | None = None
         self._status = 0
         self._has_begun = self._answer_has_begun = False  # the former also by a comment
         headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
@@ -276,10 +276,10 @@ class _Passed:
         headers.append((b"x-request-id", request.request_id.encode()))
         self._bytes = request_bytes(scope["method"], path, headers, request.body)
 
-    async def answer(self, asked: Asked | None = None) -> None:
+    async def answer(self, asked: KeyRequest | None = None) -> None:
         """Have the request answered. `asked` makes it wait for its API key's turn."""
         self._asked = asked
-        self._held.take(self._request.key, len(self._bytes))
+        self._held.acquire(self._request.key, len(self._bytes))
         try:
             try:
                 await self._once()
@@ -295,7 +295,7 @@ class _Passed:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._held.give(self._request.key, len(self._bytes))
+        self._held.release(self._request.key, len(self._bytes))
         self._bytes = b""
 
     def _begins(self) -> None:
@@ -330,16 +330,16 @@ class _Passed:
 
     async def _waited(self, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
         """Await `work` and return its result. Meanwhile a stream gets comments, which say what it waits for."""
-        found = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait({found}, timeout=None if self._kind is None else COMMENT_AFTER_S))[0]:
+            while not (await asyncio.wait({task}, timeout=None if self._kind is None else COMMENT_AFTER_S))[0]:
                 if not self._has_begun:
                     charset = "; charset=utf-8" if self._kind == EVENTS else ""
                     await self._begin(200, [(b"content-type", f"{self._kind}{charset}".encode()), *_HEADERS])
                 self._connection.write(self._ping(doing()))
-            return await found
+            return await task
         finally:
-            found.cancel()
+            task.cancel()
 
     def _ping(self, doing: str) -> bytes:
         if is_ollama(self._path):
@@ -349,8 +349,8 @@ class _Passed:
         return b": %b\n%b" % (doing.encode(), EVENT_PING if is_anthropic(self._path) else b"\n")
 
     def _loading(self) -> str:
-        model, place = self._model, self._registry.place(self._model)
-        doing = model.seen.doing if model.state == "loading" else f"{place} models before it"
+        model, ahead = self._model, self._registry.place(self._model)
+        doing = model.seen.doing if model.state == "loading" else f"{ahead} models before it"
         return f"{model.name} is {model.state}: {doing}".replace("\n", " ")
 
     async def _begin(self, status: int, headers: Headers) -> None:

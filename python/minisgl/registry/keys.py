@@ -30,7 +30,7 @@ ANSWERED = STREAMS | {
 """Routes whose requests count against a key's `max_inflight`."""
 
 
-class Asked:
+class KeyRequest:
     """A request of an API key, from its beginning to the last byte of its response. Use `with`."""
 
     def __init__(self, limits: KeyLimits, number: int, model: Model, places: asyncio.Semaphore | None) -> None:
@@ -41,7 +41,7 @@ class Asked:
         self._places = places
         self._has_place = False
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> KeyRequest:
         self._limits.waiting[self._number].add(self)
         return self
 
@@ -67,15 +67,15 @@ class KeyLimits:
 
     def __init__(self, keys: Sequence[ApiKey], registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.waiting: list[set[Asked]] = [set() for _ in range(len(keys) + 1)]
+        self.waiting: list[set[KeyRequest]] = [set() for _ in range(len(keys) + 1)]
         self.use = KeyUse(keys, lambda number: (self._here(number), 0), self._there, clock)
         self._registry = registry
         self._places = {n: asyncio.Semaphore(one.max_inflight) for n, one in enumerate(keys, 1) if one.max_inflight}
 
-    def ask(self, number: int, path: str, model: Model) -> Asked:
+    def ask(self, number: int, path: str, model: Model) -> KeyRequest:
         """Return a request of a key, if the key is within its limits. Raises `ApiError` 429."""
         self.use.check(number)
-        return Asked(self, number, model, self._places.get(number) if path in ANSWERED else None)
+        return KeyRequest(self, number, model, self._places.get(number) if path in ANSWERED else None)
 
     def num_waiting(self, number: int) -> int:
         return self._here(number) + self._there(number)["num_waiting"]
@@ -90,7 +90,7 @@ class KeyLimits:
         )
         waiting, used = 0, self._registry.used_by_gone[number]
         for model in self._registry.models.values():
-            told, tokens = model.use_of(number)
-            waiting += max(told, fresh[model.name])
+            reported, tokens = model.use_of(number)
+            waiting += max(reported, fresh[model.name])
             used += tokens
         return KeyReading(num_waiting=waiting, num_waiting_tokens=0, num_requests=0, num_prompt=used, num_generated=0)

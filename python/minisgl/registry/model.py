@@ -31,7 +31,7 @@ class Use:
 
 
 @dataclass(slots=True)
-class Seen:
+class Measurements:
     """Figures from loading a model and measuring its server."""
 
     doing: str = ""  # the last log line of its server
@@ -61,7 +61,7 @@ class Model:
     server: ModelServer | None = None
     waiting: list[Lease] = field(default_factory=list)
     use: Use = field(default_factory=Use)
-    seen: Seen = field(default_factory=Seen)
+    seen: Measurements = field(default_factory=Measurements)
     failure: Failure = field(default_factory=Failure)
     adapters: dict[str, str] = field(default_factory=dict)
 
@@ -77,8 +77,8 @@ class Model:
     def need(self) -> int | None:
         """Return the bytes that its server takes at most, or None if its files are not downloaded yet. Raises
         `ConfigError` if they are gone."""
-        found = self.entry.need()
-        return max(found or 0, self.seen.most_bytes) or found
+        estimate = self.entry.need()
+        return max(estimate or 0, self.seen.most_bytes) or estimate
 
     def use_of(self, key: int) -> tuple[int, int]:
         """Return how many requests of an API key wait at the server, and how many tokens the key has used there."""

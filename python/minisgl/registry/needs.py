@@ -48,8 +48,8 @@ class Needs:
         """Return the most bytes that the model's server was measured to take, or 0 if it never was."""
         if self._path is None or (key := _key(entry)) is None:
             return 0
-        found = self._read().get(key)
-        return 0 if found is None else found.num_bytes
+        need = self._read().get(key)
+        return 0 if need is None else need.num_bytes
 
     def keep(self, entry: Entry, num_bytes: int) -> None:
         """Store `num_bytes` if it exceeds the stored figure. 0 means that nothing was measured."""
@@ -77,14 +77,14 @@ class Needs:
     def _read(self) -> dict[str, _Need]:
         assert self._path is not None
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_File)
+            file = msgspec.json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             return self._ignored(str(error))
-        if found.format != FORMAT:
-            return self._ignored(f"its format is {found.format}")
-        return found.needs
+        if file.format != FORMAT:
+            return self._ignored(f"its format is {file.format}")
+        return file.needs
 
     def _ignored(self, reason: str) -> dict[str, _Need]:
         """Log once that the file is ignored, and return no figures."""

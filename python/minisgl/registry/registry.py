@@ -277,13 +277,13 @@ class Registry:
                 continue
             need, waited_s = self._need(head), now - head.use.queued_since
             load_s = {name: model.seen.load_s for name, model in self.models.items()}
-            found = move(self._room(), need, waited_s, load_s)
-            self._make(head, need, found)
+            decision = move(self._room(), need, waited_s, load_s)
+            self._make(head, need, decision)
             if head.state != "unloaded":
                 self._queue.pop(0)
                 continue
-            if found.again_s < math.inf:
-                return found.again_s
+            if decision.again_s < math.inf:
+                return decision.again_s
             break  # until models have been unloaded
         self._make_room_for_growth()
         return math.inf
@@ -301,14 +301,14 @@ class Registry:
         need = model.need()
         return self.budget - sum(one.need() or 0 for one in self._pinned()) if need is None else need
 
-    def _make(self, model: Model, need: int, found: Move | None) -> None:
+    def _make(self, model: Model, need: int, decision: Move | None) -> None:
         """Carry out a decision for a model that needs `need` bytes."""
-        if found is None:
+        if decision is None:
             return
-        for name in found.unload:
+        for name in decision.unload:
             self._unload(self.models[name], f"{model.name} needs its room")
-        self._leaving.update(name for name in found.leave if self.models[name].state == "loaded")
-        if found.load:
+        self._leaving.update(name for name in decision.leave if self.models[name].state == "loaded")
+        if decision.load:
             self._needs[model.name] = need
             model.state = "loading"
             self._spawn(self._load(model, need, model.entry.need() or need))
@@ -452,9 +452,9 @@ class Registry:
 
     async def measure(self, model: Model) -> None:
         """Measure the memory of the model's server, and reserve more if it takes more than expected."""
-        found = await self._servers.measure(model)
-        if found > self._needs.get(model.name, found):
-            self._needs[model.name] = found
+        used = await self._servers.measure(model)
+        if used > self._needs.get(model.name, used):
+            self._needs[model.name] = used
             self._turn_soon()
 
 

@@ -55,8 +55,8 @@ def make_room(room: Room, need: int) -> Move | None:
 def move(room: Room, need: int, waited_s: float, load_s: Mapping[str, float]) -> Move:
     """Return the next step for the model that has waited longest, for `waited_s` seconds. Busy models give way to it
     once it has waited as long as the slowest of them takes to load, by `load_s`."""
-    if (found := make_room(room, need)) is not None:
-        return found
+    if (step := make_room(room, need)) is not None:
+        return step
     wanted = victims(room.budget, room.tenants, need, even_busy=True) or []
     left_s = max(PATIENCE_S, *(load_s[name] for name in wanted), 0.0) - waited_s
     return Move(again_s=left_s) if left_s > 0 else Move(leave=wanted)

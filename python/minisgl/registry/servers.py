@@ -59,9 +59,9 @@ class Servers:
         """Return the bytes that the model's server takes now, or 0 if there is none."""
         if model.server is None or model.state != "loaded":
             return 0
-        found = await asyncio.to_thread(model.server.used_bytes)
-        model.seen.used_bytes, model.seen.most_bytes = found, max(model.seen.most_bytes, found)
-        return found
+        used = await asyncio.to_thread(model.server.used_bytes)
+        model.seen.used_bytes, model.seen.most_bytes = used, max(model.seen.most_bytes, used)
+        return used
 
     async def keep(self, model: Model) -> None:
         """Store the memory that the model's server took, for later runs."""

@@ -31,7 +31,7 @@ from minisgl.server.core.log import say, set_up, warn
 from minisgl.server.core.middleware import Middleware
 from minisgl.supervisor.serving import Signals, is_exposed, under_way, until_stdin_ends, url_of
 from minisgl.supervisor.start import check_extension, early_signals, listen, raise_descriptors
-from minisgl.utils.memory import free_memory, keep_little
+from minisgl.utils.memory import free_memory, limit_malloc
 
 SHARE = 0.9  # default fraction of the free memory, without --memory
 NEEDS = "needs.json"
@@ -52,7 +52,7 @@ def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: 
     behind = [replace(one, config=replace(one.config, **more)) for one in entries]
     with listen(config) as listener:
         raise_descriptors()
-        keep_little()
+        limit_malloc()
         with early_signals() as came:
             return uvloop.run(_serve(config, behind, budget, load_timeout_s, listener, came, store))
 

@@ -25,7 +25,7 @@ MAX_PATH = 4096
 
 
 def main() -> int:
-    envs.keep_little()
+    envs.set_purge_delay()
     from minisgl.runner import process  # loads the extension
     from minisgl.supervisor import serving, start  # noqa: F401
 
@@ -78,9 +78,9 @@ def _serve(engine: Callable[[], int], folder: str, talk: int, errors: int) -> in
     launch.fork(engine)
     said = bytearray()
     while not said.endswith(b"\n"):  # byte by byte, so that later input stays unread
-        if not (one := os.read(0, 1)):
+        if not (byte := os.read(0, 1)):
             return 1
-        said += one
+        said += byte
     config = msgspec.structs.replace(msgspec.json.decode(said, type=ServerConfig), managed=True)
     try:
         from minisgl.supervisor.start import run_server

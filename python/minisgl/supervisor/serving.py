@@ -231,7 +231,7 @@ async def _serve(
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = _begin_demo(url, config.model_name, config.any_key) if config.demo_load else None
     keys = app.context.keys
-    told = asyncio.ensure_future(keys.tell_forever(_tell)) if config.tells_use else None
+    reports = asyncio.ensure_future(keys.tell_forever(_tell)) if config.tells_use else None
     died = asyncio.ensure_future(_until_gone(client, process))
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
@@ -260,8 +260,8 @@ async def _serve(
     await asyncio.gather(http.stop(at_once=at_once), front_end.stop(0.0 if at_once else GRACE_S))
     if app.preparing is not None:
         app.preparing.stop()
-    if told is not None:
-        told.cancel()
+    if reports is not None:
+        reports.cancel()
         with contextlib.suppress(OSError):
             _tell(keys.readings())
     return code

@@ -25,7 +25,7 @@ from minisgl.runner.launch import EngineProcess
 from minisgl.server.core.log import say, set_up, warn
 from minisgl.server.gateway import FrontEnd
 from minisgl.utils.installed import need_extension
-from minisgl.utils.memory import keep_little
+from minisgl.utils.memory import limit_malloc
 
 if TYPE_CHECKING:
     from minisgl.runner.several import EngineProcesses
@@ -66,7 +66,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
         Store.open(config.state_dir).close()  # raises errors before anything is loaded
     listener = listen(config)
     raise_descriptors()
-    keep_little()
+    limit_malloc()
     with early_signals() as came, listener, _engines(config) as process:
         process.start()
         with FrontEnd.open(config.frontend, listener, process.folder, process.socket) as front_end:
@@ -131,10 +131,10 @@ def _engines(config: ServerConfig) -> EngineProcess | EngineProcesses:
         return EngineProcess.create(config.engine, config.limits.step_timeout)
     from minisgl.runner.several import EngineProcesses  # slow to import, and seldom needed
 
-    found = EngineProcesses.create(config)
-    if found.line:
-        say(f"dp: {found.line}")
-    return found
+    engines = EngineProcesses.create(config)
+    if engines.line:
+        say(f"dp: {engines.line}")
+    return engines
 
 
 def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProcesses, list[int], float], int]:

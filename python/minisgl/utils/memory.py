@@ -4,7 +4,7 @@ Free memory is the machine's, or what the control groups of this process (versio
 container's limit is one.
 glibc's allocator retains freed memory, mostly in the arenas of threads other than the first, and raises by itself the
 size from which a block is mapped, and so returned, on its own. With another allocator these functions do nothing. The
-extension has its own allocator, mimalloc, which gets the same settings by the environment (`envs.keep_little`).
+extension has its own allocator, mimalloc, which gets the same settings by the environment (`envs.set_purge_delay`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MAX_ARENAS = 2
 
 @cache
 def _libc() -> ctypes.CDLL | None:
-    found = ctypes.CDLL(None)
-    return found if hasattr(found, "malloc_trim") and hasattr(found, "mallopt") else None
+    library = ctypes.CDLL(None)
+    return library if hasattr(library, "malloc_trim") and hasattr(library, "mallopt") else None
 
 
-def keep_little() -> None:
+def limit_malloc() -> None:
     """Set limits that make glibc return freed memory. Call it once, before threads are started."""
     if (libc := _libc()) is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, MAPPED_BYTES)
@@ -81,6 +81,6 @@ def _groups() -> Iterator[Free]:
             with suppress(OSError, ValueError):  # no such file, or "max"
                 limit, used = (int((folder / name).read_text()) for name in files[:2])
                 stat = dict(line.split(maxsplit=1) for line in (folder / "memory.stat").read_text().splitlines())
-                kept = sum(int(stat.get(f"{files[2]}{kind}_file", 0)) for kind in ("active", "inactive"))
+                cached = sum(int(stat.get(f"{files[2]}{kind}_file", 0)) for kind in ("active", "inactive"))
                 if limit < _NO_LIMIT:
-                    yield Free(max(0, limit - used + kept), f"of this control group's {limit / 2**20:.0f} MiB")
+                    yield Free(max(0, limit - used + cached), f"of this control group's {limit / 2**20:.0f} MiB")

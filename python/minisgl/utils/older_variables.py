@@ -60,5 +60,6 @@ OLDER = {
 def notices() -> list[str]:
     """Return a line for each variable of the table that is set."""
     return [
-        f"{name} is a variable of an older engine and is not read here: {OLDER[name]}" for name in envs.set_of(OLDER)
+        f"{name} is a variable of an older engine and is not read here: {OLDER[name]}"
+        for name in envs.set_variables(OLDER)
     ]

@@ -81,8 +81,8 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 def size(value: object) -> int:
     """Parse a number of bytes, with or without a unit, such as 6GB or 512MiB. Raises `ConfigError`."""
-    found = _SIZE.fullmatch(str(value).strip())
-    if found is None or not (num_bytes := int(float(found[1]) * _UNITS[(found[2] or "").lower()])):
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or not (num_bytes := int(float(match[1]) * _UNITS[(match[2] or "").lower()])):
         raise ConfigError(f"{value}: must be a size such as 6GB, 512MiB or a number of bytes")
     return num_bytes
 
@@ -135,10 +135,10 @@ def attention_backend(text: str) -> str:
 def _attention_backend(name: str, text: str) -> str:
     if name in NO_ATTENTION:
         raise ConfigError(f"{text}: {name} is {NO_ATTENTION[name]}: choose auto, {', '.join(ATTENTION_BACKENDS)}")
-    known = ATTENTION.get(name, name)
-    if known not in ("auto", *ATTENTION_BACKENDS):
+    full = ATTENTION.get(name, name)
+    if full not in ("auto", *ATTENTION_BACKENDS):
         raise ConfigError(f"{text}: {name!r} is none of auto, {', '.join(ATTENTION_BACKENDS)}; short: fi, fa")
-    return known
+    return full
 
 
 def text_or_file(text: str) -> str | PrefixFile:
@@ -170,29 +170,29 @@ def adapter(text: str) -> tuple[str, str]:
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """Convert settings of `LLM` to fields of `EngineConfig`. Raises `TypeError` or `ConfigError`."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     first: dict[str, str] = {}
     for name, value in given.items():
         field = SETTINGS.get(name, name)
         if field in first:
             raise TypeError(f"LLM: {first[field]} and {name} are the same setting: give one of them")
         first[field] = name
-        found[field] = SWITCHES[name][bool(value)] if name in SWITCHES else value
-    if "dtype" in found:
-        found["dtype"] = dtype(found["dtype"])
-    if "kv_dtype" in found:
-        found["kv_dtype"] = kv_dtype(found["kv_dtype"])
-    if found.get("quantization") is not None:
-        found["quantization"] = quantization(found["quantization"])
-    if found.get("cache") in CACHES:
-        found["cache"] = CACHES[found["cache"]]
-    if isinstance(texts := found.get("warm_prefixes"), (list, tuple)):
-        found["warm_prefixes"] = tuple(text_or_file(one) if isinstance(one, str) else one for one in texts)
-    if isinstance(lora := found.get("lora"), Mapping):
-        found["lora"] = tuple(adapter(f"{name}={path}") for name, path in lora.items())
-    if isinstance(backend := found.get("attention_backend"), str):
+        fields[field] = SWITCHES[name][bool(value)] if name in SWITCHES else value
+    if "dtype" in fields:
+        fields["dtype"] = dtype(fields["dtype"])
+    if "kv_dtype" in fields:
+        fields["kv_dtype"] = kv_dtype(fields["kv_dtype"])
+    if fields.get("quantization") is not None:
+        fields["quantization"] = quantization(fields["quantization"])
+    if fields.get("cache") in CACHES:
+        fields["cache"] = CACHES[fields["cache"]]
+    if isinstance(texts := fields.get("warm_prefixes"), (list, tuple)):
+        fields["warm_prefixes"] = tuple(text_or_file(one) if isinstance(one, str) else one for one in texts)
+    if isinstance(lora := fields.get("lora"), Mapping):
+        fields["lora"] = tuple(adapter(f"{name}={path}") for name, path in lora.items())
+    if isinstance(backend := fields.get("attention_backend"), str):
         try:
-            found["attention_backend"] = attention_backend(backend)
+            fields["attention_backend"] = attention_backend(backend)
         except ConfigError as error:
             raise ConfigError(f"attention_backend: {error}") from error
-    return found
+    return fields
