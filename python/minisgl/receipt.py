@@ -194,7 +194,7 @@ def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
 
 
 def _bytes_of(text: str) -> bytes:
-    """Decode base64. Raises `ValueError` unless `text` is the canonical encoding (unused bits are 0)."""
+    """Decode base64. Raises `ValueError` unless `text` is canonical (unused bits are 0)."""
     data = base64.b64decode(text, validate=True)
     if base64.b64encode(data).decode() != text:
         raise ValueError("not the usual form")

@@ -86,7 +86,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class ForwardFailed:
-    """Event: the forward of `step` failed. It replaces that commit and the next, and comes first in its call."""
+    """Event: the forward of `step` failed. Replaces the commits of `step` and the next one; first of its call."""
 
     step: int
 
@@ -173,7 +173,7 @@ class EventError(ValueError):
 
 @dataclass(slots=True)
 class StepPlan:
-    """The fixed-size header of a step. Its arrays are those of ``StepBuffers.ring[ring_index]``."""
+    """The fixed-size header of a scheduled step. Its arrays are those of ``StepBuffers.ring[ring_index]``."""
 
     step: int = 0
     ring_index: int = 0

@@ -108,14 +108,14 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """A part's schedulers, its number of pairs and its title in progress lines."""
+    """The schedulers of a part of `bench ab`, its number of pairs, and its title in progress lines."""
 
     title: str
     names: Sequence[str]
     pairs: int
 
     def measure(self, measure_run: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
-        """Return the figures of `one(name, pair)` by scheduler. Prints a progress line for each."""
+        """Return the figures of `measure_run(name, pair)` by scheduler. Prints a progress line for each."""
         found: dict[str, list[Figures]] = {name: [] for name in self.names}
         try:
             for pair, name in turns(self.names, self.pairs):

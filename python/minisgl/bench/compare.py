@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> Compare:
-    """Build the settings from flags. Raises `ConfigError`."""
+    """Build the settings of `bench compare` from flags. Raises `ConfigError`."""
     for flag, values in (
         ("--concurrency", args.concurrency),
         ("--input-len", [args.input_len]),
@@ -181,7 +181,8 @@ def whole_rounds(settings: Compare, running: Mapping[str, Running]) -> Compare:
 def _measure(
     settings: Compare, stack: contextlib.ExitStack, running: dict[str, Running], missing: dict[str, str]
 ) -> None:
-    """Fill `running` and `missing`; started variants end with `stack`. Raises `Stopped`."""
+    """Measure all variants into `running`, with reasons in `missing`. What it starts ends with `stack`. Raises
+    `Stopped`."""
     _start(settings, stack, running, missing)
 
     def each(order: Sequence[str], label: str, ask: Any) -> None:

@@ -167,7 +167,7 @@ def _shared(a: str, b: str) -> float:
 
 
 def shown(result: Mapping[str, Any]) -> list[str]:
-    """Return all tables that have rows."""
+    """Return the Markdown tables of a result that have rows."""
     tables = (speeds(result), latencies(result), costs(result), agreements(result), _missing(result))
     return [text for text in tables if text]
 

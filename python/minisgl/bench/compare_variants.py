@@ -202,7 +202,7 @@ class Child:
             raise Missing(f"{command[0]}: {error.strerror}") from error
 
     def line(self, timeout_s: float) -> dict[str, Any]:
-        """Return its next line of output as JSON. Raises `Missing` if it ended or is silent for `timeout_s`."""
+        """Return the process's next output line as JSON. Raises `Missing` if it ended or is silent for `timeout_s`."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else b""

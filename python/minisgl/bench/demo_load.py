@@ -60,7 +60,7 @@ def _mixed(parts: list[Workload], order: np.random.Generator) -> Workload:
 
 
 def run(server: Server, seed: int) -> None:
-    """Send the load, without an end. Raises `ConfigError` if the server cannot be used."""
+    """Send the demonstration load until the process ends. Raises `ConfigError` if the server cannot be used."""
     context = model_facts(server).get("max_model_len")
     renderer = Renderer(server.model, "chat", calibrate(server, "chat", {}), {"temperature": 0.8, "seed": seed})
     send = generator()

@@ -42,7 +42,7 @@ def environment() -> dict[str, Any]:
 
 
 def environment_lines(record: Mapping[str, Any]) -> str:
-    """Return the record as a Markdown list."""
+    """Return an environment record (hardware and versions) as a Markdown list."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     extension = record["extension"]
     lines = [

@@ -47,7 +47,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """The requests of a load: with `arrivals` an open loop, with `concurrency` a closed one."""
+    """Requests to send to a server: with `arrivals` an open loop, with `concurrency` a closed one."""
 
     bodies: Sequence[bytes]
     chains: Sequence[int]

@@ -52,7 +52,7 @@ Ask = Callable[[Point, Sequence[int]], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModel:
-    """Settings of the benchmark. `engine` has those that variants share; `beside` has llama.cpp's folders by name."""
+    """Settings of `bench model`. `engine` has those that variants share; `beside` has llama.cpp's folders by name."""
 
     engine: EngineConfig
     variants: tuple[str, ...]

@@ -36,7 +36,7 @@ SIZES: dict[str, tuple[int, Range, Range]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offline:
-    """Settings of the benchmark; None means: as the size says."""
+    """Settings of `bench offline`; None means: as the size says."""
 
     engine: EngineConfig
     size: str = "auto"

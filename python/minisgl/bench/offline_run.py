@@ -34,7 +34,7 @@ WARM_UP_LEN = 16
 
 
 class OfflineJob(msgspec.Struct, frozen=True, kw_only=True):
-    """The workload of one run. Lengths are in tokens, uniform in the closed ranges."""
+    """The workload of one run of `bench offline`. Lengths are in tokens, uniform in the closed ranges."""
 
     engine: EngineConfig
     num_sequences: int

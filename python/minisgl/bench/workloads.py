@@ -267,7 +267,7 @@ def _read(name: str, stamp: tuple[str, int, int]) -> list[TraceRequest]:
 
 
 def _stamp(name: str) -> tuple[str, int, int]:
-    """Return a key that changes with the file."""
+    """Return a cache key that changes with the trace file."""
     if name in NAMES:
         return str(envs.data_dir()), 0, 0
     state = Path(name).expanduser().stat()

@@ -42,7 +42,7 @@ class Lines(Protocol):
 
 
 class Typed:
-    """Messages that a person types, with history and editing. Alt-Enter, or a backslash first, adds a line."""
+    """Messages that a person types, with history. Enter sends; Alt-Enter or a backslash begins a new line."""
 
     interactive = True
 
@@ -144,7 +144,7 @@ class Chat:
             session.on_thought = self._show_thought
 
     async def run(self) -> int:
-        """Chat until the user leaves. Return 1 if the server ended, or if a piped message got no answer, else 0."""
+        """Chat until the user leaves. Return 1 if the server ended or a piped message got no answer, else 0."""
         with self._ctrl_c():
             while True:
                 try:

@@ -47,7 +47,7 @@ def digest(key: ApiKey) -> bytes:
 
 
 def read(path: str) -> tuple[ApiKey, ...]:
-    """Read the keys of the file, in its order. Raises `ConfigError`."""
+    """Read the API keys of the file `path`, in its order. Raises `ConfigError`."""
     with opened(path, FLAG, shows=False) as (loader, root):
         where = f"{path}:{1 if root is None else line_of(root)}"
         entries = _list_of_keys(root, where)

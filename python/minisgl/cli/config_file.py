@@ -143,7 +143,7 @@ def _one(action: argparse.Action, value: Any) -> Any:
 
 
 def _typed(action: argparse.Action, value: Any) -> Any:
-    """Convert `value` with the flag's type. Raises `ValueError`."""
+    """Convert `value` with the flag's argparse type. Raises `ValueError`."""
     if not callable(action.type):
         return value
     try:

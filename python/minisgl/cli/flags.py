@@ -139,7 +139,7 @@ def _one_of(text: str, names: list[str]) -> str:
 
 
 def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
-    """Parse `THRESHOLD:FACTOR`. Raises `ConfigError`."""
+    """Parse `THRESHOLD:FACTOR`, such as `64:0.5`. Raises `ConfigError`."""
     match = _ADAPTIVE.fullmatch(text)
     millionths = 0 if match is None else int(Decimal(match[2]) * 1_000_000)
     if match is None or not 0 < millionths <= 1_000_000:

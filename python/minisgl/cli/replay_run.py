@@ -78,7 +78,7 @@ def _compare(trace: Trace, names: list[str], repeat: int) -> int:
 
 
 def _make(name: str, trace: Trace) -> ControlPlane:
-    """Build a scheduler. Raises `ConfigError` if it is unknown, missing, or does not support the trace."""
+    """Build the scheduler `name` for a trace. Raises `ConfigError` if it is missing or does not support the trace."""
     try:
         return make_control_plane(name, trace.config)
     except (ControlPlaneError, ExtensionMissing, ValueError) as error:

@@ -51,7 +51,7 @@ class EngineCollector(Collector):
 
 
 def family(kind: Kind, name: str, text: str, samples: Iterable[Sequence[Any]], *labels: str) -> Metric:
-    """Build a family. Each of `samples` has the values of `labels`, then the sample's value."""
+    """Build a Prometheus family. Each of `samples` has the values of `labels`, then the sample's value."""
     metric = kind(f"minisgl:{name}", text, labels=labels)
     for *of_labels, value in samples:
         metric.add_metric(of_labels, float(value))

@@ -24,7 +24,7 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Count `value` `count` times."""
+        """Count an observed `value`, `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 

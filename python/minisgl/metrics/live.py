@@ -28,7 +28,7 @@ NOTHING = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class LiveFigures:
-    """The live figures. Call `look` once a second. `stats` returns the sum over all engines."""
+    """Live figures of a server for its page. Call `look` once a second. `stats` returns the sum over all engines."""
 
     def __init__(
         self, metrics: Metrics, stats: Callable[[], EngineStats | None], clock: Callable[[], float] = time.monotonic

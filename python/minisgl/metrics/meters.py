@@ -76,7 +76,7 @@ class Meters:
             meter.reset()
 
     def readings(self) -> dict[str, MeterReading]:
-        """Read all meters. `recent_s` is the longest of the last `WINDOW_NS`, or since the last reading before."""
+        """Read all meters. `recent_s` is the longest since the last reading or in the last `WINDOW_NS`."""
         now = time.perf_counter_ns()
         current = {name: meter.reading() for name, meter in self._meters.items()}
         if now - self._window_began >= WINDOW_NS:
@@ -123,7 +123,7 @@ class GcWatch:
         gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
-        """Stop measuring. Idempotent."""
+        """Stop measuring garbage collections. Idempotent."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
@@ -154,7 +154,7 @@ FIRST_BOUND, LAST_BOUND = 10, 33  # exported bounds, powers of two in ns: 1 us t
 
 
 class SpreadMeter(Meter):
-    """A meter that also has percentiles."""
+    """A meter of durations that also has percentiles."""
 
     __slots__ = ("_counts",)
 
@@ -235,7 +235,7 @@ class LoopLag:
         self._timer = asyncio.get_running_loop().call_later(interval, self._tick)
 
     def stop(self) -> None:
-        """Stop measuring. Idempotent."""
+        """Stop measuring the event loop. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -130,7 +130,7 @@ class Metrics(Collector):
         self._lag.start()
 
     def stop(self) -> None:
-        """Stop watching and write the trace. Idempotent."""
+        """Stop watching event loop and garbage collector, and write the trace. Idempotent."""
         self._gc.stop()
         self._lag.stop()
         if self._trace is not None:

@@ -83,7 +83,7 @@ class Args(ModelArgs):
         return data | {"models": {k: common | v if isinstance(v, dict) else v for k, v in models.items()}}
 
     def by_name(self) -> dict[str, ModelArgs]:
-        """Return the models by API name. The first one serves requests that name no model."""
+        """Return the models by their names in the API. The first one serves requests that name no model."""
         if self.models:
             return dict(self.models)
         return {self.name or self.model: ModelArgs(**self.model_dump(include=set(ModelArgs.model_fields)))}

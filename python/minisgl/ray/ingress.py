@@ -33,8 +33,8 @@ _log = logging.getLogger("minisgl.ray")
 
 
 class Ingress:
-    """Serve's user class. `handles` has the deployments by model name; the first one serves requests that name no model
-    or an unknown one."""
+    """The entry of the application, called by Ray Serve. `handles` has the deployments by model name; the first one
+    serves requests that name no model or an unknown one."""
 
     def __init__(self, handles: Mapping[str, Any], retry_s: float) -> None:
         self._handles = {name: handle.options(stream=True) for name, handle in handles.items()}

@@ -71,7 +71,7 @@ class Placement(Generic[M]):
         self._members: dict[int, M] = {}
 
     def update(self, members: Mapping[M, Mapping[str, Any]]) -> None:
-        """Set the members, each with its last load (`server.health.load`; at first only `kv_tokens`)."""
+        """Set the current replicas, each with its last load (`server.health.load`; at first only `kv_tokens`)."""
         for gone in [one for one in self._numbers if one not in members]:
             self.leave(gone)
         for member, said in members.items():

@@ -65,7 +65,8 @@ class Replica:
     # --------------------------------------------------------------------------------------------- what Serve asks
 
     async def check_health(self) -> None:
-        """Check /livez. Ends the replica if the server is dead or often silent; raises `RuntimeError` if silent."""
+        """Check the server for Ray Serve. Ends the replica if it is dead or often silent; raises `RuntimeError` if
+        silent."""
         try:
             status, _, body = await ask_whole(self._address, request_bytes("GET", b"/livez", []), PROBE_S)
             self._num_silences = 0

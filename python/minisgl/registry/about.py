@@ -30,7 +30,7 @@ _FAMILY = re.compile(rb"# (?:HELP|TYPE) (\S+)")
 
 
 class Asks:
-    """A client of all loaded servers. `key` is an API key for the port's own requests."""
+    """A client that asks all loaded models' servers. `key` is an API key for the port's own requests."""
 
     def __init__(self, registry: Registry, key: str | None) -> None:
         self.registry = registry

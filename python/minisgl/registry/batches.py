@@ -37,7 +37,7 @@ class _Body(msgspec.Struct):
 
 
 class BatchesOfSeveral:
-    """Batches over all models. `app` answers the routes of files and batches; `all` must be started and stopped."""
+    """Files and batches over all models. `app` answers their routes; `all` must be started and stopped."""
 
     def __init__(self, registry: Registry, limits: KeyLimits, config: ServerConfig, store: Store) -> None:
         self._registry = registry

@@ -35,16 +35,16 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of its LoRA adapters, which requests may give in place of the model's name."""
+        """Names of the model's LoRA adapters, which requests may give in place of the model's name."""
         return tuple(name for name, _ in self.config.engine.lora)
 
     def size(self) -> int | None:
-        """Return the bytes of its files, or None before the download. Raises `ConfigError` for a missing model."""
+        """Return the bytes of the model's files, or None before the download. Raises `ConfigError` if it is missing."""
         files = files_of(self.config.engine)
         return None if files is None else sum(one.stat().st_size for one in files)
 
     def need(self) -> int | None:
-        """Return the bytes that its server takes at most; None: unknown before loading. Raises `ConfigError`."""
+        """Return the most bytes that the model's server takes; None: unknown before loading. Raises `ConfigError`."""
         if self.memory is not None:
             return self.memory
         if (size := self.size()) is None:

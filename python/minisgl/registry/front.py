@@ -246,7 +246,7 @@ class _ByteLimiter:
 
 
 class _ForwardedRequest:
-    """A request on its way to its model's server."""
+    """A client's request on its way to its model's server."""
 
     def __init__(
         self,
@@ -277,7 +277,7 @@ class _ForwardedRequest:
         self._bytes = request_bytes(scope["method"], path, headers, request.body)
 
     async def answer(self, asked: KeyRequest | None = None) -> None:
-        """Have the request answered. `asked` makes it wait for its API key's turn."""
+        """Send the request and pass the response on. `asked` makes it wait for its API key's turn."""
         self._asked = asked
         self._held.acquire(self._request.key, len(self._bytes))
         try:

@@ -73,7 +73,7 @@ class KeyLimits:
         self._places = {n: asyncio.Semaphore(one.max_inflight) for n, one in enumerate(keys, 1) if one.max_inflight}
 
     def ask(self, number: int, path: str, model: Model) -> KeyRequest:
-        """Return a request of a key, if the key is within its limits. Raises `ApiError` 429."""
+        """Admit a request of the API key with index `number`. Raises `ApiError` 429 if it is over a limit."""
         self.use.check(number)
         return KeyRequest(self, number, model, self._places.get(number) if path in ANSWERED else None)
 

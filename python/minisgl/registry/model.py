@@ -32,7 +32,7 @@ class Use:
 
 @dataclass(slots=True)
 class Measurements:
-    """Figures from loading a model and measuring its server."""
+    """Measurements of a model: its loading time, context and memory."""
 
     doing: str = ""  # the last log line of its server
     load_s: float = 0.0
@@ -75,7 +75,7 @@ class Model:
         return self.state == "loaded" and not (self.use.num_serving or self.use.num_lines or self.waiting)
 
     def need(self) -> int | None:
-        """Return the bytes that its server takes at most, or None if its files are not downloaded yet. Raises
+        """Return the bytes that the model's server takes at most, or None if its files are not downloaded yet. Raises
         `ConfigError` if they are gone."""
         estimate = self.entry.need()
         return max(estimate or 0, self.seen.most_bytes) or estimate

@@ -82,7 +82,7 @@ class Registry:
         return next((model for known, model in self._names.items() if known.casefold() == plain), None)
 
     def named(self, name: str) -> Model:
-        """Return the model of a name. Raises `ApiError` 404."""
+        """Return the model of a name that a request gave. Raises `ApiError` 404."""
         if (model := self.find(name)) is not None:
             return model
         raise wrong("model", f"{name[:80]!r} does not exist here: there are {', '.join(self.models)}", *NO_MODEL)

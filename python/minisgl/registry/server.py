@@ -50,7 +50,7 @@ class ModelServer(Protocol):
     use: Sequence[tuple[int, int]]  # by key index: waiting requests, tokens since its start
 
     def used_bytes(self) -> int:
-        """Return the bytes that its processes take now."""
+        """Return the bytes of memory that the server's processes take now."""
 
     async def stop(self) -> None:
         """Stop the server and return when its processes are gone. Idempotent."""
@@ -98,7 +98,7 @@ class Nursery:
 
 
 class Child:
-    """A forked process that waits for its settings, or serves."""
+    """A forked server process, which waits for its settings or serves."""
 
     def __init__(self, pid: int, folder: str) -> None:
         self.pid = pid
@@ -110,7 +110,7 @@ class Child:
 
     @classmethod
     async def fork(cls, nursery: Nursery) -> Child:
-        """Fork a process and connect to it. Raises `OSError`."""
+        """Fork a server process and connect to it. Raises `OSError`."""
         folder = tempfile.mkdtemp(prefix="minisgl-")
         talk, errors = socket.socketpair(), socket.socketpair()
         try:
@@ -181,7 +181,7 @@ class ChildServers:
         self._nursery = await Nursery.start()
 
     async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
-        """Fork a server and return it when it is ready. Raises `OSError` or `NotLoaded`."""
+        """Fork a model's server and return it when it is ready. Raises `OSError` or `NotLoaded`."""
         forking = asyncio.create_task(self._fork())
         try:
             child = await asyncio.shield(forking)
@@ -208,7 +208,7 @@ class ChildServers:
             await nursery.stop()
 
     async def close(self) -> None:
-        """Stop the forking process. No start may be running."""
+        """Stop the process that forks servers. No start may be running."""
         await self._end_nursery()
         _adopt(False)
 
@@ -257,7 +257,7 @@ class ChildServer:
                 self.use = msgspec.json.decode(line, type=list[tuple[int, int]])
 
     def used_bytes(self) -> int:
-        """Return the bytes that its processes take. Shared memory is divided among the processes that share it."""
+        """Return the bytes of the server's processes. Shared memory is divided among the processes that share it."""
         total = 0
         with contextlib.suppress(psutil.Error):
             top = psutil.Process(self._child.pid)

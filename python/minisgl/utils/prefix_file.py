@@ -94,7 +94,7 @@ def read_head(path: str) -> Head:
 
 
 def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
-    """Check a prefix file and put its pages into the store that `store_for` opens for it. Raises `ConfigError`."""
+    """Import a prefix file into the store that `store_for` opens for it, if it is whole. Raises `ConfigError`."""
 
     def work(file: BinaryIO) -> Head:
         head = _head(file)
@@ -139,7 +139,7 @@ def _opened(path: str, work: Callable[[BinaryIO], Head]) -> Head:
 
 
 def _head(file: BinaryIO) -> Head:
-    """Read the header. Raises `ValueError` if it is damaged or the file does not have the size that it implies."""
+    """Read the header of a prefix file. Raises `ValueError` if it is damaged or implies another file size."""
     if file.read(len(MAGIC)) != MAGIC:
         raise ValueError("is no file of minisgl cache export")
     length = int.from_bytes(file.read(4), "little")

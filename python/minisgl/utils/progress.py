@@ -88,7 +88,7 @@ class Display:
             self._tell(text, done, total)
 
     def close(self) -> None:
-        """End the current step and remove its bar."""
+        """End the current progress step and remove its bar."""
         if self._bar is not None:
             self._bar.close()
         self._bar = self._step = None
