@@ -117,7 +117,7 @@ def test_a_field_is_there_once_and_the_form_has_a_number() -> None:
         receipt.parse(b'{"finish_reason": "stop",' + whole[1:])
     found = json.loads(whole)
     del found["receipt"]
-    with pytest.raises(ConfigError, match="receipt, which numbers the form, is missing"):
+    with pytest.raises(ConfigError, match="receipt, the version of the format, is missing"):
         receipt.parse(json.dumps(found).encode())
 
 

@@ -1,7 +1,7 @@
 """minisgl: a compact LLM inference server.
 
-`LLM`, `SamplingParams` and `structured_outputs` are the offline API; `LLM` is imported when first asked for, because it
-brings torch and the HTTP process must stay free of it.
+`LLM`, `SamplingParams` and `structured_outputs` are the offline API. `LLM` is imported on first use, because it imports
+torch and the HTTP process must stay free of torch.
 """
 
 from __future__ import annotations

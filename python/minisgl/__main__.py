@@ -1,11 +1,11 @@
-"""`python -m minisgl`, and the `minisgl` command."""
+"""Entry point of `python -m minisgl` and of the `minisgl` command."""
 
 import signal
 import sys
 
 
 def main() -> int:
-    """Until the command line is loaded Ctrl-C ends the process at once; from then on `cli.main` answers it."""
+    """Run the command line and return its exit code. Ctrl-C ends the process at once while modules load."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     from minisgl import cli
 

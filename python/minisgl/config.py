@@ -1,6 +1,6 @@
 """The resolved, immutable configuration of one engine process and of one server.
 
-Invariants: built once (by cli or llm.py), checked there, never changed; it travels to the engine process as JSON.
+Invariants: it is built and checked once (by cli or llm.py) and never changed; the engine process gets it as JSON.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ LogLevel = Literal["error", "warning", "info", "debug"]
 Routing = Literal["round_robin", "least_load", "random", "cache_aware"]
 MODEL_SMOLLM2 = "smollm2"
 _HOST_NAME = re.compile(r"\*|[^\s:/,@\[\]]+|[0-9a-fA-F]*:[0-9a-fA-F.]*:[0-9a-fA-F:.]*|\[[0-9a-fA-F:.]+\]")
-_FLASH_ATTENTION_PAGE = 256  # tokens of the smallest page that flash-attn takes
-_MOST = 2**31 - 1  # of every count
+_FLASH_ATTENTION_PAGE = 256  # tokens of flash-attn's smallest page
+_MOST = 2**31 - 1  # upper bound of all counts
 _MOST_BYTES = 2**63 - 1
-_MOST_TOKENS = 2**52  # of a KV pool
-_MOST_SECONDS = 10**9  # of every wait: both languages have a clock for that
+_MOST_TOKENS = 2**52  # tokens of a KV pool
+_MOST_SECONDS = 10**9  # upper bound of all times; fits the clocks of both languages
 _MOST_ENGINES = 1024
 _SPECULATIVE = re.compile(r"(?:ngram|model:(?P<model>.+?))(?::(?P<count>0|[1-9][0-9]{0,3}))?")
-_DRAFT_LEN = 4  # of a model's drafts, without a number
+_DRAFT_LEN = 4  # tokens, if --speculative model:FILE has no :K
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*)([ :]|$)")
 _DEVICE = re.compile(r"auto|cpu|inline|cuda(:[0-9]{1,3})?")  # inline: for tests (engine/building.py)
 _ORIGIN = re.compile(r"\*|null|[a-zA-Z][a-zA-Z0-9+.-]*://[^\s/?#@,]+")
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be; the text names it and says what to change."""
+    """An invalid setting. The text names the setting and says what to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The numbers that a setting may have, from `low` to `high`; `above`: without `low` itself. `noun`: of what."""
+    """The range of a numeric setting, `low` to `high`; `above`: without `low` itself; `noun`: its unit."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -57,7 +57,7 @@ class Range:
     noun: str = ""
 
     def problem(self, value: float) -> str:
-        """Return what a value outside must be; empty for one inside."""
+        """Return what is wrong with `value` ("must be at least 1"), or "" if it lies in the range."""
         bottom, top = f"above {self.low}" if self.above else f"at least {self.low}", f"at most {self.high}"
         if value < self.low or (self.above and value == self.low) or math.isnan(value):
             both = f"{bottom} and {top}" if self.high < 65536 else bottom
@@ -65,114 +65,112 @@ class Range:
         return f"must be {top}" if value > self.high else ""
 
     def check(self, flag: str, value: float) -> None:
-        """Raise `ConfigError` for a number outside."""
+        """Raise `ConfigError` if `value` lies outside of the range."""
         if problem := self.problem(value):
             raise ConfigError(f"{flag} {value}: {problem}")
 
 
-def as_set(text: str, sources: Mapping[str, str]) -> str:
-    """Return an error's `text`, which may begin with a flag, with the name by which that was set. `sources` has by a
-    flag's destination what stands before the value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `."""
-    found = _FLAG.match(text)
-    source = found and sources.get(found[1].replace("-", "_"))
-    if not found or not source:
+def with_source(text: str, sources: Mapping[str, str]) -> str:
+    """Return an error's `text` with the flag at its beginning replaced by the way the user set it. `sources` maps a
+    flag's destination to the text before its value, such as `MINISGL_CPU_BACKEND=` or `server.yaml:3: tp: `."""
+    match = _FLAG.match(text)
+    source = match and sources.get(match[1].replace("-", "_"))
+    if not match or not source:
         return text
-    return (source if found[2] == " " else source.rstrip("=: ") + found[2]) + text[found.end() :]
+    return (source if match[2] == " " else source.rstrip("=: ") + match[2]) + text[match.end() :]
 
 
 def device_problem(name: str) -> str | None:
-    """Return what the name of a device must be; None for one that may be there."""
+    """Return what a device name must be, or None if `name` is valid."""
     return None if _DEVICE.fullmatch(name) else "must be auto, cpu, cuda or cuda:N"
 
 
 class Unsupported(ConfigError):
-    """A sound model or setting that one engine has no code for; another one may."""
+    """A valid model or setting that one engine does not support. Another engine may support it."""
 
 
 class DebugConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """For debugging, profiling and tests. Users set these by their own names, beside the settings of `EngineConfig`."""
+    """Settings for debugging, profiling and tests. Users set them by name, like those of `EngineConfig`."""
 
-    record_trace: str | None = None  # file for the calls of the scheduler
-    shadow: bool = False  # compare the scheduler with the other one at every step
+    record_trace: str | None = None  # file for all calls of the scheduler
+    shadow: bool = False  # run the other scheduler too, and compare their decisions
     shadow_report: str | None = None
     shadow_every_n: int = 1
     shadow_max_diffs: int = 100
-    faulty_control_plane: str = ""  # for tests: where it breaks, such as commit:40:after
+    faulty_control_plane: str = ""  # for tests: where the scheduler fails, such as commit:40:after
     echo_fail_steps: tuple[int, ...] = ()  # for tests: steps whose forward fails on the echo engine
-    echo_states: int | None = (
-        None  # for tests: slots for checkpoints of an echo engine that has states; None: it has none
-    )
-    step_delay_file: str | None = None  # for tests: milliseconds that each step takes longer; read at each
-    transport_stats: bool = False  # measure what messages cost and how long they are on the way
-    profile_steps: int = 0  # write a Chrome trace of so many steps
+    echo_states: int | None = None  # for tests: state snapshots of an echo engine with states; None: without states
+    step_delay_file: str | None = None  # for tests: file with a delay in ms of each step, read at every step
+    transport_stats: bool = False  # measure encoding, decoding and queueing of messages
+    profile_steps: int = 0  # write a Chrome trace of the first steps; 0: none
 
 
 class PrefixFile(msgspec.Struct, frozen=True):
-    """A prefix that `minisgl cache export` has written, with its pages."""
+    """A prefix file, written by `minisgl cache export`: token ids with their KV pages."""
 
     path: str
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What to load and how to schedule. `None` means: decided from the model and the machine."""
+    """Settings of one engine: what it loads and how it schedules. None is decided from the model and the machine."""
 
     model: str = MODEL_SMOLLM2
-    engine: EngineName = "auto"  # torch with a CUDA device, else cpu where it can, else torch
-    model_impl: ModelImpl = "auto"  # whose layers: native ones, else those of transformers, on the torch engine
+    engine: EngineName = "auto"  # auto: torch with a CUDA device, else cpu if it has the model, else torch
+    model_impl: ModelImpl = "auto"  # layers; auto: native ones, else those of transformers (torch engine)
     model_source: ModelSource = "auto"
     revision: str | None = None
-    tokenizer: str | None = None  # a folder, GGUF file or hub id with another one than the model's
+    tokenizer: str | None = None  # folder, GGUF file or hub id; None: the model's own
     load_format: LoadFormat = "auto"
-    generation_config: GenerationConfig = "auto"  # auto: the model's own sampling defaults
-    chat_template: str | None = None  # a file or the template itself, before the tokenizer's
+    generation_config: GenerationConfig = "auto"  # auto: the model's default sampling parameters
+    chat_template: str | None = None  # a file, or the template; None: the tokenizer's
     dtype: Dtype = "auto"
     device: str = "auto"
-    activations: Activations = "exact"  # of the CPU engine: float32; rounded to bfloat16; to int8 in blocks of 32
-    kv_dtype: KvDtype = "f16"  # of the CPU engine
-    quantization: Quantization | None = None  # of the CPU engine, while it loads; None: as the file has them
-    weights_cache: int | None = None  # bytes of packed weights that the CPU engine keeps in files; None: it packs anew
-    seed: int = 0  # of dummy weights
+    activations: Activations = "exact"  # in CPU matmuls: float32, bfloat16, or int8 in blocks of 32
+    kv_dtype: KvDtype = "f16"  # of the CPU engine's KV cache
+    quantization: Quantization | None = None  # of weights, at loading, CPU engine; None: as in the file
+    weights_cache: int | None = None  # bytes of packed weights cached on disk (CPU engine); None: no cache
+    seed: int = 0  # seed of dummy weights
     page_size: int = 16
     num_pages: int | None = None
-    memory_ratio: float | None = None  # of the memory that is free after loading, for the KV pool, without num_pages
-    memory: int | None = None  # bytes of a CPU's memory for weights, states and KV pool; None: what is free
-    attention_backend: str = "auto"  # on a CUDA device
-    cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph, 0: none
-    torch_compile: bool = False  # of forwards outside of graphs, on a CUDA device
+    memory_ratio: float | None = None  # fraction of free memory after loading, for the KV pool
+    memory: int | None = None  # bytes of CPU memory for weights, states and KV pool; None: what is free
+    attention_backend: str = "auto"  # CUDA only; a name, or PREFILL,DECODE
+    cuda_graph_max_bs: int | None = None  # rows of the largest CUDA graph; 0: no graphs
+    torch_compile: bool = False  # compile forwards outside of CUDA graphs
     max_seq_len: int | None = None
-    max_running_requests: int | None = None  # see `rows_on`
-    max_prefill_length: int | None = None  # see `prefill_on`
-    max_step_ms: int | None = None  # of a server's step while rows decode; 0: any time; None: 250 on a CPU, else 0
+    max_running_requests: int | None = None  # None: see `rows_on`
+    max_prefill_length: int | None = None  # tokens per step; None: see `prefill_on`
+    max_step_ms: int | None = None  # target while rows decode; 0: no limit; None: 250 on a CPU, else 0
     cache: CachePolicy = "lru"
-    cache_token_budget: int | None = None  # of what the cache keeps for nobody; None: as much as fits
-    cache_max_prompt: int | None = None  # longer prompts are not kept after their end; None: all are
-    cache_dir: str | None = None  # folder for pages of the KV pool, which lasts; None: no pages are kept on a disk
-    cache_size: int | None = None  # bytes that the folder may hold; None: 20 GiB
-    checkpoint_interval: int | None = None  # tokens after which a model with states saves one; None: 256
-    state_memory: int | None = None  # bytes for those, of the CPU engine; None: an eighth of what the KV pool takes
-    max_pinned_ratio: float = 0.5  # share of the pages that prefixes may pin
-    own_cache_keys: tuple[tuple[int, bytes], ...] = ()  # API keys with `own_cache`: number, digest
-    warm_prefixes: tuple[str | PrefixFile, ...] = ()  # texts that are computed and pinned before anything else
-    lora: tuple[tuple[str, str], ...] = ()  # adapters that are loaded before anything else: name, folder
-    speculative: str | None = None  # ngram:K, model:FILE[:K]: up to K tokens of a row are guessed and computed with it
-    schedule_policy: SchedulePolicy = "fcfs"  # who of the waiting starts next, within the bound of ageing
-    cpu_backend: str = "auto"  # python, rust_hotpath, or auto: the latter if the extension loads
+    cache_token_budget: int | None = None  # cached tokens that no request uses; None: as many as fit
+    cache_max_prompt: int | None = None  # tokens; longer prompts leave the cache at their end; None: none do
+    cache_dir: str | None = None  # folder for KV pages; None: they are not stored on disk
+    cache_size: int | None = None  # bytes of that folder at most; None: 20 GiB
+    checkpoint_interval: int | None = None  # tokens between saved recurrent states; None: 256
+    state_memory: int | None = None  # bytes for saved states, CPU engine; None: an eighth of the KV pool
+    max_pinned_ratio: float = 0.5  # fraction of KV pages that prefixes may pin
+    own_cache_keys: tuple[tuple[int, bytes], ...] = ()  # API keys with `own_cache`: index, digest
+    warm_prefixes: tuple[str | PrefixFile, ...] = ()  # computed and pinned at the start
+    lora: tuple[tuple[str, str], ...] = ()  # adapters to load at the start: name, folder
+    speculative: str | None = None  # ngram:K or model:FILE[:K]: up to K draft tokens per row
+    schedule_policy: SchedulePolicy = "fcfs"  # which waiting request starts next; ageing limits its effect
+    cpu_backend: str = "auto"  # scheduler; auto: rust_hotpath if the extension loads, else python
     overlap: bool = True
     num_threads: int | None = None
     tp: int | Literal["auto"] = 1  # processes that share each layer; auto: as many as devices and model allow
-    log_level: LogLevel = "info"  # debug: every step is told
-    sim_profile: str = "null"  # step times of the simulated engine; null: it returns at once
+    log_level: LogLevel = "info"  # debug: every step is logged
+    sim_profile: str = "null"  # step times of the simulated engine; null: 0
     debug: DebugConfig = DebugConfig()
 
     @property
     def shown_model(self) -> str:
-        """`model` as clients may know it: of a folder or a file here the name, not the path."""
+        """The model's name as clients may see it: the base name of a local folder or file, not its path."""
         path = os.path.expanduser(self.model)
         return os.path.basename(os.path.abspath(path)) if os.path.exists(path) else self.model
 
     @staticmethod
     def of(settings: Mapping[str, Any]) -> EngineConfig:
-        """From flat settings, those of `DebugConfig` among them. Raises `ConfigError`, `msgspec.ValidationError`."""
+        """Build a checked configuration from flat settings. Raises `ConfigError` or `msgspec.ValidationError`."""
         debug = {name: value for name, value in settings.items() if name in DebugConfig.__struct_fields__}
         others = {name: value for name, value in settings.items() if name not in debug}
         if others.get("page_size") is None:
@@ -182,7 +180,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.convert({**others, "debug": debug}, EngineConfig).check()
 
     def check(self) -> EngineConfig:
-        """Raise `ConfigError` at the first impossible value, else return self."""
+        """Return self if every value is valid. Raises `ConfigError` for the first invalid one."""
 
         check_ranges(self)
         check_ranges(self.debug)
@@ -192,22 +190,26 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.tokenizer is not None and not self.tokenizer.strip():
             raise ConfigError("--tokenizer: is empty: name a folder, a GGUF file or a hub id")
         if self.tokenizer is not None and self.engine == "echo":
-            raise ConfigError(f"--tokenizer {self.tokenizer}: not with --engine echo, which has one of its own")
+            raise ConfigError(f"--tokenizer {self.tokenizer}: cannot be used with --engine echo, which has its own")
         if (problem := scheduler_problem(self.cpu_backend)) is not None:
             raise ConfigError(f"--cpu-backend {self.cpu_backend}: {problem}")
         if (problem := device_problem(self.device)) is not None:
             raise ConfigError(f"--device {self.device}: {problem}")
         if (self.num_pages or 0) * self.page_size > _MOST_TOKENS:
-            raise ConfigError(f"--num-pages {self.num_pages}: of {self.page_size} tokens each: no memory is so large")
+            raise ConfigError(
+                f"--num-pages {self.num_pages}: of {self.page_size} tokens each: is more than any memory holds"
+            )
         if self.weights_cache is not None and self.load_format == "dummy":
-            raise ConfigError(f"--weights-cache {self.weights_cache}: not with --load-format dummy: it reads no file")
+            raise ConfigError(
+                f"--weights-cache {self.weights_cache}: cannot be used with --load-format dummy, which reads no file"
+            )
         if self.cache_size is not None and self.cache_dir is None:
-            raise ConfigError(f"--cache-size {self.cache_size}: of which folder? --cache-dir names it")
+            raise ConfigError(f"--cache-size {self.cache_size}: needs --cache-dir, the folder to limit")
         files = [one.path for one in self.warm_prefixes if isinstance(one, PrefixFile)]
         if files and self.cache_dir is None:
-            raise ConfigError(f"--warm-prefix @{files[0]}: its pages go to a folder: --cache-dir names it")
+            raise ConfigError(f"--warm-prefix @{files[0]}: needs --cache-dir, the folder for its pages")
         if self.cache_dir is not None and self.cache == "naive":
-            raise ConfigError("--cache-dir: not with --cache naive: it keeps nothing")
+            raise ConfigError("--cache-dir: cannot be used with --cache naive, which caches nothing")
         if self.speculative is not None:
             if not 1 <= self.max_draft_len <= 99:
                 raise ConfigError(
@@ -217,14 +219,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--speculative {self.speculative}: not with --engine {self.engine}: it has no model")
             if self.max_draft_len >= self.rows_on("cpu"):
                 raise ConfigError(
-                    f"--speculative {self.speculative}: each guessed token takes the place of a row: "
+                    f"--speculative {self.speculative}: each draft token takes a row: "
                     f"--max-running-requests must be above {self.max_draft_len}"
                 )
         if self.cache == "naive" and self.warm_prefixes:
-            raise ConfigError("--warm-prefix: not with --cache naive: it keeps nothing")
+            raise ConfigError("--warm-prefix: cannot be used with --cache naive, which caches nothing")
         names = [name for name, _ in self.lora]
         if twice := [name for name in names if names.count(name) > 1]:
-            raise ConfigError(f"--lora: {twice[0]}: two adapters of one name")
+            raise ConfigError(f"--lora: {twice[0]}: is the name of two adapters: give each its own")
         if self.engine == "cpu":
             for flag in self.not_of_cpu():
                 raise ConfigError(f"{flag}: not with --engine cpu: choose --engine torch, or leave it out")
@@ -234,44 +236,44 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
     def check_states(self, has_states: bool) -> None:
-        """Raise `ConfigError` for a setting that a model whose layers keep states, or keep none, cannot have."""
+        """Raise `ConfigError` for a setting that does not fit a model with, or without, recurrent states."""
         for name in ("checkpoint_interval", "state_memory"):
             if not has_states and (value := getattr(self, name)) is not None:
-                raise ConfigError(f"--{name.replace('_', '-')} {value}: the model's layers keep no states")
+                raise ConfigError(f"--{name.replace('_', '-')} {value}: the model has no recurrent states")
         if has_states and self.max_draft_len:
             raise ConfigError(
-                f"--speculative {self.speculative}: not with a model that has states: they know no way back"
+                f"--speculative {self.speculative}: cannot be used with recurrent states, which cannot be rolled back"
             )
 
     @property
     def max_draft_len(self) -> int:
-        """Tokens of a row that are guessed; 0: none."""
-        found = _SPECULATIVE.fullmatch(self.speculative or "")
-        if found is None:
+        """Draft tokens of a sequence that one step may verify at most; 0 without speculative decoding."""
+        match = _SPECULATIVE.fullmatch(self.speculative or "")
+        if match is None:
             return 0
-        return int(found["count"] or (_DRAFT_LEN if found["model"] else 0))
+        return int(match["count"] or (_DRAFT_LEN if match["model"] else 0))
 
     @property
     def draft_model(self) -> str | None:
-        """The model that guesses beside what the text and the cache know; None: there is none."""
-        found = _SPECULATIVE.fullmatch(self.speculative or "")
-        return None if found is None else found["model"]
+        """The draft model of `--speculative model:FILE[:K]`, or None without one."""
+        match = _SPECULATIVE.fullmatch(self.speculative or "")
+        return None if match is None else match["model"]
 
     @property
     def num_ranks(self) -> int:
-        """`tp` as a number, which is 1 until the engine has decided what auto is."""
+        """The number of tensor-parallel processes. It is 1 while `tp` is "auto", until the engine has decided."""
         return 1 if self.tp == "auto" else self.tp
 
     def rows_on(self, device: str) -> int:
-        """`max_running_requests` where the engine computes: 256 on a CUDA device, else 64, unless it is given."""
+        """Return the most running requests on `device`: `max_running_requests`, or 256 on CUDA and 64 elsewhere."""
         return self.max_running_requests or (256 if device.startswith("cuda") else 64)
 
     def prefill_on(self, device: str) -> int:
-        """`max_prefill_length` where the engine computes: 8192 on a CUDA device, else 2048, unless it is given."""
+        """Return the most tokens of a step on `device`: `max_prefill_length`, or 8192 on CUDA and 2048 elsewhere."""
         return self.max_prefill_length or (8192 if device.startswith("cuda") else 2048)
 
     def not_of_cpu(self) -> Iterator[str]:
-        """Flags, as they are set, that the CPU engine has nothing for."""
+        """Yield each flag, with its value, that is set and that the CPU engine does not support."""
         if self.model_impl == "transformers":
             yield f"--model-impl {self.model_impl}"
         if self.num_ranks > 1:
@@ -284,14 +286,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
             yield f"--attention-backend {self.attention_backend}"
 
     def of_cuda_only(self) -> Iterator[str]:
-        """Flags, as they are set, that are without an effect on a CPU."""
+        """Yield each flag, with its value, that is set and has no effect on a CPU."""
         if self.cuda_graph_max_bs:
             yield f"--cuda-graph-max-bs {self.cuda_graph_max_bs}"
         if self.torch_compile:
             yield "--torch-compile"
 
     def of_cpu_only(self) -> Iterator[str]:
-        """Flags, as they are set, that only the CPU engine has something for."""
+        """Yield each flag, with its value, that is set and that only the CPU engine supports."""
         plains = {
             "activations": "exact",
             "kv_dtype": "f16",
@@ -305,7 +307,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
                 yield f"--{name.replace('_', '-')} {value}"
 
 
-# what users may set: those of `DebugConfig` beside the others
+# all settings that users may set
 ENGINE_SETTINGS = (*EngineConfig.__struct_fields__[:-1], *DebugConfig.__struct_fields__)
 
 
@@ -354,11 +356,11 @@ RANGES: Mapping[str, Range] = {
     "max_loras": _COUNT,
     "state_quota": _BYTES,
 }
-"""The numbers that each setting may have, by its name. A setting of a number that is not here has no bound."""
+"""Range of each numeric setting, by name. Settings that are missing here have no bounds."""
 
 
 def check_ranges(settings: msgspec.Struct) -> None:
-    """Raise `ConfigError` for the first number that is outside of its range."""
+    """Raise `ConfigError` for the first setting that lies outside of its range in `RANGES`."""
     for name in settings.__struct_fields__:
         value = getattr(settings, name)
         if name in RANGES and isinstance(value, int | float):
@@ -366,26 +368,26 @@ def check_ranges(settings: msgspec.Struct) -> None:
 
 
 class AdaptiveMaxTokens(msgspec.Struct, frozen=True):
-    """While more than `threshold` answers are in flight, lengths that no client named are `millionths` of a million of
-    what they are else. A whole number, so that both front ends reckon alike."""
+    """A rule for answer lengths under load: while more than `threshold` answers are in flight, a default length is
+    multiplied by `millionths` / 1,000,000. The factor is an integer so that both front ends compute the same."""
 
     threshold: int
     millionths: int
 
 
 MAX_PRIORITY = 4
-"""How far from 0 a request's priority may lie, unless its key's `max_priority` says otherwise: one that is asked for at
-its best is as good as 256 requests older."""
+"""Largest absolute priority of a request, unless its key's `max_priority` says otherwise. The best one is worth 256
+arrivals."""
 
 
 def most_of(rows: int) -> int:
-    """Return all rows but a sixteenth, one at least: what lines of batches or one API key may take, so that others find
-    a free row at once."""
+    """Return how many of `rows` batch lines or one API key may use: all but a sixteenth, at least one, so that other
+    requests find a free row at once."""
     return max(1, rows - max(1, rows // 16))
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """One of several callers: what it gets of the engines beside others that wait, and its limits. 0: none."""
+    """An API key with its share of the engines, its limits and its permissions. A limit of 0 is no limit."""
 
     name: str
     key: str
@@ -394,19 +396,19 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 0
     tokens_per_minute: int = 0
     max_priority: int = MAX_PRIORITY
-    lora: bool = False  # it may load adapters, and unload them
-    cache: bool = False  # it may list, store and release prefixes, and empty the prefix cache
-    models: bool = False  # it may load models and unload them, where there are several
-    own_cache: bool = False  # what it asks is found in the prefix cache by itself alone
+    lora: bool = False  # may load and unload adapters
+    cache: bool = False  # may list, store and remove prefixes, and clear the prefix cache
+    models: bool = False  # may load and unload models, if there are several
+    own_cache: bool = False  # its cached prefixes are for this key only
 
     def __repr__(self) -> str:
-        return f"ApiKey({self.name})"  # whoever shows a configuration does not show keys
+        return f"ApiKey({self.name})"  # so that a printed configuration shows no keys
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the HTTP side takes on; times in seconds. `max_queued_*` count what waits for its first step, in the engine
-    or for the tokenizer. A forward that takes `step_timeout` counts as a hang. `context_margin`: tokens of the context
-    that lengths which no client named leave free."""
+    """Limits of the HTTP server; times are in seconds. `max_queued_*` count requests and prompt tokens that wait for
+    their first step, in the engine or for the tokenizer. A forward that takes `step_timeout` counts as hung.
+    `context_margin` is the number of tokens of the context that default answer lengths leave free."""
 
     max_queued_requests: int = 1024
     max_queued_tokens: int = 4_000_000
@@ -414,7 +416,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_encoding_bytes: int = 16 * 2**20
     request_timeout: float | None = None
     slow_client_timeout: float = 60.0
-    keep_alive_timeout: int = 75  # of a connection without a request; what stands before a server often keeps it for 60
+    keep_alive_timeout: int = 75  # of an idle connection; proxies often keep it for 60
     step_timeout: float = 300.0
     drain_timeout: float = 30.0
     adaptive_max_tokens: AdaptiveMaxTokens | None = None
@@ -422,62 +424,62 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
-    """The seconds for which a stream is silent. Clients of Node give up after 300 s without a byte, proxies after 60.
-    The head of a stream waits `head_wait` for the first token, so that a failure until then is an HTTP status; from the
-    head on something is written at least once in `longest`."""
+    """Longest silences of a stream, in seconds. (Node clients give up after 300 s without a byte, proxies after 60 s.)
+    The response headers wait `head_wait` for the first token, so that an early failure is an HTTP status; after the
+    headers something is written at least every `longest` seconds."""
 
     head_wait: float = 1.0
     longest: float = 15.0
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The whole server: one HTTP address in front of one engine process, or of several that are alike."""
+    """Configuration of a whole server: one HTTP address in front of one engine process, or of several alike."""
 
     engine: EngineConfig
-    dp: int | Literal["auto"] = 1  # engine processes; auto: as many as there are CUDA devices for
-    routing: Routing = "cache_aware"  # which of several engines gets a request
-    max_inflight: int | None = None  # requests that all engines have at once; others wait; None: any number
+    dp: int | Literal["auto"] = 1  # engine processes; auto: as many as the CUDA devices allow
+    routing: Routing = "cache_aware"  # how requests get one of several engines
+    max_inflight: int | None = None  # requests in all engines at once; others wait; None: no limit
     max_inflight_per_engine: int | None = None
     host: str = "127.0.0.1"
     port: int = 1919
-    frontend: Frontend = "auto"  # who owns the port; rust: the gateway, which auto takes if the extension has it
+    frontend: Frontend = "auto"  # owner of the port; auto: rust (the gateway) if the extension loads
     served_model_name: str | None = None
-    any_model_name: bool = False  # requests may name any model: there is one
+    any_model_name: bool = False  # requests may name any model
     limits: Limits = Limits()
     silence: Silence = Silence()
     api_key: str | None = None
-    lora_folder: str | None = None  # adapters below it may be loaded over HTTP; None: none may
-    max_loras: int = 16  # adapters at once, those of the start among them
-    api_keys: tuple[ApiKey, ...] = ()  # of --api-key-file, beside `api_key`; number i of a request is `api_keys[i - 1]`
-    allowed_hosts: tuple[str, ...] = ()  # names clients may use besides the address, * for any
-    cors_origins: tuple[str, ...] = ()  # of web pages that may use the server, * for any
+    lora_folder: str | None = None  # adapters below it may be loaded over HTTP; None: no loading
+    max_loras: int = 16  # loaded adapters at most, including those of the start
+    api_keys: tuple[ApiKey, ...] = ()  # of --api-key-file; a request's key index i is `api_keys[i - 1]`
+    allowed_hosts: tuple[str, ...] = ()  # Host names that clients may use; *: any
+    cors_origins: tuple[str, ...] = ()  # origins of web pages that may use the server; *: any
     log_format: Literal["text", "json"] = "text"
     access_log: bool = True
-    access_log_probes: bool = False  # lines for what is asked every few seconds, too
+    access_log_probes: bool = False  # log lines for /health, /metrics and similar, too
     log_prompts: bool = False
-    receipt_key: str | None = None  # file of a private key that signs receipts
-    tool_call_parser: str = "auto"  # in which format the model writes calls of tools
-    reasoning_parser: str = "auto"  # and what it thinks
+    receipt_key: str | None = None  # file of the private key that signs receipts
+    tool_call_parser: str = "auto"  # format of the model's tool calls
+    reasoning_parser: str = "auto"  # format of the model's reasoning
     metrics_aliases: Literal["none", "vllm"] = "none"
-    state_dir: str | None = None  # folder for files and batches, which last; None: there are none
-    state_quota: int = 4 << 30  # bytes of it for each API key
-    resumable: bool = False  # streams get marks for a router that asks for them (server/core/resume.py)
-    demo_load: bool = False  # it sends requests to itself, for people who watch
-    managed: bool = False  # started by a program: see supervisor/serving.py
-    tells_use: bool = False  # and tells it what the keys use: see registry/keys.py
-    takes_lines: bool = False  # and answers lines of batches for it: see registry/batches.py
+    state_dir: str | None = None  # folder for files and batches; None: no batches
+    state_quota: int = 4 << 30  # bytes of that folder for each API key
+    resumable: bool = False  # send marks to routers that ask for them (server/core/resume.py)
+    demo_load: bool = False  # send a demonstration load to itself
+    managed: bool = False  # started by a program, see supervisor/serving.py
+    tells_use: bool = False  # report the use of API keys to it, see registry/keys.py
+    takes_lines: bool = False  # answer batch lines for it, see registry/batches.py
 
     def check(self) -> ServerConfig:
-        """Raise `ConfigError` at the first impossible value, else return self."""
+        """Return self if every value is valid. Raises `ConfigError` for the first invalid one."""
         if not self.host.strip():
             raise ConfigError("--host: is empty: give an address, or 0.0.0.0 for every interface")
         check_ranges(self)
         check_ranges(self.limits)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and self.api_key):
             raise ConfigError("--api-key: must be printable ASCII and not empty")
-        for one in self.api_keys:
-            if one.key == self.api_key:
-                raise ConfigError(f"--api-key-file: the key of {one.name} is that of --api-key, too: give another one")
+        for key in self.api_keys:
+            if key.key == self.api_key:
+                raise ConfigError(f"--api-key-file: the key of {key.name} equals that of --api-key: give another one")
         for name in self.allowed_hosts:
             if not _HOST_NAME.fullmatch(name):
                 raise ConfigError(f"--allowed-host {name!r}: must be a name or an address without a port, or *")
@@ -486,7 +488,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"--cors-origin {origin!r}: must be like https://page.example:8080 (no path), or *")
         if self.resumable and self.frontend == "rust":
             raise ConfigError(
-                "--resumable: not with --frontend rust: the gateway writes no marks: use --frontend python"
+                "--resumable: cannot be used with --frontend rust, which writes no marks: use --frontend python"
             )
         if self.lora_folder is not None and not os.path.isdir(self.lora_folder):
             raise ConfigError(f"--lora-folder {self.lora_folder}: no such folder")
@@ -505,33 +507,33 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
             )
         if (path := self.engine.debug.record_trace) is not None:
             raise ConfigError(
-                f"--record-trace {path}: not with --dp {self.dp}: a trace is of one scheduler: use --dp 1"
+                f"--record-trace {path}: not with --dp {self.dp}: a trace records one scheduler: use --dp 1"
             )
 
     @property
     def needs_pool(self) -> bool:
-        """Whether something must stand between front ends and engines: `minisgl._rust.EnginePool`. `dp` is a number."""
+        """True if an `EnginePool` must connect front ends and engines (several engines, limits, API keys)."""
         limited = self.max_inflight is not None or self.max_inflight_per_engine is not None
         return self.dp != 1 or limited or bool(self.api_keys)
 
     @property
     def routing_in_use(self) -> Routing | Literal["none"]:
-        """The routing policy of several engines; none if there is one engine. `dp` is a number."""
+        """The routing policy, or "none" if there is one engine only. `dp` must be a number by then."""
         return "none" if self.dp == 1 else self.routing
 
     @property
     def any_key(self) -> str | None:
-        """One that lets a caller in; None: no key is asked for."""
-        return next((one.key for one in self.api_keys), None) if self.api_key is None else self.api_key
+        """A valid API key, for the server's own requests. None if no key is required."""
+        return next((key.key for key in self.api_keys), None) if self.api_key is None else self.api_key
 
     @property
     def model_name(self) -> str:
-        """The name clients ask for: of a folder or a file here its name, without .gguf."""
+        """The model's name in the API: `served_model_name`, else a local folder's or file's name without .gguf."""
         return self.served_model_name or self.engine.shown_model.removesuffix(".gguf").rstrip("/")
 
     @property
     def model_aliases(self) -> frozenset[str]:
-        """Other names for it, as it was given: a path, a file's name."""
+        """Further names that requests may use: the model's path and file name. Empty with `served_model_name`."""
         if self.served_model_name is not None:
             return frozenset()
         given = self.engine.model

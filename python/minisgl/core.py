@@ -1,4 +1,4 @@
-"""`from minisgl.core import SamplingParams`: where people who come from mini-sglang look for it."""
+"""Alias for mini-sglang's import path: `from minisgl.core import SamplingParams`."""
 
 from minisgl.sampling_params import SamplingParams
 

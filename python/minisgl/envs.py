@@ -1,6 +1,6 @@
-"""Every environment variable that minisgl reads, and the only place that reads them.
+"""Every environment variable that minisgl reads, and the only module that reads them.
 
-Invariants: values are read when asked for, never at import; a bad value is an `EnvError` that names the variable.
+Invariants: a variable is read when it is needed, never at import; a bad value is an `EnvError` that names the variable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 CPU_BACKEND = "MINISGL_CPU_BACKEND"
-"""Scheduler: python or rust_hotpath. `--cpu-backend` wins. rust_gateway: the latter, with the gateway as front end."""
+"""Scheduler: python, rust_hotpath, or rust_gateway (that with the Rust front end). `--cpu-backend` wins."""
 
 FRONTEND = "MINISGL_FRONTEND"
 """Front end: rust or python. `--frontend` wins."""
@@ -24,7 +24,7 @@ NO_EXTENSION = "MINISGL_NO_EXTENSION"
 """1: serve as if the compiled extension were missing (`minisgl/extension.py`)."""
 
 CPU_ISA = "MINISGL_CPU_ISA"
-"""Hold the CPU engine down to an instruction set: scalar, avx2, avxvnni, avx512, amx or neon. Default: the best one."""
+"""Limit the CPU engine to an instruction set: scalar, avx2, avxvnni, avx512, amx or neon. Default: the best one."""
 
 DISABLE_OVERLAP_SCHEDULING = "MINISGL_DISABLE_OVERLAP_SCHEDULING"
 """1: schedule a step only when the step before it is committed."""
@@ -33,45 +33,43 @@ CACHE = "MINISGL_CACHE"
 """Folder for imported models and converted tokenizers. Default: minisgl in XDG_CACHE_HOME or ~/.cache."""
 
 DATA = "MINISGL_DATA"
-"""Folder with real tokenizers, traces and prompts, for tests and benchmarks. They skip without it."""
+"""Folder with real tokenizers, traces and prompts, for tests and benchmarks, which are skipped without it."""
 
 API_KEY = "MINISGL_API_KEY"
-"""The key that clients must show, and that `minisgl chat` shows. `--api-key` wins; the environment, unlike flags, does
-not show in a list of processes."""
+"""API key that clients must send, and that `minisgl chat` sends. `--api-key` wins, but shows in lists of processes."""
 
 ECHO_FAIL_STEPS = "MINISGL_ECHO_FAIL_STEPS"
-"""For tests of a whole server: steps whose forward fails on the echo engine, separated by commas."""
+"""For tests of a server: steps whose forward fails on the echo engine, separated by commas."""
 
 ECHO_STATES = "MINISGL_ECHO_STATES"
-"""For tests: the echo engine has states, and as many slots for checkpoints of them."""
+"""For tests: give the echo engine recurrent states, and this number of slots for state snapshots."""
 
 HEAD_WAIT = "MINISGL_HEAD_WAIT"
-"""Tests set `minisgl.config.Silence.head_wait` by it: a slow machine then changes no status of a stream."""
+"""For tests: seconds of `minisgl.config.Silence.head_wait`, so that a slow machine changes no stream's status."""
 
 STEP_DELAY_FILE = "MINISGL_STEP_DELAY_FILE"
-"""For tests of a whole server, and pictures of one: a file with the milliseconds that each step takes longer; it may
-change at any time."""
+"""For tests and screenshots: a file with a delay of each step in milliseconds, which may change at any time."""
 
 SHADOW = "MINISGL_CPU_BACKEND_SHADOW"
-"""1: the other scheduler gets the same calls, and their decisions are compared."""
+"""1: run the other scheduler with the same calls, and compare their decisions."""
 
 SHADOW_REPORT = "MINISGL_CPU_BACKEND_SHADOW_REPORT"
-"""File for the differences, a JSON line each."""
+"""File for the differences of a shadow, one JSON line each."""
 
 SHADOW_EVERY_N = "MINISGL_CPU_BACKEND_SHADOW_EVERY_N"
-"""Compare every n-th step only. Default: 1."""
+"""A shadow compares every n-th step only. Default: 1."""
 
 SHADOW_MAX_DIFFS = "MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS"
-"""Stop comparing after as many differences. Default: 100."""
+"""A shadow stops after this number of differences. Default: 100."""
 
 FAULTY_CONTROL_PLANE = "MINISGL_FAULTY_CONTROL_PLANE"
-"""For tests of a whole server: where its scheduler breaks, such as commit:40:after."""
+"""For tests of a server: where its scheduler fails, such as commit:40:after."""
 
 TRANSPORT_LATENCY_STATS = "MINISGL_TRANSPORT_LATENCY_STATS"
 """1: measure encoding, decoding and queueing of the messages between the processes."""
 
 SHELL_MAX_TOKENS = "MINISGL_SHELL_MAX_TOKENS"
-"""The limit of one answer in the chat. `--max-tokens` wins."""
+"""Token limit of one answer in the chat. `--max-tokens` wins."""
 
 SHELL_TEMPERATURE = "MINISGL_SHELL_TEMPERATURE"
 """The temperature of the chat. `--temperature` wins."""
@@ -111,18 +109,18 @@ NO_EFFECT = {
     "MINISGL_FLASHINFER_USE_TENSOR_CORES": "FlashInfer's own choice is used",
     "MINISGL_PYNCCL_MAX_BUFFER_SIZE": "torch's own NCCL is used",
 }
-"""mini-sglang's, and why they do nothing here."""
+"""Variables of mini-sglang that have no effect here, with the reason."""
 
 ISAS = ("scalar", "avx2", "avxvnni", "avx512", "amx", "neon")
 OF_TESTS = ("MINISGL_GPU_REHEARSAL",)
-"""Read by the tests only."""
+"""Variables that only the tests read."""
 
 PREFIX = "MINISGL_"
 RUST_GATEWAY = "rust_gateway"
 
 
 class EnvError(ValueError):
-    """An environment variable with a value that means nothing."""
+    """An environment variable with an invalid value. The text names the variable and says what is valid."""
 
 
 def _flag(name: str) -> bool:
@@ -135,7 +133,7 @@ def _flag(name: str) -> bool:
 
 
 def notices() -> list[str]:
-    """A line for each variable of our prefix that does not do what its name says, or nothing at all."""
+    """Return a warning for each `MINISGL_*` variable that is set and unknown or without an effect."""
     lines = []
     for name in sorted(name for name in os.environ if name.startswith(PREFIX)):
         if name in NO_EFFECT:
@@ -147,7 +145,7 @@ def notices() -> list[str]:
 
 
 def check() -> None:
-    """Raise `EnvError` for the first variable that has a value without a meaning, whether it will be used or not."""
+    """Raise `EnvError` for the first variable with an invalid value, whether it will be used or not."""
     for read in (
         *(no_extension, frontend, cpu_isa, shadow, disable_overlap_scheduling, cache_dir, transport_latency_stats),
         *(echo_fail_steps, echo_states, faulty_control_plane, shell_settings),
@@ -155,49 +153,49 @@ def check() -> None:
         read()
 
 
-def set_of(names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are set to more than an empty text, in the order of `names`."""
+def set_variables(names: Iterable[str]) -> list[str]:
+    """Return the `names` of variables that are set and not empty, in their order."""
     return [name for name in names if os.environ.get(name)]
 
 
 def use_temporary(folder: str) -> None:
-    """For temporary files of this process and its children."""
+    """Make `folder` the place for temporary files of this process and its children."""
     os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
-OPENBLAS = "OPENBLAS_NUM_THREADS"  # of numpy's library, which starts them with its import
+OPENBLAS = "OPENBLAS_NUM_THREADS"  # threads of numpy's BLAS, which start with its import
 
 
 def with_one_thread() -> dict[str, str]:
-    """The environment of a process that imports numpy and forks."""
+    """Return the environment with one BLAS thread, for a process that imports numpy and forks."""
     return {**os.environ, OPENBLAS: "1"}
 
 
 def forget_one_thread() -> None:
-    """What a process behind `with_one_thread` starts is free again."""
+    """Remove the limit of `with_one_thread` from this process's environment, so that its children use all threads."""
     os.environ.pop(OPENBLAS, None)
 
 
 def shell_settings() -> dict[str, int | float]:
-    """The fields of a chat's requests that variables set."""
+    """Return the fields of a chat's requests that `MINISGL_SHELL_*` variables set. Raises `EnvError`."""
     kinds: dict[str, type[int] | type[float]] = {
         SHELL_MAX_TOKENS: int,
         SHELL_TEMPERATURE: float,
         SHELL_TOP_K: int,
         SHELL_TOP_P: float,
     }
-    found: dict[str, int | float] = {}
+    fields: dict[str, int | float] = {}
     for name, kind in kinds.items():
         if value := os.environ.get(name, "").strip():
             try:
                 number = kind(value)
                 if not math.isfinite(number):
                     raise ValueError(value)
-                found[name.removeprefix("MINISGL_SHELL_").lower()] = number
+                fields[name.removeprefix("MINISGL_SHELL_").lower()] = number
             except ValueError as error:
                 what = "a whole number" if kind is int else "a number"
                 raise EnvError(f"{name}: {value!r}: must be {what}") from error
-    return found
+    return fields
 
 
 def api_key() -> str | None:
@@ -205,7 +203,7 @@ def api_key() -> str | None:
 
 
 def shadow() -> dict[str, bool | int | str | None]:
-    """The fields of `EngineConfig` that shadowing sets."""
+    """Return the shadow settings of `DebugConfig` from the environment. Raises `EnvError`."""
     return {
         "shadow": _flag(SHADOW),
         "shadow_report": os.environ.get(SHADOW_REPORT) or None,
@@ -266,7 +264,7 @@ def cpu_backend() -> str | None:
 
 
 def frontend() -> Literal["rust", "python"] | None:
-    """Also by `CPU_BACKEND`, whose last step it is."""
+    """Return the front end of `FRONTEND`, else of `CPU_BACKEND=rust_gateway`, else None. Raises `EnvError`."""
     value = os.environ.get(FRONTEND, "")
     if value not in ("", "rust", "python"):
         raise EnvError(f"{FRONTEND}: {value!r}: must be rust or python")
@@ -276,12 +274,12 @@ def frontend() -> Literal["rust", "python"] | None:
 
 
 def no_extension() -> bool:
-    """Return whether the compiled extension counts as missing."""
+    """Return True if the compiled extension is to be treated as missing."""
     return _flag(NO_EXTENSION)
 
 
 def cpu_isa() -> str | None:
-    """The name of an instruction set; the CPU engine says whether this machine has it."""
+    """Return the instruction set that limits the CPU engine, or None. The engine checks if the machine has it."""
     value = os.environ.get(CPU_ISA) or None
     if value not in (None, *ISAS):
         raise EnvError(f"{CPU_ISA}: {value!r}: must be one of {', '.join(ISAS)}")
@@ -289,7 +287,7 @@ def cpu_isa() -> str | None:
 
 
 def cuda_visible_devices() -> str | None:
-    """CUDA's own variable: empty or -1 hides all devices."""
+    """Return CUDA's own variable CUDA_VISIBLE_DEVICES, or None if unset. An empty value or -1 hides all devices."""
     return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
@@ -298,24 +296,24 @@ def disable_overlap_scheduling() -> bool:
 
 
 def child_environment(changes: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment with `changes`, for a process that is started with another one."""
+    """Return the environment updated with `changes`, for a child process."""
     return {**os.environ, **changes}
 
 
-def keep_little() -> None:
-    """Tell the extension's allocator to give back at once what is freed, unless somebody told it something else: once,
-    before the extension is loaded. Child processes inherit it."""
+def set_purge_delay() -> None:
+    """Let the extension's allocator return freed memory to the system at once, unless the user set its purge delay.
+    Call it once, before the extension is loaded; child processes inherit it."""
     os.environ.setdefault("MIMALLOC_PURGE_DELAY", "0")
 
 
 def state_dir() -> Path:
-    """Where what a user typed is remembered; not created here."""
+    """Return the folder for remembered user input, such as the chat's history. It is not created here."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base).expanduser() if base else Path.home() / ".local" / "state") / "minisgl"
 
 
 def cache_dir() -> Path:
-    """Where imported models and converted tokenizers are kept; not created here."""
+    """Return the folder of imported models and converted tokenizers, not created here. Raises `EnvError`."""
     if own := os.environ.get(CACHE):
         folder = Path(own).expanduser()
         if why := not_a_folder(folder):
@@ -326,7 +324,7 @@ def cache_dir() -> Path:
 
 
 def not_a_folder(path: Path) -> str:
-    """Return why `path` cannot be a folder to write into, whether it is there or not; empty if it can."""
+    """Return why `path` cannot be a writable folder, or "" if it can. `path` need not exist yet."""
     there = path.absolute()
     while not os.path.lexists(there):
         there = there.parent
@@ -336,7 +334,7 @@ def not_a_folder(path: Path) -> str:
 
 
 def hf_home() -> Path:
-    """Hugging Face's folder, by its own variables."""
+    """Return Hugging Face's home folder, by HF_HOME or XDG_CACHE_HOME."""
     if own := os.environ.get("HF_HOME"):
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -344,13 +342,13 @@ def hf_home() -> Path:
 
 
 def hf_cache_dir() -> Path:
-    """Where huggingface_hub keeps what it fetched, and `--model OWNER/REPO`, too; not created here."""
+    """Return the download cache of huggingface_hub, which `--model OWNER/REPO` uses as well. It is not created here."""
     own = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(own).expanduser() if own else hf_home() / "hub"
 
 
 def hub_endpoint(name: str, default: str) -> str:
-    """The address of a hub, by the variable that its own client has for it."""
+    """Return a hub's URL from the variable `name`, else `default`. Raises `EnvError` if it is no http(s) URL."""
     value = os.environ.get(name, "").strip().rstrip("/") or default
     if not value.startswith(("http://", "https://")):
         raise EnvError(f"{name}: {value!r}: must begin with http:// or https://")
@@ -358,21 +356,21 @@ def hub_endpoint(name: str, default: str) -> str:
 
 
 def hub_token(name: str) -> str | None:
-    """What this user shows a hub: `name`; of Hugging Face also what `hf auth login` has kept."""
+    """Return the access token in the variable `name`, for HF_TOKEN else the one of `hf auth login`, or None."""
     if value := os.environ.get(name, "").strip():
         return value
     if name == "HF_TOKEN":
         try:
             own = os.environ.get("HF_TOKEN_PATH")
-            kept = Path(own).expanduser() if own else hf_home() / "token"
-            return kept.read_text(encoding="utf-8").strip() or None
+            file = Path(own).expanduser() if own else hf_home() / "token"
+            return file.read_text(encoding="utf-8").strip() or None
         except OSError:
             return None
     return None
 
 
 def hub_offline() -> bool:
-    """Whether hubs must not be asked."""
+    """Return True if no model hub may be contacted (HF_HUB_OFFLINE, TRANSFORMERS_OFFLINE)."""
     return _flag("HF_HUB_OFFLINE") or _flag("TRANSFORMERS_OFFLINE")
 
 

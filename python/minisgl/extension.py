@@ -1,4 +1,4 @@
-"""The compiled extension `minisgl._rust`: this module loads it when it is used, and says why where it cannot.
+"""Lazy access to the compiled extension `minisgl._rust`, with the reason when it does not load.
 
 Invariants: importing this module never fails and loads nothing; no other module imports `minisgl._rust` at run time, so
 `MINISGL_NO_EXTENSION=1` holds everywhere.
@@ -23,11 +23,11 @@ HOW_TO_BUILD = "build it with `maturin develop`"
 
 
 class ExtensionMissing(ImportError):
-    """The extension does not load, or is older than the package; the text says why and how to build it."""
+    """The extension does not load, or is older than the package. The text says why and how to build it."""
 
 
 def why_missing() -> str:
-    """Return why the extension does not load and how to build it; empty if it loads."""
+    """Return why the extension does not load and how to build it, or "" if it loads."""
     if envs.no_extension():
         return f"{envs.NO_EXTENSION} hides it: unset that; where it is not built, {HOW_TO_BUILD}"
     try:
@@ -38,7 +38,7 @@ def why_missing() -> str:
 
 
 def debug_build() -> str:
-    """Return the profile of an extension built without optimizations; empty for another one, or without one."""
+    """Return the profile of an unoptimized build of the extension, or "" if it is optimized or missing."""
     if why_missing():
         return ""
     profile = str(sys.modules[NAME].build_info()["profile"])
@@ -46,7 +46,7 @@ def debug_build() -> str:
 
 
 class _Lazy:
-    """The extension's module, loaded when one of its names is asked for. Raises `ExtensionMissing`, and
+    """A proxy for the extension's module, which is loaded on the first attribute access. Raises `ExtensionMissing`, or
     `AttributeError` for a name that an older extension lacks."""
 
     def __getattr__(self, name: str) -> Any:

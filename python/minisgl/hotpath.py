@@ -1,8 +1,8 @@
 """The scheduler's building blocks in Rust, for scripts, replays and schedulers of your own (docs/scheduler.md).
 
-Each is a thin layer over the crate `minisgl-core`. Numbers come in as lists or contiguous int32 numpy arrays; arrays
-that come out are new int32 arrays, which `torch.from_numpy` takes without a copy. A bad argument is a `ValueError` that
-names it and changes nothing; a broken invariant is a `ControlPlaneError`.
+Each is a thin layer over the crate `minisgl-core`. Inputs are lists or contiguous int32 numpy arrays; outputs are new
+int32 arrays, which `torch.from_numpy` takes without a copy. A bad argument raises a `ValueError` that names it and
+changes nothing; a broken invariant raises a `ControlPlaneError`.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,6 +1,6 @@
-"""The offline API: `LLM(model).generate(prompts, params)`, in this process, without a server.
+"""The offline API: `LLM(model).generate(prompts, params)` runs a model in this process, without a server.
 
-The same step loop, scheduler, engine and output processor as the server; results come in the order of the prompts.
+It uses the step loop, scheduler, engine and output processor of the server. Results come in the order of the prompts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from minisgl import envs
-from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, as_set
+from minisgl.config import ENGINE_SETTINGS, ConfigError, EngineConfig, with_source
 from minisgl.engine.api import Exports
 from minisgl.frontend.engine_client import InProcessClient
 from minisgl.frontend.generation_config import read_defaults
@@ -46,8 +46,8 @@ LEVELS = ("error", "warning", "info", "debug")
 
 @dataclass(slots=True)
 class Completion:
-    """One answer. `token_ids` include the stop token that ended it; `text` does not, nor a stop string. `logprobs`: of
-    each of its tokens, where `SamplingParams.logprobs` asks for some."""
+    """A generated sequence. `token_ids` include the stop token that ended it; `text` has neither that nor a stop
+    string. `logprobs`: one per token if `SamplingParams.logprobs` is set. `error`: why the engine failed, or None."""
 
     index: int
     text: str = ""
@@ -62,7 +62,7 @@ class Completion:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """The answers to one prompt, `params.n` of them."""
+    """A prompt with its `params.n` completions. `prompt` is None if token ids were given."""
 
     prompt: str | None
     prompt_token_ids: list[int]
@@ -78,7 +78,7 @@ class RequestOutput:
         return self.outputs[0].token_ids
 
     def __getitem__(self, name: str) -> Any:
-        """`["text"]` and `["token_ids"]`, as in mini-sglang."""
+        """Return the first completion's `["text"]` or `["token_ids"]`, for programs written for mini-sglang."""
         return _item(self, name)
 
 
@@ -86,11 +86,11 @@ OnText = Callable[[RequestOutput, str], None]
 
 
 class LLM:
-    """Load a model (a local folder, a GGUF file, `smollm2`, or a hub id) into this process.
+    """A model that is loaded into this process: from a local folder, a GGUF file, `smollm2`, or a hub id.
 
     `settings` are the fields of `EngineConfig` and `DebugConfig` in config.py, or mini-sglang's names
-    (utils/spellings.py). With `log_level="debug"` each step is told on standard error, and with `describe_token` the
-    token of each step as that function names it. Usable as a context manager; `close` frees the engine.
+    (utils/spellings.py). With `log_level="debug"` each step is logged to standard error; `describe_token` then formats
+    the id of each sampled token. Usable as a context manager; `close` frees the engine.
     """
 
     def __init__(
@@ -106,12 +106,12 @@ class LLM:
         if unknown := sorted(settings.keys() - set(ENGINE_SETTINGS)):
             raise TypeError(f"LLM: unknown settings {', '.join(unknown)}")
         if "model" not in settings:
-            raise TypeError("LLM: model: say which")
-        # through msgspec, so that a wrong type is an error here and not deep inside
+            raise TypeError("LLM: model: missing")
+        # msgspec checks the types of all settings
         try:
             self.config = EngineConfig.of({**defaults, **settings})
         except ConfigError as error:
-            raise ConfigError(as_set(str(error), names)) from error
+            raise ConfigError(with_source(str(error), names)) from error
         if self._shows("warning"):
             _say_all(f"minisgl: {line}" for line in envs.notices())
         say = _say if self._shows("info") else _say_nothing
@@ -139,10 +139,10 @@ class LLM:
         self.default_params = SamplingParams(
             **read_defaults(info.model_dir, self.config.generation_config, self.config.model)
         )
-        """The sampling of a call without `params`: the model's own defaults."""
-        self._texts: list[tuple[RequestOutput, str]] = []  # of this step
-        for one in self.config.warm_prefixes:
-            self.insert_prefix(one if isinstance(one, str) else prefix_file.read_head(one.path).tokens)
+        """Sampling parameters of a call without `params`: the model's own defaults."""
+        self._texts: list[tuple[RequestOutput, str]] = []  # new text of this step
+        for prefix in self.config.warm_prefixes:
+            self.insert_prefix(prefix if isinstance(prefix, str) else prefix_file.read_head(prefix.path).tokens)
 
     # ------------------------------------------------------------------------------------------------------ public
 
@@ -155,10 +155,9 @@ class LLM:
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt (text, or token ids). `params`: one for all, or one for each; None: `default_params`.
-        `lora`: the name of an adapter, one for all, or one or None for each. `on_text` gets new text as it comes, with
-        the output it belongs to.
-
+        """Complete each prompt (text or token ids) and return the outputs in order. `params` is one for all prompts or
+        one each; None is `default_params`. `lora` is the name of a loaded adapter for all prompts, or a name or None
+        for each. `on_text(output, text)` is called with each new piece of text.
         Raises `ParamError` for a bad prompt or parameter before anything is computed."""
         batch: list[Prompt] = [prompts] if isinstance(prompts, str) or _is_ids(prompts) else list(prompts)  # type: ignore[arg-type, list-item]
         each = [params or self.default_params] * len(batch) if not isinstance(params, Sequence) else list(params)
@@ -187,14 +186,15 @@ class LLM:
         progress: bool = True,
         on_text: OnText | None = None,
     ) -> list[RequestOutput]:
-        """As `generate`, with conversations rendered by the model's chat template."""
+        """Answer conversations, rendered with the model's chat template. Parameters are those of `generate`."""
         chats = [messages] if messages and isinstance(messages[0], dict) else messages
         rendered = [self.tokenizer.apply_chat_template(list(chat)) for chat in chats]  # type: ignore[arg-type]
         prompts = [self.tokenizer.encode(text, add_special_tokens=False) for text in rendered]
         return self.generate([p.tolist() for p in prompts], params, lora=lora, progress=progress, on_text=on_text)
 
     def load_lora(self, name: str, folder: str) -> None:
-        """Load an adapter, a folder as peft saves it, for calls with this `lora`. Raises `ParamError`."""
+        """Load a LoRA adapter, a folder as peft saves it, under `name` for calls with `lora=name`. Raises `ParamError`
+        if the name is taken or the adapter does not fit."""
         book = self._client.adapters
         if name in book.by_name:
             raise ParamError("lora", name, "is loaded already")
@@ -204,24 +204,26 @@ class LLM:
             raise ParamError("lora", name, adapter.refusal)
 
     def unload_lora(self, name: str) -> None:
-        """Raises `ParamError` if it is not loaded."""
+        """Unload a LoRA adapter. Raises `ParamError` if it is not loaded."""
         if (adapter := self._client.adapters.by_name.get(name)) is None:
             raise ParamError("lora", name, "is not loaded")
         self._client.adapters.unload(adapter)
         self._settle()
 
     def insert_prefix(self, prefix: Prompt | Sequence[Message], *, pin: bool = True) -> Prefix:
-        """Compute a text, token ids, or the beginning of a conversation, and keep it in the prefix cache: with `pin`
-        until `remove_prefix`, else as long as others are kept. Raises `ParamError` for what cannot be kept."""
+        """Compute a prefix (text, token ids, or a conversation's beginning) and cache it: until `remove_prefix` with
+        `pin`, else until it is evicted. Raises `ParamError` if it cannot be cached."""
         return self._insert(self._prefix_ids(prefix), pin=pin)
 
     def export_prefix(self, prefix: Prompt | Sequence[Message], path: str | Path) -> int:
-        """Compute a prefix, unless `cache_dir` has it, and write its pages to a file that `warm_prefixes` and `minisgl
-        cache import` take elsewhere; of how many tokens. Raises `ParamError`, `ConfigError`."""
+        """Compute a prefix, unless `cache_dir` has it, and write its KV pages to `path`, for `warm_prefixes` or
+        `minisgl cache import`. Return the number of tokens written. Raises `ParamError`, `ConfigError`."""
         ids = self._prefix_ids(prefix)
         self._insert(ids, pin=False)
         if not isinstance(self._engine, Exports):
-            raise ConfigError(f"{path}: --engine {self._engine.info.name} gives no pages away: only --engine cpu does")
+            raise ConfigError(
+                f"{path}: --engine {self._engine.info.name} does not support cache export: use --engine cpu"
+            )
         self._engine.export_pages(ids, Path(path))
         return len(ids) // self._engine.info.page_size * self._engine.info.page_size
 
@@ -234,22 +236,22 @@ class LLM:
     def _insert(self, ids: Int32Array, *, pin: bool) -> Prefix:
         self._check_fits(ids, self.default_params)
         book = self._client.prefixes
-        found = book.insert(ids, pin=pin)
-        while not book.is_settled(found):
+        prefix = book.insert(ids, pin=pin)
+        while not book.is_settled(prefix):
             self._client.step(self._loop.step)
-        if (refusal := found.refusal) is not None:
-            book.remove(found)
+        if (refusal := prefix.refusal) is not None:
+            book.remove(prefix)
             self._client.step(self._loop.step)
             raise ParamError("prefix", len(ids), refusal.reason)
-        return found
+        return prefix
 
     def remove_prefix(self, prefix: Prefix) -> None:
-        """What `insert_prefix` returned may be evicted from now on. No-op if it was removed already."""
+        """Unpin a prefix that `insert_prefix` returned, so that it may be evicted. No-op if it was removed already."""
         self._client.prefixes.remove(prefix)
         self._settle()
 
     def clear_cache(self) -> int:
-        """Empty the prefix cache, but for what is pinned; how many pages were freed."""
+        """Empty the prefix cache except for pinned prefixes. Return the number of freed pages."""
         self._settle()
         clearing = self._client.prefixes.clear()
         self._settle()
@@ -285,7 +287,7 @@ class LLM:
         return np.asarray(prompt, np.int32)
 
     def _prepared(self, params: SamplingParams) -> SamplingParams:
-        """Checked, and as the engine knows it."""
+        """Check `params` and return them with `bad_words` as token ids, for the engine. Raises `ParamError`."""
         return with_bad_words(params.check(), self.tokenizer, self._engine.info.vocab_size)
 
     def _adapted(self, params: SamplingParams, name: str | None) -> SamplingParams:
@@ -299,15 +301,15 @@ class LLM:
         limit = self._control_plane.buffers.limits.max_seq_len
         vocab_size = self._engine.info.vocab_size
         if self._engine.info.kind != "decoder":
-            raise ParamError("model", self._engine.info.kind, "gives embeddings and no text: serve it")
+            raise ParamError("model", self._engine.info.kind, "returns embeddings and no text: use minisgl serve")
         if not len(ids):
             raise ParamError("prompt", "", "must have at least one token")
         if len(ids) >= limit:
             raise ParamError("prompt", len(ids), f"too many tokens: at most {limit - 1} fit")
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ParamError("prompt", int(ids.max()), f"token ids must be between 0 and {vocab_size - 1}")
-        if found := params.beyond(vocab_size):
-            raise ParamError(*found, f"token ids must be below {vocab_size}")
+        if bad := params.beyond(vocab_size):
+            raise ParamError(*bad, f"token ids must be below {vocab_size}")
 
     def _submit(self, text: str | None, ids: Int32Array, params: SamplingParams) -> RequestOutput:
         output = RequestOutput(text, ids.tolist(), [])
@@ -347,7 +349,7 @@ class LLM:
                             on_text(output, text)
                     if bar is not None:
                         bar.update(total - self._client.num_live - bar.n)
-            except BaseException:  # Ctrl-C among them: the next call must find an empty engine
+            except BaseException:  # also Ctrl-C: the next call must find an empty engine
                 self._texts.clear()
                 self._client.abort_all(self._loop.step)
                 while not self._loop.idle:
@@ -357,8 +359,8 @@ class LLM:
 
 @contextlib.contextmanager
 def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C came. It ends a call between two steps: within one the scheduler would miss what it waits for. A
-    second one is not waited with."""
+    """Yield a function that returns True once Ctrl-C was pressed, so that a call can end between two steps: within a
+    step the scheduler would miss its commit. A second Ctrl-C raises `KeyboardInterrupt` at once."""
     mine = threading.current_thread() is threading.main_thread()
     if not mine or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield lambda: False
@@ -390,7 +392,7 @@ def _bar(total: int) -> tqdm[NoReturn]:
 
 
 def _say_nothing(text: str) -> None:
-    """Drops what is of a level that is not shown."""
+    """Drop a log line whose level is not shown."""
 
 
 def _say_all(lines: Iterable[str]) -> None:

@@ -1,9 +1,9 @@
-"""Receipts: all that an answer's tokens depend on, and digests of them, so that anybody who has the model can compute
-the answer once more, alone, and compare (`minisgl verify`).
+"""Receipts: everything that an answer's tokens depend on, with digests, so that anybody who has the model can recompute
+the answer alone and compare (`minisgl verify`).
 
-Invariants: a receipt has no text and no tokens, only how many there are and their SHA-256; two receipts of the same
-request to the same model are the same bytes but for `minisgl` and `signature`, whatever else the engine computed beside
-it. That holds for engines whose numbers depend on nothing else: the CPU engine, and the echo engine, which has no
+Invariants: a receipt has no text and no tokens, only their count and SHA-256; two receipts of the same request to the
+same model are the same bytes except for `minisgl` and `signature`, whatever else the engine computed at that time. That
+holds for engines whose results do not depend on the batch: the CPU engine, and the echo engine, which has no
 probabilities.
 """
 
@@ -36,7 +36,7 @@ _PLAIN = SamplingParams()
 
 
 class Tokens(msgspec.Struct, frozen=True):
-    """So many ids; `sha256` of them as little-endian int32."""
+    """The count and the SHA-256 (hex) of a sequence of token ids, hashed as little-endian int32."""
 
     count: int
     sha256: str
@@ -48,7 +48,7 @@ class Tokens(msgspec.Struct, frozen=True):
 
 
 class Model(msgspec.Struct, frozen=True):
-    """Digests: of the files of weights and of the adapter (None: none), of tokenizer.json, of the chat template."""
+    """SHA-256 digests of weight files, LoRA adapter (None without one), tokenizer.json and chat template."""
 
     weights: str
     adapter: str | None
@@ -57,8 +57,8 @@ class Model(msgspec.Struct, frozen=True):
 
 
 class Numerics(msgspec.Struct, frozen=True):
-    """How it was computed. `instructions`: the class of instruction sets whose bits are equal; AMX's tiles add up in
-    an order of their own. `number`: of the rules of the engine's arithmetic."""
+    """The arithmetic that computed an answer. `instructions` is a class of instruction sets with equal bits (AMX tiles
+    sum in another order). `number` is the version of the engine's arithmetic rules."""
 
     engine: str
     activations: str
@@ -69,10 +69,10 @@ class Numerics(msgspec.Struct, frozen=True):
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """`sampling`: of the one answer, the seed included; an adapter has a digest, no number. `logprobs`: the SHA-256 of
-    the natural logarithms of the sampled tokens' probabilities, as little-endian float32; None where none were
-    computed. `sha256`: of all of these but `minisgl`. `signature`: Ed25519 over that digest, in base64, by the key
-    `signer`."""
+    """A receipt of one answer. `sampling` includes the seed, and no adapter id, since the adapter has a digest.
+    `logprobs` is the SHA-256 of the sampled tokens' log probabilities (natural logarithm, little-endian float32), or
+    None if none were computed. `sha256` covers all fields before it but `minisgl`. `signature` is Ed25519 over that
+    digest, in base64, by the public key `signer`."""
 
     receipt: Literal[1] = 1
     minisgl: str
@@ -88,8 +88,8 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     signature: str | None = None
 
     def digest(self) -> bytes:
-        """The digest of what is claimed, whether its numbers were read from JSON or not: 1 and 1.0 are the same
-        there."""
+        """Return the SHA-256 of the receipt's claims, the same whether its numbers come from JSON or not (1 and 1.0 are
+        equal there)."""
         bare = msgspec.structs.replace(self, minisgl="", sha256="", signer=None, signature=None)
         plain = msgspec.to_builtins(msgspec.json.decode(msgspec.json.encode(bare), type=Receipt), str_keys=True)
         return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).digest()
@@ -105,8 +105,8 @@ def make(
     logprobs: str | None,
     key: Ed25519PrivateKey | None = None,
 ) -> Receipt:
-    """`sampling` as the engine had it: one answer, with its seed and its limit."""
-    found = Receipt(
+    """Build a receipt, signed if `key` is given. `sampling` is the engine's, of one answer, with its seed."""
+    receipt = Receipt(
         minisgl=own_version(),
         model=model,
         numerics=numerics,
@@ -116,71 +116,70 @@ def make(
         finish_reason=finish_reason,
         logprobs=logprobs,
     )
-    digest = found.digest()
-    found = msgspec.structs.replace(found, sha256=digest.hex())
+    digest = receipt.digest()
+    receipt = msgspec.structs.replace(receipt, sha256=digest.hex())
     if key is None:
-        return found
+        return receipt
     signer = base64.b64encode(key.public_key().public_bytes_raw()).decode()
     signature = base64.b64encode(key.sign(digest)).decode()
-    return msgspec.structs.replace(found, signer=signer, signature=signature)
+    return msgspec.structs.replace(receipt, signer=signer, signature=signature)
 
 
 def _of_one_answer(sampling: SamplingParams) -> SamplingParams:
-    """Without what changes no token, a server numbers for itself, or is the default: whether that was asked for
-    changes no token either."""
+    """Return `sampling` without fields that change no token, differ by server, or have their default value."""
     bare = msgspec.structs.replace(sampling, n=1, adapter=0, logprobs=None, prompt_logprobs=None, embedding=None)
     fields = msgspec.structs.asdict(bare)
     return SamplingParams(**{name: value for name, value in fields.items() if value != getattr(_PLAIN, name)})
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises `ValueError` for a name that is given twice: readers differ in which one counts."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    """Build a dictionary of pairs. Raises `ValueError` for a repeated name: readers differ in which one counts."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
         twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
         raise ValueError(f"the field {twice} is given twice")
-    return found
+    return fields
 
 
 def _check_known(given: dict[str, Any], kind: type[msgspec.Struct], place: str) -> None:
-    """Raises `ConfigError` for a field that `kind` does not have, or a structure in it."""
+    """Raise `ConfigError` for a field that `kind`, or a struct in it, does not have. `place`: the path before it."""
     kinds = get_type_hints(kind)
     for name, value in given.items():
         if name not in kind.__struct_encode_fields__:
-            raise ConfigError(f"receipt: {place}{name}: is no field of a receipt, so that nothing vouches for it")
+            raise ConfigError(f"receipt: {place}{name}: is no field of a receipt, so no signature covers it")
         inner = kinds.get(name)
         if isinstance(value, dict) and isinstance(inner, type) and issubclass(inner, msgspec.Struct):
             _check_known(value, inner, f"{place}{name}.")
 
 
 def parse(data: bytes) -> Receipt:
-    """Raises `ConfigError` for what is no receipt, has a field that nobody signed, or was changed: then its own digest
-    or signature says so."""
+    """Parse a receipt from JSON and check its digest and signature. Raises `ConfigError` for an invalid receipt, an
+    unknown (and so unsigned) field, or a field that was changed."""
     try:
-        found = msgspec.json.decode(data, type=Receipt)
+        receipt = msgspec.json.decode(data, type=Receipt)
         given = json.loads(data, object_pairs_hook=_once)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(f"receipt: {error}") from error
     if "receipt" not in given:
-        raise ConfigError("receipt: the field receipt, which numbers the form, is missing")
+        raise ConfigError("receipt: the field receipt, the version of the format, is missing")
     _check_known(given, Receipt, "")
-    digest = found.digest()
-    if found.sha256 != digest.hex():
-        raise ConfigError(f"receipt: sha256: is not that of the fields, {digest.hex()}: they were changed")
-    if (found.signature is None) != (found.signer is None):
-        raise ConfigError("receipt: signature and signer: one is missing")
+    digest = receipt.digest()
+    if receipt.sha256 != digest.hex():
+        raise ConfigError(f"receipt: sha256: does not match the fields' digest, {digest.hex()}: they were changed")
+    if (receipt.signature is None) != (receipt.signer is None):
+        raise ConfigError("receipt: signature and signer: both or none must be given")
     if (
-        found.signature is not None
-        and found.signer is not None
-        and not _is_signed(digest, found.signer, found.signature)
+        receipt.signature is not None
+        and receipt.signer is not None
+        and not _is_signed(digest, receipt.signer, receipt.signature)
     ):
-        raise ConfigError("receipt: signature: is not one of the signer over these fields")
+        raise ConfigError("receipt: signature: does not match the signer and the fields")
     try:
-        if found.sampling.check() != _of_one_answer(found.sampling):
-            raise ConfigError("receipt: sampling: is not of one answer")
+        if receipt.sampling.check() != _of_one_answer(receipt.sampling):
+            raise ConfigError("receipt: sampling: has fields that a receipt of one answer has not")
     except ParamError as error:
         raise ConfigError(f"receipt: sampling: {error}") from error
-    return found
+    return receipt
 
 
 def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
@@ -195,11 +194,11 @@ def _is_signed(digest: bytes, signer: str, signature: str) -> bool:
 
 
 def _bytes_of(text: str) -> bytes:
-    """The bytes of the one form that base64 has for them: bits that no byte needs are 0. Raises `ValueError`."""
-    found = base64.b64decode(text, validate=True)
-    if base64.b64encode(found).decode() != text:
+    """Decode base64. Raises `ValueError` unless `text` is canonical (unused bits are 0)."""
+    data = base64.b64decode(text, validate=True)
+    if base64.b64encode(data).decode() != text:
         raise ValueError("not the usual form")
-    return found
+    return data
 
 
 def _public_key(raw: bytes) -> Ed25519PublicKey:
@@ -209,22 +208,22 @@ def _public_key(raw: bytes) -> Ed25519PublicKey:
 
 
 def read_key(path: str) -> Ed25519PrivateKey:
-    """A private key in PEM, as openssl's `genpkey` writes it. Raises `ConfigError`."""
+    """Read an Ed25519 private key from a PEM file, as `openssl genpkey` writes it. Raises `ConfigError`."""
     need(f"--receipt-key {path}", "cryptography")
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     try:
-        found = load_pem_private_key(Path(path).expanduser().read_bytes(), password=None)
+        key = load_pem_private_key(Path(path).expanduser().read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
         raise ConfigError(f"--receipt-key {path}: {error}") from error
-    if not isinstance(found, Ed25519PrivateKey):
-        raise ConfigError(f"--receipt-key {path}: is no key of Ed25519")
-    return found
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"--receipt-key {path}: must be an Ed25519 key")
+    return key
 
 
 class LogprobDigest:
-    """A digest of log probabilities as they come."""
+    """An incremental SHA-256 of log probabilities, hashed as little-endian float32."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -244,19 +243,19 @@ def text_digest(text: str) -> str:
 
 
 def weights_digest(config: EngineConfig) -> str:
-    """The digest of the model's own files, whatever is made of them. It reads them once; what it found is remembered as
-    long as they are what they were. Raises `ConfigError`."""
+    """Return the digest of the model's weight files, before any conversion. It reads the files once; the digest is
+    cached while they are unchanged. Raises `ConfigError`."""
     if config.engine == "echo" or config.load_format == "dummy":
         return text_digest(f"{config.engine} {'' if config.engine == 'echo' else config.model} {config.seed}")
-    found = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
+    path = find_model(config.model, _say_nothing, source=config.model_source, revision=config.revision)
     try:
-        return _remembered(_rust.gguf_parts(found) if found.is_file() else weight_files(found))
+        return _remembered(_rust.gguf_parts(path) if path.is_file() else weight_files(path))
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config.model}: {error}") from error
 
 
 def folder_digest(folder: str) -> str:
-    """The digest of an adapter's folder. Raises `ConfigError`."""
+    """Return the digest of a LoRA adapter's folder (its .safetensors and .json files). Raises `ConfigError`."""
     try:
         return _remembered(sorted(one for one in Path(folder).iterdir() if one.suffix in (".safetensors", ".json")))
     except OSError as error:
@@ -270,9 +269,9 @@ def _remembered(files: Sequence[Path]) -> str:
 
 
 def numerics(config: EngineConfig, engine: str, details: str) -> Numerics:
-    """`engine`, `details`: what the engine says of itself. Raises `ConfigError` for one that is not exact."""
+    """Return an engine's arithmetic by its name and details. Raises `ConfigError` if it depends on the batch."""
     if engine not in ENGINES:
-        raise ConfigError(f"receipts: the engine {engine} sums in an order that depends on the batch: use --engine cpu")
+        raise ConfigError(f"receipts: the engine {engine} computes results that depend on the batch: use --engine cpu")
     from minisgl.engine.page_store import NUMERICS
 
     parts = details.split(", ")
@@ -287,4 +286,4 @@ def numerics(config: EngineConfig, engine: str, details: str) -> Numerics:
 
 
 def _say_nothing(text: str, done: int = 0, total: int = 0) -> None:
-    """The server has told it."""
+    """Drop a progress message, since the server has shown it already."""

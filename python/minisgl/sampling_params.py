@@ -1,4 +1,4 @@
-"""How one request samples and when it ends; the same object in the offline API, the messages and the engine.
+"""The sampling parameters of one request; the same object in the offline API, the messages and the engine.
 
 Invariants: immutable, and valid once `check` has passed.
 """
@@ -14,7 +14,7 @@ import msgspec
 
 
 class Range(msgspec.Struct, frozen=True):
-    """Numbers from `least` to `most` (None: without an end), and `off`. `is_open`: `least` itself is not one."""
+    """The range of a parameter: `least` (excluded if `is_open`) to `most` (None: no end), or `off`."""
 
     least: float
     most: float | None = None
@@ -49,42 +49,42 @@ RANGES: dict[str, Range] = {
     "presence_penalty": Range(-2, 2),
     "repetition_penalty": Range(0, 10, is_open=True),
 }
-"""What numbers of a request may be, by the names of `SamplingParams`, in the order in which they are looked at."""
+"""Range of each numeric field of `SamplingParams`, in the order of checking."""
 LOGIT_BIAS = Range(-100, 100)
-"""What may be added to a logit."""
+"""Range of the values of `logit_bias`."""
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How much one request may name, and how long its answer is if it does not say. The gateway is told
-    (`server/gateway_config.py`)."""
+    """Limits on the size of one request, and answer lengths for requests that set none. The gateway gets them from the
+    Python server (`server/gateway_config.py`)."""
 
     max_stop_strings: int = 64
-    max_stop_chars: int = 4096  # of one stop string
+    max_stop_chars: int = 4096  # characters of one stop string
     max_stop_token_ids: int = 256
-    max_logit_bias: int = 1024  # ids of one request
+    max_logit_bias: int = 1024  # token ids with a bias
     max_bad_words: int = 256
-    max_bad_word_chars: int = 256  # of one
+    max_bad_word_chars: int = 256  # characters of one bad word
     max_allowed_token_ids: int = 16_384
-    max_values: int = 1 << 19  # of a body, or as many token ids as the context has
-    more_values: int = 1 << 12  # beside a prompt of token ids
-    max_containers: int = 1 << 16  # lists, objects and their fields of a body: as many are parsed in 5 ms
+    max_values: int = 1 << 19  # JSON values of a body; more if the context has more tokens
+    more_values: int = 1 << 12  # JSON values in addition to a prompt of token ids
+    max_containers: int = 1 << 16  # lists, objects and fields of a body; parsed in 5 ms
     max_messages: int = 4096
-    max_parts: int = 4096  # of one message
+    max_parts: int = 4096  # content parts of one message
     max_prompts: int = 256
-    max_metadata: int = 16  # pairs
-    max_inputs: int = 1024  # of embeddings
-    max_choices: int = 1024  # answers of one request: prompts times n
-    max_logprob_entries: int = 1 << 18  # of one request, about 20 MB of its answer
-    completion_tokens: int = 16  # of an answer, if nothing is said
-    generate_tokens: int = 128
+    max_metadata: int = 16  # key-value pairs
+    max_inputs: int = 1024  # inputs of an embeddings request
+    max_choices: int = 1024  # choices of one request: prompts times n
+    max_logprob_entries: int = 1 << 18  # of one request, about 20 MB of its response
+    completion_tokens: int = 16  # default length at /v1/completions
+    generate_tokens: int = 128  # default length at /generate
 
 
 BOUNDS = Bounds()
-LEAST_TEMPERATURE = 1e-5  # greedy below: float32 has no numbers for logits that are divided by much less
+LEAST_TEMPERATURE = 1e-5  # greedy below: float32 logits would overflow
 
 
 class _Brief(reprlib.Repr):
-    """A value as JSON has it. One of megabytes costs no more than a short one."""
+    """A formatter for values in errors: as JSON, about 80 characters, at no more cost for large values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ _brief = _Brief()
 
 
 class ParamError(ValueError):
-    """A bad value of a request: the field, the value and the reason, ready for the client."""
+    """A bad value in a request. The text has the field, the reason and the value, and can be sent to the client."""
 
     def __init__(self, field: str, value: object, reason: str, code: str | None = None) -> None:
         shown = _brief.repr(value)
@@ -114,31 +114,33 @@ class ParamError(ValueError):
 
 
 POOLINGS = ("mean", "last", "cls")
-"""What an embedding is made of: the mean of all tokens, the last one, the first one."""
+"""Pooling of an embedding: the mean over all tokens, the last token, or the first token."""
 SCORE = "score"
-"""In place of these: what the head of a model that gives scores or labels makes of a prompt."""
+"""Value of `embedding` for a model with a score or classification head: the head's output."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`max_tokens` None: as many as the context leaves. `temperature` 0 is greedy (exact argmax), as is
-    any below 1e-5, and `top_p` 0. `top_k` -1 is off.
-    `seed` None: drawn at random when the request is accepted. Before `min_tokens` generated tokens nothing ends the
-    request: no stop string, and the ids that would end it are not sampled.
+    """Sampling parameters of one request. `max_tokens` None is as many as the context leaves. `temperature` 0 is greedy
+    (exact argmax), as is any below 1e-5, and `top_p` 0. `top_k` -1 is off.
+
+    `seed` None is replaced by a random seed when the request is accepted. Before `min_tokens` generated tokens nothing
+    ends the request: stop strings are ignored, and token ids that would end it are not sampled.
 
     Logits are changed in this order: `repetition_penalty` (prompt and output: a positive logit is divided by it, a
     negative one multiplied; Keskar et al. 2019), `frequency_penalty` times the count in the output, `presence_penalty`
-    if it is in the output, `logit_bias`; then none but `allowed_token_ids` (empty: all) are left, and of these not
-    those that would complete one of `bad_words` or, before `min_tokens`, end the request, unless that leaves none. Then
-    temperature, `min_p` (of the most likely token's probability; Nguyen et al. 2024), `top_k`, `top_p`.
+    if it is in the output, `logit_bias`; then all but `allowed_token_ids` (empty: all) are masked, and ids that would
+    complete one of `bad_words` or end the request before `min_tokens`, unless that masks all. Then temperature, `min_p`
+    (relative to the most likely token's probability; Nguyen et al. 2024), `top_k`, `top_p`.
 
-    `bad_words` are texts, at the beginning of a text or after a space. The engine has no tokenizer: it knows them as
-    `bad_token_ids`, sequences which the output must not have; whoever has one fills them in.
+    `bad_words` are matched at the beginning of a text or after a space. The engine has no tokenizer: `with_bad_words`
+    converts them to `bad_token_ids`, sequences that the output must not contain.
 
-    `grammar` is a grammar of the library llguidance, as text: before all of that no ids are left but those that the
-    output can go on with by it. Only the model's own end-of-sequence ids end such a request, where the grammar does, so
-    neither `ignore_eos` nor `min_tokens` can stand beside it, nor `allowed_token_ids`: together they may leave nothing.
+    `grammar` is a grammar of the library llguidance, as text. It masks all ids that it does not allow, before all of
+    that. Only the model's own EOS ids end such a request, where the grammar ends, so neither `ignore_eos` nor
+    `min_tokens` can be combined with it, nor `allowed_token_ids`: together they may mask every token.
 
-    Logprobs are natural logarithms of the model's own distribution, before all of that."""
+    Logprobs are natural logarithms of the model's own distribution, before all of these changes.
+    """
 
     max_tokens: int | None = None
     min_tokens: int = 0
@@ -158,18 +160,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    logprobs: int | None = None  # number of most likely tokens to report beside the sampled one
-    prompt_logprobs: int | None = None  # the same for every prompt token but the first; computes the whole prompt
+    logprobs: int | None = None  # most likely tokens to report with each sampled one; None: no logprobs
+    prompt_logprobs: int | None = None  # for prompt tokens but the first; computes the whole prompt
     grammar: str | None = None
-    embedding: str | None = None  # of the prompt, the only thing wanted: one of `POOLINGS`, or `SCORE`
-    adapter: int = 0  # number of the adapter that changes the model for it; 0: none. Whoever knows names fills it in
+    embedding: str | None = None  # return an embedding only: one of `POOLINGS`, or `SCORE`
+    adapter: int = 0  # id of the LoRA adapter; 0: none
 
     def check(self) -> SamplingParams:
-        """Raise `ParamError` at the first bad field, else return self."""
+        """Return self if every field is valid. Raises `ParamError` for the first bad one."""
         need = _need
         for name, allowed in RANGES.items():
             value = getattr(self, name)
-            if value is not None and not allowed.has(value):  # words are only made for who needs them
+            if value is not None and not allowed.has(value):  # texts are built for errors only
                 need(False, name, value, allowed.words)
         fits = self.max_tokens is None or self.min_tokens <= self.max_tokens
         need(fits, "min_tokens", self.min_tokens, "must not exceed max_tokens")
@@ -207,7 +209,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         _need(all(ids and min(ids) >= 0 for ids in banned), "bad_token_ids", banned, "must be sequences of token ids")
 
     def beyond(self, vocab_size: int) -> tuple[str, int] | None:
-        """A field and an id in it that a vocabulary of this size does not have."""
+        """Return the first (field, token id) whose id is outside of a vocabulary of `vocab_size`, or None."""
         fields = {name: getattr(self, name) for name in ("stop_token_ids", "logit_bias", "allowed_token_ids")}
         fields["bad_token_ids"] = itertools.chain.from_iterable(self.bad_token_ids)
         for name, ids in fields.items():
@@ -218,18 +220,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def is_greedy(self) -> bool:
-        """The most likely token, without a draw."""
+        """True if the most likely token is always chosen, without sampling."""
         return self.temperature < LEAST_TEMPERATURE or self.top_p == 0
 
     @property
     def depends_on_output(self) -> bool:
-        """Whether logits are changed by what was generated before. (By a grammar they are, too.)"""
+        """True if penalties or bad words make logits depend on the output. (A grammar does, too; not counted.)"""
         penalized = self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty
         return bool(penalized or self.bad_token_ids)
 
     @property
     def has_logits_processors(self) -> bool:
-        """Whether anything happens to the logits before temperature."""
+        """True if anything changes the logits before temperature."""
         return bool(
             self.repetition_penalty != 1.0
             or self.frequency_penalty
@@ -247,5 +249,5 @@ def _need(ok: bool, field: str, value: object, reason: str) -> None:
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index` of n: the seed itself for the first, then by golden-ratio steps modulo 2**64, signed."""
+    """Return the seed of choice `index`: the request's `seed` plus golden-ratio steps modulo 2**64, signed."""
     return (seed + index * 0x9E3779B97F4A7C15 + 2**63) % 2**64 - 2**63

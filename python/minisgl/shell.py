@@ -1,4 +1,4 @@
-"""`python -m minisgl.shell`: the same as `minisgl serve --shell`."""
+"""Entry point of `python -m minisgl.shell`, an alias of `minisgl serve --shell`."""
 
 import sys
 

@@ -1,10 +1,9 @@
-"""The data that crosses the seam between the scheduler and the engine.
+"""The data that is exchanged between the scheduler and the engine.
 
-`Events` go into ``ControlPlane.schedule``, a `StepPlan` comes out and its arrays lie in a `StepBuffers`; the
-engine runs the plan; the sampled tokens go into ``ControlPlane.commit``, a `StepOutput` comes out.
-
-What it keeps true: all step data is int32 and lives in arrays that were allocated once and are written in place.
-What it doesn't know: who schedules, who computes, what a token means.
+`Events` go into ``ControlPlane.schedule``, which returns a `StepPlan` and fills the arrays of a `StepBuffers`. The
+engine runs the plan. The sampled tokens go into ``ControlPlane.commit``, which returns a `StepOutput`.
+Invariants: all step data is int32, in arrays that are allocated once and written in place. Nothing here knows which
+scheduler or engine is used, or what a token means.
 """
 
 from __future__ import annotations
@@ -21,22 +20,21 @@ Int64Array = npt.NDArray[np.int64]
 
 
 NOT_FINITE = -2
-"""In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache
-keeps nothing of it."""
+"""Value in place of a row's token if its logits are not finite. Its request ends, and none of it is cached."""
 
 
 FROM_STORE = -2
-"""In the place of a checkpoint with which a slot begins: the state that is at hand with the slot's stored pages."""
+"""Value in place of a slot's first state snapshot: the state that is loaded with the slot's stored pages."""
 
 
 class FinishReason(IntEnum):
-    """How a request ended. Every accepted request gets exactly one of the last four."""
+    """Reason for a request's end. Every accepted request gets exactly one of the last four."""
 
     NONE = 0
-    STOP = 1  # a stop token was sampled, or a stop string was found in the text
-    LENGTH = 2  # max_tokens, the context, or the pool is used up
+    STOP = 1  # a stop token was sampled, or a stop string was found
+    LENGTH = 2  # max_tokens, the context, or the KV pool is used up
     ABORT = 3
-    ERROR = 4  # refused, or its forward failed, or its row of it
+    ERROR = 4  # refused, its forward failed, or its logits are not finite
 
 
 # --------------------------------------------------------------------------------------------------------- events
@@ -44,13 +42,13 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrival:
-    """A new request, or one that is added again with what it generated so far (failover).
+    """A new request, or one that is added again with the tokens it generated so far (failover).
 
-    `tokens` holds prompt and generated ids, [num_prompt + num_generated] int32. `max_tokens` limits the generated
-    ids, those in `tokens` included. Smaller `priority` goes first: each step of it is worth 64 arrivals. `stop_ids`
-    always end the request; the model's own EOS ids (in `ControlPlaneConfig`) do unless `ignore_eos`; neither before
-    `min_tokens` generated ids. The engine can load the pages from `stored_from` to `stored_to` of `tokens` instead of
-    computing them, until the request is retracted; of a model with states it has that behind the last of them, too.
+    `tokens` holds prompt and generated ids, [num_prompt + num_generated] int32. `max_tokens` limits the generated ids,
+    including those in `tokens`. A smaller `priority` goes first; each unit is worth 64 arrivals. `stop_ids` always end
+    the request; the model's own EOS ids (in `ControlPlaneConfig`) do unless `ignore_eos`; neither before `min_tokens`
+    generated ids. Pages `stored_from` to `stored_to` of `tokens` can be loaded from the engine's page store instead of
+    being computed, until the request is retracted; for a model with states, the state after the last of them too.
     """
 
     req_id: int
@@ -62,60 +60,59 @@ class Arrival:
     min_tokens: int = 0
     ignore_eos: bool = False
     priority: int = 0
-    no_overlap: bool = False  # schedule a row only when the last token is committed
+    no_overlap: bool = False  # schedule a row only after its last token is committed
     no_match: bool = False  # compute every prompt token (prompt logprobs)
-    background: bool = False  # gets only what nobody else could: it delays no other request
-    pin: bool = False  # when it ends by itself, the full pages of its prompt stay in the tree until `Unpin`
-    namespace: int = 0  # cached prefixes are found by requests of the same one only (an adapter's; 0: the model's own)
-    no_drafts: bool = False  # each token is sampled by those before it, whatever the forward computes (penalties)
+    background: bool = False  # low priority: it delays no other request
+    pin: bool = False  # at its end, the full pages of its prompt stay cached until `Unpin`
+    namespace: int = 0  # shares cached prefixes within it only (by adapter; 0: the model's own)
+    no_drafts: bool = False  # takes no drafts, as each token changes the next one's logits (penalties)
     stored_from: int = 0
     stored_to: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """A stop string was found in the request's text: it ends like a stop. No-op when it has ended already."""
+    """Event: a stop string was found in the request's text; it ends with STOP. No-op if it has ended already."""
 
     req_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The client is gone. No-op when the request has ended already."""
+    """Event: the client has disconnected or canceled the request. No-op if the request has ended already."""
 
     req_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardFailed:
-    """The forward of `step` failed; stands in for its commit and that of the step after it. First of its events."""
+    """Event: the forward of `step` failed. Replaces the commits of `step` and the next one; first of its call."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Unpin:
-    """What the request `req_id` has pinned may be evicted from now on. No-op when nothing is pinned by it."""
+    """Event: the pages that request `req_id` has pinned may be evicted. No-op if it has pinned none."""
 
     req_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class ClearCache:
-    """Every page of the tree that no live request and no pin holds becomes free."""
+    """Event: free every page of the prefix tree that no live request and no pin holds."""
 
 
-TOKEN_PARTS = 1024  # of a token, what `TokenBudget.background` counts
+TOKEN_PARTS = 1024  # units of a token in `TokenBudget.background`
 UNBOUNDED = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
-    """From this step on a step computes `beside_decode` tokens while rows decode, and `prefill_only` while none does,
-    both within `max_prefill_length`, which they are until the first of these comes. What measures time sends it.
-
-    `background`: what requests in the background may add to a step beside others, in `TOKEN_PARTS` of a token, up to
-    `UNBOUNDED`. See `scheduler.reference.background`."""
+    """Event: new token limits per step, from now on: `beside_decode` while decode rows run and `prefill_only`
+    otherwise, both at most `max_prefill_length`, which is the limit before the first such event. The component that
+    measures step times sends it. `background` is the number of tokens, in units of 1 / `TOKEN_PARTS`, that background
+    requests may add to a step with other requests; `UNBOUNDED` is no limit. See `scheduler.reference.background`."""
 
     beside_decode: int
     prefill_only: int
@@ -124,8 +121,8 @@ class TokenBudget:
 
 @dataclass(frozen=True, slots=True)
 class PagesRead:
-    """Pages `stored_from` to `stored_to` of the text of a request that was sent back to wait can be loaded, as an
-    arrival says it of its own. No-op when the request does not wait any more."""
+    """Event: pages `stored_from` to `stored_to` of a retracted, waiting request can be loaded from the page store, as
+    in `Arrival`. No-op if the request no longer waits."""
 
     req_id: int
     stored_from: int
@@ -134,8 +131,8 @@ class PagesRead:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """After the first `length` tokens of the request's text, `tokens` may follow. Taken in the place of what is guessed
-    from the text, as far as a draft of it may reach. No-op when the text is another length, or not guessed now."""
+    """Event: draft `tokens` that may follow the first `length` tokens of the request's sequence. They replace n-gram
+    drafts, up to the draft length. No-op if the sequence has another length or takes no drafts now."""
 
     req_id: int
     length: int
@@ -162,7 +159,7 @@ class Events:
 
 
 class EventError(ValueError):
-    """A malformed event: `index` in its `Events`, `field` and `reason`. Nothing was changed by the call."""
+    """A malformed event: its `index` in the `Events`, `field` and `reason`. The call changed nothing."""
 
     def __init__(self, index: int, field: str, reason: str) -> None:
         super().__init__(f"event {index}: {field}: {reason}")
@@ -176,12 +173,12 @@ class EventError(ValueError):
 
 @dataclass(slots=True)
 class StepPlan:
-    """The fixed-size header of a step; its arrays are ``StepBuffers.ring[ring_index]``."""
+    """The fixed-size header of a scheduled step. Its arrays are those of ``StepBuffers.ring[ring_index]``."""
 
     step: int = 0
     ring_index: int = 0
     num_rows: int = 0  # decode rows come first, then prefill rows; each part in request order
-    num_decode_rows: int = 0  # of them behind all others those of drafts: a slot again, at its next positions
+    num_decode_rows: int = 0  # draft rows come last: a slot again, at its next positions
     padded_rows: int = 0  # >= num_rows; more only if every row has extend_len 1 and a graph size is configured
     num_tokens: int = 0  # sum of extend_lens of the real rows
     num_samples: int = 0
@@ -195,15 +192,15 @@ class StepPlan:
     num_state_begins: int = 0
     num_state_saves: int = 0
     num_page_loads: int = 0
-    num_background: int = 0  # tokens of requests in the background, of `num_tokens`
+    num_background: int = 0  # tokens of background requests, included in `num_tokens`
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """Sizes that every implementation derives from the configuration in the same way.
+    """Array sizes that every scheduler derives from the configuration in the same way.
 
-    Request slots are 0 .. max_rows - 1, `scratch_slot` = max_rows is for padding rows. Pages are 0 .. num_pages - 1,
-    `scratch_page` = num_pages is for padding rows: an engine allocates one page and one slot more than it is told.
+    Request slots are 0 .. max_rows - 1; `scratch_slot` = max_rows is for padding rows. Pages are 0 .. num_pages - 1;
+    `scratch_page` = num_pages is for padding rows. So an engine allocates one slot and one page more than these counts.
     """
 
     max_rows: int
@@ -211,7 +208,7 @@ class StepLimits:
     page_size: int
     num_pages: int
     max_seq_len: int  # total length of one request: min(context, num_pages * page_size + 1)
-    num_checkpoints: int = 0  # slots for states, beside that of each request slot
+    num_checkpoints: int = 0  # state snapshots, in addition to each request slot's state
 
     @property
     def scratch_slot(self) -> int:
@@ -228,13 +225,13 @@ class StepLimits:
 
     @property
     def max_page_changes(self) -> int:
-        """Page-table entries of one step. `max_rows` of them are kept for decode rows (one page each at most); a
-        prefill row whose entries, cached prefix included, no longer fit into the rest waits a step."""
+        """Page-table entries that one step may change at most. `max_rows` are reserved for decode rows (a page each); a
+        prefill row whose entries, cached prefix included, do not fit into the rest waits for the next step."""
         return self.max_rows + max(self.max_pages_per_request, min(self.num_pages, 65_536))
 
 
 class RingEntry:
-    """The arrays of one step. Live regions are given in terms of the plan's counts; the rest is undefined."""
+    """The arrays of one step. The counts of the plan say how much of each array is valid; the rest is undefined."""
 
     __slots__ = (
         "input_ids",
@@ -270,34 +267,34 @@ class RingEntry:
         # per row, [padded_rows]
         self.req_slots = zeros(rows)
         self.seq_lens = zeros(rows)  # tokens whose KV exists after this step
-        self.extend_lens = zeros(rows)  # of them computed by this step, >= 1
+        self.extend_lens = zeros(rows)  # tokens of these that this step computes, >= 1
         self.qo_indptr = zeros(rows + 1)  # prefix sums of extend_lens
         self.kv_indptr = zeros(rows + 1)  # prefix sums of pages per row
         self.last_page_len = zeros(rows)  # 1 .. page_size
         self.sample_rows = zeros(rows)  # [num_samples] the rows that yield a token, ascending
-        # page-table updates: [num_page_table_updates] (req_slot, first column, count) over page_ids [num_page_ids]
+        # page-table updates: [num_page_table_updates] (req_slot, first page index, count) over page_ids [num_page_ids]
         self.page_table_updates = zeros(rows, 3)
         self.page_ids = zeros(limits.max_page_changes)
         # slots, applied in forward order before the page-table updates: first freed, then assigned
         self.assigned = zeros(limits.max_rows, 2)  # [num_assigned] (req_slot, cached length in tokens)
         self.assigned_ids: Int64Array = np.zeros(limits.max_rows, np.int64)  # [num_assigned] request ids
         self.freed = zeros(limits.max_rows)  # [num_freed] req_slots
-        # states: [num_state_begins] (req_slot, the checkpoint that it begins with, -1: cleared, or `FROM_STORE`),
-        # before the forward; [num_state_saves] (row, tokens into the row after which its state is copied, 0: as it
-        # begins, to which checkpoint), in it
+        # states: [num_state_begins] (req_slot, snapshot to begin with; -1: zero; or `FROM_STORE`) before the forward;
+        # [num_state_saves] (row, tokens of the row after which its state is copied, 0: before the first, snapshot to
+        # write), during the forward
         self.state_begins = zeros(limits.max_rows, 2)
         self.state_saves = zeros(limits.num_checkpoints, 3)
-        # [num_page_loads] (req_slot, first column, count): pages whose KV is loaded before the forward, not computed
+        # [num_page_loads] (req_slot, first page index, count): pages that are loaded before the forward, not computed
         self.page_loads = zeros(limits.max_rows, 3)
 
 
 class StepBuffers:
-    """A ring of `RingEntry`. Two are enough at overlap depth one: schedule(n + 2) comes after commit(n), which
+    """A ring of `RingEntry`. Two entries are enough at overlap depth one: schedule(n + 2) comes after commit(n), which
     comes after forward n has read its entry."""
 
     def __init__(self, limits: StepLimits, max_padded_rows: int | None = None, ring_len: int = 2) -> None:
         if ring_len < 2:
-            raise ValueError(f"ring_len: {ring_len}: at least 2")
+            raise ValueError(f"ring_len: {ring_len}: must be at least 2")
         padded = max(limits.max_rows, max_padded_rows or 0)
         self.limits = limits
         self.ring = tuple(RingEntry(limits, padded) for _ in range(ring_len))
@@ -308,12 +305,12 @@ class StepBuffers:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepOutput:
-    """What one commit tells the clients: entries without a token first, then one per live sampling row, in row order
-    (none of a refused draft's row; several of a request of which one was accepted); last, ends of rows that are not
-    finite.
+    """The results of one commit for the clients: first entries without a token, then one per live sampling row in row
+    order (none for the row of a rejected draft; several for a request with accepted drafts), then the ends of rows that
+    are not finite.
 
-    All arrays have the same length. `tokens` is -1 for an end without a token, and `rows` (the row of the committed
-    step, by which logprobs are joined) is -1 with it, but for rows that are not finite.
+    All arrays have the same length. `tokens` is -1 for an end without a token. `rows` is the row in the committed step,
+    which joins logprobs; it is -1 without a token, except for rows that are not finite.
     """
 
     step: int

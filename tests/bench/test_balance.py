@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from minisgl.bench.balance import Counted, balance_rows, between, counted
+from minisgl.bench.balance import EngineCounters, balance_rows, difference, read_counters
 from minisgl.bench.load import Server
 from minisgl.message import EngineState
 from tests.frontend.test_engine_client import said
@@ -14,8 +14,8 @@ from tests.helpers.server import MODEL, STATS, frontend
 
 
 def test_a_spread_and_a_hit_rate() -> None:
-    before = Counted([1, 1, 0], [10, 10, 10], 100, 50, 1)
-    found = between(before, Counted([4, 2, 2], [40, 20, 40], 300, 200, 3))
+    before = EngineCounters([1, 1, 0], [10, 10, 10], 100, 50, 1)
+    found = difference(before, EngineCounters([4, 2, 2], [40, 20, 40], 300, 200, 3))
     assert found is not None
     assert (found["requests"], found["rows"], found["moved"]) == ([3, 1, 2], [30, 10, 30], 2)
     assert found["requests_most_to_mean"] == 1.5 and found["rows_most_to_mean"] == 90 / 70
@@ -23,17 +23,17 @@ def test_a_spread_and_a_hit_rate() -> None:
 
 
 def test_nothing_is_made_up() -> None:
-    nothing = Counted([0, 0], [0, 0], 0, 0, 0)
-    found = between(nothing, nothing)
+    nothing = EngineCounters([0, 0], [0, 0], 0, 0, 0)
+    found = difference(nothing, nothing)
     assert found is not None and found["hit_rate"] is None and found["rows_most_to_mean"] is None
-    assert between(None, nothing) is None
-    assert between(nothing, Counted([1], [1], 1, 1, 0)) is None
+    assert difference(None, nothing) is None
+    assert difference(nothing, EngineCounters([1], [1], 1, 1, 0)) is None
 
 
 def test_rows_of_the_table() -> None:
     found: dict[str, Any] = {
         "load": "2 clients",
-        "engines": between(Counted([0], [0], 0, 0, 0), Counted([4], [8], 10, 5, 0)),
+        "engines": difference(EngineCounters([0], [0], 0, 0, 0), EngineCounters([4], [8], 10, 5, 0)),
     }
     assert balance_rows({"points": [found, {"load": "other", "engines": None}]}) == [
         ("2 clients", 1, 50.0, 1.0, 1.0, "4", 0)
@@ -48,8 +48,8 @@ def test_counts_are_read_by_engine() -> None:
         for engine in (0, 1):
             server.engine.send(EngineState(engine, "ready"), said(engine, idle))
         server.wait_until(lambda: all(view.stats for view in server.client.engines))
-        assert counted(Server(server.url, MODEL)) == Counted([4, 4], [9, 9], 1400, 600, 0)
+        assert read_counters(Server(server.url, MODEL)) == EngineCounters([4, 4], [9, 9], 1400, 600, 0)
 
 
 def test_another_server_counts_nothing() -> None:
-    assert counted(Server("http://127.0.0.1:1", "any")) is None
+    assert read_counters(Server("http://127.0.0.1:1", "any")) is None

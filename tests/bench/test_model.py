@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from minisgl.bench import model
-from minisgl.bench.model import BenchModel, Found
+from minisgl.bench.model import BenchModel, Results
 from minisgl.bench.model_run import Point
 from minisgl.cli import bench_model
 from minisgl.cli import main as cli
@@ -118,7 +118,7 @@ def test_llama_cpp_answers_several_at_once() -> None:
 
 def test_ratios_are_those_of_the_rounds() -> None:
     point = Point(num_out=2)
-    found = Found({"exact": {"tg2": [20.0, 40.0]}, "llama.cpp": {"tg2": [10.0, 20.0]}})
+    found = Results({"exact": {"tg2": [20.0, 40.0]}, "llama.cpp": {"tg2": [10.0, 20.0]}})
     shown = model.speeds_table(settings("exact", points=(point,), beside={"llama.cpp": Path()}), found, {})
     assert "+100.0 % [+100.0, +100.0]" in shown and "30.0 ± 14.1" in shown
 

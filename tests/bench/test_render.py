@@ -28,7 +28,7 @@ def test_two_probes_give_the_line() -> None:
 
 
 def test_a_server_that_counts_nothing() -> None:
-    with pytest.raises(ConfigError, match="lengths cannot be aimed at"):
+    with pytest.raises(ConfigError, match="prompt lengths cannot be controlled"):
         probe(lambda _: 5)
 
 

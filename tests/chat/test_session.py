@@ -137,7 +137,7 @@ def test_a_full_context_names_the_way_out_if_there_is_something_to_forget() -> N
 def test_reset_during_an_answer_forgets_that_answer_too() -> None:
     session = Session(Scripted(*WHOLE), "m")
     ask(session, "one")
-    assert session.command("/reset") == "the conversation is forgotten"
+    assert session.command("/reset") == "the conversation is cleared"
     assert session.messages == []
 
 

@@ -47,7 +47,7 @@ def test_what_cannot_begin_says_why_before_a_model_is_loaded(tmp_path: Path) -> 
     given.write_bytes(batches.jsonl([batches.request(0, "a")]))
     output.write_text("")
     code, said = run(given, output)
-    assert code == 2 and f"minisgl batch: -o {output}: is there already" in said
+    assert code == 2 and f"minisgl batch: -o {output}: exists already" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 

@@ -144,7 +144,7 @@ def test_a_prefix_is_a_file_a_body_or_ids(
         ("{}", "must have one of text, prompt, messages, token_ids"),
         ('{"text": "a", "prompt": "b"}', "must have one of"),
         ('{"token_ids": ["a"]}', "token_ids.0: "),
-        ('{"prompt": ["a", "b"]}', "prompt: must be one"),
+        ('{"prompt": ["a", "b"]}', "prompt: must be a single one"),
         ('{"messages": "a"}', "messages: "),
         ('{"messages": [{"role": "user", "content": [{"type": 5}]}]}', "messages.0.content"),
         ('{"text": "short"}', "at least 8: only whole pages are kept"),
@@ -193,17 +193,17 @@ def test_damaged_and_foreign_files_are_refused_by_name(
     file, folder = tmp_path / "prefix", tmp_path / "cache"
     assert export(model, TEXT, file, "--kv-dtype", "q8") == 0
     assert export(model, f"@{file}", tmp_path / "again") == 2
-    assert f"{file}: is such a file already" in capsys.readouterr().err
+    assert f"{file}: is an exported prefix already" in capsys.readouterr().err
     for settings in ({}, {"warm_prefixes": [TEXT, f"@{file}"]}):
         with pytest.raises(ConfigError, match=r"kv_dtype$") if settings else contextlib.nullcontext():
             opened(model, folder, **settings).close()
-    with pytest.raises(ConfigError, match=r"--warm-prefix @.*prefix: its pages go to a folder: --cache-dir names it"):
+    with pytest.raises(ConfigError, match=r"--warm-prefix @.*prefix: needs --cache-dir, the folder for its pages"):
         LLM(str(model), warm_prefixes=[f"@{file}"])
     data = bytearray(file.read_bytes())
     data[-100] ^= 1
     file.write_bytes(data)
     assert main(["cache", "import", str(file), str(folder)]) == 2
-    assert capsys.readouterr().err == f"minisgl cache: {file}: it is damaged: its digest is another one\n"
+    assert capsys.readouterr().err == f"minisgl cache: {file}: it is damaged: its digest does not match\n"
     (tmp_path / "file").touch()
     assert main(["cache", "import", str(tmp_path / "file"), str(folder)]) == 2
     assert "file: is no file of minisgl cache export" in capsys.readouterr().err

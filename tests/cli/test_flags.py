@@ -130,7 +130,7 @@ def test_the_model_is_a_word_or_a_flag(
 @pytest.mark.parametrize("arguments", [["a", "--model", "b"], ["--model", "b", "a"]])
 def test_two_models_are_refused(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert cli.main(["serve", *arguments]) == 2
-    assert "--model b: the model is given as a already" in capsys.readouterr().err
+    assert "--model b: is also given as a" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["python", "rust_hotpath", "rust_parts:radix"])

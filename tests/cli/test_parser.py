@@ -35,7 +35,7 @@ VARIABLES = {
     envs.NO_EXTENSION: ("maybe", "must be 0 or 1"),
     envs.CPU_ISA: ("mmx", "must be one of scalar, avx2"),
     envs.SHADOW: ("2", "must be 0 or 1"),
-    envs.SHADOW_REPORT: ("/nowhere/x", "its folder is not there"),
+    envs.SHADOW_REPORT: ("/nowhere/x", "its folder does not exist"),
     envs.SHADOW_EVERY_N: ("0", "must be a number, at least 1"),
     envs.SHADOW_MAX_DIFFS: ("-1", "must be a number, at least 1"),
     envs.TRANSPORT_LATENCY_STATS: ("x", "must be 0 or 1"),
@@ -132,7 +132,7 @@ def test_what_settings_are_together_names_how_each_was_set(tmp_path: Path, capsy
     file = tmp_path / "server.yaml"
     file.write_text("engine: cpu\ncache-size: 5GB\n")
     assert said(capsys, "serve", "--config", str(file)) == (
-        f"minisgl serve: {file}:2: cache-size: 5000000000: of which folder? --cache-dir names it"
+        f"minisgl serve: {file}:2: cache-size: 5000000000: needs --cache-dir, the folder to limit"
     )
     assert said(capsys, "serve", "--max-model-len", "9", "--engine", "cpu", "--tp-size", "2") == (
         "minisgl serve: --tp-size 2: not with --engine cpu: choose --engine torch, or leave it out"

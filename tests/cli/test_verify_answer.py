@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from minisgl import LLM, SamplingParams, receipt
-from minisgl.cli.verify_answer import Said, differences
+from minisgl.cli.verify_answer import Answer, differences
 from minisgl.llm import Completion
 from minisgl.receipt import LogprobDigest, Model, Receipt
 from minisgl.tokenizer.echo import echo_json
@@ -78,7 +78,7 @@ def logprobs_of(reference: Any, prefix: list[int], tokens: list[int]) -> list[fl
 
 
 def test_what_is_the_same_has_no_difference(llm: LLM, answer: Completion) -> None:
-    for said in (Said(), Said(ids=answer.token_ids), Said(text=answer.text), Said(logprobs=answer.logprobs)):
+    for said in (Answer(), Answer(ids=answer.token_ids), Answer(text=answer.text), Answer(logprobs=answer.logprobs)):
         assert differences(llm, receipt_of(llm, answer), PROMPT, said=said) == []
 
 
@@ -88,7 +88,7 @@ def test_another_token_and_what_the_model_gives_it(llm: LLM, answer: Completion,
     ids = [*answer.token_ids]
     ids[at] = ids[at] ^ 1
     for found in (receipt_of(llm, answer), receipt_of(llm, answer, ids)):
-        *before, line = differences(llm, found, PROMPT, said=Said(ids=ids))
+        *before, line = differences(llm, found, PROMPT, said=Answer(ids=ids))
         assert line.startswith(f"the answer from token {at} on: {ids[at]} ")
         assert f"computed {answer.token_ids[at]} " in line
         assert len(before) == 1  # the answer is not the receipt's, or the receipt not the model's
@@ -100,18 +100,18 @@ def test_another_token_and_what_the_model_gives_it(llm: LLM, answer: Completion,
 
 def test_one_that_is_shorter_longer_or_no_answer_of_the_model(llm: LLM, answer: Completion) -> None:
     ids, found = answer.token_ids, receipt_of(llm, answer)
-    short = differences(llm, found, PROMPT, said=Said(ids=ids[:4]))[-1]
+    short = differences(llm, found, PROMPT, said=Answer(ids=ids[:4]))[-1]
     assert short.startswith(f"the answer from token 4 on: its end, computed {ids[4]} ") and "apart" not in short
-    longer = differences(llm, found, PROMPT, said=Said(ids=[*ids, 5]))[-1]
+    longer = differences(llm, found, PROMPT, said=Answer(ids=[*ids, 5]))[-1]
     assert re.match(r"the answer from token 12 on: 5 .* \(log probability .*\), computed its end$", longer)
-    foreign = differences(llm, found, PROMPT, said=Said(ids=[100_000]))[-1]
+    foreign = differences(llm, found, PROMPT, said=Answer(ids=[100_000]))[-1]
     assert len(NUMBER.findall(foreign)) == 1, "no log probability of what is no token"
 
 
 def test_a_text_is_compared_by_characters_and_tokens(llm: LLM, answer: Completion, reference: Any) -> None:
     ids, text = answer.token_ids, answer.text
     assert len(text) == len(ids), "of this tokenizer a token is a character"
-    (line,) = differences(llm, receipt_of(llm, answer), PROMPT, said=Said(text=text[:6] + "#" + text[7:]))
+    (line,) = differences(llm, receipt_of(llm, answer), PROMPT, said=Answer(text=text[:6] + "#" + text[7:]))
     assert "from character 6 on: '#" in line and f"; token 6: {ord('#')} '#'" in line
     expected = logprobs_of(reference, ids[:6], [ord("#"), ids[6]])
     assert list(map(float, NUMBER.findall(line))) == pytest.approx(expected, abs=WITHIN)
@@ -124,12 +124,12 @@ def test_other_probabilities_are_told_as_far_as_they_are_known(llm: LLM, answer:
     digest = LogprobDigest()
     digest.add(other.tolist())
     found = receipt_of(llm, answer, logprobs=digest.shown())
-    (known,) = differences(llm, found, PROMPT, said=Said(logprobs=other.tolist()))
+    (known,) = differences(llm, found, PROMPT, said=Answer(logprobs=other.tolist()))
     assert f"from token 3 on: {other[3]!s}, computed {np.float32(answer.logprobs[3])!s}" in known
     assert known.endswith("at most 0.25 apart, at token 8")
     (unknown,) = differences(llm, found, PROMPT)
     assert "the same tokens, with other probabilities" in unknown and "a receipt has their digest alone" in unknown
-    (foreign,) = differences(llm, found, PROMPT, said=Said(logprobs=answer.logprobs))
+    (foreign,) = differences(llm, found, PROMPT, said=Answer(logprobs=answer.logprobs))
     assert "are not those of its receipt" in foreign
 
 
@@ -140,10 +140,10 @@ def test_an_answer_without_ids_has_no_place(llm: LLM, answer: Completion) -> Non
 
 def test_what_is_said_beside_a_receipt() -> None:
     chat = {"token_ids": [1, 2], "logprobs": {"content": [{"logprob": -0.5}, {"logprob": -1}]}}
-    assert Said.of_choice(chat) == Said([1, 2], None, [-0.5, -1.0])
-    assert Said.of_choice({"logprobs": chat["logprobs"]["content"]}) == Said(None, None, [-0.5, -1.0])  # type: ignore
-    assert Said.of_choice({"logprobs": {"token_logprobs": [-0.5]}}) == Said(None, None, [-0.5])
+    assert Answer.of_choice(chat) == Answer([1, 2], None, [-0.5, -1.0])
+    assert Answer.of_choice({"logprobs": chat["logprobs"]["content"]}) == Answer(None, None, [-0.5, -1.0])  # type: ignore
+    assert Answer.of_choice({"logprobs": {"token_logprobs": [-0.5]}}) == Answer(None, None, [-0.5])
     for nothing in ({}, {"logprobs": None, "token_ids": "a"}, {"logprobs": {"token_logprobs": [None, -1]}}):
-        assert Said.of_choice(nothing) == Said()
-    assert Said([1]).answered(b"a text") == Said(text="a text") and Said(text="a").answered(b"[3]") == Said([3])
-    assert Said().answered(json.dumps({"a": 1}).encode()).text == '{"a": 1}'
+        assert Answer.of_choice(nothing) == Answer()
+    assert Answer([1]).answered(b"a text") == Answer(text="a text") and Answer(text="a").answered(b"[3]") == Answer([3])
+    assert Answer().answered(json.dumps({"a": 1}).encode()).text == '{"a": 1}'

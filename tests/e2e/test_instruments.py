@@ -86,7 +86,7 @@ def test_debug_narrates_and_every_line_is_json() -> None:
         until(lambda: any("ends: length" in line for line in server.lines), "the end is not told")
         lines = [json.loads(line) for line in server.lines]
     warnings = [line["event"] for line in lines if line["level"] == "warning"]
-    assert any("--disable-pynccl: nothing to disable" in line for line in warnings)
+    assert any("--disable-pynccl: has no effect" in line for line in warnings)
     assert any(
         "MINISGL_CPU_BACKENT: unknown variable, ignored: did you mean MINISGL_CPU_BACKEND?" in line for line in warnings
     )

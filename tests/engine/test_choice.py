@@ -259,9 +259,9 @@ print(*sys.modules)
 @pytest.mark.parametrize(
     ("checkpoints", "settings", "says"),
     [
-        (None, {"checkpoint_interval": 64}, "^--checkpoint-interval 64: the model's layers keep no states"),
-        (None, {"state_memory": 10**9}, "^--state-memory 1000000000: the model's layers keep no states"),
-        (3, {"speculative": "ngram:2"}, "^--speculative ngram:2: not with a model that has states"),
+        (None, {"checkpoint_interval": 64}, "^--checkpoint-interval 64: the model has no recurrent states"),
+        (None, {"state_memory": 10**9}, "^--state-memory 1000000000: the model has no recurrent states"),
+        (3, {"speculative": "ngram:2"}, "^--speculative ngram:2: cannot be used with recurrent states"),
     ],
 )
 def test_what_a_model_with_or_without_states_cannot_have(

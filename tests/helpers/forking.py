@@ -150,7 +150,7 @@ def _serve(request: dict[str, Any], streams: Sequence[int]) -> Callable[[], int]
         os.setsid()
     if request["program"] == ENGINE:
         launch.end_with(process.main)
-    envs.keep_little()
+    envs.set_purge_delay()
     args = request["args"]
     sys.argv = ["minisgl", *args]
     if args[:1] == ["serve"] and not NOT_ONE_ENGINE.intersection(args) and args.count("--model") < 2:
@@ -176,7 +176,7 @@ def template_process() -> int:
     """Fork a process for each request at the socket that is standard input; ends when that is closed."""
     from minisgl import envs
 
-    envs.keep_little()
+    envs.set_purge_delay()
     from minisgl import cli  # noqa: F401
     from minisgl.runner import process
     from minisgl.supervisor import serving, start  # noqa: F401

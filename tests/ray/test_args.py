@@ -48,8 +48,8 @@ def test_a_name_of_its_own() -> None:
     [
         ({"replica": 2}, "replica"),
         ({"replicas": 0}, "replicas"),
-        ({"flags": "--port 80"}, "--port: a replica sets it by itself"),
-        ({"flags": "--tp=2"}, "--tp=2: a replica sets it by itself"),
+        ({"flags": "--port 80"}, "--port: is set by the replica itself"),
+        ({"flags": "--tp=2"}, "--tp=2: is set by the replica itself"),
         ({"tp": 2, "gpus": 1}, "gpus: 1: must be at least tp"),
         ({"replicas": 5, "max_replicas": 4}, "replicas: 5: must be between"),
         ({"models": {"a": {"replicas": 0}}}, "models.a.replicas"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from minisgl.ray.ingress import UNASKED_BYTES, Ingress
-from minisgl.ray.relay import Asked, Head
+from minisgl.ray.relay import Call, Header
 
 KEY = b"Bearer sk-the-key"
 
@@ -18,14 +18,14 @@ class Handle:
     """One replica: keeps what it is asked, and answers 401 without the key."""
 
     def __init__(self) -> None:
-        self.asked: list[Asked] = []
+        self.asked: list[Call] = []
         self.relay = self
 
     def options(self, stream: bool) -> Handle:
         assert stream
         return self
 
-    def remote(self, asked: Asked) -> Answer:
+    def remote(self, asked: Call) -> Answer:
         self.asked.append(asked)
         return Answer(200 if dict(asked.headers).get(b"authorization") == KEY else 401)
 
@@ -34,8 +34,8 @@ class Answer:
     def __init__(self, status: int) -> None:
         self._status = status
 
-    async def __aiter__(self) -> AsyncIterator[Head | bytes]:
-        yield Head(self._status, [(b"content-type", b"application/json")])
+    async def __aiter__(self) -> AsyncIterator[Header | bytes]:
+        yield Header(self._status, [(b"content-type", b"application/json")])
         yield b"{}"
 
     def cancel(self) -> None:

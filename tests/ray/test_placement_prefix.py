@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.ray.placement import MAX_BYTES, look_at
+from minisgl.ray.placement import MAX_BYTES, routing_fields
 
 
 def common(one: dict[str, Any], other: dict[str, Any]) -> int:
-    first, second = (look_at(json.dumps(body).encode()).prefix for body in (one, other))
+    first, second = (routing_fields(json.dumps(body).encode()).prefix for body in (one, other))
     same = first[: len(second)] == second[: len(first)]
     return int(same.argmin()) if not same.all() else len(same)
 
@@ -36,21 +36,21 @@ def test_tools_and_the_system_text_come_first() -> None:
 
 @pytest.mark.parametrize("field", ["prompt", "input", "text", "input_ids", "instructions"])
 def test_each_api_has_its_field(field: str) -> None:
-    seen = look_at(json.dumps({"model": "m", field: "abc"}).encode())
+    seen = routing_fields(json.dumps({"model": "m", field: "abc"}).encode())
     assert seen.model == "m"
     assert bytes(seen.prefix.tolist()) == b'"abc"'
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages":', b'{"model":3}', b"1"])
 def test_what_says_nothing_is_no_error(body: bytes) -> None:
-    assert look_at(body).model is None
-    assert not len(look_at(body).prefix)
+    assert routing_fields(body).model is None
+    assert not len(routing_fields(body).prefix)
 
 
 def test_it_is_bounded() -> None:
-    assert len(look_at(json.dumps({"prompt": "x" * 3 * MAX_BYTES}).encode()).prefix) == MAX_BYTES
+    assert len(routing_fields(json.dumps({"prompt": "x" * 3 * MAX_BYTES}).encode()).prefix) == MAX_BYTES
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes(body: bytes) -> None:
-    look_at(body)
+    routing_fields(body)

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minisgl.ray.relay import Asked, Head, MarkReader, Relay
+from minisgl.ray.relay import Call, Header, MarkReader, Relay
 from minisgl.server.core.passing import Lost
 from minisgl.server.core.resume import LINE, MARKS, NOTHING_NEW, Mark, Origin, Said, Tokens, lost
 from tests.helpers.seconds import WAIT_S
 
-CHAT = Asked("POST", "/v1/chat/completions", [(b"x-a", b"b")], b"{}")
+CHAT = Call("POST", "/v1/chat/completions", [(b"x-a", b"b")], b"{}")
 ORIGIN = Origin("m", 1, 2, 3, [9], [0])
-OK = Head(200, [(b"content-type", b"text/event-stream")])
-Part = Head | bytes | Exception
+OK = Header(200, [(b"content-type", b"text/event-stream")])
+Part = Header | bytes | Exception
 
 
 def mark(*tokens: int, first: bool = False) -> bytes:
@@ -26,13 +26,13 @@ def mark(*tokens: int, first: bool = False) -> bytes:
 
 
 def answered(
-    attempts: Sequence[Sequence[Part | float]], asked: Asked = CHAT, retry_s: float = 60.0, longest_s: float = 60.0
-) -> tuple[int, bytes, list[Asked]]:
+    attempts: Sequence[Sequence[Part | float]], asked: Call = CHAT, retry_s: float = 60.0, longest_s: float = 60.0
+) -> tuple[int, bytes, list[Call]]:
     """The status, the body, and what each replica was asked. A number is a wait for as many pings."""
-    sent: list[Asked] = []
+    sent: list[Call] = []
     left = iter(attempts)
 
-    async def attempt(asked: Asked) -> AsyncIterator[Head | bytes]:
+    async def attempt(asked: Call) -> AsyncIterator[Header | bytes]:
         sent.append(asked)
         for part in next(left):
             if isinstance(part, Exception):
@@ -49,7 +49,7 @@ def answered(
     async def run() -> tuple[int, bytes]:
         status = 0
         async for one in Relay(asked, attempt, retry_s, longest_s).answer():
-            if isinstance(one, Head):
+            if isinstance(one, Header):
                 assert not status
                 status = one.status
             else:
@@ -61,7 +61,7 @@ def answered(
     return status, found, sent
 
 
-def said(asked: Asked) -> Said:
+def said(asked: Call) -> Said:
     assert dict(asked.headers)[MARKS] == b"%d" % len(asked.said)
     return msgspec.json.decode(asked.said, type=Said)
 
@@ -93,9 +93,9 @@ def test_an_engine_that_is_lost_says_so() -> None:
     assert len(asked) == 2
 
 
-@pytest.mark.parametrize("first", [[Lost("x")], [OK, Lost("x")], [OK, b'{"half": ', Lost("x")], [], [Head(503, [])]])
+@pytest.mark.parametrize("first", [[Lost("x")], [OK, Lost("x")], [OK, b'{"half": ', Lost("x")], [], [Header(503, [])]])
 def test_what_is_not_answered_is_asked_again(first: list[Part]) -> None:
-    status, body, asked = answered([first, [Head(200, []), b'{"whole": 1}']])
+    status, body, asked = answered([first, [Header(200, []), b'{"whole": 1}']])
     assert (status, body) == (200, b'{"whole": 1}')
     assert asked[0] == asked[1]
 
@@ -118,15 +118,15 @@ def test_ping_passes_before_the_first_token() -> None:
     ],
 )
 def test_stream_that_no_replica_has_says_that_it_lives(path: str, kind: bytes, ping: bytes) -> None:
-    async def attempt(asked: Asked) -> AsyncIterator[Head | bytes]:
+    async def attempt(asked: Call) -> AsyncIterator[Header | bytes]:
         if asked.said:
             await asyncio.Event().wait()  # as Serve's handle, while no replica has room
-        yield Head(200, [(b"content-type", kind)])
+        yield Header(200, [(b"content-type", kind)])
         yield b"a\n" + mark(1, first=True)
         raise Lost("it died")
 
-    async def run() -> list[Head | bytes]:
-        parts = Relay(Asked("POST", path, []), attempt, 60.0, longest_s=0.001).answer()
+    async def run() -> list[Header | bytes]:
+        parts = Relay(Call("POST", path, []), attempt, 60.0, longest_s=0.001).answer()
         return [await anext(parts) for _ in range(5)]
 
     assert asyncio.run(asyncio.wait_for(run(), WAIT_S))[1:] == [b"a\n", ping, ping, ping]
@@ -134,7 +134,7 @@ def test_stream_that_no_replica_has_says_that_it_lives(path: str, kind: bytes, p
 
 @pytest.mark.parametrize("status", [400, 404, 413, 429, 500])
 def test_errors_of_the_server_are_the_answer(status: int) -> None:
-    assert answered([[Head(status, []), b"why"]])[:2] == (status, b"why")
+    assert answered([[Header(status, []), b"why"]])[:2] == (status, b"why")
 
 
 def test_without_a_replica_the_reason_is_told() -> None:
@@ -159,18 +159,18 @@ def test_a_stream_that_nobody_goes_on_with_ends_with_an_error() -> None:
 
 def test_another_model_does_not_go_on() -> None:
     begun: list[Part] = [OK, b"a\n" + mark(1, first=True), Lost("it died")]
-    _, body, asked = answered([begun, [Head(409, []), b"no"]])
+    _, body, asked = answered([begun, [Header(409, []), b"no"]])
     assert b"could not be taken up: the replica's server answered 409" in body
     assert len(asked) == 2
 
 
 def test_a_full_one_is_asked_again() -> None:
     begun: list[Part] = [OK, b"a\n" + mark(1, first=True), Lost("it died")]
-    assert answered([begun, [Head(429, []), b"full"], [OK, b"end"]])[1] == b"a\nend"
+    assert answered([begun, [Header(429, []), b"full"], [OK, b"end"]])[1] == b"a\nend"
 
 
 def test_other_routes_are_passed_on_as_they_come() -> None:
-    asked = Asked("GET", "/stats/stream", [])
+    asked = Call("GET", "/stats/stream", [])
     status, body, (one,) = answered([[OK, b"a", LINE + b"b\n"]], asked)
     assert (status, body) == (200, b"a" + LINE + b"b\n")
     assert one == asked
@@ -178,8 +178,8 @@ def test_other_routes_are_passed_on_as_they_come() -> None:
 
 def test_what_has_no_marks_is_cut_where_its_replica_was_lost() -> None:
     with pytest.raises(Lost, match="it died"):
-        answered([[OK, b"a", Lost("it died")]], Asked("GET", "/stats/stream", []))
-    assert answered([[Lost("it died")], [OK, b"a"]], Asked("GET", "/stats/stream", []))[1] == b"a"
+        answered([[OK, b"a", Lost("it died")]], Call("GET", "/stats/stream", []))
+    assert answered([[Lost("it died")], [OK, b"a"]], Call("GET", "/stats/stream", []))[1] == b"a"
 
 
 @given(st.lists(st.sampled_from([b"a", b"\n", b": ", b"x\n\n", LINE[:-1]])), st.lists(st.integers(1, 9)))

@@ -88,13 +88,13 @@ def test_whatever_happened_to_a_file_is_said_before_anything_is_taken(file: Path
     ("head", "reason"),
     [
         ({"page_size": 0}, "page_size"),
-        ({"tokens": [*range(79)]}, "a part of it is missing"),
+        ({"tokens": [*range(79)]}, "its size is wrong"),
         ({"tokens": [-1]}, "tokens"),
         ({"tokens": []}, "tokens"),
-        ({"page_bytes": 2**31 - 1}, "a part of it is missing"),
+        ({"page_bytes": 2**31 - 1}, "its size is wrong"),
         ({"more": 1}, "more"),
         ({"state_bytes": -1}, "state_bytes"),
-        ({"state_bytes": 9}, "a part of it is missing"),
+        ({"state_bytes": 9}, "its size is wrong"),
     ],
     ids=str,
 )
@@ -113,7 +113,7 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none: No such file"):
         read_head(str(tmp_path / "none"))
     (tmp_path / "long").write_bytes(MAGIC + b"\xff" * 100)
-    with pytest.raises(ConfigError, match="long: it is damaged: its head is too long"):
+    with pytest.raises(ConfigError, match="long: it is damaged: its header is too long"):
         read_head(str(tmp_path / "long"))
 
 
@@ -143,5 +143,5 @@ def test_a_state_behind_no_page_of_the_prefix_is_refused(tmp_path: Path, size: i
     write(
         tmp_path / "prefix", msgspec.structs.replace(HEAD, state_bytes=size, state_behind=behind), [*PAGES, bytes(size)]
     )
-    with pytest.raises(ConfigError, match="its state is behind none of its pages"):
+    with pytest.raises(ConfigError, match="its state does not follow one of its pages"):
         read_head(str(tmp_path / "prefix"))

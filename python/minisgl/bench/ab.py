@@ -1,9 +1,9 @@
-"""`minisgl bench ab`: the server under `MINISGL_CPU_BACKEND=python` and under `rust_hotpath`, in pairs, with a verdict.
+"""The command `minisgl bench ab`: measures `MINISGL_CPU_BACKEND=python` against `rust_hotpath` in pairs of runs, with a
+verdict.
 
-The first part is the step loop over a simulated engine whose steps take no time: the most that a scheduler can matter.
-The second part is the embedded model over HTTP, in one real server for each scheduler; the servers take turns.
-
-Invariants: who goes first alternates; both of a pair get the same prompts, and no pair gets those of another one.
+The first part is the step loop over a simulated engine whose steps take no time, where the scheduler matters most. The
+second part is the embedded model over HTTP, in one real server for each scheduler; the servers take turns.
+Invariants: the order alternates; both runs of a pair get the same prompts, and no two pairs share prompts.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.set_defaults(run=run)
     parser.add_argument(
         "--backends", nargs="+", default=["python", "rust_hotpath"], metavar="NAME",
-        help=f"values of {VARIABLE}; the first is what the others are compared with (default: python rust_hotpath)",
+        help=f"values of {VARIABLE}; the first is the baseline of the others (default: python rust_hotpath)",
     )  # fmt: skip
     parser.add_argument("--pairs", type=int, default=6, help="runs of each scheduler in each part (default: 6)")
-    parser.add_argument("--duration", type=float, default=2.0, metavar="S", help="of a run over HTTP (default: 2)")
+    parser.add_argument("--duration", type=float, default=2.0, metavar="S", help="seconds of an HTTP run (default: 2)")
     parser.add_argument(
         "--frontends", nargs="+", choices=("rust", "python"), default=[],
-        help="over HTTP each scheduler with each of these front ends (default: the server's own)",
+        help="front ends to combine with each scheduler over HTTP (default: the server's own)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help=f"{JSON_HELP}; its ratios are less 1")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report")
     return parser
 
 
@@ -108,18 +108,18 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The schedulers of a part, the number of its pairs and its title in the lines of progress."""
+    """The schedulers of a part of `bench ab`, its number of pairs, and its title in progress lines."""
 
     title: str
     names: Sequence[str]
     pairs: int
 
-    def measure(self, one: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
-        """Return the figures of `one(name, pair)` by scheduler; a line of progress for each."""
+    def measure(self, measure_run: Callable[[str, int], Figures]) -> dict[str, list[Figures]]:
+        """Return the figures of `measure_run(name, pair)` by scheduler. Prints a progress line for each."""
         found: dict[str, list[Figures]] = {name: [] for name in self.names}
         try:
             for pair, name in turns(self.names, self.pairs):
-                figures = one(name, pair)
+                figures = measure_run(name, pair)
                 found[name].append(figures)
                 said = f"pair {pair + 1} of {self.pairs}: {name}: {figures['output_tok_s']:,.0f} tok/s"
                 print(f"bench ab: {self.title}: {said}", file=sys.stderr, flush=True)
@@ -131,7 +131,7 @@ class Turns:
 
 
 class StoppedWith(Stopped):
-    """The same, with the figures of the pairs that are whole."""
+    """A stop by a signal, with the figures of the complete pairs."""
 
     def __init__(self, stopped: Stopped, runs: Mapping[str, Sequence[Figures]]) -> None:
         super().__init__(stopped.code - 128)
@@ -163,42 +163,42 @@ class Part:
         return {name: paired_difference(base, values) for name, values in others}
 
     def verdicts(self) -> list[str]:
-        return [verdict(name, found) for name, found in self.differences().items()]
+        return [verdict(name, difference) for name, difference in self.differences().items()]
 
     def as_dict(self) -> dict[str, Any]:
-        against = {name: found.as_dict() for name, found in self.differences().items()}
+        against = {name: difference.as_dict() for name, difference in self.differences().items()}
         return {"part": self.title, "medians": self.medians(), "against": against, "verdicts": self.verdicts()}
 
 
-def verdict(name: str, found: PairedDifference) -> str:
-    """Return the ratio of tok/s with its interval as a sentence, which claims no difference if the interval has 1."""
-    assert found.ratio is not None  # throughput is above 0
-    times, low, high = (1 + value for value in (found.ratio.estimate, found.ratio.low, found.ratio.high))
-    interval = f"95 % interval {low:.2f} to {high:.2f}, {found.num_pairs} pairs"
-    if found.num_pairs == 1:
+def verdict(name: str, difference: PairedDifference) -> str:
+    """Return the ratio of tok/s with its interval as a sentence; it claims no difference if the interval has 1."""
+    assert difference.ratio is not None  # throughput is above 0
+    times, low, high = (1 + value for value in (difference.ratio.estimate, difference.ratio.low, difference.ratio.high))
+    interval = f"95 % interval {low:.2f} to {high:.2f}, {difference.num_pairs} pairs"
+    if difference.num_pairs == 1:
         return f"{name}: {times:.2f} times the tok/s; one pair has no interval, so no difference can be seen"
-    if not found.ratio.excludes_zero:
+    if not difference.ratio.excludes_zero:
         return f"{name}: no difference can be seen in tok/s ({times:.2f} times, {interval})"
     return f"{name}: {times:.2f} times the tok/s ({interval})"
 
 
 def _simulated(ask: Turns) -> dict[str, list[Figures]]:
-    """Measure the step loop in this process, with 256 sequences that are there at the start."""
+    """Measure the step loop in this process, with 256 sequences that all start at once."""
 
     def one(name: str, pair: int) -> Figures:
         engine = EngineConfig(
             engine="sim", sim_profile="null", cpu_backend=name, max_running_requests=256, num_pages=256 * 16
         )
         job = OfflineJob(engine=engine, num_sequences=256, input_len=(100, 100), output_len=(128, 128))
-        found = run_job(job)
-        steps = {f"step_{which}_us": found["step_us"]["schedule"][which] for which in PERCENTILES}
-        return {"output_tok_s": found["output_tok_s"], **steps}
+        result = run_job(job)
+        steps = {f"step_{which}_us": result["step_us"]["schedule"][which] for which in PERCENTILES}
+        return {"output_tok_s": result["output_tok_s"], **steps}
 
     return ask.measure(one)
 
 
 def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[str, str]]) -> dict[str, list[Figures]]:
-    """Measure a server in each of `environments`. A first round warms up; a step's percentiles are those of all
+    """Measure a server in each of `environments`. A first round warms up; the percentiles of a step are over all
     rounds."""
     with contextlib.ExitStack() as stack:
         servers: dict[str, ServerProcess] = {}
@@ -216,9 +216,9 @@ def _served(ask: Turns, duration_s: float, environments: Mapping[str, Mapping[st
 
         for name in ask.names:
             one(name, -1)
-        found = ask.measure(one)
+        runs = ask.measure(one)
         for name, server in servers.items():
             said = of_itself(Server(server.url, server.model))
             steps = {} if said is None else {f"step_{key}_us": said["schedule_us"][key] for key in PERCENTILES}
-            found[name] = [{**figures, **steps} for figures in found[name]]
-    return found
+            runs[name] = [{**figures, **steps} for figures in runs[name]]
+    return runs

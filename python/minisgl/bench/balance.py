@@ -1,7 +1,7 @@
-"""How a load was spread over the engines of a server, and how much of its prompts was cached: from what the server
-counts (/stats), before and after.
+"""The balance of a load over a server's engines, and its prefix cache hit rate, from the server's counters (/stats)
+before and after.
 
-Invariants: a server that counts no such thing costs nothing but these figures.
+Invariants: with a server that has no such counters, only these figures are missing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 from minisgl.bench.load import Server, stats_of
 
 HEAD = ("load", "engines", "hit rate %", "requests, most/mean", "rows, most/mean", "requests by engine", "moved")
-IDLE_S = 2.0  # for the last snapshot of engines that have ended everything
+IDLE_S = 2.0  # seconds until idle engines have sent their last snapshot
 LOOK_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """Since the start of the server, by engine: admitted requests, rows of steps (a token, or a part of a prompt)."""
+class EngineCounters:
+    """Counters since the server's start, by engine and in total. `rows`: of all steps, a token or prompt chunk each."""
 
     requests: Sequence[int]
     rows: Sequence[int]
@@ -29,31 +29,31 @@ class Counted:
     moved: int
 
 
-def counted(server: Server) -> Counted | None:
-    """When no engine has anything to do, or has for `IDLE_S`. None from another server, or an older one."""
+def read_counters(server: Server) -> EngineCounters | None:
+    """Read the counters once all engines are idle, or after `IDLE_S`. None if the server has no such counters."""
     deadline = time.monotonic() + IDLE_S
     while True:
         try:
-            found = stats_of(server)
-            engines = [one["stats"] for one in found["engines"] if one["stats"] is not None]
+            stats = stats_of(server)
+            engines = [one["stats"] for one in stats["engines"] if one["stats"] is not None]
             if not engines:
                 return None
             if any(one["num_running"] or one["num_waiting"] for one in engines) and time.monotonic() < deadline:
                 time.sleep(LOOK_S)
                 continue
-            return Counted(
+            return EngineCounters(
                 [one["num_hits_total"] + one["num_misses_total"] for one in engines],
                 [one["num_rows_total"] for one in engines],
                 sum(one["num_prompt_tokens_total"] for one in engines),
                 sum(one["num_cached_tokens_total"] for one in engines),
-                (found["pool"] or {}).get("num_moved_total", 0),
+                (stats["pool"] or {}).get("num_moved_total", 0),
             )
         except (KeyError, TypeError):
             return None
 
 
-def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | None:
-    """What a load brought; None if it is not known, or an engine came or went."""
+def difference(before: EngineCounters | None, after: EngineCounters | None) -> dict[str, Any] | None:
+    """Return the figures of a load from the counters around it; None if unknown, or if an engine came or went."""
     if before is None or after is None or len(before.rows) != len(after.rows):
         return None
     requests = [b - a for a, b in zip(before.requests, after.requests, strict=True)]
@@ -71,17 +71,17 @@ def between(before: Counted | None, after: Counted | None) -> dict[str, Any] | N
 
 
 def _most_to_mean(values: Sequence[int]) -> float | None:
-    """1: all alike; the number of engines: one had everything."""
+    """Return the maximum over the mean: 1 if all are equal, the number of engines if one did everything."""
     return max(values) * len(values) / sum(values) if sum(values) else None
 
 
 def balance_rows(result: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """For a table under `HEAD`."""
+    """Return the rows of the balance table, whose header is `HEAD`."""
     rows = []
     for point in result["points"]:
-        if (found := point["engines"]) is not None:
-            hit_rate = None if found["hit_rate"] is None else 100 * found["hit_rate"]
-            shares = ", ".join(map(str, found["requests"]))
-            most = (found["requests_most_to_mean"], found["rows_most_to_mean"])
-            rows.append((point["load"], found["number"], hit_rate, *most, shares, found["moved"]))
+        if (engines := point["engines"]) is not None:
+            hit_rate = None if engines["hit_rate"] is None else 100 * engines["hit_rate"]
+            shares = ", ".join(map(str, engines["requests"]))
+            most = (engines["requests_most_to_mean"], engines["rows_most_to_mean"])
+            rows.append((point["load"], engines["number"], hit_rate, *most, shares, engines["moved"]))
     return rows

@@ -1,11 +1,10 @@
-"""`minisgl bench compare`: minisgl beside others on the same prompts, in turns, in one table.
+"""The command `minisgl bench compare`: minisgl and other engines on the same prompts, in turns, in one table.
 
-A variant that cannot start, or fails, is listed with the reason. A round asks each the same: so many prompts at once
-for each `--concurrency`, and one long prompt for a single token; the next round has other prompts, and goes through the
-variants the other way round. The first round warms up, and is not counted. After the last one each answers a few
-prompts more, one at a time and untimed: how far the texts agree.
-
-A variant gets no prompt twice, so no cache of prefixes helps; what could not be measured is empty.
+A variant that cannot start, or fails, is listed with the reason. In a round each variant gets the same prompts: as many
+at once as each `--concurrency` says, and one long prompt for a single token; the next round has other prompts and
+reverses the order of the variants. The first round is a warm-up and is not counted. After the last one each answers a
+few more prompts, one at a time and untimed, to compare the texts.
+No variant gets a prompt twice, so that no prefix cache helps; a figure that could not be measured is empty.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from minisgl.bench.stopping import Stopped
 from minisgl.config import ConfigError
 
 HELP = "minisgl beside transformers, llama.cpp, vLLM, SGLang or any server, in one table"
-WARM_UP_OUT = 8  # tokens; the warm-up need not be long
+WARM_UP_OUT = 8  # answer tokens of a warm-up
 
 
 def add_parser(commands: Any) -> argparse.ArgumentParser:
@@ -57,7 +56,7 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="VARIANT=INTERPRETER",
-        help="where that variant's package is installed",
+        help="interpreter that has the variant's package; repeatable",
     )
     variants.add_argument(
         "--llama-bin",
@@ -68,23 +67,23 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     variants.add_argument("--model", default="smollm2", help="a folder, a hub id or a GGUF file (default: %(default)s)")
     variants.add_argument("--gguf", type=Path, help="the same model for llama.cpp (default: the embedded model's file)")
     variants.add_argument(
-        "--dtype", default="auto", help="default: what minisgl takes; llama.cpp computes as its file says"
+        "--dtype", default="auto", help="dtype of all but llama.cpp, which follows its file (default: minisgl's)"
     )
-    variants.add_argument("--threads", type=int, help="compute threads of each (default: all processors)")
-    variants.add_argument("flags", nargs="*", metavar="-- FLAG", help="more flags of minisgl serve")
+    variants.add_argument("--threads", type=int, help="compute threads of each variant (default: all processors)")
+    variants.add_argument("flags", nargs="*", metavar="-- FLAG", help="further flags of minisgl serve")
     sizes = parser.add_argument_group("sizes")
     sizes.add_argument(
         "--concurrency", type=int, nargs="+", default=[1, 8, 32], help="prompts at once (default: 1 8 32)"
     )
     sizes.add_argument("--input-len", type=int, default=128, help="tokens of a prompt (default: %(default)s)")
     sizes.add_argument("--output-len", type=int, default=64, help="tokens of an answer (default: %(default)s)")
-    sizes.add_argument("--prefill-len", type=int, default=1024, help="of the long prompt (default: %(default)s)")
+    sizes.add_argument("--prefill-len", type=int, default=1024, help="tokens of the long prompt (default: %(default)s)")
     sizes.add_argument("--repeats", type=int, default=3, help="rounds (default: %(default)s)")
-    sizes.add_argument("--seed", type=int, default=0, help="of the prompts (default: %(default)s)")
+    sizes.add_argument("--seed", type=int, default=0, help="seed of the prompts (default: %(default)s)")
     sizes.add_argument(
-        "--agreement-prompts", type=int, default=8, metavar="N", help="texts that are compared; 0: none (default: 8)"
+        "--agreement-prompts", type=int, default=8, metavar="N", help="answers to compare; 0: none (default: 8)"
     )
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     return parser
 
@@ -92,14 +91,14 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     settings = settings_of(args)
     report = None if args.out is None else Report(args.out, TITLE, command=public_command(args.arguments))
-    stopped, found, missing = measure(settings)
+    stopped, running, missing = measure(settings)
     if stopped is not None:
-        settings = whole_rounds(settings, found)
+        settings = whole_rounds(settings, running)
         what = f"after {settings.repeats} of {args.repeats} rounds" if settings.repeats else "before a round was whole"
         print(f"bench compare: stopped {what}", file=sys.stderr, flush=True)
         if not settings.repeats:
             return stopped.code
-    result = plain(result_of(settings, found, missing))
+    result = plain(result_of(settings, running, missing))
     print("\n\n".join(shown(result)), flush=True)
     if report is not None:
         write(report, result)
@@ -107,12 +106,12 @@ def run(args: argparse.Namespace) -> int:
         print_result(result)
     if stopped is not None:
         return stopped.code
-    asked = args.variants or (["minisgl"] if found else VARIANTS)
+    asked = args.variants or (["minisgl"] if running else VARIANTS)
     return 1 if any(name in missing for name in (*asked, *settings.setup.urls)) else 0
 
 
 def settings_of(args: argparse.Namespace) -> Compare:
-    """Raises `ConfigError`."""
+    """Build the settings of `bench compare` from flags. Raises `ConfigError`."""
     for flag, values in (
         ("--concurrency", args.concurrency),
         ("--input-len", [args.input_len]),
@@ -128,14 +127,14 @@ def settings_of(args: argparse.Namespace) -> Compare:
     pythons, urls = _pairs("--python", args.python), _pairs("--url", args.url)
     if unknown := [name for name in pythons if name not in VARIANTS]:
         raise ConfigError(f"--python {unknown[0]}: must be one of {', '.join(VARIANTS)}")
-    if taken := [name for name in urls if name in VARIANTS]:
-        raise ConfigError(f"--url {taken[0]}: that variant is started here: take another name")
+    if clashes := [name for name in urls if name in VARIANTS]:
+        raise ConfigError(f"--url {clashes[0]}: is the name of a built-in variant: choose another name")
     setup = asked(
         Setup,
         args,
         threads=args.threads or os.cpu_count() or 1,
         max_sequences=max(args.concurrency),
-        max_len=2 * max(args.input_len + args.output_len, args.prefill_len + 1),  # words may have two tokens
+        max_len=2 * max(args.input_len + args.output_len, args.prefill_len + 1),  # a word may have two tokens
         pythons=pythons,
         urls=urls,
     )
@@ -149,14 +148,14 @@ def settings_of(args: argparse.Namespace) -> Compare:
 
 
 def _pairs(flag: str, given: Sequence[str]) -> dict[str, str]:
-    found = dict(one.partition("=")[::2] for one in given)
-    if bad := [one for one in given if not all(one.partition("="))]:
+    pairs = dict(text.partition("=")[::2] for text in given)
+    if bad := [text for text in given if not all(text.partition("="))]:
         raise ConfigError(f"{flag} {bad[0]}: must be like NAME=VALUE")
-    return found
+    return pairs
 
 
 def measure(settings: Compare) -> tuple[Stopped | None, dict[str, Running], dict[str, str]]:
-    """Return what stopped it (None: nothing), what was measured by variant, and why the others were not."""
+    """Return the signal that stopped it (or None), the measured variants, and why each other one is missing."""
     missing: dict[str, str] = {}
     running: dict[str, Running] = {}
     try:
@@ -168,8 +167,8 @@ def measure(settings: Compare) -> tuple[Stopped | None, dict[str, Running], dict
 
 
 def whole_rounds(settings: Compare, running: Mapping[str, Running]) -> Compare:
-    """Keep of each variant the rounds that all have, and answers only if all have all of them; return the settings with
-    the number of those rounds."""
+    """Reduce each variant to the rounds that all of them completed, and keep answers only if all have all of them.
+    Return the settings with that number of rounds."""
     repeats = min((len(one.prefill_tok_s) for one in running.values()), default=0)
     answered = all(len(one.answers) == settings.agreement_prompts for one in running.values())
     for one in running.values():
@@ -182,7 +181,8 @@ def whole_rounds(settings: Compare, running: Mapping[str, Running]) -> Compare:
 def _measure(
     settings: Compare, stack: contextlib.ExitStack, running: dict[str, Running], missing: dict[str, str]
 ) -> None:
-    """Fill `running` and `missing`; what is started ends with `stack`. Raises `Stopped`."""
+    """Measure all variants into `running`, with reasons in `missing`. What it starts ends with `stack`. Raises
+    `Stopped`."""
     _start(settings, stack, running, missing)
 
     def each(order: Sequence[str], label: str, ask: Any) -> None:
@@ -194,7 +194,7 @@ def _measure(
                 ask(running[name])
             except Missing as error:
                 missing[name] = str(error)
-                running.pop(name).own.close()  # what hangs would compute beside the others
+                running.pop(name).own.close()  # if it hangs, it must not compute while others are measured
             bar.update()
 
     with tqdm(total=len(running) * (settings.repeats + 2), unit="turn", disable=None) as bar:
@@ -209,7 +209,7 @@ def _start(
     settings: Compare, stack: contextlib.ExitStack, running: dict[str, Running], missing: dict[str, str]
 ) -> None:
     setup = settings.setup
-    for name in sorted(settings.variants, key=lambda name: name != "minisgl"):  # whose dtype is everybody's
+    for name in sorted(settings.variants, key=lambda name: name != "minisgl"):  # first, as the others use its dtype
         began, own = time.monotonic(), stack.enter_context(contextlib.ExitStack())
         print(f"bench compare: starting {name}", file=sys.stderr, flush=True)
         try:
@@ -225,7 +225,7 @@ def _start(
 
 
 def _round(settings: Compare, one: Running, repeat: int) -> None:
-    """Round -1 is the warm-up. The prompts depend on the round alone."""
+    """Measure a round of one variant; round -1 is the warm-up. The prompts depend on the round only."""
     warm = repeat < 0
     for count in settings.concurrency:
         if one.variant.max_sequences is not None and count > one.variant.max_sequences:

@@ -1,4 +1,4 @@
-"""llama.cpp's server as a variant of `minisgl bench compare`: a program of its own, run by whatever interpreter has the
+"""The llama.cpp server as a variant of `minisgl bench compare`: a separate program, run by an interpreter that has the
 package xllamacpp. Arguments: GGUF file, threads, sequences at once, tokens of each.
 
 The first line of stdout is JSON with its address; it ends with its standard input.
@@ -17,7 +17,7 @@ from typing import Any
 def main() -> None:
     file, threads, parallel, length = sys.argv[1], *map(int, sys.argv[2:5])
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # its log goes there
+    os.dup2(2, 1)  # its log goes to stderr
     package: Any = importlib.import_module("xllamacpp")
     params = package.CommonParams()
     params.model.path = file

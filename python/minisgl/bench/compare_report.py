@@ -1,7 +1,7 @@
-"""The result of `minisgl bench compare`: figures over the rounds with their intervals, how far texts agree, tables.
+"""The result of `minisgl bench compare`: figures over the rounds with their intervals, the agreement of texts, tables.
 
 A figure is the geometric mean of its rounds with the interval of their logarithms (Student's t, 95 %): infinite, and
-not shown, for one round. Agreement is told against the first variant, in characters: tokens of others are not known.
+not shown, for one round. Agreement is with the first variant, in characters, since other variants' tokens are unknown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BY_COUNT = ("tok_s", "ttft_ms", "itl_ms", "itl_p99_ms", "cpu_s_per_1000")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compare:
-    """Sizes in tokens, roughly: a word of the prompts is a token or a little more."""
+    """Settings of a comparison. Lengths are in tokens, roughly: a word of a prompt is a token or slightly more."""
 
     variants: tuple[str, ...]
     setup: Setup
@@ -44,8 +44,8 @@ class Compare:
 
 @dataclass(slots=True)
 class Running:
-    """A variant that serves until `own` is closed, and what was measured of it: by figure and prompts at once a value a
-    round."""
+    """A variant that serves until `own` is closed, with its measurements: one value per round, by figure and prompts at
+    once."""
 
     variant: Variant
     own: contextlib.ExitStack
@@ -56,31 +56,31 @@ class Running:
     answers: list[Answer] = field(default_factory=list)
 
     def take(self, count: int, times: Times, used: Usage) -> None:
-        found = {"tok_s": times.num_out / times.total_s}
+        figures = {"tok_s": times.num_out / times.total_s}
         if times.first_s is not None:
-            found["ttft_ms"] = 1e3 * statistics.median(times.first_s)
+            figures["ttft_ms"] = 1e3 * statistics.median(times.first_s)
         if times.gaps_s:
-            found["itl_ms"], found["itl_p99_ms"] = 1e3 * np.percentile(times.gaps_s, (50, 99))
+            figures["itl_ms"], figures["itl_p99_ms"] = 1e3 * np.percentile(times.gaps_s, (50, 99))
         if used.cpu_s is not None:
-            found["cpu_s_per_1000"] = 1e3 * used.cpu_s / times.num_out
-        for name, value in found.items():
+            figures["cpu_s_per_1000"] = 1e3 * used.cpu_s / times.num_out
+        for name, value in figures.items():
             self.rounds[name].setdefault(count, []).append(float(value))
         if used.rss_bytes is not None:
             self.rss_bytes = max(used.rss_bytes, self.rss_bytes or 0)
 
     def keep(self, repeats: int) -> None:
-        """Drop what was measured after so many rounds."""
+        """Drop the measurements after the first `repeats` rounds."""
         self.rounds = {
             name: {count: values[:repeats] for count, values in of_one.items()} for name, of_one in self.rounds.items()
         }
         del self.prefill_tok_s[repeats:]
 
     def take_prefill(self, times: Times) -> None:
-        """Take the times of one prompt and one token: to its text, or to the end where that is all there is."""
+        """Record the prefill rate of a request for one token, timed to its first text, or to its end."""
         self.prefill_tok_s.append(times.num_in / (times.first_s[0] if times.first_s else times.total_s))
 
 
-def result_of(settings: Compare, found: Mapping[str, Running], missing: Mapping[str, str]) -> dict[str, Any]:
+def result_of(settings: Compare, running: Mapping[str, Running], missing: Mapping[str, str]) -> dict[str, Any]:
     return {
         "bench": "compare",
         "model": Path(settings.setup.model).name,
@@ -91,9 +91,9 @@ def result_of(settings: Compare, found: Mapping[str, Running], missing: Mapping[
         "prefill_len": settings.prefill_len,
         "repeats": settings.repeats,
         "load_at_end": round(os.getloadavg()[0], 2),
-        "variants": {name: _figures(one) for name, one in found.items()},
-        "against": _against(found),
-        "agreement": agreement({name: one.answers for name, one in found.items()}),
+        "variants": {name: _figures(one) for name, one in running.items()},
+        "against": _against(running),
+        "agreement": agreement({name: one.answers for name, one in running.items()}),
         "missing": dict(missing),
     }
 
@@ -113,31 +113,31 @@ def _figures(one: Running) -> dict[str, Any]:
 
 
 def _interval(values: Sequence[float]) -> list[float]:
-    """Estimate, low, high."""
-    if min(values) <= 0:  # too short for the clock that counts CPU time
+    """Return the estimate and the lower and upper bound."""
+    if min(values) <= 0:  # below the resolution of CPU time
         return [statistics.fmean(values), -math.inf, math.inf]
-    found = geometric_interval(values)
-    return [found.estimate, found.low, found.high]
+    interval = geometric_interval(values)
+    return [interval.estimate, interval.low, interval.high]
 
 
-def _against(found: Mapping[str, Running]) -> dict[str, Any] | None:
-    """tok/s of the first variant over each other's, paired by round: what the machine did to both cancels."""
-    if len(found) < 2:
+def _against(running: Mapping[str, Running]) -> dict[str, Any] | None:
+    """Return the first variant's tok/s over each other's, paired by round so that drift cancels; None for one."""
+    if len(running) < 2:
         return None
-    first, *others = found
+    first, *others = running
     ratios: dict[str, dict[int, list[float]]] = {}
     for name in others:
         ratios[name] = {}
-        for count, theirs in found[name].rounds["tok_s"].items():
-            ratio = paired_difference(theirs, found[first].rounds["tok_s"][count]).ratio
+        for count, theirs in running[name].rounds["tok_s"].items():
+            ratio = paired_difference(theirs, running[first].rounds["tok_s"][count]).ratio
             if ratio is not None:
                 ratios[name][count] = [1 + ratio.estimate, 1 + ratio.low, 1 + ratio.high]
     return {"first": first, "ratio": ratios}
 
 
 def agreement(answers: Mapping[str, Sequence[Answer]]) -> dict[str, Any] | None:
-    """How each variant agrees with the first one: texts that are the same, the share of their characters before the
-    first difference, and whether both counted as many tokens in the prompts. None: nobody answered."""
+    """Compare each variant's answers with the first one's: the number of equal texts, the fraction of characters before
+    the first difference, and whether both counted the same prompt tokens. None if there are no answers."""
     if not any(answers.values()):
         return None
     first, *others = answers
@@ -167,7 +167,7 @@ def _shared(a: str, b: str) -> float:
 
 
 def shown(result: Mapping[str, Any]) -> list[str]:
-    """All tables that have rows."""
+    """Return the Markdown tables of a result that have rows."""
     tables = (speeds(result), latencies(result), costs(result), agreements(result), _missing(result))
     return [text for text in tables if text]
 
@@ -176,18 +176,18 @@ def write(report: Report, result: Mapping[str, Any]) -> None:
     report.section("Tokens per second", _about(result), speeds(result))
     report.section("Latency", latencies(result))
     report.section("What it takes", costs(result))
-    if told := agreements(result):
-        report.section("Do the answers agree?", _about_agreement(result), told)
-    if told := _missing(result):
-        report.section("Not measured", told)
+    if text := agreements(result):
+        report.section("Do the answers agree?", _about_agreement(result), text)
+    if text := _missing(result):
+        report.section("Not measured", text)
     report.write({"result": result})
 
 
-def cell(found: Sequence[float | None] | None) -> str | None:
-    """Return a figure with its interval; infinite bounds are null, and not shown."""
-    if found is None:
+def cell(interval: Sequence[float | None] | None) -> str | None:
+    """Return a figure with its interval as text. Infinite bounds are null, and not shown."""
+    if interval is None:
         return None
-    estimate, low, high = found
+    estimate, low, high = interval
     assert estimate is not None
     if low is None or high is None:
         return number(estimate)
@@ -233,19 +233,19 @@ def costs(result: Mapping[str, Any]) -> str:
 
 
 def agreements(result: Mapping[str, Any]) -> str:
-    found = result["agreement"]
-    if found is None or not found["variants"]:
+    texts = result["agreement"]
+    if texts is None or not texts["variants"]:
         return ""
-    head = (f"against {found['first']}", "same text", "alike until, %", "least, %", "prompt's tokens")
+    head = (f"against {texts['first']}", "same text", "alike until, %", "least, %", "prompt's tokens")
     rows = [
         (
             name,
-            f"{one['same']} of {found['prompts']}",
+            f"{one['same']} of {texts['prompts']}",
             100 * statistics.fmean(one["until_difference"]),
             100 * min(one["until_difference"]),
             "as many" if one["same_num_in"] else "**others**",
         )
-        for name, one in found["variants"].items()
+        for name, one in texts["variants"].items()
     ]
     return table(head, rows)
 

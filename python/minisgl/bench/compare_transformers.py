@@ -1,11 +1,11 @@
-"""transformers' `generate` as a variant of `minisgl bench compare`: a program of its own, run by whatever interpreter
-has the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
+"""The `generate` of transformers as a variant of `minisgl bench compare`: a separate program, run by an interpreter
+that has the package. Arguments: model folder, dtype, threads, `whole` or `stream`.
 
-A line of JSON comes in ({"prompts": [...], "num_out": n}), a line goes out (times in seconds, tokens). `whole`: one
-call for all prompts, padded on the left; nothing is there before the end. `stream`: a TextIteratorStreamer, one prompt.
-Exactly `num_out` tokens each. {"answer": prompt, "num_out": n} gets the text, which ends where the model ends it.
-
-All is greedy; the first line says that the model is loaded.
+Each input line is JSON ({"prompts": [...], "num_out": n}); so is its output line (times in seconds, token counts).
+`whole`: one call for all prompts, padded on the left, without output before the end. `stream`: one prompt with a
+TextIteratorStreamer. Each prompt gets exactly `num_out` tokens. {"answer": prompt, "num_out": n} returns the text, up
+to where the model ends it.
+Decoding is greedy; the first output line says that the model is loaded.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Model:
         self.version = str(self._transformers.__version__)
 
     def generate(self, prompts: list[str], num_out: int, streamer: Any = None) -> tuple[int, int]:
-        """Tokens in and out."""
+        """Generate, and return the numbers of prompt and output tokens."""
         batch = self._tokenizer(prompts, return_tensors="pt", padding=True)
         out = self._run(batch, num_out, min_new_tokens=num_out, streamer=streamer)
         return int(batch["attention_mask"].sum()), int(out.shape[1] * len(prompts))
 
     def answer(self, prompt: str, max_out: int) -> tuple[str, int]:
-        """Its text, and tokens of the prompt."""
+        """Return the answer's text, and the number of prompt tokens."""
         batch = self._tokenizer([prompt], return_tensors="pt")
         out = self._run(batch, max_out)
         return self._tokenizer.decode(out[0], skip_special_tokens=True), int(batch["attention_mask"].sum())
@@ -51,7 +51,7 @@ class Model:
         return out[:, batch["input_ids"].shape[1] :]
 
     def stream(self, prompt: str, num_out: int) -> tuple[list[float], int, int]:
-        """When each piece of text was there, tokens in and out."""
+        """Generate as a stream. Return the time of each piece of text, and the numbers of prompt and output tokens."""
         streamer = self._transformers.TextIteratorStreamer(self._tokenizer, skip_prompt=True)
         counted: list[tuple[int, int]] = []
         worker = threading.Thread(target=lambda: counted.append(self.generate([prompt], num_out, streamer)))
@@ -61,13 +61,13 @@ class Model:
         return at, *counted[0]
 
 
-def timed(model: Model, asked: dict[str, Any], *, streams: bool) -> dict[str, Any]:
+def timed(model: Model, request: dict[str, Any], *, streams: bool) -> dict[str, Any]:
     began = time.perf_counter()
     at: list[float] = []
     if streams:
-        at, num_in, num_out = model.stream(asked["prompts"][0], asked["num_out"])
+        at, num_in, num_out = model.stream(request["prompts"][0], request["num_out"])
     else:
-        num_in, num_out = model.generate(asked["prompts"], asked["num_out"])
+        num_in, num_out = model.generate(request["prompts"], request["num_out"])
     return {
         "total_s": time.perf_counter() - began,
         "first_s": at[0] - began if at else None,
@@ -80,16 +80,16 @@ def timed(model: Model, asked: dict[str, Any], *, streams: bool) -> dict[str, An
 def main() -> int:
     folder, dtype, threads, how = sys.argv[1:5]
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to stdout, which is for answers
     model = Model(folder, dtype, int(threads))
     print(json.dumps({"version": model.version}), file=out, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if "answer" in asked:
-            text, num_in = model.answer(asked["answer"], asked["num_out"])
+        request = json.loads(line)
+        if "answer" in request:
+            text, num_in = model.answer(request["answer"], request["num_out"])
             answer: dict[str, Any] = {"text": text, "num_in": num_in}
         else:
-            answer = timed(model, asked, streams=how == "stream")
+            answer = timed(model, request, streams=how == "stream")
         print(json.dumps(answer), file=out, flush=True)
     return 0
 
@@ -97,4 +97,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # torch's exit handlers may wait for threads that nobody needs any more
+    os._exit(code)  # torch's exit handlers may wait for idle threads

@@ -1,9 +1,9 @@
-"""Whom `minisgl bench compare` can ask: servers, by the generator of `bench serve`, and programs that answer by lines.
+"""The variants of `minisgl bench compare`: servers, driven by a load generator, and programs that answer by lines.
 
     with start(name, settings) as variant:      # raises `Missing` with the reason
         times = variant.ask(prompts, num_out)
 
-Invariants: what a variant started is gone with it; a variant that cannot start, or fails, says why and ends no other.
+Invariants: all that a variant started ends with it; one that cannot start, or fails, says why and ends no other.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ BODY = {"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": 
 
 
 class Missing(Exception):
-    """This variant cannot be measured here; the text says why."""
+    """A variant that cannot be measured here. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """How long some prompts took that were asked at once, in seconds. `first_s`: to each one's first text, None:
-    nothing comes before the end. `gaps_s`: between pieces of text, of all answers."""
+    """Times in seconds of prompts that were sent together. `first_s` is the time to each one's first text, or None
+    without a stream. `gaps_s` are the times between pieces of text, of all answers."""
 
     total_s: float
     first_s: tuple[float, ...] | None
@@ -62,7 +62,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The likeliest text, which ends where the model ends it."""
+    """A greedy answer, up to where the model ends it."""
 
     text: str
     num_in: int  # tokens of the prompt
@@ -70,9 +70,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every variant is started with. `pythons`: interpreters by variant; `llama_bin`: a folder with llama.cpp's
-    programs, in place of the package; `urls`: running servers by name; `flags`: of `minisgl serve`; `max_len`: tokens
-    of a prompt and its answer."""
+    """Settings with which every variant starts. `pythons`: interpreters by variant; `llama_bin`: a folder with
+    llama.cpp's programs, in place of the package; `urls`: running servers by name; `flags`: of `minisgl serve`;
+    `max_len`: tokens of a prompt and its answer."""
 
     model: str
     dtype: str
@@ -102,14 +102,14 @@ class Setup:
 
 
 class Variant(Protocol):
-    """Both ways to ask raise `Missing`."""
+    """An engine or server to compare. Its methods raise `Missing` if it fails."""
 
     version: str
-    max_sequences: int | None  # that it can be asked at once; None: any number
-    pid: int | None  # of its first process; None: not started here
+    max_sequences: int | None  # sequences at once; None: no limit
+    pid: int | None  # its first process; None: not started here
 
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
-        """All at once; exactly `num_out` tokens each."""
+        """Send all prompts at once and return their times. Each gets exactly `num_out` tokens."""
 
     def answer(self, prompt: str, max_out: int) -> Answer: ...
 
@@ -123,11 +123,11 @@ class HttpVariant:
         self.pid = pid
 
     def dtype(self) -> str:
-        """What a minisgl server computes in. Raises `Missing`."""
+        """Return the dtype in which a minisgl server computes. Raises `Missing`."""
         try:
             answer = httpx.get(self.url + "/health", headers=dict(self._server.headers()), timeout=HTTP_TIMEOUT_S)
-            found = str(answer.raise_for_status().json()["dtype"])
-            return found if found in TORCH_DTYPES else "float32"  # the CPU engine multiplies blocks with float32
+            name = str(answer.raise_for_status().json()["dtype"])
+            return name if name in TORCH_DTYPES else "float32"  # the CPU engine multiplies blocks with float32
         except (httpx.HTTPError, ValueError, KeyError) as error:
             raise Missing(f"{self.url}/health: {error!r}: give --dtype") from error
 
@@ -145,25 +145,25 @@ class HttpVariant:
             names = {result["failures"][code] for code in result["failure"].tolist() if code}
             said = next((text for text in result["errors"] if text), "")
             raise Missing(f"a request failed: {', '.join(sorted(names))} {said[:200]}".rstrip())
-        texts = result["text_events"] > 0  # a token may be half a character, and without text
+        texts = result["text_events"] > 0  # half a character is a token without text
         first = np.where(texts, result["first"], result["end"]) - result["sent"]
         total = float(np.where(texts, result["last"], result["end"]).max() - result["sent"].min())
         num_in, num_out = int(np.maximum(result["prompt_tokens"], 0).sum()), int(tokens_of(result).sum())
         return Times(total, tuple(first.tolist()), num_in, num_out, tuple(result["gaps"].tolist()))
 
     def answer(self, prompt: str, max_out: int) -> Answer:
-        asked = {"temperature": 0, "seed": 0, "model": self._server.model, "max_tokens": max_out, "prompt": prompt}
+        body = {"temperature": 0, "seed": 0, "model": self._server.model, "max_tokens": max_out, "prompt": prompt}
         headers = dict(self._server.headers())
         try:
-            answer = httpx.post(self.url + "/v1/completions", json=asked, headers=headers, timeout=ASK_TIMEOUT_S)
-            found = answer.raise_for_status().json()
-            return Answer(str(found["choices"][0]["text"]), int(found["usage"]["prompt_tokens"]))
+            answer = httpx.post(self.url + "/v1/completions", json=body, headers=headers, timeout=ASK_TIMEOUT_S)
+            result = answer.raise_for_status().json()
+            return Answer(str(result["choices"][0]["text"]), int(result["usage"]["prompt_tokens"]))
         except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
             raise Missing(f"an answer failed: {error!r}"[:300]) from error
 
 
 class LineVariant:
-    """A program that gets a line of JSON and answers with one."""
+    """A variant that is a program: it gets lines of JSON and answers each with one."""
 
     def __init__(self, child: Child, version: str, max_sequences: int | None) -> None:
         self._child = child
@@ -172,18 +172,18 @@ class LineVariant:
         self.pid: int | None = child.process.pid
 
     def ask(self, prompts: Sequence[str], num_out: int) -> Times:
-        found = self._child.ask({"prompts": list(prompts), "num_out": num_out})
-        first = None if found["first_s"] is None else (float(found["first_s"]),)
-        return Times(found["total_s"], first, found["num_in"], found["num_out"], tuple(found["gaps_s"]))
+        times = self._child.ask({"prompts": list(prompts), "num_out": num_out})
+        first = None if times["first_s"] is None else (float(times["first_s"]),)
+        return Times(times["total_s"], first, times["num_in"], times["num_out"], tuple(times["gaps_s"]))
 
     def answer(self, prompt: str, max_out: int) -> Answer:
-        found = self._child.ask({"answer": prompt, "num_out": max_out})
-        return Answer(str(found["text"]), int(found["num_in"]))
+        result = self._child.ask({"answer": prompt, "num_out": max_out})
+        return Answer(str(result["text"]), int(result["num_in"]))
 
 
 class Child:
-    """A process that is stopped with the variant, and what it left of its own. `talks`: by lines of JSON; else its
-    output is a log."""
+    """A process that is stopped with the variant, together with its own children. With `talks` it answers by lines of
+    JSON; otherwise its output is a log."""
 
     def __init__(self, command: Sequence[str], *, talks: bool = True) -> None:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
@@ -202,14 +202,14 @@ class Child:
             raise Missing(f"{command[0]}: {error.strerror}") from error
 
     def line(self, timeout_s: float) -> dict[str, Any]:
-        """The next of its output. Raises `Missing`."""
+        """Return the process's next output line as JSON. Raises `Missing` if it ended or is silent for `timeout_s`."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         line = self.process.stdout.readline() if ready else b""
         if not line:
             raise Missing(f"ended: {self.last_line()}" if ready else f"said nothing for {timeout_s:g} s")
-        found: dict[str, Any] = json.loads(line)
-        return found
+        answer: dict[str, Any] = json.loads(line)
+        return answer
 
     def ask(self, question: Mapping[str, Any]) -> dict[str, Any]:
         assert self.process.stdin is not None
@@ -235,8 +235,8 @@ class Child:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # the latter: only ended ones are left
-            os.killpg(self.process.pid, signal.SIGKILL)  # its session: a server's own processes may outlive it
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: only zombies are left
+            os.killpg(self.process.pid, signal.SIGKILL)  # the whole session, as a server's children may outlive it
         for pipe in (self.process.stdin, self.process.stdout, self._log):
             if pipe is not None:
                 with contextlib.suppress(BrokenPipeError):
@@ -248,7 +248,7 @@ class Child:
 
 @contextlib.contextmanager
 def start(name: str, setup: Setup) -> Iterator[Variant]:
-    """The variant called `name`, or the server at its URL. Raises `Missing`."""
+    """Start the variant `name`, or use the server at its URL, during the `with`. Raises `Missing`."""
     make = VARIANTS.get(name, _given)
     try:
         with make(name, setup) as variant:
@@ -295,8 +295,8 @@ def _llama_cpp(name: str, setup: Setup) -> Iterator[Variant]:
 
 @contextlib.contextmanager
 def llama_server(folder: Path, file: Path, threads: int, parallel: int, length: int) -> Iterator[tuple[Child, str]]:
-    """llama.cpp's own program and its URL: `parallel` sequences of `length` tokens, without a prefix cache. Raises
-    `Missing`."""
+    """Start llama.cpp's own server and yield its process and URL: `parallel` sequences of `length` tokens, without a
+    prefix cache. Raises `Missing`."""
     program = folder / LLAMA_SERVER
     if not program.is_file():
         raise Missing(f"no {LLAMA_SERVER} in {folder.name}")
@@ -310,7 +310,7 @@ def llama_server(folder: Path, file: Path, threads: int, parallel: int, length: 
 
 
 def _launched(package: str, module: str, model_flag: str) -> Callable[[str, Setup], Any]:
-    """A server of another project, by its own command."""
+    """Return the variant of another project's server, started by its own command."""
 
     @contextlib.contextmanager
     def make(name: str, setup: Setup) -> Iterator[Variant]:
@@ -334,17 +334,17 @@ def _given(name: str, setup: Setup) -> Iterator[Variant]:
 
 
 def _require(python: str, package: str) -> str:
-    """Its version in that interpreter. Raises `Missing`; importing it would take seconds."""
-    asked = f"import importlib.metadata as m; print(m.version({package!r}))"
+    """Return the version of a package in another interpreter, without importing it. Raises `Missing`."""
+    program = f"import importlib.metadata as m; print(m.version({package!r}))"
     try:
-        found = subprocess.run((python, "-P", "-c", asked), capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run((python, "-P", "-c", program), capture_output=True, text=True, timeout=60, check=False)
     except OSError as error:
         raise Missing(f"{python}: {error.strerror}") from error
-    if found.returncode:
+    if done.returncode:
         raise Missing(
             f"the package {package} is not installed (--python VARIANT=INTERPRETER names another environment)"
         )
-    return f"{package} {found.stdout.strip()}"
+    return f"{package} {done.stdout.strip()}"
 
 
 def wait_until_healthy(url: str, child: Child) -> None:

@@ -1,8 +1,8 @@
-"""Request files with text: conversations as ShareGPT's exports have them, a JSON list or JSON lines of objects with
+"""Request files with text: conversations in ShareGPT's format, a JSON list or JSON lines of objects with
 `conversations`, a list of turns with `from` (human, gpt, ...) and `value`.
 
-What cannot be asked (no question with an answer after it) is counted, never dropped in silence; what is no
-such file is refused with its place and the reason.
+Unusable conversations (without a question and an answer to it) are counted, never dropped silently; a file of another
+format is refused with the position and the reason.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ ROLES = {
     "bard": "assistant",
     "system": "system",
 }
-LOOKED_AT = 4096  # bytes, to tell such a file from a trace
+LOOKED_AT = 4096  # bytes read to tell such a file from a trace
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """`turns`: questions with the answers that people got; `system` may be empty."""
+    """A conversation: pairs of question and original answer, and a system prompt, which may be empty."""
 
     system: str
     turns: tuple[tuple[str, str], ...]
 
 
 def is_request_file(path: Path) -> bool:
-    """Whether it begins like one: a trace is CSV, or JSON lines of other fields."""
+    """Return True if the file begins like a request file, and not like a trace. Raises `ConfigError`."""
     try:
         with path.open("rb") as file:
             start = file.read(LOOKED_AT).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()
@@ -47,22 +47,22 @@ def is_request_file(path: Path) -> bool:
 
 
 def read_conversations(path: Path) -> tuple[list[Conversation], int]:
-    """Those that can be asked, and how many cannot. Raises `ConfigError`."""
-    found, unusable = list[Conversation](), 0
+    """Return the usable conversations, and the number of unusable ones. Raises `ConfigError`."""
+    usable, unusable = list[Conversation](), 0
     try:
-        for place, one in _objects(path):
-            turns = _turns(place, one)
+        for position, item in _objects(path):
+            turns = _turns(position, item)
             if (conversation := _conversation(turns)) is None:
                 unusable += 1
             else:
-                found.append(conversation)
+                usable.append(conversation)
     except OSError as error:
         raise ConfigError(f"--workload {path.name}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"--workload {path.name}: {error}") from error
-    if not found:
+    if not usable:
         raise ConfigError(f"--workload {path.name}: no conversation has a question with an answer after it")
-    return found, unusable
+    return usable, unusable
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Any]]:
@@ -78,26 +78,26 @@ def _objects(path: Path) -> Iterator[tuple[str, Any]]:
                 raise ValueError(f"line {number}: not JSON: {error}") from error
 
 
-def _turns(place: str, one: Any) -> list[tuple[str, str]]:
-    """(role, text) in order."""
-    given = one.get("conversations") if isinstance(one, dict) else None
+def _turns(position: str, item: Any) -> list[tuple[str, str]]:
+    """Return the turns of a conversation as (role, text). Raises `ValueError`, which begins with `place`."""
+    given = item.get("conversations") if isinstance(item, dict) else None
     if not isinstance(given, list):
-        raise ValueError(f"{place}: has no list `conversations`: must be as in ShareGPT's files")
+        raise ValueError(f"{position}: has no list `conversations`: must be as in ShareGPT's files")
     turns = []
     for i, turn in enumerate(given, 1):
         says = turn.get("from") if isinstance(turn, dict) else None
         text = turn.get("value") if isinstance(turn, dict) else None
         if not isinstance(says, str) or says not in ROLES:
-            raise ValueError(f"{place}, turn {i}: `from` {says!r}: must be one of {', '.join(ROLES)}")
+            raise ValueError(f"{position}, turn {i}: `from` {says!r}: must be one of {', '.join(ROLES)}")
         if not isinstance(text, str):
-            raise ValueError(f"{place}, turn {i}: `value` {text!r}: must be text")
+            raise ValueError(f"{position}, turn {i}: `value` {text!r}: must be text")
         turns.append((ROLES[says], text))
     return turns
 
 
 def _conversation(turns: list[tuple[str, str]]) -> Conversation | None:
-    """Up to where questions and answers no longer alternate. Answers before the first question, as in files that long
-    conversations were cut in pieces for, leave nothing to ask them by."""
+    """Return the part in which questions and answers alternate, or None if it is empty. (Files that split long
+    conversations have parts that begin with an answer.)"""
     system = turns[0][1] if turns and turns[0][0] == "system" else ""
     rest = turns[1:] if system else turns
     pairs = []

@@ -1,8 +1,8 @@
-"""The load of `minisgl serve --demo-load`: `python -m minisgl.bench.demo_load`, a client like any other, in its own
-process. It reads {url, model, api_key, seed} as one JSON line from stdin and goes on until stdin ends.
+"""The load of `minisgl serve --demo-load`: `python -m minisgl.bench.demo_load`, an ordinary client in its own process.
+It reads {url, model, api_key, seed} as one JSON line from stdin and runs until stdin is closed.
 
-Invariants: the same seed sends the same; a few requests at once, so that a laptop keeps up; it ends with whoever
-started it.
+Invariants: the same seed sends the same requests; only a few requests at once, so that a laptop keeps up; it ends with
+the process that started it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from minisgl.config import ConfigError
 NUM_CLIENTS = 5
 BURST = 8
 PAUSE_S = 1.0
-TROUBLE_S = 5.0  # after a round of which nothing was answered
+TROUBLE_S = 5.0  # pause after a round without a response
 USUAL_CONTEXT = 4096
 
 
 def rounds(seed: int, context: int) -> Iterator[tuple[Workload, bool]]:
-    """Without an end, in turn: chats, questions after a common beginning and a long prompt, sent by a few clients; and
-    a burst of short questions, all at once (True)."""
+    """Yield workloads without an end, alternately: a mix of chats, questions after a shared prefix and a long prompt,
+    for a few clients (False); and a burst of short questions, all at once (True)."""
     size = min(context, USUAL_CONTEXT)
     run = 0
     while True:
@@ -48,7 +48,7 @@ def rounds(seed: int, context: int) -> Iterator[tuple[Workload, bool]]:
 
 
 def _mixed(parts: list[Workload], order: np.random.Generator) -> Workload:
-    """Their chains, shuffled."""
+    """Merge workloads with their chains shuffled."""
     chains = []
     for part in parts:
         at = 0
@@ -60,7 +60,7 @@ def _mixed(parts: list[Workload], order: np.random.Generator) -> Workload:
 
 
 def run(server: Server, seed: int) -> None:
-    """Raises `ConfigError` if the server cannot be loaded."""
+    """Send the demonstration load until the process ends. Raises `ConfigError` if the server cannot be used."""
     context = model_facts(server).get("max_model_len")
     renderer = Renderer(server.model, "chat", calibrate(server, "chat", {}), {"temperature": 0.8, "seed": seed})
     send = generator()

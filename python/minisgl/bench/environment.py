@@ -1,6 +1,6 @@
-"""What a figure was measured on: hardware and software versions, for the record beside every result.
+"""The environment of a measurement: hardware and software versions, for the record with every result.
 
-Invariants: no host name, no user, no path; asking loads nothing heavy (a GPU is named only if torch is loaded already).
+Invariants: no host name, no user, no path; nothing heavy is loaded (a GPU is named only if torch is loaded already).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ INSTRUCTION_SETS = ("avx2", "avx_vnni", "avx512f", "avx512_bf16", "amx_tile", "a
 
 
 def environment() -> dict[str, Any]:
-    """Keys: cpu, cores, instruction_sets, memory_gib, system, python, packages, extension, gpus, commit, load."""
+    """Return the hardware, software versions, commit and load of this machine, as JSON fields."""
     name, flags = _cpu()
     return {
         "cpu": name,
@@ -37,12 +37,12 @@ def environment() -> dict[str, Any]:
         "extension": _extension(),
         "gpus": _gpus(),
         "commit": _commit(),
-        "load": round(os.getloadavg()[0], 2),  # of the last minute, when asked
+        "load": round(os.getloadavg()[0], 2),  # average of the last minute
     }
 
 
 def environment_lines(record: Mapping[str, Any]) -> str:
-    """The record as a Markdown list."""
+    """Return an environment record (hardware and versions) as a Markdown list."""
     packages = ", ".join(f"{name} {version}" for name, version in record["packages"].items())
     extension = record["extension"]
     lines = [
@@ -68,9 +68,9 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def _number(release: str) -> str:
-    """A kernel's number without what its builder appended."""
-    found = re.match(r"[\d.]+", release)
-    return found.group(0).rstrip(".") if found else ""
+    """Return the number of a kernel release: `"5.15.0-91-generic"` -> `"5.15.0"`."""
+    match = re.match(r"[\d.]+", release)
+    return match.group(0).rstrip(".") if match else ""
 
 
 def _extension() -> dict[str, Any] | None:
@@ -88,14 +88,14 @@ def _gpus() -> list[str]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout that this file lies in, with `+changes` if its code differs; None outside one."""
+    """Return the commit of this file's checkout, with `+changes` if its code differs; None outside of one."""
     folder = Path(__file__).resolve().parent
     try:
-        found = _git(folder, "rev-parse", "--short=10", "HEAD")
+        commit = _git(folder, "rev-parse", "--short=10", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no", "--", ":/python", ":/rust")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return f"{found}+changes" if changed else found
+    return f"{commit}+changes" if changed else commit
 
 
 def _git(folder: Path, *args: str) -> str:

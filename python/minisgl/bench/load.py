@@ -1,7 +1,7 @@
-"""One load on one server: the generator runs, and meanwhile the server's processes are looked at.
+"""The measurement of one load on one server: the generator runs while the server's processes are sampled.
 
-What is sampled costs little (a few reads of /proc twice a second); a server that is not local is measured
-from outside alone.
+Sampling costs little (a few reads of /proc twice a second); a server that is not local is measured from the client's
+side only.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ HTTP_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Who is measured. `own`: the one that was started for it, whose processes can be looked at."""
+    """The server that is measured. `own` is its process, if it was started for it and can be sampled."""
 
     url: str
     model: str
@@ -47,7 +47,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What is sent. `arrivals` (open loop) or `concurrency` (closed loop)."""
+    """Requests to send to a server: with `arrivals` an open loop, with `concurrency` a closed one."""
 
     bodies: Sequence[bytes]
     chains: Sequence[int]
@@ -55,16 +55,16 @@ class Load:
     arrivals: Sequence[float] | None = None
     concurrency: int = 0
     ramp_s: float = 0.0
-    duration_s: float = math.inf  # closed loop: nothing is begun later
+    duration_s: float = math.inf  # closed loop: no request begins later
     keep_alive: bool = True
     timeout_s: float = 600.0
     threads: int = 1
-    left_out: Mapping[str, int] = field(default_factory=dict)  # what of the workload is not sent, by reason
+    left_out: Mapping[str, int] = field(default_factory=dict)  # parts of the workload that are not sent, by reason
 
 
 @dataclass(slots=True)
 class Sample:
-    """One moment: seconds since the start, events with text so far, requests in flight."""
+    """A sample: seconds since the start, events with text so far, requests in flight."""
 
     at: float
     tokens: int
@@ -73,7 +73,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Measured:
-    """A load that is over. By role of the server's processes: CPU seconds used, bytes at most; empty: not local."""
+    """A finished load. CPU seconds and peak bytes are by role of the server's process; empty if not local."""
 
     result: LoadResult
     samples: list[Sample] = field(default_factory=list)
@@ -82,18 +82,18 @@ class Measured:
 
 
 class Watch:
-    """The processes of a server, found once: finding them is what costs."""
+    """A sampler of a server's processes, which are looked up once, because that is the slow part."""
 
     def __init__(self, own: ServerProcess | None) -> None:
         self._processes: Mapping[str, psutil.Process] = {} if own is None else own.processes()
         self.rss_bytes: dict[str, int] = {}
 
     def cpu_seconds(self) -> dict[str, float]:
-        found = {}
+        seconds = {}
         for role, process in self._processes.items():
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[role] = float(sum(process.cpu_times()[:2]))
-        return found
+                seconds[role] = float(sum(process.cpu_times()[:2]))
+        return seconds
 
     def look(self) -> None:
         for role, process in self._processes.items():
@@ -102,13 +102,13 @@ class Watch:
 
 
 def generator() -> Callable[..., LoadResult]:
-    """`run_load` of the extension. Raises `ConfigError` if this installation has none."""
+    """Return `run_load` of the extension. Raises `ConfigError` if the extension is missing."""
     need_extension("the load generator")
     return _rust.run_load
 
 
 def send(server: Server, load: Load, label: str) -> Measured:
-    """Send `load`, with a bar called `label` on a terminal. Raises `ConfigError` for a load that makes no sense."""
+    """Send `load` and measure, with a progress bar `label` on a terminal. Raises `ConfigError` for invalid loads."""
     watch, samples = Watch(server.own), list[Sample]()
     began, looked = time.monotonic(), 0.0
     before = watch.cpu_seconds()
@@ -152,7 +152,7 @@ def send(server: Server, load: Load, label: str) -> Measured:
 
 
 def first_model(url: str, api_key: str | None) -> str:
-    """The first model that the server at `url` names. Raises `ConfigError`."""
+    """Return the first model in the server's list. Raises `ConfigError`."""
     try:
         headers = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
         answer = httpx.get(url + "/v1/models", headers=headers, timeout=HTTP_TIMEOUT_S)
@@ -164,34 +164,34 @@ def first_model(url: str, api_key: str | None) -> str:
 
 
 def model_facts(server: Server) -> Mapping[str, Any]:
-    """What the server says of its model: `max_model_len`, and `simulated`, a profile, where nothing is computed."""
+    """Return the server's model card, with `max_model_len` and, if simulated, its profile; {} if it has none."""
     try:
         answer = httpx.get(server.url + "/v1/models", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
         models = answer.json()["data"]
-        found = next((one for one in models if one["id"] == server.model), models[0])
+        card = next((model for model in models if model["id"] == server.model), models[0])
     except (httpx.HTTPError, ValueError, KeyError, IndexError, TypeError):
-        return {}  # another server, with another list or none
-    return found if isinstance(found, Mapping) else {}
+        return {}  # another kind of server
+    return card if isinstance(card, Mapping) else {}
 
 
 def stats_of(server: Server) -> dict[str, Any]:
-    """Return what a minisgl server counts (`/stats`); nothing from another server, or an older one."""
+    """Return a minisgl server's counters (`/stats`), or {} for another kind of server or an older one."""
     try:
         answer = httpx.get(server.url + "/stats", headers=dict(server.headers()), timeout=HTTP_TIMEOUT_S)
-        found = answer.raise_for_status().json()
+        stats = answer.raise_for_status().json()
     except (httpx.HTTPError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return stats if isinstance(stats, dict) else {}
 
 
 def of_itself(server: Server) -> dict[str, Any] | None:
-    """What a minisgl server counted since its start: maxima, and percentiles of a step's schedule time and of writing
-    its arrays. None from another server, or an older one."""
+    """Return a minisgl server's figures since its start: maxima, and percentiles of the times of scheduling a step and
+    writing its arrays. None for another kind of server or an older one."""
     try:
-        found = stats_of(server)
-        meters = found["engine"]["meters"]
+        stats = stats_of(server)
+        meters = stats["engine"]["meters"]
         return {
-            **{f"{name}_most": found["http"][name]["most"] for name in ("requests_in_flight", "requests_queued")},
+            **{f"{name}_most": stats["http"][name]["most"] for name in ("requests_in_flight", "requests_queued")},
             **{f"{name}_us": _in_us(meters[name]) for name in ("schedule", "metadata")},
         }
     except (KeyError, TypeError):
@@ -199,14 +199,14 @@ def of_itself(server: Server) -> dict[str, Any] | None:
 
 
 def _in_us(meter: Mapping[str, float]) -> dict[str, float]:
-    """As `stats.summary` has it; no percentiles before anything was measured."""
+    """Return a meter in microseconds, with the names of `stats.summary`; without percentiles if it is empty."""
     names = {**{name: f"{name}_s" for name in PERCENTILES if f"{name}_s" in meter}, "max": "longest_s"}
     mean = meter["total_s"] / meter["count"] if meter["count"] else 0.0
     return {"mean": 1e6 * mean, **{name: 1e6 * meter[key] for name, key in names.items()}}
 
 
 def calibrate(server: Server, endpoint: Endpoint, extra: Mapping[str, Any]) -> Line:
-    """Ask the server for one token twice, and see what it counts in the prompts. Raises `ConfigError`."""
+    """Measure how prompt tokens depend on words, by two requests for one token. Raises `ConfigError`."""
     headers = dict(server.headers())
 
     def count(num_words: int) -> int:

@@ -1,12 +1,11 @@
-"""`minisgl bench model`: how fast a model is here without a server, as llama-bench shows it, beside what the machine
-could do at most and, if asked, beside llama.cpp on the same file.
+"""The command `minisgl bench model`: the speed of a model without a server, in llama-bench's terms, with the machine's
+limits and, if asked, with llama.cpp on the same file.
 
     minisgl bench model --model FILE --depth 0 4096 --variants exact int8 --beside DIR
 
-All variants are alive at once and asked in turns; ratios are of pairs of one round. llama.cpp runs by its own benchmark
-of batches, which samples nothing, or as the package xllamacpp, whose server's own times are told.
-
-Invariants: a variant that fails is named with its reason and ends no other; prompts depend on round and point alone.
+All variants stay loaded and are measured in turns; ratios are of pairs in one round. llama.cpp runs as its own batch
+benchmark, which does not sample, or as the package xllamacpp, whose server reports its own times.
+Invariants: a variant that fails is listed with its reason and ends no other; prompts depend on round and point only.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ Ask = Callable[[Point, Sequence[int]], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchModel:
-    """`engine` has the model and what all variants share. `beside`: folders of llama.cpp by name."""
+    """Settings of `bench model`. `engine` has those that variants share; `beside` has llama.cpp's folders by name."""
 
     engine: EngineConfig
     variants: tuple[str, ...]
@@ -67,8 +66,8 @@ class BenchModel:
 
 
 @dataclass(slots=True)
-class Found:
-    """Tokens a second by variant, point and round; what each engine says of itself; why a variant was not measured."""
+class Results:
+    """Results: tokens per second by variant, point and round; engine details; reasons of missing variants."""
 
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     about: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -76,78 +75,78 @@ class Found:
 
 
 def points_of(prompt: int, generate: int, depths: Sequence[int], batches: Sequence[int]) -> tuple[Point, ...]:
-    """Prompts alone, answers in each batch; raises `ConfigError`."""
+    """Return the points: prefill at each depth, and decoding at each depth and batch size. Raises `ConfigError`."""
     for flag, values in (("--prompt", [prompt]), ("--generate", [generate]), ("--depth", depths)):
         if min(values) < 0:
             raise ConfigError(f"{flag} {min(values)}: must be 0 or more")
     if min(batches) < 1:
         raise ConfigError(f"--batch {min(batches)}: must be at least 1")
-    found = [Point(depth=depth, num_in=prompt) for depth in depths if prompt]
-    found += [Point(depth=depth, num_out=generate, batch=batch) for depth in depths for batch in batches if generate]
-    if not found:
+    points = [Point(depth=depth, num_in=prompt) for depth in depths if prompt]
+    points += [Point(depth=depth, num_out=generate, batch=batch) for depth in depths for batch in batches if generate]
+    if not points:
         raise ConfigError("--prompt 0 --generate 0: nothing is left to measure")
-    return tuple(found)
+    return tuple(points)
 
 
 def run_model(settings: BenchModel, out: Path | None, *, command: str) -> int:
-    """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
-    report = None if out is None else Report(out, "A model's speed", command=command)  # the load before the runs
+    """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
+    report = None if out is None else Report(out, "A model's speed", command=command)  # records the load average now
     limits: Limits = {(what, isa): rate for what, isa, rate in _rust.cpu_limits(settings.threads, LIMIT_S)}
-    found = measure(settings)
-    texts = [speeds_table(settings, found, limits), limits_table(limits)]
-    if found.missing:
-        texts.append(table(("not measured", "why"), found.missing.items()))
+    results = measure(settings)
+    texts = [speeds_table(settings, results, limits), limits_table(limits)]
+    if results.missing:
+        texts.append(table(("not measured", "why"), results.missing.items()))
     print("\n\n".join(texts))
     result = {
         "bench": "model",
         "model": Path(settings.engine.model).name,
         "threads": settings.threads,
         "limits": {f"{what} {isa}".rstrip(): rate for (what, isa), rate in limits.items()},
-        "samples": found.samples,
-        "about": found.about,
-        "missing": found.missing,
+        "samples": results.samples,
+        "about": results.about,
+        "missing": results.missing,
     }
     if report is not None:
         report.section(Path(settings.engine.model).name, *texts)
         report.write({"result": result})
     print_result(result)
-    return 1 if found.missing else 0
+    return 1 if results.missing else 0
 
 
-def measure(settings: BenchModel) -> Found:
-    found = Found()
+def measure(settings: BenchModel) -> Results:
+    results = Results()
     with contextlib.ExitStack() as stack:
         alive: dict[str, Ask] = {}
         for name in (*settings.variants, *settings.beside):
             own = stack.enter_context(contextlib.ExitStack())
             try:
-                ask = own.enter_context(_start(settings, name, found))
+                ask = own.enter_context(_start(settings, name, results))
                 ask(Point(num_out=4), (0, 0))  # warms up
                 alive[name] = ask
             except Missing as error:
                 own.close()
-                found.missing[name] = str(error)
+                results.missing[name] = str(error)
         for number_of_round, name in turns(list(alive), settings.repeats):
             for i, point in enumerate(settings.points):
-                if name in found.missing:
+                if name in results.missing:
                     break
                 try:
                     tok_s = alive[name](point, (number_of_round + 1, i))
                 except Missing as error:
-                    found.missing[name] = str(error)
-                    found.samples.pop(name, None)
+                    results.missing[name] = str(error)
+                    results.samples.pop(name, None)
                     break
                 print(f"round {number_of_round + 1}: {name}: {point.name}: {number(tok_s)} tok/s", file=sys.stderr)
-                found.samples.setdefault(name, {}).setdefault(point.name, []).append(tok_s)
-    return found
+                results.samples.setdefault(name, {}).setdefault(point.name, []).append(tok_s)
+    return results
 
 
 # ---------------------------------------------------------------------------------------------------------- variants
 
 
 @contextlib.contextmanager
-def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
-    """To be asked for the tokens a second of a point. Raises `Missing`, when asked, too."""
+def _start(settings: BenchModel, name: str, results: Results) -> Iterator[Ask]:
+    """Start a variant and yield a function that measures a point in tokens per second. Both raise `Missing`."""
     longest = max(point.length for point in settings.points)
     if folder := settings.beside.get(name):
         file = _file(settings.engine.model)
@@ -174,7 +173,7 @@ def _start(settings: BenchModel, name: str, found: Found) -> Iterator[Ask]:
         assert process.process.stdin is not None
         process.process.stdin.write(msgspec.json.encode(config) + b"\n")
         process.process.stdin.flush()
-        found.about[name] = process.line(START_TIMEOUT_S)
+        results.about[name] = process.line(START_TIMEOUT_S)
 
         def ask(point: Point, seed: Sequence[int]) -> float:
             return float(process.ask({"point": msgspec.to_builtins(point), "seed": list(seed)})["tok_s"])
@@ -193,13 +192,13 @@ def _file(model: str) -> Path:
 
 
 def _batched(program: Path, file: Path, threads: int) -> Ask:
-    """llama.cpp's own: a process for every question, its loading outside the figures."""
+    """Return a measurement by llama.cpp's batch benchmark: one process per point, whose loading is not timed."""
     if not program.is_file():
         raise Missing(f"neither xllamacpp nor {BATCHED_BENCH} in {program.parent.name}")
 
     def ask(point: Point, seed: Sequence[int]) -> float:
         if point.num_in and point.depth:
-            raise Missing(f"{BATCHED_BENCH} has no prompts behind others: measure --depth 0 or take xllamacpp")
+            raise Missing(f"{BATCHED_BENCH} has no prefill at a depth: use --depth 0 or xllamacpp")
         num_in, num_out = point.num_in or max(point.depth, 1), max(point.num_out, 2)
         context = -(-point.batch * (num_in + num_out) // 256) * 256
         sizes = (context, num_in, num_out, point.batch, threads, threads)
@@ -222,7 +221,7 @@ def _batched(program: Path, file: Path, threads: int) -> Ask:
 
 @contextlib.contextmanager
 def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> Iterator[Ask]:
-    """The server of the package xllamacpp in `folder`, with `most` slots."""
+    """Start the server of the package xllamacpp in `folder`, with `most` slots."""
     program = str(Path(__file__).with_name("compare_llama_cpp.py"))
     sizes = (str(file), str(threads), str(most), str(-(-length // 256) * 256))
     with (
@@ -250,46 +249,46 @@ def _served(folder: Path, file: Path, threads: int, length: int, most: int) -> I
                     complete(0, prompts[0][: point.depth])
                 return complete(0, prompts[0], kept=point.depth > 0)["prompt_per_second"]
             slots = range(point.batch)
-            for slot, ids in enumerate(prompts):  # so that all begin to answer at once
+            for slot, ids in enumerate(prompts):  # prefill first, so that all decode together
                 complete(slot, ids)
             times = list(pool.map(complete, slots, prompts, [point.num_out] * point.batch))
-            return point.batch * point.num_out / max(each["predicted_ms"] for each in times) * 1e3  # from first to last
+            return point.batch * point.num_out / max(each["predicted_ms"] for each in times) * 1e3  # the slowest
 
         yield ask
 
 
 def llama_folders(given: Sequence[str]) -> dict[str, Path]:
-    """By variant, from DIR (the variant `llama.cpp`) or NAME=DIR (another build: `llama.cpp NAME`)."""
-    found = {}
+    """Parse DIR (variant `llama.cpp`) and NAME=DIR (`llama.cpp NAME`) to folders. Raises `ConfigError`."""
+    folders = {}
     for text in given:
         name, sign, folder = text.rpartition("=")
         path = Path(folder).expanduser()
         if not path.is_dir():
             raise ConfigError(f"--beside {text}: no such folder")
-        found[f"{LLAMA} {name}" if sign else LLAMA] = path
-    return found
+        folders[f"{LLAMA} {name}" if sign else LLAMA] = path
+    return folders
 
 
 # ------------------------------------------------------------------------------------------------------------ tables
 
 
-def speeds_table(settings: BenchModel, found: Found, limits: Limits) -> str:
-    """A row a point and variant: mean and standard deviation, the share of the nearer limit, and what it is of each
-    llama.cpp of the same round."""
+def speeds_table(settings: BenchModel, results: Results, limits: Limits) -> str:
+    """Return the table with a row per point and variant: mean and standard deviation, the fraction of the nearer limit,
+    and the ratio to each llama.cpp in the same round."""
     head = ["test", "engine", "weights", "tok/s", "of the limit", *(f"of {name}" for name in settings.beside)]
     rows = []
     for point in settings.points:
-        for name, samples in found.samples.items():
-            ours, about = samples.get(point.name, []), found.about.get(name, {})
-            held = ", ".join(f"{kind} {size / 2**20:.0f} MiB" for kind, size in about.get("kinds", ()))
+        for name, samples in results.samples.items():
+            ours, about = samples.get(point.name, []), results.about.get(name, {})
+            weights = ", ".join(f"{kind} {size / 2**20:.0f} MiB" for kind, size in about.get("kinds", ()))
             beside = [
-                str(paired_difference(found.samples[other][point.name], ours))
-                if name not in settings.beside and other in found.samples
+                str(paired_difference(results.samples[other][point.name], ours))
+                if name not in settings.beside and other in results.samples
                 else ""
                 for other in settings.beside
             ]
             of_limit = "" if name in settings.beside else share(about, name, point, statistics.fmean(ours), limits)
-            rows.append((point.name, engine_name(name, about), held, spread(ours), of_limit, *beside))
+            rows.append((point.name, engine_name(name, about), weights, spread(ours), of_limit, *beside))
     return table(head, rows)
 
 
@@ -303,9 +302,9 @@ def spread(samples: Sequence[float]) -> str:
 
 
 def share(about: Mapping[str, Any], name: str, point: Point, tok_s: float, limits: Limits) -> str:
-    """The share of memory's bandwidth or of multiply-adds, whichever is nearer. A decode step reads the weights once
-    and the K and V of each row; a prompt needs the head only once. Nothing where rows read other weights or not every
-    K."""
+    """Return the fraction of the memory bandwidth or of the multiply-adds, whichever is nearer to its limit. A decode
+    step reads the weights once and the K and V of each row; a prompt needs the LM head once only. Empty if rows read
+    different weights (experts) or not every K (windows)."""
     if "token_bytes" not in about or (about["experts"] and point.batch > 1) or (about["windows"] and point.depth):
         return ""
     shares = {}

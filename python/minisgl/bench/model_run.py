@@ -1,9 +1,8 @@
-"""One engine for `minisgl bench model`, in a process of its own: `python -m minisgl.bench.model_run`.
+"""An engine of `minisgl bench model`, in its own process: `python -m minisgl.bench.model_run`.
 
 The first line of stdin is an `EngineConfig`, every other a `Point` with its seed; each is answered by a line of JSON.
-
-Invariants: prompts differ, so that what a prefix hit spares is only what a point asks for; loading is outside the
-figures; what runs is the server's step loop, scheduler and engine.
+Invariants: prompts differ, so that the prefix cache only helps as a point demands; loading is not timed; the step loop,
+scheduler and engine are the server's.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import FinishReason, Int32Array
 
-FIRST_ID, LAST_ID = 5, 30_000  # ids below the first are often special; vocabularies have the last
+FIRST_ID, LAST_ID = 5, 30_000  # smaller ids are often special; all vocabularies are larger
 
 
 class Point(msgspec.Struct, frozen=True):
-    """What is measured, in tokens: a prompt of `num_in` behind `depth` that are computed before, or `num_out` of each
-    of `batch` answers behind so many."""
+    """A measurement, in tokens: prefill of `num_in` tokens after `depth` cached ones, or `num_out` tokens of decoding
+    for each of `batch` sequences after `depth` tokens."""
 
     depth: int = 0
     num_in: int = 0
@@ -41,7 +40,7 @@ class Point(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it."""
+        """The point's name as llama-bench writes it, such as `tg128 x 4 @ d4096`."""
         of = f"pp{self.num_in}" if self.num_in else f"tg{self.num_out}"
         return of + (f" x {self.batch}" if self.batch > 1 else "") + (f" @ d{self.depth}" if self.depth else "")
 
@@ -50,14 +49,14 @@ class Point(msgspec.Struct, frozen=True):
         return self.depth + self.num_in + self.num_out + 1
 
     def prompts(self, seed: Sequence[int], vocab: int) -> list[Int32Array]:
-        """Those before what is measured, and with a prompt that is, both in one; of answers at least one token."""
+        """Return `batch` random prompts of `depth` + `num_in` tokens, at least one."""
         rng = np.random.default_rng(list(seed))
         size = max(self.depth + self.num_in, 1)
         return [rng.integers(FIRST_ID, min(LAST_ID, vocab), size, np.int32) for _ in range(self.batch)]
 
 
 class Runner:
-    """The loop of an engine, and when tokens came."""
+    """An engine with its step loop, which counts the tokens that arrive."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.engine = build_engine(config, lambda text, done=0, total=0: None)
@@ -68,11 +67,11 @@ class Runner:
 
     def about(self) -> dict[str, Any]:
         info, engine = self.engine.info, self.engine
-        found = engine.rust.about() if isinstance(engine, CpuEngine) else {}
-        return {"dtype": info.dtype, "vocab_size": info.vocab_size, **found}
+        details = engine.rust.about() if isinstance(engine, CpuEngine) else {}
+        return {"dtype": info.dtype, "vocab_size": info.vocab_size, **details}
 
     def ask(self, point: Point, seed: Sequence[int]) -> float:
-        """Tokens a second."""
+        """Measure a point and return tokens per second."""
         prompts = point.prompts(seed, self.engine.info.vocab_size)
         if point.num_in:
             if point.depth:
@@ -83,7 +82,7 @@ class Runner:
         return (point.batch * (point.num_out + 1) - done) / (whole - first)
 
     def _run(self, prompts: Sequence[Int32Array], num_out: int) -> tuple[float, float, int]:
-        """Seconds until every sequence has a token, and until all have all; tokens that were there at the first."""
+        """Return the seconds until all sequences have a token, those until the end, and the tokens at the first."""
         sampling = SamplingParams(temperature=0, max_tokens=num_out, seed=0, ignore_eos=True)
         requests = [AddRequest(self._next_id + i, one.tobytes(), sampling) for i, one in enumerate(prompts)]
         self._next_id += len(requests)
@@ -96,7 +95,7 @@ class Runner:
         while not self._loop.idle:
             self._loop.step([])
         whole = time.perf_counter() - began
-        if sum(self._tokens.values()) != len(requests) * num_out:  # nothing may be counted that was not made
+        if sum(self._tokens.values()) != len(requests) * num_out:  # all counted tokens must exist
             raise RuntimeError(f"{sum(self._tokens.values())} tokens instead of {len(requests) * num_out}")
         return first, whole, done
 
@@ -120,7 +119,7 @@ class Question(msgspec.Struct, frozen=True):
 
 def main() -> int:
     out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print is no answer
+    os.dup2(2, 1)  # libraries print to stdout, which is for answers
     try:
         runner = Runner(msgspec.json.decode(sys.stdin.readline(), type=EngineConfig))
     except ConfigError as error:
@@ -137,4 +136,4 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     sys.stdout.flush()
-    os._exit(code)  # torch's exit handlers may wait for threads that nobody needs any more
+    os._exit(code)  # torch's exit handlers may wait for idle threads

@@ -1,7 +1,7 @@
-"""`minisgl bench offline`: both schedulers over the same sequences, in turns, and what the report says.
+"""The command `minisgl bench offline`: both schedulers on the same sequences, in turns, and the report.
 
-Every run is a fresh process (`offline_run`); the variants alternate, and who goes first alternates too;
-variants that gave different tokens are said to differ.
+Every run is a new process (`offline_run`); the variants alternate, and so does their order; a difference in their
+tokens is reported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES: dict[str, tuple[int, Range, Range]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offline:
-    """What to run; None: as the size says."""
+    """Settings of `bench offline`; None means: as the size says."""
 
     engine: EngineConfig
     size: str = "auto"
@@ -48,7 +48,7 @@ class Offline:
     repeats: int = 3
 
     def job(self) -> OfflineJob:
-        """Raises `ConfigError` for a workload that cannot be."""
+        """Return the workload of one run. Raises `ConfigError` for an invalid one."""
         num, input_len, output_len = SIZES[self._size()]
         job = OfflineJob(
             engine=self.engine,
@@ -71,8 +71,8 @@ class Offline:
         return "small" if self.engine.engine not in WITHOUT_MODEL and _device(self.engine) == "cpu" else "full"
 
     def _engine(self, job: OfflineJob) -> EngineConfig:
-        """All sequences at once, unless the rows are given. The KV pool of an engine without a model has room for them:
-        its memory costs little."""
+        """Return the engine's settings: all sequences run at once, unless the rows are given. The KV pool of an engine
+        without a model fits all of them, because its memory costs little."""
         changes: dict[str, Any] = {"max_running_requests": self.engine.max_running_requests or job.num_sequences}
         if self.engine.engine in WITHOUT_MODEL and self.engine.num_pages is None:
             pages = -(-(job.input_len[1] + job.output_len[1]) // self.engine.page_size)
@@ -87,9 +87,9 @@ def _device(engine: EngineConfig) -> str:
 
 
 def run_offline(settings: Offline, out: Path | None, *, command: str) -> int:
-    """Run, print the table and the result; write the report to `out`. Returns the exit code."""
+    """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
     job = settings.job()
-    report = None if out is None else Report(out, "Offline throughput", command=command)  # the load before the runs
+    report = None if out is None else Report(out, "Offline throughput", command=command)  # records the load average now
     runs: Runs = {name: [] for name in settings.control_planes}
     with tqdm(total=settings.repeats * len(runs), desc="offline", unit="run", disable=None) as bar:
         for _, name in turns(settings.control_planes, settings.repeats):
@@ -104,7 +104,7 @@ def run_offline(settings: Offline, out: Path | None, *, command: str) -> int:
 
 
 def run_in_a_process(job: OfflineJob, control_plane: str) -> dict[str, Any]:
-    """Raises `ConfigError` with what the run said when it failed."""
+    """Run a job with one scheduler in a new process and return its figures. Raises `ConfigError` if it fails."""
     engine = msgspec.structs.replace(job.engine, cpu_backend=control_plane)
     done = subprocess.run(
         [sys.executable, "-m", "minisgl.bench.offline_run"],
@@ -114,8 +114,8 @@ def run_in_a_process(job: OfflineJob, control_plane: str) -> dict[str, Any]:
     )
     if done.returncode:
         raise ConfigError(f"the {control_plane} run failed: {done.stderr.decode(errors='replace').strip()[-2000:]}")
-    found: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = msgspec.json.decode(done.stdout.splitlines()[-1])
+    return figures
 
 
 def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
@@ -129,10 +129,10 @@ def _result(job: OfflineJob, settings: Offline, runs: Runs) -> dict[str, Any]:
         "output_len": job.output_len,
         "seed": job.seed,
         "repeats": settings.repeats,
-        "variants": {name: _variant(found) for name, found in runs.items()},
+        "variants": {name: _variant(own) for name, own in runs.items()},
         "same_tokens": None,
     }
-    digests = {run["tokens_sha256"] for found in runs.values() for run in found}
+    digests = {run["tokens_sha256"] for own in runs.values() for run in own}
     if len(runs) > 1:
         exact = job.engine.engine not in ("auto", "torch")  # torch's rounding may differ with the rows of a step
         result["same_tokens"] = len(digests) == 1 if exact else (True if len(digests) == 1 else None)
@@ -194,8 +194,8 @@ def _write(report: Report, result: Mapping[str, Any], runs: Runs) -> None:
 
 
 def _comparison(result: Mapping[str, Any]) -> str:
-    found = result.get("rust_hotpath_against_python")
-    if found is None or found["ratio"] is None:
+    paired = result.get("rust_hotpath_against_python")
+    if paired is None or paired["ratio"] is None:
         return ""
     said = {
         True: "gave the same tokens",
@@ -203,6 +203,6 @@ def _comparison(result: Mapping[str, Any]) -> str:
         None: "gave other tokens where rounding decides (a model's logits depend on the rows of a step)",
     }[result["same_tokens"]]
     return (
-        f"`rust_hotpath` against `python`: {found['text']} output tok/s "
+        f"`rust_hotpath` against `python`: {paired['text']} output tok/s "
         f"(geometric mean over pairs, 95 % t interval). Both {said}."
     )

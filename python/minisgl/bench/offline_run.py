@@ -1,10 +1,9 @@
-"""One measured run of the step loop, in a process of its own: `python -m minisgl.bench.offline_run`.
+"""A measured run of the step loop in its own process: `python -m minisgl.bench.offline_run`.
 
-Reads an `OfflineJob` as JSON from stdin and prints the result as one JSON line. All sequences are there at the start;
-what runs is the server's step loop with its scheduler and engine, without text and sockets.
-
+It reads an `OfflineJob` as JSON from stdin and prints the result as one JSON line. All sequences start at once; the
+step loop, scheduler and engine are the server's, without text and sockets.
 Invariants: the same job gives the same prompts, lengths and (on an exact engine) tokens; loading and a short warm-up
-are outside the figures; the four timed parts and `other` add up to the wall time.
+are not timed; the four timed parts and `other` add up to the wall time.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ WARM_UP_LEN = 16
 
 
 class OfflineJob(msgspec.Struct, frozen=True, kw_only=True):
-    """Lengths in tokens, drawn uniformly from the closed ranges."""
+    """The workload of one run of `bench offline`. Lengths are in tokens, uniform in the closed ranges."""
 
     engine: EngineConfig
     num_sequences: int
@@ -44,7 +43,7 @@ class OfflineJob(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def lengths(self) -> tuple[Int32Array, Int32Array]:
-        """The lengths of the prompts and of the answers, [num_sequences] int32."""
+        """Return the lengths of the prompts and of the answers, both [num_sequences] int32."""
         rng = np.random.default_rng(self.seed)
         low_in, high_in = self.input_len
         low_out, high_out = self.output_len
@@ -68,7 +67,7 @@ def _sampling(max_tokens: int, seed: int) -> SamplingParams:
 
 
 class Collector:
-    """What the loop sends: kept as it comes, read after the run."""
+    """A collector of the step loop's messages, which are read after the run."""
 
     def __init__(self) -> None:
         self.steps: list[StepTokens] = []
@@ -83,7 +82,7 @@ class Collector:
             loop.step([])
 
     def tokens(self, num_sequences: int) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in range(num_sequences)]
+        answers: list[list[int]] = [[] for _ in range(num_sequences)]
         for step in self.steps:
             ids = np.frombuffer(step.req_ids, np.int64).tolist()
             tokens = np.frombuffer(step.tokens, np.int32).tolist()
@@ -91,12 +90,12 @@ class Collector:
             for req_id, token, reason in zip(ids, tokens, reasons, strict=True):
                 if reason in (FinishReason.ERROR, FinishReason.ABORT):
                     raise ConfigError(f"a sequence failed: {step.errors.get(req_id, FinishReason(reason).name)}")
-                found[req_id].append(token)
-        return found
+                answers[req_id].append(token)
+        return answers
 
 
 def run_job(job: OfflineJob) -> dict[str, Any]:
-    """Load, warm up, run; the figures of the run. Raises `ConfigError`."""
+    """Load the engine, warm up, run the job, and return the figures. Raises `ConfigError`."""
     began = time.perf_counter()
     engine = build_engine(job.engine, lambda *report: None)
     try:
@@ -138,7 +137,7 @@ def run_job(job: OfflineJob) -> dict[str, Any]:
 
 
 def _warm_up(job: OfflineJob, loop: StepLoop, collector: Collector) -> None:
-    """A few short answers, so that kernels are chosen and memory is touched."""
+    """Generate a few short answers, so that kernels are chosen and memory is touched."""
     first_id = job.num_sequences
     prompts = [np.full(WARM_UP_LEN, i, np.int32) for i in range(4)]
     collector.drive(
@@ -149,8 +148,8 @@ def _warm_up(job: OfflineJob, loop: StepLoop, collector: Collector) -> None:
 def _throughput(job: OfflineJob, answers: Sequence[Sequence[int]], wall_s: float) -> dict[str, Any]:
     input_lens, output_lens = job.lengths()
     num_output = sum(map(len, answers))
-    if num_output != int(output_lens.sum()):  # nothing may be counted that was not made
-        raise ConfigError(f"{num_output} tokens came instead of {output_lens.sum()}: a sequence was cut short")
+    if num_output != int(output_lens.sum()):  # all counted tokens must exist
+        raise ConfigError(f"{num_output} tokens arrived instead of {output_lens.sum()}: a sequence ended early")
     num_input = int(input_lens.sum())
     return {
         "num_input_tokens": num_input,
@@ -162,13 +161,13 @@ def _throughput(job: OfflineJob, answers: Sequence[Sequence[int]], wall_s: float
 
 
 def breakdown(timers: StepTimers, wall_s: float) -> dict[str, Any]:
-    """Where `wall_s` seconds of a loop went; percentiles are right within 7 %."""
-    found = {part: timers.meters[part].reading() for part in PARTS}
-    seconds = {part: reading.total_s for part, reading in found.items()}
+    """Return how `wall_s` seconds of a loop divide into parts; percentiles are right within 7 %."""
+    readings = {part: timers.meters[part].reading() for part in PARTS}
+    seconds = {part: reading.total_s for part, reading in readings.items()}
     return {
         "seconds": {**seconds, "other": wall_s - sum(seconds.values())},
-        "step_us": {part: _us(reading) for part, reading in found.items()},
-        "scheduler_step_us": 1e6 * (seconds["schedule"] + seconds["commit"]) / found["commit"].count,
+        "step_us": {part: _us(reading) for part, reading in readings.items()},
+        "scheduler_step_us": 1e6 * (seconds["schedule"] + seconds["commit"]) / readings["commit"].count,
     }
 
 

@@ -1,6 +1,6 @@
-"""One point of `minisgl bench serve` against a server that runs already, as one flat dict of figures.
+"""A measurement of one point of `minisgl bench serve` on a running server, as one flat dict of figures.
 
-Comparisons of servers measure with it: `minisgl bench ab` and the programs in `benchmark/`.
+Used by comparisons of servers: `minisgl bench ab` and the programs in `benchmark/`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOT_FOR_A_LOAD = ("base_url", "out", "flags", "served_model")
 
 @dataclass(frozen=True, slots=True)
 class PointLoad:
-    """One point of `bench serve`; `flags` are those that it was made from."""
+    """A point of `bench serve`, with the flags that it was built from."""
 
     settings: Serve
     flags: tuple[str, ...]
@@ -41,7 +41,7 @@ class PointLoad:
 
 
 def point_from(flags: Sequence[str]) -> PointLoad:
-    """Return the point that flags of `minisgl bench serve` describe. Raises `ConfigError`."""
+    """Parse flags of `minisgl bench serve` that describe one point. Raises `ConfigError`."""
     commands = argparse.ArgumentParser(prog="--load", allow_abbrev=False).add_subparsers()
     args = serve.add_parser(commands).parse_args(list(flags))
     if given := [name for name in NOT_FOR_A_LOAD if getattr(args, name)]:
@@ -50,7 +50,7 @@ def point_from(flags: Sequence[str]) -> PointLoad:
         args.concurrency = [64]
     settings = serve.settings_of(args)
     settings.check()
-    make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
+    make_workload(settings.workload, settings.workload_settings)  # raises errors before a server is started
     if len(points_of(settings)) != 1 or settings.repeat != 1:
         raise ConfigError("--load: must be one point, measured once: one --concurrency or one --rate; --pairs repeats")
     return PointLoad(settings, tuple(flags))
@@ -59,8 +59,8 @@ def point_from(flags: Sequence[str]) -> PointLoad:
 def measure_point(
     server: ServerProcess, load: PointLoad, meanwhile: contextlib.AbstractContextManager[object] | None = None
 ) -> dict[str, float]:
-    """Throughput, latencies in ms, CPU by process, time of the loop's parts. `meanwhile` is entered when the load
-    begins, and left when it ends. Raises `ConfigError` when one failed."""
+    """Send the load and return throughput, latencies in ms, CPU by process, and time of the loop's parts. `meanwhile`
+    is entered when the load begins and left when it ends. Raises `ConfigError` if a request failed."""
     settings = load.settings
     target = Server(server.url, server.model, settings.api_key, server)
     (point,) = points_of(settings)
@@ -70,32 +70,32 @@ def measure_point(
     asked = load_of(settings, renderer, point, 0)
     with meanwhile or contextlib.nullcontext():
         measured = send(target, asked, point.label)
-    found = figures(measured, settings.slo)
-    if found["failed"]:
-        raise ConfigError(f"{found['failed']} of {found['requests']} requests failed: {found['failures']}")
-    flat = {**_flat(found), **_steps(before, stats_of(target).get("engine") or {})}
+    result = figures(measured, settings.slo)
+    if result["failed"]:
+        raise ConfigError(f"{result['failed']} of {result['requests']} requests failed: {result['failures']}")
+    flat = {**_flat(result), **_steps(before, stats_of(target).get("engine") or {})}
     return {name: value for name, value in flat.items() if value is not None and math.isfinite(value)}
 
 
-def _flat(found: Mapping[str, Any]) -> dict[str, float | None]:
+def _flat(result: Mapping[str, Any]) -> dict[str, float | None]:
     latencies = {
-        f"{name}_{which}_ms": found[f"{name}_ms"][which] for name, which_of in LATENCIES.items() for which in which_of
+        f"{name}_{which}_ms": result[f"{name}_ms"][which] for name, which_of in LATENCIES.items() for which in which_of
     }
-    goodput, server = found["goodput"], found["server"] or {}
+    goodput, server = result["goodput"], result["server"] or {}
     return {
-        "output_tok_s": found["output_tok_s"],
+        "output_tok_s": result["output_tok_s"],
         "goodput_requests_s": None if goodput is None else goodput["requests_s"],
         **latencies,
-        "cached_share": found["cached_tokens"] / max(1, found["input_tokens"]),
-        "longest_pause_ms": found["longest_pause_ms"],
+        "cached_share": result["cached_tokens"] / max(1, result["input_tokens"]),
+        "longest_pause_ms": result["longest_pause_ms"],
         **{f"{role}_cpu_us_per_token": value for role, value in (server.get("cpu_us_per_token") or {}).items()},
-        "client_us_per_token": found["client"]["cpu_us_per_token"],
+        "client_us_per_token": result["client"]["cpu_us_per_token"],
         **{f"{role}_rss_mib": value for role, value in (server.get("rss_mib") or {}).items()},
     }
 
 
 def _steps(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """us per step of the loop's parts. The last message of an idle engine carries all of them."""
+    """Return microseconds per step of the loop's parts. An idle engine's last message includes all of its steps."""
     steps = after.get("num_steps_total", 0) - before.get("num_steps_total", 0)
     if steps <= 0 or "meters" not in after:
         return {}

@@ -1,11 +1,11 @@
-"""CPU seconds and memory of a process and all that it started, while something is asked of it.
+"""A meter of the CPU seconds and memory of a process and its descendants during a `with`.
 
     with Usage(pid) as used:
         ...
     used.cpu_s, used.rss_bytes
 
-Memory is the sum over the processes of what is resident (pages that several share count in each), the highest of a look
-every `LOOK_S`. Processes that began and ended between two looks are missed.
+Memory is the sum of the processes' resident bytes (shared pages count in each), the highest of samples every `LOOK_S`.
+Processes that begin and end between two samples are missed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LOOK_S = 0.2
 
 
 class Usage:
-    """`pid` None: a process of somebody else, of which nothing is known."""
+    """A meter of the process `pid` and its descendants. For None, a remote process, both figures stay None."""
 
     def __init__(self, pid: int | None) -> None:
         self.cpu_s: float | None = None
@@ -48,7 +48,7 @@ class Usage:
             self._look()
 
     def _look(self) -> dict[int, float]:
-        """CPU seconds since the start of each; remembers the memory."""
+        """Return each process's CPU seconds since its start, and record the memory."""
         cpu_s, rss_bytes = dict[int, float](), 0
         with contextlib.suppress(psutil.NoSuchProcess):
             first = psutil.Process(self._pid)

@@ -1,8 +1,8 @@
-"""Models of well-known shapes with random weights, as GGUF files: speed is a matter of shapes and types, not of values.
+"""Models of well-known shapes with random weights, as GGUF files: speed depends on shapes and types, not on values.
 
     file = random_model("qwen2.5-1.5b", "q4_k_m", layers=None)     # written once, into the cache
 
-Invariants: what is written is a file that llama.cpp reads too; the same name gives the same bytes.
+Invariants: llama.cpp can read the file too; the same name gives the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minisgl.weights.sources import find_smollm2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """Numbers of a published config.json."""
+    """The sizes of a published config.json."""
 
     arch: str
     layers: int
@@ -43,24 +43,26 @@ class Shape:
     expert_inner: int = 0
     window: int = 0
     attending: tuple[int, ...] | None = None
-    """None: all layers. The others keep a state."""
+    """Layers with attention; None: all. The others have a recurrent state."""
     state_heads: int = 0
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes, rows first."""
+        """Yield the names and shapes of all tensors, rows first."""
         yield "token_embd.weight", (self.vocab, self.hidden)
         yield ("token_embd_norm.weight" if self.arch == "lfm2" else "output_norm.weight"), (self.hidden,)
         if not self.tied:
             yield "output.weight", (self.vocab, self.hidden)
         layer = self._layer()
-        mixing = {name: of for name, of in layer.items() if not name.startswith("attn_") or name == "attn_norm.weight"}
+        mixing = {
+            name: sizes for name, sizes in layer.items() if not name.startswith("attn_") or name == "attn_norm.weight"
+        }
         mixing |= self._mixing()
         for i in range(self.layers):
             own = layer if self.attending is None or i in self.attending else mixing
             yield from ((f"blk.{i}.{name}", shape) for name, shape in own.items())
 
     def _mixing(self) -> dict[str, tuple[int, ...]]:
-        """The tensors that a layer which keeps a state has in place of attention."""
+        """Return the tensors that a layer with a recurrent state has in place of attention."""
         inner, heads, hidden = self.state_heads * _STATE_DIM, self.state_heads, self.hidden
         if self.arch == "lfm2":
             wide, square = (3 * hidden, hidden), (hidden, hidden)
@@ -99,7 +101,7 @@ class Shape:
         }
         if self.experts:
             sizes["ffn_gate_inp"] = (self.experts, self.hidden)
-        if self.arch == "qwen35":  # with its gates
+        if self.arch == "qwen35":  # its queries have gates
             sizes["attn_q"] = (2 * queries, self.hidden)
         if self.arch.startswith(("qwen3", "gemma3", "lfm2")):
             sizes |= {"attn_q_norm": (self.head_dim,), "attn_k_norm": (self.head_dim,)}
@@ -109,9 +111,9 @@ class Shape:
             "qwen2": ("attn_q", "attn_k", "attn_v"),
             "gpt-oss": [name for name, shape in sizes.items() if len(shape) > 1],
         }
-        found = {f"{name}.weight": shape for name, shape in sizes.items()}
-        found |= {f"{name}.bias": sizes[name][:-1] for name in with_bias.get(self.arch, ())}
-        return found | ({"attn_sinks.weight": (self.heads,)} if self.arch == "gpt-oss" else {})
+        tensors = {f"{name}.weight": shape for name, shape in sizes.items()}
+        tensors |= {f"{name}.bias": sizes[name][:-1] for name in with_bias.get(self.arch, ())}
+        return tensors | ({"attn_sinks.weight": (self.heads,)} if self.arch == "gpt-oss" else {})
 
 
 _STATE_DIM = 128
@@ -160,11 +162,11 @@ SHAPES = {
 }  # fmt: skip
 
 MIXTURES = {"q4_k_m": ("q4_k", "q6_k"), "q5_k_m": ("q5_k", "q6_k"), "mxfp4": ("q8_0", "mxfp4")}
-"""llama.cpp's: most matrices, and the finer type of the head, of values and of half of the ways down; experts of
-gpt-oss."""
+"""llama.cpp's mixtures: the type of most matrices; the finer type of the LM head, of V and of half of the down
+projections (mxfp4: of the experts)."""
 TYPES = ("q4_0", "q4_1", "q4_k", "q5_k", "q6_k", "q8_0", "bf16", *MIXTURES)
 
-# Of a block: where its 16-bit scales are, and scales that make weights of some 0.02, with whatever codes.
+# By type: offsets of a block's 16-bit scales, and values that make random weights of about 0.02.
 _SCALES: dict[str, tuple[tuple[int, float], ...]] = {
     "q4_0": ((0, 0.0043),),
     "q4_1": ((0, 0.0043), (2, -0.032)),
@@ -176,8 +178,8 @@ _SCALES: dict[str, tuple[tuple[int, float], ...]] = {
 
 
 def random_model(name: str, kind: str, layers: int | None = None, folder: Path | None = None) -> Path:
-    """The file, written now if it is not there: a shape of `SHAPES` with at most `layers` layers, in a type of `TYPES`.
-    Raises `ConfigError`."""
+    """Return the file of a model with the shape `name` of `SHAPES`, at most `layers` layers and the type `kind` of
+    `TYPES`. It is written if it does not exist. Raises `ConfigError`."""
     shape = SHAPES[name] if layers is None else replace(SHAPES[name], layers=min(layers, SHAPES[name].layers))
     folder = envs.cache_dir() / "random" if folder is None else folder
     path = folder / f"{name}-{shape.layers}-layers-{kind}.gguf"
@@ -193,7 +195,7 @@ def random_model(name: str, kind: str, layers: int | None = None, folder: Path |
 
 
 def write_random(path: Path, shape: Shape, kind: str) -> None:
-    """Raises `ConfigError`."""
+    """Write a model with random weights to `path`. Raises `ConfigError` without the package gguf."""
     gguf = _gguf()
     with contextlib.closing(gguf.GGUFWriter(path, shape.arch, use_temp_file=True)) as writer:
         _add_numbers(gguf, writer, shape)
@@ -213,13 +215,12 @@ def write_random(path: Path, shape: Shape, kind: str) -> None:
 
 
 def _value_of(name: str) -> float:
-    """The number that a vector is filled with; states fade."""
+    """Return the value that fills a vector; with these values, states fade."""
     return 1.0 if "norm" in name else -1.0 if name.endswith("ssm_a") else 0.0
 
 
 def type_of(name: str, kind: str) -> str:
-    """The type of a matrix. Half of the layers have their finer types in llama.cpp's files; here it is every other
-    one."""
+    """Return the type of a matrix. llama.cpp gives finer types to half of the layers; here it is every other one."""
     most, finer = MIXTURES.get(kind, (kind, kind))
     if kind == "mxfp4":
         return finer if "_exps" in name else most
@@ -229,7 +230,7 @@ def type_of(name: str, kind: str) -> str:
 
 
 def random_blocks(kind: Any, sizes: tuple[int, ...], rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-    """[..., bytes of a row]. Experts have the rows of one, in other orders."""
+    """Return random weights of type `kind`, [..., bytes of a row]. Experts have the same rows in other orders."""
     gguf = _gguf()
     rows, columns = sizes[-2:]
     if kind == gguf.GGMLQuantizationType.BF16:
@@ -252,8 +253,8 @@ def _gguf() -> ModuleType:
         import gguf
     except ImportError as error:
         raise ConfigError("--model-config: writes a file with the package gguf: pip install gguf") from error
-    found: ModuleType = gguf
-    return found
+    module: ModuleType = gguf
+    return module
 
 
 def _add_numbers(gguf: Any, writer: Any, shape: Shape) -> None:
@@ -294,7 +295,7 @@ def _add_numbers(gguf: Any, writer: Any, shape: Shape) -> None:
 
 
 def _add_tokenizer(gguf: Any, writer: Any, vocab: int) -> None:
-    """The embedded model's, with made-up tokens up to the size of the vocabulary."""
+    """Add the embedded model's tokenizer, with made-up tokens up to the vocabulary's size."""
     fields = gguf.GGUFReader(find_smollm2()).fields
 
     def own(key: str) -> Any:

@@ -1,9 +1,8 @@
-"""From workload to request bodies: made-up text of the right number of tokens for a tokenizer that nobody has told us.
+"""Request bodies of a workload: made-up text with the right number of tokens for an unknown tokenizer.
 
-Tokens of a text of common words grow with the words along a line. Two probes of the server give the line (tokens per
-word, and what the chat template adds); with it a number of tokens becomes a number of words. Works with any
+The tokens of a text of common words grow linearly with its words. Two probes of the server give the line (tokens per
+word, and what the chat template adds), which converts token counts to word counts. This works with any
 OpenAI-compatible server that reports its usage.
-
 Invariants: equal keys give equal text whose beginning does not depend on its length; bodies are JSON, encoded once.
 """
 
@@ -40,7 +39,7 @@ WORDS = _TEXT.split()
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """num_tokens = overhead + per_word * words, for a single message."""
+    """A linear estimate for a single message: num_tokens = overhead + per_word * words."""
 
     overhead: float = 0.0
     per_word: float = 1.0
@@ -50,11 +49,12 @@ class Line:
 
 
 def probe(count: Callable[[int], int]) -> Line:
-    """The line through `count(words)`, the tokens that the server counted in a prompt of so many words."""
+    """Return the line through two values of `count(words)`, the tokens that the server counted in a prompt of `words`
+    words. Raises `ConfigError`."""
     (few, many), (low, high) = PROBES, (count(PROBES[0]), count(PROBES[1]))
     if high <= low:
         raise ConfigError(
-            f"the server counts {low} tokens in {few} words and {high} in {many}: lengths cannot be aimed at"
+            f"the server counts {low} tokens in {few} words and {high} in {many}: prompt lengths cannot be controlled"
         )
     per_word = (high - low) / (many - few)
     return Line(max(0.0, low - few * per_word), per_word)
@@ -69,7 +69,7 @@ class Renderer:
         extra: Mapping[str, Any] | None = None,
         context: int | None = None,
     ) -> None:
-        """`extra`: fields of every body. `context`: the most tokens of a prompt and its answer, if the server says."""
+        """Create a renderer. `extra`: fields of every body; `context`: tokens of a prompt with its answer at most."""
         self.context = context
         self._endpoint = endpoint
         self._line = line
@@ -77,7 +77,7 @@ class Renderer:
 
     def body(self, request: LoadRequest) -> bytes:
         body: dict[str, Any] = {**self._fixed, "max_tokens": request.output_len}
-        # what the template adds is taken off the last message
+        # the template's tokens are subtracted from the last message
         texts = [
             self._text(one, self._line.overhead if one is request.messages[-1] else 0.0) for one in request.messages
         ]
@@ -89,8 +89,8 @@ class Renderer:
         return msgspec.json.encode(body)
 
     def _text(self, message: Message, taken_off: float) -> str:
-        """Parts end where all tokens so far end, in words, so that many small ones add up; what is taken off is taken
-        from the end: a common beginning stays one."""
+        """Render a message with `taken_off` fewer tokens. Parts are rounded together, so that many short ones add up;
+        tokens are taken off the end, so that shared beginnings stay equal."""
         whole = sum(part.num_tokens for part in message.parts if isinstance(part, MadeUp))
         limit = self._line.words(whole - taken_off)
         texts, tokens, num_words = list[str](), 0, 0
@@ -107,12 +107,12 @@ class Renderer:
 
 
 def words(key: Key, count: int) -> str:
-    """The first `count` words of the text called `key`."""
+    """Return the first `count` words of the text named `key`."""
     return " ".join(_words(key, 1 << max(6, (count - 1).bit_length()))[:count])
 
 
 @lru_cache(maxsize=4096)
 def _words(key: Key, count: int) -> tuple[str, ...]:
     seed = int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest())
-    drawn = np.random.default_rng(seed).random(count)  # floats are drawn one by one: a longer text begins the same
+    drawn = np.random.default_rng(seed).random(count)  # one by one, so that a longer text has the same beginning
     return tuple(WORDS[i] for i in (drawn * len(WORDS)).astype(int))

@@ -1,11 +1,11 @@
-"""A benchmark's results on disk and on stdout: raw JSON, a Markdown report, and one compact JSON line at the end.
+"""The output of a benchmark: raw JSON, a Markdown report, and one compact JSON line at the end of stdout.
 
     report = Report(folder, "Offline throughput")
     report.section("Throughput", table(("variant", "tok/s"), rows))
     report.write(raw)            # FOLDER/raw.json and FOLDER/README.md, with the environment
     print_result(summary)        # the last line of stdout
 
-What a report shows is in its raw JSON; NaN and infinities are null there.
+All figures of a report are in its raw JSON, where NaN and infinities are null.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RAW = "raw.json"
 
 
 class Report:
-    """Sections in order, written as `README.md` beside the raw data. The environment is that of construction."""
+    """A report of sections, written as `README.md` next to the raw data, with the environment at construction."""
 
     def __init__(self, folder: Path, title: str, *, command: str = "") -> None:
         self.folder = folder
@@ -41,11 +41,11 @@ class Report:
         self._sections.append((heading, "\n\n".join(text for text in texts if text)))
 
     def clear(self) -> None:
-        """Forget the sections, to write a longer report in place of this one."""
+        """Remove all sections, to write a longer report in place of this one."""
         self._sections.clear()
 
     def write(self, raw: Mapping[str, Any]) -> Path:
-        """Write both files; `raw` gets the environment and the command. Returns the report's path."""
+        """Write both files, with environment and command added to `raw`. Return the report's path."""
         record = {"title": self._title, "command": self._command, "environment": self.environment, **raw}
         write_json(self.folder / RAW, record)
         parts = [f"# {self._title}"]
@@ -59,7 +59,7 @@ class Report:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table. Columns of numbers are set right; numbers are written by `number`, None as nothing."""
+    """Return a Markdown table. Numbers are right-aligned and formatted by `number`; None is an empty cell."""
     cells = [[_cell(value) for value in row] for row in rows]
     if any(len(row) != len(head) for row in cells):
         raise ValueError(f"rows: must have {len(head)} columns like the head")
@@ -69,7 +69,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits below 1,000, whole numbers with separators from there on."""
+    """Format a number: three significant digits below 1,000, whole numbers with separators from there on."""
     if isinstance(value, int) or (abs(value) >= 1000 and math.isfinite(value)):
         return f"{value:,.0f}"
     if not math.isfinite(value):
@@ -81,7 +81,7 @@ def number(value: float) -> str:
 
 
 def public_command(arguments: Sequence[str], program: str = "minisgl bench") -> str:
-    """`program` with `arguments` as a line to type again; folders of this machine are cut off its paths."""
+    """Return `program` with `arguments` as a command line, without the folders of this machine's paths."""
     shown = [re.sub(r"^([\w.-]+=)?~?/(?:.*/)?(?=[^/]+/?$)", r"\1", text) for text in arguments]
     return f"{program} {shlex.join(shown)}".rstrip()
 
@@ -89,13 +89,13 @@ def public_command(arguments: Sequence[str], program: str = "minisgl bench") -> 
 def write_json(path: Path, data: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(plain(data), indent=1, allow_nan=False)
-    # lists of plain values on one line: samples by the thousand stay readable (strings hold no bare line ends)
+    # lists of plain values go on one line, so that thousands of samples stay readable
     text = re.sub(r"\[\n([^\[\]{}]*?)\n\s*\]", _on_one_line, text)
     _replace(path, text)
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whole or not at all: a killed program leaves the file of before."""
+    """Write a file as a whole: if the program is killed, the old file stays."""
     part = path.with_name(path.name + ".part")
     part.write_text(text + "\n", encoding="utf-8")
     part.replace(path)
@@ -105,7 +105,7 @@ JSON_HELP = "end with one line of compact JSON, for programs (default: with the 
 
 
 def print_result(result: Mapping[str, Any]) -> None:
-    """Print the last line of stdout: compact JSON, for programs that ran the command. A terminal gets none."""
+    """Print compact JSON as the last line of stdout, for programs that ran the command. A terminal gets none."""
     if sys.stdout.isatty():
         return
     sys.stdout.flush()
@@ -113,7 +113,8 @@ def print_result(result: Mapping[str, Any]) -> None:
 
 
 def plain(data: object) -> Any:
-    """`data` as JSON can hold it: arrays become lists, numpy numbers numbers, no NaN; paths have no place in it."""
+    """Convert `data` to plain JSON values: arrays to lists, numpy numbers to numbers, NaN and infinities to None.
+    Raises `TypeError` for other types, such as paths."""
     if isinstance(data, Mapping):
         return {str(key): plain(value) for key, value in data.items()}
     if isinstance(data, np.ndarray):
@@ -126,11 +127,11 @@ def plain(data: object) -> Any:
         return data if math.isfinite(data) else None
     if data is None or isinstance(data, (str, int, bool)):
         return data
-    raise TypeError(f"{type(data).__name__} has no place in a result")
+    raise TypeError(f"{type(data).__name__} cannot be part of a result")
 
 
-def _on_one_line(found: re.Match[str]) -> str:
-    return f"[{' '.join(line.strip() for line in found[1].splitlines())}]"
+def _on_one_line(match: re.Match[str]) -> str:
+    return f"[{' '.join(line.strip() for line in match[1].splitlines())}]"
 
 
 def _cell(value: object) -> str:

@@ -1,6 +1,6 @@
-"""`minisgl bench scheduler`: the time of a step's scheduling, both implementations in one run.
+"""The command `minisgl bench scheduler`: the time of scheduling a step, for each scheduler in one run.
 
-A debug build of the extension is refused, and a missing one.
+It refuses to measure a debug build of the extension, or a missing one.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--case", nargs="+", choices=tuple(CASES), default=list(CASES), metavar="NAME", help=f"of {', '.join(CASES)}"
     )
-    parser.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
+    parser.add_argument("--gate", action="store_true", help="exit with code 1 if a case exceeds its bar")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="file for all figures as JSON")
     return parser
 
 
 def refusal(backends: Sequence[str]) -> str | None:
-    """Why this build cannot be measured."""
+    """Return why this build cannot be measured, or None."""
     if set(backends) == {"python"}:
         return None
     if why := why_missing():
@@ -70,24 +70,24 @@ def run(args: argparse.Namespace) -> int:
         print(f"minisgl bench scheduler: {why}", file=sys.stderr)
         return 2
     wanted = [(name, backend) for name in args.case for backend in args.backend]
-    makes = {of: partial(make_control_plane, of) for of in args.backend}
-    runs = [partial(CASES[name].case, makes[of], CASES[name].repeats_of(of)) for name, of in wanted]
+    makes = {each: partial(make_control_plane, each) for each in args.backend}
+    runs = [partial(CASES[name].case, makes[each], CASES[name].repeats_of(each)) for name, each in wanted]
     figures: dict[str, dict[str, dict[str, float]]] = {backend: {} for backend in args.backend}
     missed = 0
-    for (name, backend), found in zip(wanted, in_rounds(runs), strict=True):
-        figures[backend][name] = found
-        missed += not show(name, backend, found, CASES[name].bars.get(backend), gate=args.gate)
+    for (name, backend), case in zip(wanted, in_rounds(runs), strict=True):
+        figures[backend][name] = case
+        missed += not show(name, backend, case, CASES[name].bars.get(backend), gate=args.gate)
     if args.out is not None:
         args.out.write_text(json.dumps({"build": "release", "us": figures}, indent=1) + "\n")
-    medians = {b: {name: found["median"] for name, found in cases.items()} for b, cases in figures.items()}
+    medians = {b: {name: case["median"] for name, case in cases.items()} for b, cases in figures.items()}
     print_result({"build": "release", "us": medians})
     return 1 if args.gate and missed else 0
 
 
-def show(name: str, backend: str, found: dict[str, float], bar: float | None, *, gate: bool = False) -> bool:
-    """Print a case's line, with `gate` its bar, too. Return whether that is met."""
-    met = bar is None or found["median"] <= bar
-    columns = "".join(f"{key} {value:10.2f}  " for key, value in found.items())
+def show(name: str, backend: str, figures: dict[str, float], bar: float | None, *, gate: bool = False) -> bool:
+    """Print a case's line, with its bar if `gate`. Return True if the bar is met or there is none."""
+    met = bar is None or figures["median"] <= bar
+    columns = "".join(f"{key} {value:10.2f}  " for key, value in figures.items())
     text = "" if bar is None or not gate else f"  at most {bar:g}: {'met' if met else 'missed'}"
     print(f"{name:20} {backend:23} {columns}{text}", flush=True)
     return met

@@ -1,7 +1,7 @@
 """The cases of `minisgl bench scheduler`: each brings a scheduler into a steady state, then times its steps.
 
 Invariants: the load is asserted, not assumed (rows, pages given out, a full pool), so that a faster figure cannot come
-from less work; arrivals are built before the clock starts, as the tokenizer hands them over.
+from less work.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Make = Callable[[ControlPlaneConfig], ControlPlane]
 Case = Callable[[Make, int], list[float]]
 POLICIES: tuple[SchedulePolicy, ...] = get_args(SchedulePolicy)
 NEVER = 1 << 20
-TOKEN = 7  # sampled by every row; no stop id
+TOKEN = 7  # the token that every row samples; not a stop id
 EOS = 2
-SMALLEST_POOL = 124_000  # that `churn` fills in its warm-up
+SMALLEST_POOL = 124_000  # pages; the warm-up of `churn` fills them
 SMALLEST = ControlPlaneConfig(num_pages=1, page_size=1, max_running_requests=1, max_prefill_length=1, context_len=2)
 
 
 def measured(run: Callable[[], list[float]]) -> dict[str, float]:
-    """Median, minimum and upper percentiles of what `run` returns; the garbage collector is off meanwhile."""
+    """Return median, minimum and upper percentiles of the times from `run`, with the garbage collector off."""
     gc.collect()
     gc.disable()
     try:
@@ -48,11 +48,11 @@ ROUNDS = 5
 
 
 def in_rounds(runs: Sequence[Callable[[], list[float]]], rounds: int = ROUNDS) -> list[dict[str, float]]:
-    """What `measured` says of each run, by the median of so many rounds through all of them; `low` and `high` are the
-    lowest and the highest of the rounds' medians.
+    """Return the figures of `measured` for each run: the median over `rounds` rounds through all runs. `low` and `high`
+    are the extremes of the rounds' medians.
 
-    A run lasts a few milliseconds, so that whatever has the machine for a moment has all of it. Of runs that lie apart
-    it decides nothing while it hits less than half of them.
+    A run takes a few milliseconds, so that a disturbance of the machine affects all of it. Spread over rounds, it has
+    no effect unless it hits half of them.
     """
     by_round = [[measured(run) for run in runs] for _ in range(rounds)]
     return [over_rounds(figures) for figures in zip(*by_round, strict=True)]
@@ -65,7 +65,7 @@ def over_rounds(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 class Loop:
-    """Steps without overlap. `times_us` holds schedule + commit of the timed ones."""
+    """A driver of steps without overlap. `times_us` holds schedule + commit of the timed steps."""
 
     def __init__(self, make: Make, config: ControlPlaneConfig) -> None:
         self.plane = make(config)
@@ -76,21 +76,21 @@ class Loop:
         self.empty = Events()
 
     def arrival(self, num_tokens: int, max_tokens: int = NEVER) -> Arrival:
-        """A prompt that shares its first page with nobody's: its first tokens spell the id."""
+        """Return a new request whose prompt shares no page with others: its first token depends on its id."""
         tokens = np.full(num_tokens, 3, np.int32)
         tokens[0] = 1000 + self.next_id
         self.next_id += 1
         return Arrival(self.next_id - 1, tokens, num_tokens, max_tokens)
 
     def run(self, events: list[Event] | None = None) -> StepPlan:
-        """One step off the clock."""
+        """Run one step that is not timed."""
         plan = self.plane.schedule(self.step, self.empty if events is None else Events(events))
         self.plane.commit(self.step, self.tokens[: plan.num_rows])
         self.step += 1
         return plan
 
     def timed(self, events: Events, num_rows: int) -> StepPlan:
-        """One step on the clock, of `num_rows` rows."""
+        """Run one timed step of `num_rows` rows."""
         plane, step, tokens = self.plane, self.step, self.tokens[:num_rows]
         start = time.perf_counter_ns()
         plan = plane.schedule(step, events)
@@ -101,8 +101,8 @@ class Loop:
 
 
 def decode(batch: int, context: int = 512, page_size: int = 1, interval: int = 0) -> Case:
-    """`batch` rows decode from `context` tokens on; with page size 1 every row gets a page in every step. With an
-    `interval` the model has states, and each row is at another place between two checkpoints."""
+    """Return a case in which `batch` rows decode after `context` tokens; with page size 1 every row gets a page in
+    every step. With an `interval` the model has states, and rows are at different positions between two snapshots."""
 
     def case(make: Make, repeats: int) -> list[float]:
         warm = 50
@@ -130,7 +130,7 @@ def decode(batch: int, context: int = 512, page_size: int = 1, interval: int = 0
 
 
 def churn(pages: int) -> Case:
-    """256 rows; in every step one request ends by its length and one of 200 tokens comes; the pool is full of cache."""
+    """Return a case of 256 rows with a full pool: in every step a request ends and one of 200 tokens arrives."""
 
     def case(make: Make, repeats: int) -> list[float]:
         batch, life = 256, 256
@@ -152,8 +152,8 @@ def churn(pages: int) -> Case:
 
 
 def decode_256_evict_16(leaves: int) -> Case:
-    """256 rows, page size 16, a sixteenth of them at a page border in each step: 16 pages, all by eviction, from a
-    tree of so many leaves of one page."""
+    """Return a case of 256 rows with page size 16, of which 16 need a page in each step, all by eviction from a prefix
+    tree with `leaves` leaves of one page."""
 
     def case(make: Make, repeats: int) -> list[float]:
         batch, size = 256, 16
@@ -178,7 +178,7 @@ def decode_256_evict_16(leaves: int) -> Case:
 
 
 def prefill_16x512(make: Make, repeats: int) -> list[float]:
-    """16 new requests of 512 tokens, all computed; they leave off the clock."""
+    """Time 16 new requests of 512 tokens, all computed; their end is not timed."""
     num, length = 16, 512
     config = ControlPlaneConfig((repeats + 5) * num * (length + 8), 1, num, num * length, 1024, (EOS,))
     loop = Loop(make, config)
@@ -193,8 +193,8 @@ def prefill_16x512(make: Make, repeats: int) -> list[float]:
 
 
 def line(policy: SchedulePolicy) -> Case:
-    """64 rows; in every step one request ends by its length, one of 80 that wait starts, and one comes. Their prompts
-    of 200 tokens begin with one of eight texts of 128."""
+    """Return a case of 64 rows: in every step one request ends by its length, one of 80 waiting ones starts, and one
+    arrives. Their prompts of 200 tokens begin with one of eight prefixes of 128."""
 
     def case(make: Make, repeats: int) -> list[float]:
         batch, life, size = 64, 64, 16
@@ -222,22 +222,22 @@ def line(policy: SchedulePolicy) -> Case:
 
 
 def blocked_line(policy: SchedulePolicy) -> Case:
-    """8 rows decode, and 64 requests wait for memory, each for more than there is; 8,192 tokens of each are cached."""
+    """Return a case of 8 decode rows and 64 requests that wait for memory; 8,192 tokens of each are cached."""
 
     def case(make: Make, repeats: int) -> list[float]:
-        batch, size, known, length = 8, 16, 8192, 42_000
-        config = ControlPlaneConfig(2640, size, 2 * batch, known + size, length + size, (EOS,), schedule_policy=policy)
+        batch, size, cached, length = 8, 16, 8192, 42_000
+        config = ControlPlaneConfig(2640, size, 2 * batch, cached + size, length + size, (EOS,), schedule_policy=policy)
         loop = Loop(make, config)
-        text = np.full(known, 5, np.int32)
+        text = np.full(cached, 5, np.int32)
         for _ in range(batch):
-            running = loop.arrival(known + size, repeats + 300)
-            running.tokens[:known], running.tokens[known] = text, running.tokens[0]
+            running = loop.arrival(cached + size, repeats + 300)
+            running.tokens[:cached], running.tokens[cached] = text, running.tokens[0]
             loop.run([running])
         waiting: list[Event] = []
         for _ in range(64):
-            one = loop.arrival(length, 64)
-            one.tokens[:known], one.tokens[known] = text, one.tokens[0]
-            waiting.append(one)
+            waiter = loop.arrival(length, 64)
+            waiter.tokens[:cached], waiter.tokens[cached] = text, waiter.tokens[0]
+            waiting.append(waiter)
         loop.run(waiting)
         for _ in range(repeats):
             assert loop.timed(loop.empty, batch).num_assigned == 0
@@ -248,14 +248,14 @@ def blocked_line(policy: SchedulePolicy) -> Case:
 
 
 class Spec(NamedTuple):
-    """A case, how many steps are timed, and the bars in us."""
+    """A case with its number of timed steps and its bars in us, both by scheduler."""
 
     case: Case
     repeats: dict[str, int]
     bars: dict[str, float]
 
     def repeats_of(self, backend: str) -> int:
-        """Steps that are timed of a scheduler; one with parts in Rust is about as slow as that in Python."""
+        """Return the number of timed steps for a scheduler. Parts in Rust do not make the Python one faster."""
         return self.repeats.get(backend, self.repeats["python"])
 
 

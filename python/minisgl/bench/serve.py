@@ -1,4 +1,4 @@
-"""`minisgl bench serve`: flags of the serving benchmark."""
+"""The command `minisgl bench serve`: flags of the serving benchmark."""
 
 from __future__ import annotations
 
@@ -39,37 +39,35 @@ def add_parser(commands: Any) -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=run)
     server = parser.add_argument_group("server")
-    server.add_argument("--base-url", metavar="URL", help="a running server (default: one of its own, flags after --)")
-    server.add_argument("--model", dest="served_model", help="the name to ask for (default: the server's first)")
-    server.add_argument("--api-key", help="its key (default: MINISGL_API_KEY)")
+    server.add_argument("--base-url", metavar="URL", help="a running server (default: start one, with flags after --)")
+    server.add_argument("--model", dest="served_model", help="model name in requests (default: the server's first)")
+    server.add_argument("--api-key", help="API key of the server (default: MINISGL_API_KEY)")
     server.add_argument("--endpoint", choices=("chat", "completions"), default="chat", help="default: %(default)s")
-    server.add_argument("--extra-body", metavar="JSON", help="fields of every request, over the default ignore_eos")
+    server.add_argument("--extra-body", metavar="JSON", help="fields of every request; ignore_eos is true by default")
     server.add_argument("flags", nargs="*", metavar="-- FLAG", help="flags of minisgl serve")
     _add_load(parser)
     _add_workload(parser)
     out = parser.add_argument_group("result")
-    out.add_argument("--slo-ttft-ms", type=float, help="goodput: the limit of a good answer's TTFT")
-    out.add_argument("--slo-tpot-ms", type=float, help="of its time per output token")
-    out.add_argument("--slo-e2e-ms", type=float, help="of the whole")
-    out.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
+    out.add_argument("--slo-ttft-ms", type=float, help="goodput: milliseconds of a good answer's TTFT at most")
+    out.add_argument("--slo-tpot-ms", type=float, help="goodput: milliseconds per output token at most")
+    out.add_argument("--slo-e2e-ms", type=float, help="goodput: milliseconds of the whole answer at most")
+    out.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report")
     return parser
 
 
 def _add_load(parser: argparse.ArgumentParser) -> None:
     load = parser.add_argument_group("load")
     load.add_argument("--concurrency", type=int, nargs="+", metavar="N", help="closed loop, by number of clients")
-    load.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop, Poisson, requests a second")
+    load.add_argument("--rate", type=float, nargs="+", metavar="R", help="open loop, Poisson, requests per second")
     load.add_argument("--trace-arrivals", action="store_true", help="open loop with the arrivals of a trace workload")
-    load.add_argument("--num-requests", type=int, default=256, help="per point (default: 256)")
-    load.add_argument(
-        "--duration", type=float, default=math.inf, metavar="S", help="closed loop: send for so long instead"
-    )
-    load.add_argument("--warmup-requests", type=int, help="sent before each point and not counted (default: a quarter)")
-    load.add_argument("--repeat", type=int, default=1, help="how often each point is measured (default: 1)")
-    load.add_argument("--no-keep-alive", action="store_true", help="a new connection for each request")
-    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="of a request (default: 600)")
-    load.add_argument("--ramp", type=float, default=0.0, metavar="S", help="let clients begin over so many seconds")
-    load.add_argument("--client-threads", type=int, default=1, help="of the load generator (default: 1)")
+    load.add_argument("--num-requests", type=int, default=256, help="requests per point (default: 256)")
+    load.add_argument("--duration", type=float, default=math.inf, metavar="S", help="closed loop: seconds to send")
+    load.add_argument("--warmup-requests", type=int, help="uncounted requests before each point (default: a quarter)")
+    load.add_argument("--repeat", type=int, default=1, help="measurements of each point (default: 1)")
+    load.add_argument("--no-keep-alive", action="store_true", help="use a new connection for each request")
+    load.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds per request (default: 600)")
+    load.add_argument("--ramp", type=float, default=0.0, metavar="S", help="seconds over which the clients begin")
+    load.add_argument("--client-threads", type=int, default=1, help="threads of the load generator (default: 1)")
 
 
 def _add_workload(parser: argparse.ArgumentParser) -> None:
@@ -82,14 +80,14 @@ def _add_workload(parser: argparse.ArgumentParser) -> None:
     work.add_argument(
         "--trace",
         metavar="NAME|FILE",
-        help="a trace's requests, at its times unless --rate or --concurrency is given: Mooncake's, Qwen's, Azure's",
+        help="trace to send at its own times, unless --rate or --concurrency: Mooncake, Qwen or Azure format",
     )
     work.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
     work.add_argument("--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="tokens (traces: MAX is a limit)")
-    work.add_argument("--seed", type=int, default=0, help="of lengths, texts and arrivals (default: 0)")
-    work.add_argument("--num-prefixes", type=int, default=8, help="shared-prefix: how many (default: 8)")
+    work.add_argument("--seed", type=int, default=0, help="seed of lengths, texts and arrivals (default: 0)")
+    work.add_argument("--num-prefixes", type=int, default=8, help="shared-prefix: number of prefixes (default: 8)")
     work.add_argument("--prefix-len", type=int, default=1024, help="shared-prefix: tokens of each (default: 1024)")
-    work.add_argument("--turns", type=int, default=4, help="multi-turn, conversations: per chat (default: 4)")
+    work.add_argument("--turns", type=int, default=4, help="multi-turn and conversations: turns of a chat (default: 4)")
     work.add_argument("--time-scale", type=float, default=1.0, help="traces: 2 sends them twice as fast (default: 1)")
 
 
@@ -98,9 +96,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def settings_of(args: argparse.Namespace) -> Serve:
-    """What the flags ask for. Raises `ConfigError`."""
+    """Build the settings from flags. Raises `ConfigError`."""
     if args.base_url is not None and args.flags:
-        raise ConfigError(f"{args.flags[0]}: belongs to a server, and with --base-url none is started")
+        raise ConfigError(f"{args.flags[0]}: is a flag of a server, and --base-url starts none")
     if args.trace is not None and args.workload is not None:
         raise ConfigError(f"--trace {args.trace}: is the workload: leave out --workload {args.workload}")
     by_trace = args.trace_arrivals or (args.trace is not None and not args.rate and not args.concurrency)

@@ -1,11 +1,10 @@
-"""From a generator's arrays to figures: latencies, throughput, goodput, what a token cost.
+"""Figures from the load generator's arrays: latencies, throughput, goodput, cost of a token.
 
-Definitions, per request, from the moment in which it was due (open loop) or its client was free (closed loop):
-TTFT: to the first event with text. E2E: to the last one. TPOT: (last - first) / (tokens - 1). ITL: between events with
-text of a stream; a server may put several tokens into one, `tokens_per_event` says how many. In flight: sent and not
-over. Queued: sent and without text.
-
-A failed request is counted with its reason and enters no latency, no throughput and no goodput.
+Definitions, per request, from the moment it was due (open loop) or its client was free (closed loop). TTFT: to the
+first event with text. E2E: to the last one. TPOT: (last - first) / (tokens - 1). ITL: between a stream's events with
+text; a server may put several tokens into one event, see `tokens_per_event`. In flight: sent and not finished. Queued:
+sent and without text.
+A failed request is counted with its reason and excluded from latency, throughput and goodput.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from minisgl.bench.stats import summary
 if TYPE_CHECKING:
     from minisgl._rust import LoadResult
 
-STEADY = (0.25, 0.75)  # the part of a run in which neither its beginning nor its end is felt
+STEADY = (0.25, 0.75)  # fractions of a run between which it is steady
 ERRORS_SHOWN = 5
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a good answer keeps, in ms; None: does not matter."""
+    """Limits of a good answer in ms; None is no limit."""
 
     ttft_ms: float | None = None
     tpot_ms: float | None = None
@@ -42,7 +41,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Latencies:
-    """In ms, of the requests that succeeded; NaN where a request had no text, or one event alone."""
+    """Latencies in ms of the successful requests; NaN if a request had no text, or only one event."""
 
     ttft: Floats
     tpot: Floats
@@ -61,7 +60,7 @@ def latencies(result: LoadResult) -> Latencies:
 
 
 def tokens_of(result: LoadResult) -> NDArray[np.int64]:
-    """Tokens out per request: the server's count, else events with text."""
+    """Return the output tokens of each request: the server's count, else the number of events with text."""
     counted = result["completion_tokens"]
     return np.where(counted >= 0, counted, result["text_events"])
 
@@ -69,7 +68,7 @@ def tokens_of(result: LoadResult) -> NDArray[np.int64]:
 def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
     result = measured.result
     ok = result["failure"] == 0
-    found, took = latencies(result), result["duration_s"]
+    latency, took = latencies(result), result["duration_s"]
     out, given = int(tokens_of(result)[ok].sum()), int(np.maximum(result["prompt_tokens"][ok], 0).sum())
     events = int(result["text_events"][ok].sum())
     return {
@@ -89,14 +88,14 @@ def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
         "total_tok_s": (out + given) / took,
         "steady_output_tok_s": _steady(measured, out / events if events else 0.0),
         "tokens_per_event": out / events if events else None,
-        "ttft_ms": summary(_known(found.ttft)),
-        "tpot_ms": summary(_known(found.tpot)),
-        "itl_ms": summary(_known(found.itl)),
-        "e2e_ms": summary(_known(found.e2e)),
+        "ttft_ms": summary(_known(latency.ttft)),
+        "tpot_ms": summary(_known(latency.tpot)),
+        "itl_ms": summary(_known(latency.itl)),
+        "e2e_ms": summary(_known(latency.e2e)),
         "max_in_flight": _most_at_once(result["sent"], result["end"]),
         "max_queued": _most_at_once(result["sent"], np.fmin(result["first"], result["end"])),
-        "longest_pause_ms": float(found.itl.max()) if len(found.itl) else None,
-        "goodput": _goodput(found, slo, len(ok), took) if slo else None,
+        "longest_pause_ms": float(latency.itl.max()) if len(latency.itl) else None,
+        "goodput": _goodput(latency, slo, len(ok), took) if slo else None,
         "server": _server(measured, out),
         "client": _client(result, out, events),
         "lengths": {
@@ -107,21 +106,21 @@ def figures(measured: Measured, slo: Slo) -> dict[str, Any]:
 
 
 def _most_at_once(begins: Floats, ends: Floats) -> int:
-    """How many of the requests that were sent had begun and not ended at the same time, at most."""
+    """Return the maximum number of requests that had begun and not ended at the same time. NaN begins are skipped."""
     sent = ~np.isnan(begins)
     times = np.concatenate((begins[sent], ends[sent]))
     changes = np.repeat((1, -1), int(sent.sum()))
-    order = np.lexsort((changes, times))  # an end makes room for a beginning in the same moment
+    order = np.lexsort((changes, times))  # at equal times, ends come before beginnings
     return int(np.cumsum(changes[order]).max(initial=0))
 
 
 def _known(values: Floats) -> list[float]:
-    known: list[float] = values[~np.isnan(values)].tolist()
-    return known
+    finite: list[float] = values[~np.isnan(values)].tolist()
+    return finite
 
 
 def _failures(result: LoadResult) -> dict[str, int]:
-    """By reason; a status by its number."""
+    """Return the number of failures by reason, such as `status 429`."""
     names = result["failures"]
     rows = zip(result["failure"].tolist(), result["status"].tolist(), strict=True)
     reasons = [f"status {status}" if names[code] == "status" else names[code] for code, status in rows if code]
@@ -133,7 +132,7 @@ def _errors(result: LoadResult) -> dict[str, int]:
 
 
 def _steady(measured: Measured, tokens_per_event: float) -> float | None:
-    """Tokens a second in the middle half of the run, by the generator's counter; None for a run too short to tell."""
+    """Return tokens per second in the middle half of the run, by samples. None if the run is too short."""
     took = measured.result["duration_s"]
     middle = [s for s in measured.samples if STEADY[0] * took <= s.at <= STEADY[1] * took]
     if len(middle) < 5:
@@ -142,10 +141,10 @@ def _steady(measured: Measured, tokens_per_event: float) -> float | None:
     return tokens_per_event * (last.tokens - first.tokens) / (last.at - first.at)
 
 
-def _goodput(found: Latencies, slo: Slo, requests: int, took: float) -> dict[str, Any]:
-    """Requests that succeeded within every limit. One event or none has no TPOT, which then keeps any limit."""
-    good = ~np.isnan(found.ttft)
-    for values, limit in ((found.ttft, slo.ttft_ms), (found.tpot, slo.tpot_ms), (found.e2e, slo.e2e_ms)):
+def _goodput(latency: Latencies, slo: Slo, requests: int, took: float) -> dict[str, Any]:
+    """Count the requests that succeeded within every limit. Without a TPOT (one event), any limit of it is met."""
+    good = ~np.isnan(latency.ttft)
+    for values, limit in ((latency.ttft, slo.ttft_ms), (latency.tpot, slo.tpot_ms), (latency.e2e, slo.e2e_ms)):
         if limit is not None:
             good &= np.isnan(values) | (values <= limit)
     count = int(good.sum())
@@ -158,7 +157,7 @@ def _goodput(found: Latencies, slo: Slo, requests: int, took: float) -> dict[str
 
 
 def _server(measured: Measured, tokens: int) -> dict[str, Any] | None:
-    """CPU microseconds per token out and MiB by process; `all` of them together."""
+    """Return the server's CPU and memory by process, with the sum as `all`. None if they were not measured."""
     if not measured.cpu_s:
         return None
     cpu = {**measured.cpu_s, "all": sum(measured.cpu_s.values())}
@@ -173,7 +172,7 @@ def _server(measured: Measured, tokens: int) -> dict[str, Any] | None:
 
 
 def _client(result: LoadResult, tokens: int, events: int) -> dict[str, Any]:
-    """The generator itself. Lag: how much later than due a request was handed to its connection."""
+    """Return the generator's own CPU use and lag: how late a request was passed to its connection."""
     lag = 1e3 * (result["sent"] - result["scheduled"])
     return {
         "cpu_s": result["cpu_s"],

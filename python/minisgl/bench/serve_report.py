@@ -1,6 +1,6 @@
-"""The result of `minisgl bench serve`: one line a point, and a report.
+"""The result of `minisgl bench serve`: one row per point, and a report.
 
-With repeats, a point's figure is the median of its repeats, whose figures are all in the raw JSON.
+With repeats, a figure of a point is the median of its repeats; the raw JSON has all of them.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ FAILURES_HEAD = ("load", "reason", "requests")
 
 
 def result_of(
-    settings: Serve, server: Server, found: Sequence[Measurement], extras: Mapping[str, Any]
+    settings: Serve, server: Server, runs: Sequence[Measurement], extras: Mapping[str, Any]
 ) -> dict[str, Any]:
     points = []
-    for label in dict.fromkeys(one.point.label for one in found):
-        repeats = [one for one in found if one.point.label == label]
+    for label in dict.fromkeys(one.point.label for one in runs):
+        repeats = [one for one in runs if one.point.label == label]
         point = repeats[0].point
         merged = median_of([one.figures for one in repeats])
         points.append(
@@ -82,8 +82,8 @@ def result_of(
 
 
 def median_of(repeats: Sequence[Any]) -> Any:
-    """Field by field: numbers by their median, counts of failures by their sum, maxima by the largest, the rest as in
-    the first repeat."""
+    """Merge repeats field by field: medians of numbers, sums of failure counts, the largest of maxima; the rest is the
+    first repeat's."""
     first = repeats[0]
     if len(repeats) == 1:
         return first
@@ -111,7 +111,7 @@ def summary_table(result: Mapping[str, Any]) -> str:
 
 
 def latency_table(result: Mapping[str, Any]) -> str:
-    """Every latency of every point, with its whole summary."""
+    """Return the table of all latencies of all points, with their percentiles."""
     rows = [
         (point["load"], name, *(point[key][which] for which in SUMMARY))
         for point in result["points"]
@@ -124,7 +124,7 @@ def _of_server(point: Mapping[str, Any], what: str, role: str) -> float | None:
     return ((point["server"] or {}).get(what) or {}).get(role)
 
 
-def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Measurement]) -> None:
+def write_report(report: Report, result: Mapping[str, Any], measurements: Sequence[Measurement]) -> None:
     profile = result.get("simulated")
     note = f"Simulated engine, profile {profile}: no model runs, step times are made up." if profile else ""
     report.section("Load by load", note, summary_table(result))
@@ -142,12 +142,12 @@ def write_report(report: Report, result: Mapping[str, Any], found: Sequence[Meas
     if spread := balance_rows(result):
         report.section("Engines and cache", table(BALANCE_HEAD, spread))
     report.section("Latencies", latency_table(result))
-    runs = [{"load": one.point.label, **one.figures, "samples": _samples(one)} for one in found]
+    runs = [{"load": one.point.label, **one.figures, "samples": _samples(one)} for one in measurements]
     report.write({"result": result, "runs": runs})
 
 
 def _samples(one: Measurement) -> dict[str, Any]:
-    """Request by request, in the order of their sending: ms from when each was due; None for what did not come."""
+    """Return each request's times, in sending order: ms since it was due; NaN for what did not happen."""
     result = one.measured.result
     times = {name: 1e3 * (result[key] - result["scheduled"]) for name, key in SAMPLES}
     return {

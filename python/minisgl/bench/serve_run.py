@@ -1,7 +1,7 @@
-"""Carries out `minisgl bench serve`: points (a concurrency, a rate, a trace), each warmed up and repeated.
+"""The work of `minisgl bench serve`: points (a concurrency, a rate, a trace), each warmed up and repeated.
 
-No point sends a text that an earlier one has sent, so a warm prefix cache cannot flatter a later point; a
-point with a failed request makes the exit code 1.
+No point sends a text that an earlier one has sent, so that a warm prefix cache cannot help a later point; a failed
+request makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from minisgl.bench.balance import HEAD, balance_rows, between, counted
+from minisgl.bench.balance import HEAD, balance_rows, difference, read_counters
 from minisgl.bench.load import Load, Server, calibrate, first_model, model_facts, of_itself, send
 from minisgl.bench.render import Renderer
 from minisgl.bench.report import Report, print_result, table
@@ -31,28 +31,28 @@ from minisgl.bench.workloads import (
 )
 from minisgl.config import ConfigError
 
-ENDLESS = 1_000_000  # requests, for a run that its duration ends
+ENDLESS = 1_000_000  # requests of a run that ends by its duration
 
 
 def run_serve(settings: Serve, out: Path | None, *, command: str) -> int:
-    """Measure, print the table and the result; write the report to `out`. Returns the exit code."""
+    """Measure, print the table and the result, and write the report to `out`. Return the exit code."""
     settings.check()
     points = points_of(settings)
-    make_workload(settings.workload, settings.workload_settings)  # complaints come before a server is started
+    make_workload(settings.workload, settings.workload_settings)  # raises errors before a server is started
     report = None if out is None else Report(out, "Serving under load", command=command)
     extras: dict[str, Any]
     with _server(settings) as server:
         extras = {"simulated": model_facts(server).get("simulated")}
-        found = list(_measurements(settings, server, points))
+        runs = list(_measurements(settings, server, points))
         extras["of_itself"] = of_itself(server)
-    result = result_of(settings, server, found, extras)
+    result = result_of(settings, server, runs, extras)
     print(f"{summary_table(result)}\n\n{latency_table(result)}")
     if spread := balance_rows(result):
         print(f"\n{table(HEAD, spread)}")
     if report is not None:
-        write_report(report, result, found)
+        write_report(report, result, runs)
     print_result(result)
-    return 0 if all(one.figures["failed"] == 0 for one in found) else 1
+    return 0 if all(one.figures["failed"] == 0 for one in runs) else 1
 
 
 @contextlib.contextmanager
@@ -77,9 +77,9 @@ def _measurements(settings: Serve, server: Server, points: Sequence[Point]) -> I
             warm_up(settings, server, renderer, point, run)
             for reason, count in load.left_out.items():
                 print(f"minisgl bench serve: {point.label}: {count} {reason}", file=sys.stderr)
-            before = counted(server)
+            before = read_counters(server)
             measured = send(server, load, point.label)
-            engines = between(before, counted(server))
+            engines = difference(before, read_counters(server))
             more = {"left_out": dict(load.left_out), "engines": engines}
             yield Measurement(point, repeat, measured, {**figures(measured, settings.slo), **more})
             run += 1
@@ -98,7 +98,7 @@ def load_of(settings: Serve, renderer: Renderer, point: Point, run: int) -> Load
     workload = fitted(made, renderer.context)
     chains, arrivals = workload.chains, _arrivals(settings, workload, point, run)
     if math.isfinite(settings.duration_s) and point.mode == "closed":
-        chains = chains * -(-ENDLESS // len(workload.requests))  # texts come round again when all were sent
+        chains = chains * -(-ENDLESS // len(workload.requests))  # texts repeat when all were sent
     return Load(
         bodies=[renderer.body(request) for request in workload.requests],
         chains=chains,
@@ -119,15 +119,17 @@ def _arrivals(settings: Serve, workload: Workload, point: Point, run: int) -> Se
         return poisson_arrivals(len(workload.chains), point.value, settings.workload_settings.seed + run)
     if point.mode == "trace":
         if workload.arrivals is None:
-            raise ConfigError(f"--trace-arrivals: --workload {workload.name} has none: take a trace, or give --rate")
+            raise ConfigError(
+                f"--trace-arrivals: --workload {workload.name} has no arrival times: use a trace, or give --rate"
+            )
         return workload.arrivals
     return None
 
 
 def warm_up(settings: Serve, server: Server, renderer: Renderer, point: Point, run: int) -> None:
-    """The same kind of load, not counted. In a closed loop at least one request per client."""
-    asked, least = settings.warmup_requests, int(point.value) if point.mode == "closed" else 1
-    count = max(least, settings.workload_settings.num_requests // 4) if asked is None else asked
+    """Send the same kind of load without counting it; in a closed loop at least one request per client."""
+    given, least = settings.warmup_requests, int(point.value) if point.mode == "closed" else 1
+    count = max(least, settings.workload_settings.num_requests // 4) if given is None else given
     if count == 0:
         return
     some = replace(settings.workload_settings, num_requests=count, run=WARMUP_RUN + run)

@@ -1,4 +1,4 @@
-"""What `minisgl bench serve` is asked to measure, and what it measured: settings, points, measurements."""
+"""The settings of `minisgl bench serve`, its points and its measurements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from minisgl.config import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serve:
-    """What to measure; see the flags of the same names."""
+    """Settings of the benchmark, by the names of its flags."""
 
     base_url: str | None
     model: str | None
@@ -51,7 +51,7 @@ class Serve:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A load to measure: a closed loop of so many clients, or an open loop at a rate, or with a trace's arrivals."""
+    """A load to measure: `value` clients in a closed loop, an open loop at rate `value`, or a trace's arrivals."""
 
     mode: str  # closed, poisson, trace
     value: float = 0.0
@@ -63,7 +63,7 @@ class Point:
 
 @dataclass(slots=True)
 class Measurement:
-    """One repeat of one point."""
+    """A repeat of one point, with its measurements."""
 
     point: Point
     repeat: int

@@ -1,11 +1,11 @@
-"""A server under measurement: `minisgl serve --managed` as a child process, its CPU time and memory by process.
+"""A server under measurement: `minisgl serve --managed` as a child process, with its CPU time and memory by process.
 
     with ServerProcess(Launch(flags=("--engine", "echo"))) as server:
         ... server.url, server.model, server.processes()
     server.left_behind  # what it did not clean up: normally nothing
 
-Invariants: the server has a folder for temporary files of its own and a session of its own (Ctrl-C reaches the caller
-alone); it ends with the caller, however that ends, because it watches its standard input.
+Invariants: the server has its own folder for temporary files and its own session (Ctrl-C reaches the caller only); it
+ends with the caller, however that ends, because it watches its standard input.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from minisgl import envs
 
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 45.0
-LEFT_ALIVE_S = 5.0  # for its children, once it has ended
+LEFT_ALIVE_S = 5.0  # seconds for its children to end after it
 SHARED_MEMORY = Path("/dev/shm")
 ENGINE_MODULE = "minisgl.runner.process"
 
 
 class ServerFailed(RuntimeError):
-    """The server did not start; the text has its last lines."""
+    """The server did not start. The text has its last lines of log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How to start a server. `flags` are those of `minisgl serve`, the port is chosen here. `source`: the `python`
-    folder of another checkout, whose code is run instead of this one's."""
+    """Settings to start a server. `flags` are those of `minisgl serve`, except for the port. `source` is the `python`
+    folder of another checkout whose code is run instead of this one's."""
 
     flags: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Launch:
 
 
 class ServerProcess:
-    """Started by `start` (or `with`), which returns when it answers. Times are seconds of the monotonic clock."""
+    """A server process. `start` (or `with`) returns when it is ready. Times are seconds of the monotonic clock."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
@@ -76,9 +76,9 @@ class ServerProcess:
         self.left_behind: list[str] = []
 
     def start(self) -> ServerProcess:
-        """Raises `ServerFailed`; then nothing is left running."""
+        """Start the server and wait until it is ready. Raises `ServerFailed`, and leaves nothing running then."""
         began = time.monotonic()
-        # -P: no checkout is found because it is the current folder
+        # -P: a checkout in the current folder is not imported
         program = (
             sys.executable,
             "-P",
@@ -122,7 +122,7 @@ class ServerProcess:
         return line
 
     def last_lines(self, count: int = 12) -> str:
-        """The end of what it wrote to standard error."""
+        """Return the last `count` lines that it wrote to standard error."""
         self._log.seek(0)
         return "\n".join(self._log.read().decode(errors="replace").splitlines()[-count:])
 
@@ -132,19 +132,19 @@ class ServerProcess:
         return self._process.pid
 
     def processes(self) -> dict[str, psutil.Process]:
-        """By role: `http` is the server itself, `engine` its engine process, others are named by their place."""
-        found: dict[str, psutil.Process] = {}
+        """Return its processes by role: `http` is the server itself, `engine` its engine; others are numbered."""
+        by_role: dict[str, psutil.Process] = {}
         with contextlib.suppress(psutil.NoSuchProcess):
-            found["http"] = psutil.Process(self.pid)
-            for i, child in enumerate(found["http"].children(recursive=True)):
+            by_role["http"] = psutil.Process(self.pid)
+            for i, child in enumerate(by_role["http"].children(recursive=True)):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     role = "engine" if ENGINE_MODULE in child.cmdline() else "other"
-                    found[role if role not in found else f"{role}-{i}"] = child
-        self._seen.update((process.pid, process) for process in found.values())
-        return found
+                    by_role[role if role not in by_role else f"{role}-{i}"] = child
+        self._seen.update((process.pid, process) for process in by_role.values())
+        return by_role
 
     def stop(self) -> int:
-        """SIGTERM, and wait; the exit code. Fills `stop_s` and `left_behind`; kills what does not end."""
+        """Stop the server (SIGTERM, then kill) and return its exit code. Fills `stop_s` and `left_behind`."""
         if self._process is None or self.exit_code is not None:
             return self.exit_code or 0
         self.processes()
@@ -170,7 +170,7 @@ class ServerProcess:
         _, alive = psutil.wait_procs(list(self._seen.values()), timeout=LEFT_ALIVE_S)
         for process in alive:
             with contextlib.suppress(psutil.NoSuchProcess):
-                if process.status() != psutil.STATUS_ZOMBIE:  # ended; whose parent is gone may wait for a reaper
+                if process.status() != psutil.STATUS_ZOMBIE:  # ended, but not reaped yet
                     self.left_behind.append(f"process {process.pid}")
                     process.kill()
         self.left_behind += [f"file {path.name}" for path in sorted(Path(self._folder.name).rglob("*"))]
@@ -186,15 +186,15 @@ class ServerProcess:
 
 
 def _shared_memory() -> set[str]:
-    """The names of this user's shared memory: that of others comes and goes."""
+    """Return the names of this user's shared memory files."""
     user = os.getuid()
-    found = set()
+    names = set()
     with contextlib.suppress(OSError):
-        for entry in SHARED_MEMORY.iterdir():
+        for path in SHARED_MEMORY.iterdir():
             with contextlib.suppress(OSError):
-                if entry.stat().st_uid == user:
-                    found.add(entry.name)
-    return found
+                if path.stat().st_uid == user:
+                    names.add(path.name)
+    return names
 
 
 def _listens(url: str) -> bool:

@@ -1,9 +1,8 @@
-"""Statistics of repeated measurements: summaries, variants measured in turns, and their paired differences with a
-confidence interval. Every benchmark that compares uses these.
+"""Statistics of repeated measurements: summaries, the order of variants, and paired differences with a confidence
+interval. Every benchmark that compares uses them.
 
 The interval is Student's t over the pairs: exact for normal differences, good from about five pairs on for means of
 many requests, and honest about few pairs (it becomes wide; a bootstrap of few pairs becomes too narrow).
-
 Invariants: no randomness; the same samples give the same figures.
 """
 
@@ -25,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and its confidence interval, in the samples' unit. Infinite bounds: one sample cannot tell."""
+    """An estimate and its confidence interval, in the samples' unit. The bounds of a single sample are infinite."""
 
     estimate: float
     low: float
@@ -38,9 +37,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """`b` against `a` over pairs. `ratio` is the geometric mean of b / a minus 1, with the interval of the mean of its
-    logarithms; None unless all samples are above 0. `mean_a`, `mean_b`: geometric means where there is a ratio, else
-    arithmetic ones, so that their quotient or their difference is the one that is shown."""
+    """The difference of `b` from `a` over pairs. `ratio` is the geometric mean of b / a minus 1, with the interval of
+    the mean of its logarithms; None unless all samples are above 0. `mean_a` and `mean_b` are geometric means if there
+    is a ratio, else arithmetic ones, so that they match the shown figure."""
 
     num_pairs: int
     median_a: float
@@ -55,14 +54,14 @@ class PairedDifference:
         return asdict(self)
 
     def __str__(self) -> str:
-        """`+12.3 % [+1.0, +20.1]`, or the plain difference where a sample is 0; one pair has no interval."""
+        """Return `+12.3 % [+1.0, +20.1]`, or the plain difference if a sample is 0; one pair has no interval."""
         shown, scale, unit = (self.ratio, 100.0, " %") if self.ratio else (self.difference, 1.0, "")
         interval = f" [{scale * shown.low:+.1f}, {scale * shown.high:+.1f}]" if self.num_pairs > 1 else ""
         return f"{scale * shown.estimate:+.1f}{unit}{interval}"
 
 
 def summary(samples: Sequence[float] | npt.NDArray[np.floating[Any]]) -> dict[str, float]:
-    """mean, p50, p90, p95, p99, max of samples; all NaN without one."""
+    """Return mean, p50, p90, p95, p99 and max of samples; all NaN if there are none."""
     if not len(samples):
         return dict.fromkeys(SUMMARY, math.nan)
     values = np.asarray(samples, float)
@@ -71,7 +70,7 @@ def summary(samples: Sequence[float] | npt.NDArray[np.floating[Any]]) -> dict[st
 
 
 def coefficient_of_variation(samples: Sequence[float]) -> float:
-    """Sample standard deviation over the mean; infinite where the mean is 0. At least two samples."""
+    """Return the sample standard deviation over the mean, infinite for a mean of 0. Needs two samples or more."""
     if len(samples) < 2:
         raise ValueError("samples: at least two are needed for a variation")
     mean = statistics.fmean(samples)
@@ -79,7 +78,7 @@ def coefficient_of_variation(samples: Sequence[float]) -> float:
 
 
 def mean_interval(samples: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The mean with Student's t interval, mean +- t * s / sqrt(n)."""
+    """Return the mean with Student's t interval, mean +- t * s / sqrt(n). Raises `ValueError` without samples."""
     if not samples:
         raise ValueError("samples: there is none")
     mean = statistics.fmean(samples)
@@ -90,13 +89,13 @@ def mean_interval(samples: Sequence[float], confidence: float = 0.95) -> Interva
 
 
 def geometric_interval(samples: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The geometric mean with the interval of the logarithms' mean. All samples must be above 0."""
+    """Return the geometric mean with the interval of the logarithms' mean. All samples must be above 0."""
     logs = mean_interval([math.log(value) for value in samples], confidence)
     return Interval(math.exp(logs.estimate), math.exp(logs.low), _expm1(logs.high) + 1)
 
 
 def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float = 0.95) -> PairedDifference:
-    """How `b[i]` differs from `a[i]`, which were measured one after the other."""
+    """Compare `b[i]` with `a[i]`, measured one after the other. Raises `ValueError` for unequal or empty lists."""
     if len(a) != len(b) or not a:
         raise ValueError(f"pairs: {len(a)} and {len(b)} samples: must be as many, at least one")
     ratio = None
@@ -110,27 +109,27 @@ def paired_difference(a: Sequence[float], b: Sequence[float], confidence: float 
 
 
 def there_and_back(names: Sequence[T], number: int) -> Sequence[T]:
-    """The order of round `number`: every other one goes backwards, so that a drift of the machine hits all alike."""
+    """Return the order of round `number`: every other one is reversed, so that a drift affects all alike."""
     return names if number % 2 == 0 else names[::-1]
 
 
 def turns(names: Sequence[str], rounds: int) -> Iterator[tuple[int, str]]:
-    """The number of the round and the variant, in the order of measuring."""
+    """Yield (round, variant) in the order of measuring."""
     return ((number, name) for number in range(rounds) for name in there_and_back(names, number))
 
 
 def in_turns(names: Sequence[str], rounds: int, measure: Callable[[str], T]) -> dict[str, list[T]]:
-    """What `measure` gives for each variant, a sample a round."""
-    found: dict[str, list[T]] = {name: [] for name in names}
+    """Return the results of `measure` by variant, one per round."""
+    samples: dict[str, list[T]] = {name: [] for name in names}
     for _, name in turns(names, rounds):
-        found[name].append(measure(name))
-    return found
+        samples[name].append(measure(name))
+    return samples
 
 
 def paired_figures(
     first: Sequence[Mapping[str, float]], second: Sequence[Mapping[str, float]], confidence: float = 0.95
 ) -> dict[str, PairedDifference]:
-    """`paired_difference` of each figure that every sample of both has."""
+    """Return the `paired_difference` of each figure that all samples have."""
     names = [name for name in first[0] if all(name in one for one in (*first, *second))]
     return {
         name: paired_difference([one[name] for one in first], [one[name] for one in second], confidence)
@@ -146,7 +145,7 @@ def _expm1(value: float) -> float:
 
 
 def t_quantile(probability: float, freedom: int) -> float:
-    """The value below which Student's t with `freedom` degrees lies with `probability` (between 0 and 1)."""
+    """Return the quantile of Student's t with `freedom` degrees at `probability`, strictly between 0 and 1."""
     if not 0 < probability < 1 or freedom < 1:
         raise ValueError(f"t quantile: {probability}, {freedom}: must be within (0, 1), and at least 1")
     if probability < 0.5:
@@ -161,8 +160,8 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _t_probability(t: float, freedom: int) -> float:
-    """P(T <= t) for t >= 0. With t = sqrt(n) tan(x) the density becomes c * cos(x)^(n - 1), c the density's factor
-    times sqrt(n); integrated by Simpson's rule, whose error is far below 1e-9 with these steps."""
+    """Return P(T <= t) for t >= 0. With t = sqrt(n) tan(x) the density becomes c * cos(x)^(n - 1), c the density's
+    factor times sqrt(n); it is integrated by Simpson's rule, whose error is far below 1e-9 with these steps."""
     factor = math.exp(math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2)) / math.sqrt(math.pi)
     xs = np.linspace(0.0, math.atan(t / math.sqrt(freedom)), 401)
     ys = np.cos(xs) ** (freedom - 1)

@@ -1,6 +1,5 @@
-"""Stop a measurement: Ctrl-C and SIGTERM end it alike, the processes that it started end with it, and the command shows
-what was measured by then.
-"""
+"""A stop of a measurement: Ctrl-C and SIGTERM end it alike, its processes end with it, and the command shows the
+results so far."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal came while something was measured. `code` is the exit code of a program that it ends."""
+    """Raised when a signal stops a measurement. `code` is the exit code of a program that the signal ends."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -22,8 +21,8 @@ class Stopped(KeyboardInterrupt):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise `Stopped` in the block when a signal comes. The first signal unwinds what was started; later ones, which
-    would break that off, do nothing."""
+    """Raise `Stopped` in the `with` when a signal arrives. Later signals, which would interrupt the cleanup, are
+    ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,13 +1,11 @@
-"""Published production traces: when requests came, how long they were, and which of them begin alike.
+"""Published production traces: arrival times, lengths, and shared prefixes of requests.
 
 Mooncake: JSON lines of timestamp (ms), input_length, output_length, hash_ids (one id for each block of 512 tokens).
-Qwen-Bailian: JSON lines with chat_id, parent_chat_id, type and turn beside these, timestamp in seconds, blocks of 16.
+Qwen-Bailian: JSON lines with chat_id, parent_chat_id, type and turn in addition, timestamp in seconds, blocks of 16.
 Azure LLM inference: CSV of TIMESTAMP, ContextTokens, GeneratedTokens, without blocks.
-
-A file is of one format, which its first line tells, never its name; a line that does not fit ends the reading with its
-number and the reason. The last block of a prompt may be in part, so ids are ceil(tokens / block). The prompts
-themselves are not published: tokens are drawn from the blocks' ids, so that equal ids give equal tokens.
-
+The first line of a file decides its format, never its name; an invalid line ends the reading with its number and the
+reason. The last block of a prompt may be partial, so there are ceil(tokens / block) ids. The prompts are not published:
+tokens are derived from the blocks' ids, so that equal ids give equal tokens.
 Invariants: the same file and seed give the same requests; arrivals ascend and begin at 0.
 """
 
@@ -37,7 +35,7 @@ NAMES = {
 
 
 MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
-QWEN_FIELDS = ("chat_id", "parent_chat_id", "type", "turn")  # beside those
+QWEN_FIELDS = ("chat_id", "parent_chat_id", "type", "turn")  # in addition
 AZURE_FIELDS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 BLOCK, QWEN_BLOCK = 512, 16
 T = TypeVar("T")
@@ -50,8 +48,8 @@ KNOWN = (
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """`blocks`: ids of its prompt's blocks of `block_len` tokens, the last maybe in part; none: a prompt like no
-    other."""
+    """A request of a trace. `blocks` are the ids of its prompt's blocks of `block_len` tokens, the last of which may be
+    partial; empty: the prompt shares nothing."""
 
     arrival_s: float
     input_len: int
@@ -61,17 +59,17 @@ class TraceRequest:
 
 
 class BadLine(ValueError):
-    """Says which line and why."""
+    """An invalid line of a trace. The text has its number and the reason."""
 
     def __init__(self, number: int, reason: str) -> None:
         super().__init__(f"line {number}: {reason}")
 
 
 def parse_trace(lines: Iterable[str]) -> Iterator[TraceRequest]:
-    """Requests in the order of their lines. Raises `BadLine`."""
+    """Yield the requests of a trace in the order of its lines. Raises `BadLine`."""
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     number, first = next(numbered, (1, ""))
-    first = first.removeprefix("\ufeff")  # as spreadsheets write it
+    first = first.removeprefix("\ufeff")  # the byte-order mark of spreadsheets
     if first.lstrip().startswith("{"):
         yield from _json_lines(itertools.chain([(number, first)], numbered))
     elif first.strip().startswith("["):
@@ -91,7 +89,7 @@ class _Mooncake(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Qwen(_Mooncake, forbid_unknown_fields=False):
-    """The same with a timestamp in seconds, and fields of its own."""
+    """A line of a Qwen trace: a Mooncake line with a timestamp in seconds and further fields."""
 
     chat_id: Any
     parent_chat_id: Any
@@ -103,17 +101,17 @@ def _json_lines(lines: Iterable[tuple[int, str]]) -> Iterator[TraceRequest]:
     kind: type[_Mooncake] | None = None
     for number, line in lines:
         kind = kind or _kind_of(number, _decoded(number, line, dict[str, Any]))
-        one = _decoded(number, line, kind)
+        row = _decoded(number, line, kind)
         block_len, scale, name = (QWEN_BLOCK, 1.0, "Qwen") if kind is _Qwen else (BLOCK, 1e3, "Mooncake")
-        needed = -(-one.input_length // block_len)
-        if len(one.hash_ids) != needed:
+        needed = -(-row.input_length // block_len)
+        if len(row.hash_ids) != needed:
             raise BadLine(
                 number,
-                f"hash_ids: {len(one.hash_ids)} for an input_length of {one.input_length}: a {name} trace has one for "
+                f"hash_ids: {len(row.hash_ids)} for an input_length of {row.input_length}: a {name} trace has one for "
                 f"each {block_len} tokens, which are {needed}",
             )
-        blocks = tuple(one.hash_ids)
-        yield _request(one.timestamp / scale, one.input_length, one.output_length, blocks, block_len)
+        blocks = tuple(row.hash_ids)
+        yield _request(row.timestamp / scale, row.input_length, row.output_length, blocks, block_len)
 
 
 def _decoded(number: int, line: str, kind: type[T]) -> T:
@@ -125,11 +123,11 @@ def _decoded(number: int, line: str, kind: type[T]) -> T:
         raise BadLine(number, f"not JSON: {error}") from error
 
 
-def _kind_of(number: int, one: Mapping[str, Any]) -> type[_Mooncake]:
-    """Return the format of a first line by its fields: four that both have, four that Qwen's traces have alone."""
-    if missing := [name for name in MOONCAKE_FIELDS if name not in one]:
+def _kind_of(number: int, fields: Mapping[str, Any]) -> type[_Mooncake]:
+    """Return the format of a first line, by the fields that both or only Qwen's traces have. Raises `BadLine`."""
+    if missing := [name for name in MOONCAKE_FIELDS if name not in fields]:
         raise BadLine(number, f"no {', '.join(missing)}: {KNOWN}")
-    others = [name for name in one if name not in MOONCAKE_FIELDS]
+    others = [name for name in fields if name not in MOONCAKE_FIELDS]
     if missing := [name for name in QWEN_FIELDS if others and name not in others]:
         raise BadLine(number, f"has {', '.join(others)} and no {', '.join(missing)}: {KNOWN}")
     return _Qwen if others else _Mooncake
@@ -148,7 +146,7 @@ def _azure(number: int, head: list[str], lines: Iterable[tuple[int, str]]) -> It
             raise BadLine(at, f"{len(cells)} fields: the first line names {len(names)}")
         row = dict(zip(names, (cell.strip() for cell in cells), strict=True))
         try:
-            when = datetime.fromisoformat(row["TIMESTAMP"][:26])  # seven digits after the point
+            when = datetime.fromisoformat(row["TIMESTAMP"][:26])  # drops the seventh decimal
         except ValueError as error:
             raise BadLine(at, f"TIMESTAMP {row['TIMESTAMP']!r}: must be a date with a time") from error
         given, made = (_whole(at, name, row[name]) for name in AZURE_FIELDS[1:])
@@ -158,7 +156,7 @@ def _azure(number: int, head: list[str], lines: Iterable[tuple[int, str]]) -> It
 def _cells(number: int, line: str) -> list[str]:
     try:
         return next(csv.reader([line]))
-    except csv.Error as error:  # a field that is too long
+    except csv.Error as error:  # a field is too long
         raise BadLine(number, str(error)) from error
 
 
@@ -172,7 +170,7 @@ def _whole(number: int, name: str, text: str) -> int:
 def _request(
     arrival_s: float, input_len: int, output_len: int, blocks: tuple[int, ...], block_len: int
 ) -> TraceRequest:
-    """Traces have a few requests without a token in or out: they get one."""
+    """Build a request with at least one token in and out; a few in the traces have none."""
     return TraceRequest(arrival_s, max(1, input_len), max(1, output_len), blocks, block_len)
 
 
@@ -180,7 +178,7 @@ def _request(
 
 
 def read_trace(name: str) -> list[TraceRequest]:
-    """One of `NAMES`, in the folder that MINISGL_DATA names, or a file of one of the formats. Raises `ConfigError`."""
+    """Read a trace of `NAMES` from the folder MINISGL_DATA, or a file, sorted by arrival. Raises `ConfigError`."""
     path = Path(name).expanduser()
     if name in NAMES:
         folder = envs.data_dir()
@@ -189,20 +187,20 @@ def read_trace(name: str) -> list[TraceRequest]:
         path = folder / "traces" / NAMES[name]
     try:
         with path.open(encoding="utf-8", newline="") as lines:
-            found = sorted(parse_trace(lines), key=lambda one: one.arrival_s)
+            requests = sorted(parse_trace(lines), key=lambda request: request.arrival_s)
     except OSError as error:
         raise ConfigError(f"trace {name}: {error.strerror} (a file, or one of {', '.join(NAMES)})") from error
-    except ValueError as error:  # a line that does not fit, or no UTF-8
+    except ValueError as error:  # an invalid line, or not UTF-8
         raise ConfigError(f"trace {name}: {error}") from error
-    if not found:
+    if not requests:
         raise ConfigError(f"trace {name}: no requests")
-    first = found[0].arrival_s
-    return [replace(one, arrival_s=one.arrival_s - first) for one in found]
+    first = requests[0].arrival_s
+    return [replace(request, arrival_s=request.arrival_s - first) for request in requests]
 
 
 def prompt_tokens(request: TraceRequest, index: int, vocab_size: int, seed: int = 0) -> Int32Array:
-    """[input_len] int32 ids below `vocab_size`, drawn from (seed, block id, place in the block); `index` stands for the
-    block ids of a request without any."""
+    """Return the prompt of a trace's request: [input_len] int32 ids below `vocab_size`, derived from seed, block id and
+    position in the block. `index` replaces the block ids of a request without any."""
     if request.blocks:
         ids = np.repeat(np.array(request.blocks, np.uint64), request.block_len)[: request.input_len]
     else:

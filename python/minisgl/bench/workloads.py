@@ -1,14 +1,13 @@
-"""Workloads: what is asked of a server, in what order and, if the workload knows, when.
+"""Workloads: the requests to send to a server, their order and, if known, their times.
 
     workload = make_workload("random", WorkloadSettings(num_requests=100, input_len=(200, 200)))
     bodies = [renderer.body(request) for request in workload.requests]
 
-A prompt has parts: text that is there already, or a number of tokens of made-up text, named by a key: equal
-keys give equal text, so prompts share a prefix exactly where their parts do. Requests are grouped in chains, which are
-sent one after the other, like the turns of a chat.
-
-Invariants: the same name and settings give the same workload; lengths are aims in tokens, the server's counts of what
-was sent are reported beside them.
+A prompt has parts: given text, or a number of tokens of made-up text, named by a key. Equal keys give equal text, so
+prompts share a prefix exactly where their parts do. Requests are grouped in chains, which are sent one after the other,
+like the turns of a chat.
+Invariants: the same name and settings give the same workload; lengths are targets in tokens, and reports also have the
+server's counts of what was sent.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Role = Literal["system", "user", "assistant"]
 Range = tuple[int, int]
 Key = tuple[int | str, ...]
 
-# Rough shape of chats that people share with each other: many short turns, some long ones. The parameters are those of
+# The rough shape of publicly shared chats: many short turns, some long ones. The parameters are those of
 # log-normal lengths by bucket (share, median and mean in, median and mean out), set so that the whole has the means
 # 225 in and 200 out.
 CHAT_BUCKETS: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] = {
@@ -40,13 +39,13 @@ CHAT_BUCKETS: dict[str, tuple[float, tuple[float, float], tuple[float, float]]] 
     "medium": (0.35, (95.0, 124.0), (190.0, 225.0)),
     "long": (0.20, (700.0, 845.0), (380.0, 415.0)),
 }
-MIN_LENGTH, MAX_LENGTH = 4, 2048  # of the chats' prompts and answers
-WARMUP_RUN = 1 << 20  # texts of warm-ups are those of runs from here on
+MIN_LENGTH, MAX_LENGTH = 4, 2048  # tokens of prompts and answers in the chat workloads
+WARMUP_RUN = 1 << 20  # runs from here on are warm-ups
 
 
 @dataclass(frozen=True, slots=True)
 class MadeUp:
-    """Made-up text of about so many tokens; equal keys, equal text."""
+    """Made-up text of about `num_tokens` tokens; equal keys give equal text."""
 
     key: Key
     num_tokens: int
@@ -65,7 +64,7 @@ class LoadRequest:
 
     @property
     def input_len(self) -> int | None:
-        """Tokens that it aims at; None if some of its text is given."""
+        """The target number of prompt tokens, or None if some of the text is given."""
         total = 0
         for part in (part for message in self.messages for part in message.parts):
             if isinstance(part, str):
@@ -75,20 +74,20 @@ class LoadRequest:
 
     @property
     def about_len(self) -> int:
-        """The same, and a guess where text is given."""
+        """The number of prompt tokens, estimated if some of the text is given."""
         parts = [part for message in self.messages for part in message.parts]
         return sum(text_len(part) if isinstance(part, str) else part.num_tokens for part in parts)
 
 
 def text_len(text: str) -> int:
-    """About how many tokens it has, for a tokenizer that nobody knows: one for four bytes."""
+    """Estimate the tokens of a text for an unknown tokenizer: one per four bytes."""
     return max(1, -(-len(text.encode()) // 4))
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`chains`: numbers of requests that follow one another; `arrivals`: seconds from 0, ascending, one per chain;
-    `left_out`: what of a file is not sent, or not whole, by reason."""
+    """Requests to send. `chains` are the numbers of requests that follow one another; `arrivals` are seconds from 0,
+    ascending, one per chain; `left_out` counts requests of a file that are skipped or shortened, by reason."""
 
     name: str
     requests: tuple[LoadRequest, ...]
@@ -100,19 +99,19 @@ class Workload:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadSettings:
     num_requests: int = 100
-    input_len: Range | None = None  # uniform; None: as the workload has it
+    input_len: Range | None = None  # tokens, uniform; None: the workload's default
     output_len: Range | None = None
     seed: int = 0
     num_prefixes: int = 8  # shared-prefix
     prefix_len: int = 1024
     turns: int = 4  # multi-turn
     time_scale: float = 1.0  # traces: 2: twice as fast
-    run: int = 0  # a later run of the same workload: other text, same lengths
+    run: int = 0  # each run has other texts with the same lengths
 
 
 def make_workload(name: str, settings: WorkloadSettings) -> Workload:
-    """One of `WORKLOADS`, or a file: a trace or conversations. Raises `ConfigError`: an unknown name, a missing data
-    set, settings that make no sense."""
+    """Return a workload of `WORKLOADS`, or of a file with a trace or conversations. Raises `ConfigError` for an unknown
+    name, missing data or invalid settings."""
     _check(settings)
     if (make := WORKLOADS.get(name)) is not None:
         return make(name, settings)
@@ -148,7 +147,7 @@ def _user(*parts: str | MadeUp) -> Message:
 
 
 def _single(name: str, requests: Sequence[LoadRequest], arrivals: Sequence[float] | None = None) -> Workload:
-    """Each request a chain of its own."""
+    """Return a workload in which each request is its own chain."""
     times = None if arrivals is None else tuple(arrivals)
     return Workload(name, tuple(requests), (1,) * len(requests), times)
 
@@ -168,7 +167,7 @@ def _keys(settings: WorkloadSettings) -> Iterator[Key]:
 
 
 def _shared_prefix(name: str, settings: WorkloadSettings) -> Workload:
-    """A few long system prompts, each with many questions."""
+    """Return a workload of a few long system prompts, each with many questions."""
     generator = np.random.default_rng(settings.seed)
     inputs = _uniform(generator, settings.input_len or (32, 128), settings.num_requests)
     outputs = _uniform(generator, settings.output_len or (64, 128), settings.num_requests)
@@ -181,7 +180,7 @@ def _shared_prefix(name: str, settings: WorkloadSettings) -> Workload:
 
 
 def _multi_turn(name: str, settings: WorkloadSettings) -> Workload:
-    """Chats whose turns carry all turns before; the answers in them are made up, as long as was asked for."""
+    """Return a workload of chats whose turns include all earlier ones, with made-up answers in between."""
     generator = np.random.default_rng(settings.seed)
     keys, requests, chains = _keys(settings), list[LoadRequest](), list[int]()
     while len(requests) < settings.num_requests:
@@ -198,7 +197,7 @@ def _multi_turn(name: str, settings: WorkloadSettings) -> Workload:
 
 
 def _log_normal(generator: np.random.Generator, median: float, mean: float) -> int:
-    """Mean = median * exp(sigma^2 / 2)."""
+    """Draw a length from a log-normal distribution: mean = median * exp(sigma^2 / 2)."""
     sigma = np.sqrt(2 * np.log(mean / median))
     return int(np.clip(round(median * np.exp(sigma * generator.standard_normal())), MIN_LENGTH, MAX_LENGTH))
 
@@ -216,7 +215,7 @@ def _chat(name: str, settings: WorkloadSettings, *, buckets: Sequence[str]) -> W
 
 
 def _mt_bench(name: str, settings: WorkloadSettings) -> Workload:
-    """Two turns each; the first answer in the second turn is made up."""
+    """Return a workload of MT-Bench chats of two turns; the first answer in the second turn is made up."""
     low, high = settings.output_len or (256, 256)
     generator = np.random.default_rng(settings.seed)
     questions = prompts.mt_bench()
@@ -233,42 +232,42 @@ def _mt_bench(name: str, settings: WorkloadSettings) -> Workload:
 
 
 def _gsm8k(name: str, settings: WorkloadSettings, *, shots: int = 4) -> Workload:
-    """Questions after the same few worked examples, as the task is usually given."""
+    """Return a workload of GSM8K questions after the same few worked examples."""
     pairs = prompts.gsm8k()
     generator = np.random.default_rng(settings.seed)
     order = generator.permutation(len(pairs))
     examples = "".join("Question: {}\nAnswer: {}\n\n".format(*pairs[i]) for i in order[:shots])
     outputs = _uniform(generator, settings.output_len or (200, 200), settings.num_requests)
-    asked = [pairs[order[shots + i % (len(pairs) - shots)]][0] for i in range(settings.num_requests)]
-    texts = [f"{examples}Question: {question}\nAnswer:" for question in asked]
+    questions = [pairs[order[shots + i % (len(pairs) - shots)]][0] for i in range(settings.num_requests)]
+    texts = [f"{examples}Question: {question}\nAnswer:" for question in questions]
     return _single(name, [LoadRequest((_user(text),), out) for text, out in zip(texts, outputs, strict=True)])
 
 
 def _trace(name: str, settings: WorkloadSettings) -> Workload:
-    """The beginning of a trace. Lengths that are given instead of the trace's own are upper limits here."""
+    """Return the beginning of a trace as a workload. Lengths in `settings` are upper limits of the trace's lengths."""
     most_in = settings.input_len[1] if settings.input_len else 1 << 30
     most_out = settings.output_len[1] if settings.output_len else 1 << 30
     keys, requests, arrivals = _keys(settings), [], []
-    for one in _read(name, _stamp(name))[: settings.num_requests]:
-        left, blocks = min(one.input_len, most_in), list[MadeUp]()
-        for block in one.blocks:
+    for request in _read(name, _stamp(name))[: settings.num_requests]:
+        left, blocks = min(request.input_len, most_in), list[MadeUp]()
+        for block in request.blocks:
             if left > 0:
-                blocks.append(MadeUp(("block", settings.seed, settings.run, block), min(left, one.block_len)))
-                left -= one.block_len
+                blocks.append(MadeUp(("block", settings.seed, settings.run, block), min(left, request.block_len)))
+                left -= request.block_len
         parts = blocks or [MadeUp(next(keys), left)]
-        requests.append(LoadRequest((_user(*parts),), min(one.output_len, most_out)))
-        arrivals.append(one.arrival_s / settings.time_scale)
+        requests.append(LoadRequest((_user(*parts),), min(request.output_len, most_out)))
+        arrivals.append(request.arrival_s / settings.time_scale)
     return _single(name, requests, arrivals)
 
 
 @lru_cache(maxsize=1)
 def _read(name: str, stamp: tuple[str, int, int]) -> list[TraceRequest]:
-    """Each point and each warm-up asks for it."""
+    """Read a trace. The result is cached, because each point and each warm-up needs it."""
     return read_trace(name)
 
 
 def _stamp(name: str) -> tuple[str, int, int]:
-    """What tells one state of the file from another."""
+    """Return a cache key that changes with the trace file."""
     if name in NAMES:
         return str(envs.data_dir()), 0, 0
     state = Path(name).expanduser().stat()
@@ -276,19 +275,19 @@ def _stamp(name: str) -> tuple[str, int, int]:
 
 
 def _conversations(name: str, settings: WorkloadSettings) -> Workload:
-    """Chats as people had them: each question after the ones before and their answers; as long an answer is asked for.
-    Later runs take others as long as there are any; warm-ups begin in the middle."""
+    """Return a workload of real conversations: each question follows earlier ones with their answers and asks for the
+    original length. Later runs take other conversations while there are any; warm-ups begin in the middle."""
     path = Path(name).expanduser()
     if settings.input_len is not None:
         raise ConfigError(f"--input-len: the questions of {path.name} have their lengths; --output-len limits answers")
-    found, unusable = read_conversations(path)
-    order = np.random.default_rng(settings.seed).permutation(len(found))
+    usable, unusable = read_conversations(path)
+    order = np.random.default_rng(settings.seed).permutation(len(usable))
     most_out = settings.output_len[1] if settings.output_len else 1 << 30
-    at = (settings.run % WARMUP_RUN) * settings.num_requests + (settings.run >= WARMUP_RUN) * len(found) // 2
+    at = (settings.run % WARMUP_RUN) * settings.num_requests + (settings.run >= WARMUP_RUN) * len(usable) // 2
     requests, chains = list[LoadRequest](), list[int]()
     while len(requests) < settings.num_requests:
-        one = found[order[at % len(found)]]
-        turns = _asked(one, min(settings.turns, settings.num_requests - len(requests)), most_out)
+        chat = usable[order[at % len(usable)]]
+        turns = _asked(chat, min(settings.turns, settings.num_requests - len(requests)), most_out)
         requests += turns
         chains.append(len(turns))
         at += 1
@@ -296,20 +295,20 @@ def _conversations(name: str, settings: WorkloadSettings) -> Workload:
     return Workload(name, tuple(requests), tuple(chains), None, left_out)
 
 
-def _asked(one: Conversation, turns: int, most_out: int) -> list[LoadRequest]:
-    history: tuple[Message, ...] = (Message("system", (one.system,)),) if one.system else ()
-    found = []
-    for question, answer in one.turns[:turns]:
+def _asked(chat: Conversation, turns: int, most_out: int) -> list[LoadRequest]:
+    history: tuple[Message, ...] = (Message("system", (chat.system,)),) if chat.system else ()
+    requests = []
+    for question, answer in chat.turns[:turns]:
         history = (*history, _user(question))
-        found.append(LoadRequest(history, min(text_len(answer), most_out)))
+        requests.append(LoadRequest(history, min(text_len(answer), most_out)))
         history = (*history, Message("assistant", (answer,)))
-    return found
+    return requests
 
 
 def fitted(workload: Workload, context: int | None) -> Workload:
-    """Without the requests (and what follows them in their chain) whose prompt leaves a context of so many tokens no
-    room, with answers cut to what is left; lengths are aims, so a hundredth stays free, and more where text is given.
-    Raises `ConfigError` if nothing is left."""
+    """Return the workload without the requests (and their successors in the chain) whose prompt does not fit a context
+    of `context` tokens, and with answers shortened to what is left. Lengths are targets, so a hundredth stays free, and
+    more if text is given. Raises `ConfigError` if nothing is left."""
     if context is None:
         return workload
     requests, chains, arrivals = list[LoadRequest](), list[int](), list[float]()
@@ -356,7 +355,7 @@ WORKLOADS: dict[str, Callable[[str, WorkloadSettings], Workload]] = {
 
 
 def poisson_arrivals(count: int, rate: float, seed: int) -> tuple[float, ...]:
-    """`count` arrivals, `rate` a second on average: exponential times between them. The first is at 0."""
+    """Return `count` arrival times in seconds, `rate` per second on average, with exponential gaps. The first is 0."""
     gaps = np.random.default_rng((seed, 1)).exponential(1 / rate, count)
     gaps[:1] = 0.0
     return tuple(float(time) for time in np.cumsum(gaps))

@@ -1,5 +1,5 @@
-"""A chat in the terminal with any OpenAI-compatible server, and `client`, which speaks HTTP to one.
+"""A chat in the terminal with any OpenAI-compatible server, and `client`, its HTTP client.
 
-It is a client like any other: nothing of the server belongs here, and nothing here is imported by it. Start with
-`terminal.py`, which reads lines and shows answers.
+It depends on nothing of the server, and nothing here is imported by the server. Start with `terminal.py`, which reads
+lines and shows answers.
 """

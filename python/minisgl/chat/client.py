@@ -1,7 +1,7 @@
-"""HTTP client of the chat: the models of a server, and one streamed answer at a time.
+"""HTTP client of the chat: lists a server's models and streams one answer at a time.
 
-Invariants: every failure is a `ChatError` whose text is fit to be shown; closing the iteration closes the connection,
-which is how an answer is stopped.
+Invariants: every failure is a `ChatError` whose text can be shown to the user; closing the iterator closes the
+connection, which stops the answer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CONNECT_TIMEOUT_S = 10.0
 
 
 class ChatError(Exception):
-    """What went wrong and, where known, what to do about it. `status` is that of HTTP, if there was an answer."""
+    """A failed chat request, with a reason for the user. `status` is the HTTP status; None without a response."""
 
     def __init__(self, text: str, status: int | None = None) -> None:
         super().__init__(text)
@@ -28,8 +28,8 @@ class ChatError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AnswerChunk:
-    """A part of an answer; `thought` is what the model thinks before it. `usage` comes once, at the end, from servers
-    that send it."""
+    """A piece of a streamed answer. `thought` is reasoning before the answer. `usage` comes once, at the end, from
+    servers that send it."""
 
     text: str = ""
     finish_reason: str | None = None
@@ -39,7 +39,7 @@ class AnswerChunk:
 
 class ChatClient:
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
-        """`base_url`: of the server, with or without `/v1`. Raises `ChatError` if it is none."""
+        """Create a client for the server at `base_url`, with or without `/v1`. Raises `ChatError` for a bad URL."""
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         try:
             url = httpx.URL(self.base_url)
@@ -51,14 +51,14 @@ class ChatClient:
             base_url=self.base_url,
             headers={} if api_key is None else {"Authorization": f"Bearer {api_key}"},
             timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
-            trust_env=not _is_loopback(url.host),  # a proxy could not reach it
+            trust_env=not _is_loopback(url.host),  # a proxy cannot reach a loopback address
         )
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def models(self) -> list[str]:
-        """Names of the models; at least one."""
+        """Return the names of the server's models, at least one. Raises `ChatError`."""
         with self._explained():
             answer = await self._http.get("/v1/models", timeout=CONNECT_TIMEOUT_S)
         if answer.status_code != 200:
@@ -66,13 +66,13 @@ class ChatClient:
         try:
             names = [str(model["id"]) for model in answer.json()["data"]]
         except (ValueError, KeyError, TypeError) as error:
-            raise ChatError(f"{self.base_url}: is no OpenAI-compatible server: /v1/models makes no sense") from error
+            raise ChatError(f"{self.base_url}: is no OpenAI-compatible server: /v1/models lists none") from error
         if not names:
             raise ChatError(f"{self.base_url}: the server has no model")
         return names
 
     async def answer(self, body: dict[str, Any]) -> AsyncGenerator[AnswerChunk, None]:
-        """Stream one chat completion. Close the iterator to stop it."""
+        """Stream one chat completion. Close the iterator to stop it. Raises `ChatError`."""
         request = {**body, "stream": True, "stream_options": {"include_usage": True}}
         with self._explained():
             async with self._http.stream("POST", "/v1/chat/completions", json=request) as response:
@@ -90,9 +90,9 @@ class ChatClient:
         try:
             yield
         except httpx.ConnectError as error:
-            raise ChatError(f"{self.base_url}: nothing answers there: is the server running?") from error
+            raise ChatError(f"{self.base_url}: cannot connect: is the server running?") from error
         except httpx.TimeoutException as error:
-            raise ChatError(f"{self.base_url}: no answer in time") from error
+            raise ChatError(f"{self.base_url}: no response in time") from error
         except httpx.HTTPError as error:
             raise ChatError(f"{self.base_url}: the connection broke: {str(error) or type(error).__name__}") from error
 
@@ -115,7 +115,7 @@ def _is_loopback(host: str) -> bool:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """The data of each server-sent event. Lines are cut at line feeds of bytes only: text may hold other separators."""
+    """Yield the data of each server-sent event. Only line feeds end a line: text may hold other separators."""
     rest = b""
     async for part in response.aiter_bytes():
         *lines, rest = (rest + part).split(b"\n")
@@ -137,7 +137,7 @@ def _chunk(data: bytes) -> AnswerChunk:
         thought = delta.get("reasoning_content") or delta.get("reasoning") or ""
         return AnswerChunk(delta.get("content") or "", choice.get("finish_reason"), usage, thought)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ChatError(f"the server sent what is no part of an answer: {data[:80]!r}") from error
+        raise ChatError(f"the server sent an invalid chunk: {data[:80]!r}") from error
 
 
 def _message(error: Any) -> str:

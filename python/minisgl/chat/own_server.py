@@ -1,7 +1,7 @@
-"""A server of the chat's own: `minisgl serve --managed ...` as a child process.
+"""A server that the chat starts: `minisgl serve --managed ...` as a child process.
 
-Invariants: the child's messages go to this terminal's standard error; Ctrl-C reaches the chat alone; the child ends
-with this process, however that ends, because it watches its standard input.
+Invariants: the child logs to this terminal's standard error; Ctrl-C reaches the chat only; the child ends with this
+process, however that ends, because it watches its standard input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STOP_TIMEOUT_S = 20.0
 
 
 class ServerFailed(Exception):
-    """It did not start, and has said why."""
+    """The child server ended before it was ready, after logging why. `code` is its exit code."""
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the server ended with code {code} before it was ready")
@@ -28,14 +28,14 @@ class ServerFailed(Exception):
 class OwnServer:
     url: str
     model: str
-    ended: asyncio.Future[int]  # its exit code
-    pid: int  # of the leader of a process group of its own
-    key: str | None  # of its API, if it asks for one
+    ended: asyncio.Future[int]  # the server's exit code
+    pid: int  # leader of its own process group
+    key: str | None  # API key, if the server requires one
 
 
 @contextlib.asynccontextmanager
 async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
-    """A server with these flags of `minisgl serve`, ready; ended at the end of the `with`. Raises `ServerFailed`."""
+    """Start `minisgl serve` with `flags`, yield it when ready, and stop it on exit. Raises `ServerFailed`."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "minisgl", "serve", "--no-access-log", *flags, "--managed"),
         stdin=asyncio.subprocess.PIPE,
@@ -51,7 +51,7 @@ async def own_server(flags: Sequence[str]) -> AsyncIterator[OwnServer]:
         ready = json.loads(line)
         yield OwnServer(ready["url"], ready["model"], ended, process.pid, ready["key"])
     finally:
-        process.stdin.close()  # the sign to end
+        process.stdin.close()  # the server ends when this is closed
         try:
             await asyncio.wait_for(asyncio.shield(ended), STOP_TIMEOUT_S)
         except TimeoutError:

@@ -1,6 +1,6 @@
 """A conversation: its messages, its settings, and the commands that change them.
 
-Invariants: what is kept of an answer is what was shown of it; a question that got no answer is not kept.
+Invariants: the stored part of an answer is what was shown of it; a question without an answer is not stored.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Ctrl-C stops an answer. Alt-Enter, or a backslash before Enter, begins a new lin
 
 
 class Exit(Exception):
-    """The user wants to leave."""
+    """Raised when the user asks to leave the chat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers of one answer. `num_tokens` None: the server did not say, or the answer was stopped."""
+    """Timings and token counts of one answer. `num_tokens` is None if it was stopped or the server sent none."""
 
     ttft_s: float
-    generation_s: float  # from the first token to the last
+    generation_s: float  # from the first token to the last one
     num_tokens: int | None
     num_prompt_tokens: int | None
     num_cached_tokens: int
@@ -49,7 +49,7 @@ class Stats:
 
 
 class Session:
-    """`settings`: further fields of each request, such as temperature."""
+    """A conversation with one model of a server. `settings` are further fields of each request, such as temperature."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class Session:
         self.system = system or None
         self.messages: list[dict[str, str]] = []
         self.show_stats = show_stats
-        self.on_thought: Callable[[str], None] = lambda text: None  # what the model thinks before it answers
-        self.stats: Stats | None = None  # of the last answer
+        self.on_thought: Callable[[str], None] = lambda text: None  # receives reasoning
+        self.stats: Stats | None = None  # of the last answer; None before the first
         self.finish_reason: str | None = None  # of the last answer; None: it was stopped or failed
 
     def command(self, line: str) -> str | None:
-        """What to show for a command; None if `line` is none but something to say. Raises `Exit`."""
+        """Run a slash command and return the text to show; None if `line` is a message. Raises `Exit`."""
         if not line.startswith("/") or line.startswith("//"):
             return None
         name, _, rest = line.partition(" ")
@@ -82,12 +82,12 @@ class Session:
             self.system = rest or None
             return "system prompt set" if rest else "no system prompt"
         if rest and name in ("/help", "/reset", "/stats", "/exit"):
-            return f"{name} takes nothing after it"
+            return f"{name} takes no argument"
         if name == "/help":
             return HELP
         if name == "/reset":
             self.messages.clear()
-            return "the conversation is forgotten"
+            return "the conversation is cleared"
         if name == "/stats":
             self.show_stats = not self.show_stats
             return f"numbers after each answer: {'on' if self.show_stats else 'off'}"
@@ -96,7 +96,7 @@ class Session:
         return f"{name}: no such command: /help lists them"
 
     async def ask(self, text: str) -> AsyncGenerator[str, None]:
-        """Say `text` and yield the answer chunk by chunk. Raises `ChatError`. Close the iterator to stop the answer."""
+        """Send `text` and yield the answer in chunks. Close the iterator to stop it. Raises `ChatError`."""
         question = {"role": "user", "content": text.removeprefix("/") if text.startswith("//") else text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         body = {**self._settings, "model": self.model, "messages": [*system, *self.messages, question]}
@@ -141,7 +141,7 @@ class _Timing:
                 self._first = self._last
 
     def stats(self) -> Stats | None:
-        """None if no text came."""
+        """Return the timings of the answer, or None if no text came."""
         if self._first is None:
             return None
         return Stats(

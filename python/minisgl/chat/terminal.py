@@ -1,7 +1,7 @@
-"""The chat's two ends: lines from a terminal or a pipe, answers to standard output.
+"""The chat's terminal side: reads lines from a terminal or a pipe and writes answers to standard output.
 
-Invariants: Ctrl-C stops the answer and nothing else; Ctrl-D and the end of a pipe leave; whatever a model writes, no
-control character but line feed and tab reaches the terminal.
+Invariants: Ctrl-C stops the current answer only; Ctrl-D and the end of a pipe leave the chat; whatever a model writes,
+no control character but line feed and tab reaches the terminal.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _UNSEEN = {code: "\N{REPLACEMENT CHARACTER}" for code in (*range(32), *range(127
 
 
 class Dropped(Exception):
-    """Ctrl-C while typing. No `KeyboardInterrupt`: that one would pass through the event loop and end it."""
+    """Raised when Ctrl-C is pressed while typing. It is no `KeyboardInterrupt`, which would end the event loop."""
 
 
 class Lines(Protocol):
     interactive: bool
 
     async def read(self) -> str:
-        """What was typed. Raises `EOFError` at the end, `Dropped` at Ctrl-C."""
+        """Return the next message of the user. Raises `EOFError` at the end of the input and `Dropped` on Ctrl-C."""
 
 
 class Typed:
-    """Lines of a person, with history and editing. Enter sends, Alt-Enter or a backslash at the end goes on."""
+    """Messages that a person types, with history. Enter sends; Alt-Enter or a backslash begins a new line."""
 
     interactive = True
 
@@ -60,7 +60,7 @@ class Typed:
         )
 
     async def read(self) -> str:
-        return await self._session.prompt_async(handle_sigint=False)  # Ctrl-C is a key here
+        return await self._session.prompt_async(handle_sigint=False)  # so that Ctrl-C raises `Dropped`
 
 
 def _keys() -> KeyBindings:
@@ -83,7 +83,7 @@ def _keys() -> KeyBindings:
 
 
 class Piped:
-    """Lines of a file or another program, one message each."""
+    """Messages from a file or another program, one per line."""
 
     interactive = False
 
@@ -96,7 +96,7 @@ class Piped:
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         rest, part = b"", b""
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        with contextlib.suppress(RuntimeError):  # the event loop is closed
             while part := os.read(self._descriptor, 65536):
                 *lines, rest = (rest + part).split(b"\n")
                 for line in lines:
@@ -114,7 +114,7 @@ class Piped:
 
 
 def file_history(file: Path) -> History:
-    """What was typed before, in a file that only its owner may read; without one if it cannot be written."""
+    """Return the history of typed messages, in a file for its owner only, or in memory if that cannot be written."""
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
@@ -124,7 +124,7 @@ def file_history(file: Path) -> History:
 
 
 class Chat:
-    """One conversation. `write` shows text as it is. `gone` is done when there is nobody to talk to any more."""
+    """The loop of one chat. `write` prints text without changes. `gone` is done when the server has ended."""
 
     def __init__(
         self,
@@ -139,18 +139,18 @@ class Chat:
         self._gone: asyncio.Future[int] = gone if gone is not None else asyncio.get_running_loop().create_future()
         self._answer: asyncio.Task[bool] | None = None
         self._failed = False
-        self._thinks = False  # what was written last was a thought
-        if lines.interactive:  # a pipe gets the answer alone
+        self._thinks = False  # the last written text was reasoning
+        if lines.interactive:  # a pipe gets answers without reasoning
             session.on_thought = self._show_thought
 
     async def run(self) -> int:
-        """Until the user leaves. Exit code 1 if the server went away, or if a message of a pipe got no answer."""
+        """Chat until the user leaves. Return 1 if the server ended or a piped message got no answer, else 0."""
         with self._ctrl_c():
             while True:
                 try:
                     text = await self._first(self._lines.read())
                     if text is None:
-                        self._write("the server is gone\n")
+                        self._write("the server has ended\n")
                         return 1
                     await self._take(text.strip())
                 except Dropped:
@@ -181,7 +181,7 @@ class Chat:
         self._write(f"{DIM}{text.translate(_UNSEEN)}{NORMAL}")
 
     async def _show(self, text: str) -> bool:
-        """Whether the answer came."""
+        """Stream the answer to `text` to the terminal. Return False, after showing the error, if it failed."""
         self._thinks = False
         try:
             async with contextlib.aclosing(self._session.ask(text)) as chunks:
@@ -195,11 +195,11 @@ class Chat:
             return False
         self._write("\n")
         if self._session.finish_reason == "length":
-            self._write("[cut: the limit of tokens is reached]\n")
+            self._write("[truncated: the token limit is reached]\n")
         return True
 
     async def _first(self, reading: Awaitable[str]) -> str | None:
-        """What is read, or None if the server goes away before."""
+        """Wait for `reading` and return its result, or None if the server ends first."""
         task = asyncio.ensure_future(reading)
         either: set[asyncio.Future[Any]] = {task, self._gone}
         try:
@@ -214,7 +214,7 @@ class Chat:
 
     @contextlib.contextmanager
     def _ctrl_c(self) -> Iterator[None]:
-        """While an answer comes, SIGINT stops it; else it ends a piped chat, and does nothing to a typed one."""
+        """Handle SIGINT: it stops a running answer, else it ends a piped chat and does nothing to a typed one."""
         loop = asyncio.get_running_loop()
         here = asyncio.current_task()
         assert here is not None

@@ -1,10 +1,9 @@
-"""The command line: each command is a module with `add_parser` and `run`; `minisgl --model X` is `minisgl serve`.
+"""The command line. Each command is a module with `add_parser` and `run`; `minisgl --model X` is `minisgl serve`.
 
-What a command does belongs to the room that it calls; here are flags, and messages about them. Start with `serve.py`
-and `flags.py`, the table of settings.
-
-Invariants: every bad setting ends with one line that says what to change and exit code 2, and no command with a
-traceback for what a user did; importing this package brings no torch.
+The work of a command is done by other packages; this one has flags and messages about them. Start with `serve.py` and
+`flags.py`, the table of settings.
+Invariants: a bad setting ends with one line that says what to change and exit code 2; no user error ends with a
+traceback; importing this package does not import torch.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from minisgl import envs
 from minisgl.cli import batch, cache, chat, generate, model, models, replay, serve, verify
 from minisgl.cli.flags import sources
 from minisgl.cli.parser import Parser, UsageError
-from minisgl.config import ConfigError, as_set
+from minisgl.config import ConfigError, with_source
 from minisgl.extension import ExtensionMissing
 from minisgl.sampling_params import ParamError
 from minisgl.utils.installed import own_version
@@ -33,11 +32,11 @@ EXAMPLES = """examples:
   minisgl COMMAND --help                     the flags of a command; without a command they are those of serve
 """
 OF_ITS_OWN = ("-h", "--help", "-V", "--version")
-"""What is no flag of a command."""
+"""Flags of the program itself, without a command."""
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Flags, over the values of `--config`, over the defaults. Raises `ConfigError`."""
+    """Parse a command line: flags win over the `--config` file, and this over defaults. Raises `ConfigError`."""
     parser = Parser(
         prog="minisgl",
         description=DESCRIPTION,
@@ -45,7 +44,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         usage="minisgl COMMAND [flags]",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    version = f"minisgl {own_version()}" if any(one in arguments for one in ("-V", "--version")) else ""
+    version = f"minisgl {own_version()}" if any(flag in arguments for flag in ("-V", "--version")) else ""
     parser.add_argument("-V", "--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", prog="minisgl")
     server = serve.add_parser(commands)
@@ -61,7 +60,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     commands.add_parser("doctor", help="what is installed, what works here, and why not", add_help=False)
     args: argparse.Namespace
     args, rest = parser.parse_known_args(arguments)
-    if rest and args.command not in ("chat", "batch"):  # which hand them on to their servers
+    if rest and args.command not in ("chat", "batch"):  # which pass them to their servers
         parser.refuse(rest)
     in_file: dict[str, str] = {}
     if (path := getattr(args, "config", None)) is not None:
@@ -74,17 +73,17 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Run the command; an error about a setting names it as it was set. Raises `ConfigError`."""
+    """Run a parsed command and return its exit code. A `ConfigError` names settings as the user set them."""
     try:
         return int(args.run(args))
     except UsageError:
         raise
     except ConfigError as error:
-        raise ConfigError(as_set(str(error), args.sources)) from error
+        raise ConfigError(with_source(str(error), args.sources)) from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code."""
+    """Run one command and return its exit code. Errors are printed to standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments and arguments[0].startswith("-") and arguments[0] not in OF_ITS_OWN:
         arguments.insert(0, "serve")
@@ -98,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             return bench.main(arguments[1:])
         if arguments[:1] == ["serve"]:
-            envs.keep_little()  # a flag's check loads the extension
+            envs.set_purge_delay()  # before a flag's check loads the extension
         args = _parse(arguments)
         return _run(args)
     except UsageError as error:
@@ -107,10 +106,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, envs.EnvError, ParamError, ExtensionMissing) as error:
         print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # who reads the output has left, as `head` does
+    except BrokenPipeError:  # the reader of the output has exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at the end of Python
         return 1
-    except OSError as error:  # of the machine: it names the file, or says that there is no room
+    except OSError as error:  # such as a full disk; it names the file
         print(f"minisgl {arguments[0]}: {error}", file=sys.stderr)
         return 1
     except MemoryError as error:

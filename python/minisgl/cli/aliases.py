@@ -1,7 +1,7 @@
-"""Flags of mini-sglang and SGLang: those that mean a flag here, and those that mean nothing here.
+"""Flags of mini-sglang and SGLang: aliases of flags here, and flags that have no effect here.
 
-Invariants: none of them shows in a help, all of them may stand in a `--config` file; one without an effect says so, in
-one line, and one that asks for what cannot be had is refused with the reason.
+Invariants: no help shows them, and a `--config` file may have them; a flag without an effect gets one line that says
+so; a flag that asks for something unsupported is refused with the reason.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.config import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """`typed` is `flag`, with `value` if that is not None. Where the flag takes several values, one stands for all."""
+    """Another name, `typed`, for `flag` (with a fixed `value` if not None). One value is repeated for several."""
 
     typed: str
     flag: str
@@ -35,18 +35,18 @@ ALIASES = (
     Alias("--dummy-weight", "--load-format", "dummy"),
     Alias("--shell-mode", "--shell"),
     Alias("--max-new-tokens", "--max-tokens"),
-    Alias("--max-new-tokens", "--output-len"),  # of a benchmark
+    Alias("--max-new-tokens", "--output-len"),  # of bench offline
     Alias("--max-tokens", "--output-len"),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Pointless:
-    """A flag without an effect here. `line` says why for the value that was given, or raises `ConfigError`."""
+class NoEffect:
+    """A flag without an effect here. `line(value)` returns the notice that says why, or raises `ConfigError`."""
 
     typed: tuple[str, ...]
     line: Callable[[Any], str]
-    kind: Callable[[str], object] = str  # of its value
+    kind: Callable[[str], object] = str  # type of its value
     choices: tuple[str, ...] | None = None
     has_value: bool = True
 
@@ -57,28 +57,28 @@ class Pointless:
 
 def _tokenizers(number: int) -> str:
     if number not in (0, 1):
-        raise ConfigError(f"--num-tokenizer {number}: 0 or 1: only threads of the HTTP process tokenize")
-    return f"--num-tokenizer {number}: nothing to choose: threads of the HTTP process tokenize"
+        raise ConfigError(f"--num-tokenizer {number}: must be 0 or 1: threads of the HTTP process tokenize")
+    return f"--num-tokenizer {number}: has no effect: threads of the HTTP process tokenize"
 
 
-POINTLESS = (
-    Pointless(
+NO_EFFECT = (
+    NoEffect(
         ("--disable-pynccl",),
-        lambda _: "--disable-pynccl: nothing to disable: torch's own NCCL is used",
+        lambda _: "--disable-pynccl: has no effect: torch's own NCCL is used",
         has_value=False,
     ),
-    Pointless(
+    NoEffect(
         ("--moe-backend",),
-        lambda name: f"--moe-backend {name}: nothing to choose: there is one backend for experts",
+        lambda name: f"--moe-backend {name}: has no effect: there is one backend for experts",
         choices=("auto", "fused"),
     ),
-    Pointless(("--num-tokenizer", "--tokenizer-count"), _tokenizers, kind=int),
+    NoEffect(("--num-tokenizer", "--tokenizer-count"), _tokenizers, kind=int),
 )
 NOT_GIVEN: Any = argparse.SUPPRESS
 
 
 class _Times(argparse.Action):
-    """One value where the flag has several that are then alike."""
+    """Action of an alias with one value: repeats it for a flag that takes `const` values."""
 
     def __call__(
         self,
@@ -91,13 +91,13 @@ class _Times(argparse.Action):
 
 
 def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Every alias of a flag that `parser` has; returns it."""
-    known = {option: action for action in parser._actions for option in action.option_strings}  # no public list
+    """Add the aliases of all flags that `parser` has, and return it."""
+    actions = {option: action for action in parser._actions for option in action.option_strings}
     for alias in ALIASES:
-        target = known.get(alias.flag)
-        if target is None or alias.typed in known:
+        target = actions.get(alias.flag)
+        if target is None or alias.typed in actions:
             continue
-        known[alias.typed] = target
+        actions[alias.typed] = target
         kind: dict[str, Any] = {} if target.type is None else {"type": target.type}
         hidden: dict[str, Any] = {"dest": target.dest, "default": NOT_GIVEN, "help": NOT_GIVEN}
         if target.nargs == 0 or alias.value is not None:
@@ -107,22 +107,22 @@ def add_to(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
             parser.add_argument(alias.typed, action=_Times, const=target.nargs, metavar="N", **kind, **hidden)
         else:
             parser.add_argument(alias.typed, choices=target.choices, metavar=target.metavar, **kind, **hidden)
-    if "--tp" in known:  # what loads an engine
-        for flag in POINTLESS:
-            _add_pointless(parser, flag)
+    if "--tp" in actions:  # a command that loads an engine
+        for flag in NO_EFFECT:
+            _add_no_effect(parser, flag)
     return parser
 
 
-def _add_pointless(parser: argparse.ArgumentParser, flag: Pointless) -> None:
+def _add_no_effect(parser: argparse.ArgumentParser, flag: NoEffect) -> None:
     if not flag.has_value:
         parser.add_argument(*flag.typed, dest=flag.dest, action="store_true", help=NOT_GIVEN)
     else:
         parser.add_argument(*flag.typed, dest=flag.dest, type=flag.kind, choices=flag.choices, help=NOT_GIVEN)
 
 
-def said(args: argparse.Namespace) -> Iterator[str]:
-    """A line for each flag in `args` that has no effect. Raises `ConfigError`."""
-    for flag in POINTLESS:
+def notices(args: argparse.Namespace) -> Iterator[str]:
+    """Yield a notice for each flag in `args` that has no effect. Raises `ConfigError` for an unsupported value."""
+    for flag in NO_EFFECT:
         value = getattr(args, flag.dest, None)
         if value is not None and value is not False:
             yield flag.line(value)

@@ -1,11 +1,11 @@
-"""`--api-key-file FILE.yaml`: several API keys, each with a name, a share and limits.
+"""Reader of `--api-key-file FILE.yaml`: several API keys, each with a name, a share and limits.
 
     keys:
       - name: team-a
         key: sk-...
         share: 3
 
-Invariants: every mistake is told with file, line, entry, field and reason; no key is ever shown.
+Invariants: every error names file, line, entry, field and reason; no key is ever shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minisgl.config import ApiKey, ConfigError
 
 FLAG = "--api-key-file"
 DEFAULT = "default"
-"""How the caller of --api-key is called."""
+"""Name of the caller with the key of --api-key."""
 MAX_KEYS = 256
 MAX_SHARE = 1000
 DIGEST_ROUNDS = 20_000
@@ -41,31 +41,31 @@ _SWITCHES = ("own_cache", "cache", "lora", "models")
 
 @cache
 def digest(key: ApiKey) -> bytes:
-    """What names it in a folder of pages: another name or another secret has another one. It is slow to make, so that
-    who has it finds no secret by trying."""
+    """Return the digest that names an API key in a page store; it depends on the key's name and secret. It is slow
+    (PBKDF2), so that secrets cannot be found by trying."""
     return pbkdf2_hmac("sha256", key.key.encode(), f"minisgl own_cache {key.name}".encode(), DIGEST_ROUNDS)
 
 
 def read(path: str) -> tuple[ApiKey, ...]:
-    """In the order of the file. Raises `ConfigError`."""
+    """Read the API keys of the file `path`, in its order. Raises `ConfigError`."""
     with opened(path, FLAG, shows=False) as (loader, root):
         where = f"{path}:{1 if root is None else line_of(root)}"
         entries = _list_of_keys(root, where)
         if not 1 <= len(entries) <= MAX_KEYS:
             raise ConfigError(f"{where}: keys: must have 1 to {MAX_KEYS} entries, not {len(entries)}")
-        found: list[ApiKey] = []
+        keys: list[ApiKey] = []
         for i, node in enumerate(entries):
-            one = _entry(loader, node, path, i)
-            for other in found:
+            key = _entry(loader, node, path, i)
+            for other in keys:
                 for field in ("name", "key"):
-                    if getattr(one, field) == getattr(other, field):
-                        shown = "" if field == "key" else f" {one.name}"
+                    if getattr(key, field) == getattr(other, field):
+                        shown = "" if field == "key" else f" {key.name}"
                         raise ConfigError(
-                            f"{path}:{line_of(node)}: keys.{i} ({one.name}): {field}:{shown} is that of {other.name} "
+                            f"{path}:{line_of(node)}: keys.{i} ({key.name}): {field}:{shown} is that of {other.name} "
                             "already: give each its own"
                         )
-            found.append(one)
-    return tuple(found)
+            keys.append(key)
+    return tuple(keys)
 
 
 def _list_of_keys(root: yaml.Node | None, where: str) -> list[yaml.Node]:
@@ -95,7 +95,7 @@ def _entry(loader: yaml.SafeLoader, node: yaml.Node, path: str, i: int) -> ApiKe
 
 
 def _problem(name: str, given: object) -> str:
-    """What is wrong with the field; empty: nothing."""
+    """Return what is wrong with the value of a key's field, or "" if it is valid."""
     if name == "name":
         if not (isinstance(given, str) and _NAME.fullmatch(given)):
             return f"{given!r:.80}: must be text of 1 to 64 letters, digits, dots, dashes and underscores"

@@ -1,7 +1,7 @@
-"""`minisgl batch IN.jsonl -o OUT.jsonl`: a file of requests answered without a server that one starts.
+"""The command `minisgl batch IN.jsonl -o OUT.jsonl`, which answers a file of requests without a running server.
 
-It starts one of its own, as `minisgl chat` does, which keeps what is answered in `OUT.jsonl.state` until OUT.jsonl is
-there: the same command goes on where it was cut off.
+It starts a server of its own, as `minisgl chat` does. Answers are stored in `OUT.jsonl.state` until OUT.jsonl is
+written, so an interrupted command continues when it is run again.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         help="answer a file of requests, without a server",
         epilog="Further flags are those of minisgl serve, such as --model. The same command goes on after a stop.",
     )
-    parser.add_argument("input", metavar="IN.jsonl", help="a request a line: {custom_id, method, url, body}")
-    parser.add_argument("-o", "--output", metavar="OUT.jsonl", required=True, help="an answer a line, in this order")
+    parser.add_argument("input", metavar="IN.jsonl", help="requests, one per line: {custom_id, method, url, body}")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT.jsonl", required=True, help="responses, one per line, in the input's order"
+    )
     return parser
 
 
@@ -37,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if job.is_done():
         return 0
     job.state.mkdir(mode=0o700, exist_ok=True)
-    Store.open(str(job.state), wait_s=20.0).close()  # the server of a run that was killed is still ending
+    Store.open(str(job.state), wait_s=20.0).close()  # the server of a killed run may still be ending
 
     async def work() -> int:
         flags = ["--host", "127.0.0.1", "--port", "0", "--state-dir", str(job.state), *args.rest]

@@ -1,7 +1,7 @@
-"""What `minisgl batch` does with its server: uploads the file, waits for the batch, and writes the output.
+"""The work of `minisgl batch`: uploads the input file to its server, waits for the batch and writes the output file.
 
-Invariants: the output is there whole or not at all, each line of the input once, in its order; what was answered before
-is not asked again, as long as the input is the same file.
+Invariants: the output file is complete or missing, with each input line once and in order; answered lines are not
+computed again as long as the input file is the same.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from minisgl.server.batches.store import DATABASE, remove
 from minisgl.utils.progress import Display
 
 PARTS = ("output.jsonl", "error.jsonl", "whole.jsonl")
-"""The files that a batch writes beside the store: answers, errors, both."""
+"""Files of a batch next to the store: responses, errors, and both merged."""
 LOOK_S = 0.25
 _OPEN = frozenset({"in_progress", "finalizing", "cancelling"})
 
 
 class Failed(Exception):
-    """The text says why there is no output."""
+    """A batch that produced no output. The text says why."""
 
 
 class Job:
-    """`state`: the folder that keeps what is answered until the output is there."""
+    """A run of `minisgl batch`. The folder `state` stores answers until the output file is written."""
 
     def __init__(self, given: Path, output: Path) -> None:
         self._input = given
@@ -50,28 +50,28 @@ class Job:
             raise ConfigError(f"{given}: {error}") from error
 
     def is_done(self) -> bool:
-        """Whether nothing is left to do but to clean up. Raises `ConfigError`: another output is there."""
+        """Return True, after cleaning up, if the output is complete. Raises `ConfigError` if it is another run's."""
         if not self._output.exists():
             return False
         if not (self.state / DATABASE).is_file():
-            raise ConfigError(f"-o {self._output}: is there already: name another file, or remove it")
+            raise ConfigError(f"-o {self._output}: exists already: name another file, or remove it")
         self.clean_up()
         _say(f"{self._output}: is complete")
         return True
 
     def clean_up(self) -> None:
         if not remove(self.state, PARTS):
-            _say(f"{self.state}: stays: it has files that no batch made")
+            _say(f"{self.state}: is not removed: it has other files than a batch's")
 
     async def run(self, url: str, key: str | None, gone: asyncio.Future[int]) -> int:
-        """Raises `Failed`. `gone`: when the server has ended."""
+        """Run the batch and return the exit code. `gone` is done when the server has ended. Raises `Failed`."""
         headers = {} if key is None else {"authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(base_url=url, headers=headers, timeout=600.0) as http:
             work = asyncio.ensure_future(self._run(http))
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
                 work.cancel()
-                raise Failed("its server has ended: the same command goes on")
+                raise Failed("its server has ended: run the same command again to continue")
             return await work
 
     async def _run(self, http: httpx.AsyncClient) -> int:
@@ -87,7 +87,7 @@ class Job:
         display("answering the lines of the file", counts["completed"] + counts["failed"], counts["total"])
         if batch["status"] != "completed":
             reasons = [one["message"] for one in (batch["errors"] or {"data": []})["data"]]
-            raise Failed(f"it is {batch['status']}: {', '.join(reasons) or 'see ' + str(self.state)}")
+            raise Failed(f"the batch is {batch['status']}: {', '.join(reasons) or 'see ' + str(self.state)}")
         parts = [self.state / name for name in PARTS[:2]]
         for path, file_id in zip(parts, (batch["output_file_id"], batch["error_file_id"]), strict=True):
             await _fetch(http, file_id, path)
@@ -96,22 +96,22 @@ class Job:
         return 0
 
     async def _batch(self, http: httpx.AsyncClient, digest: str) -> dict[str, Any]:
-        """The batch of a run before, or a new one. Raises `Failed`."""
-        found = _checked(await http.get("/v1/batches"))["data"]
-        if found and found[0]["status"] in (*_OPEN, "completed"):
-            if found[0]["metadata"] != {"sha256": digest}:
+        """Return the unfinished batch of an earlier run, or create one. Raises `Failed` if that has another input."""
+        batches = _checked(await http.get("/v1/batches"))["data"]
+        if batches and batches[0]["status"] in (*_OPEN, "completed"):
+            if batches[0]["metadata"] != {"sha256": digest}:
                 raise Failed(f"{self.state}: has answers to another input: remove it, or name another output")
-            before: dict[str, Any] = found[0]
+            before: dict[str, Any] = batches[0]
             return before
         with self._input.open("rb") as file:
             named = {"file": (self._input.name, file)}
             uploaded = _checked(await http.post("/v1/files", files=named, data={"purpose": "batch"}))
         url = next(iter_lines(self._input))["url"]
-        asked = {"input_file_id": uploaded["id"], "endpoint": url, "completion_window": "14d"}
-        return _checked(await http.post("/v1/batches", json={**asked, "metadata": {"sha256": digest}}))
+        fields = {"input_file_id": uploaded["id"], "endpoint": url, "completion_window": "14d"}
+        return _checked(await http.post("/v1/batches", json={**fields, "metadata": {"sha256": digest}}))
 
     def _write(self, output: Path, errors: Path) -> None:
-        """Both in one, in the order of the input."""
+        """Merge answers and errors into the output file, in the order of the input."""
         part = self.state / PARTS[2]
         with part.open("wb") as file, output.open("rb") as answers, errors.open("rb") as failures:
             answer, failure = answers.readline(), failures.readline()
@@ -128,7 +128,7 @@ class Job:
 
 
 def iter_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The lines of a file that was checked."""
+    """Yield the lines of an input file, which must have been checked, as JSON objects."""
     with path.open("rb") as file:
         for line in file:
             if line.strip():
@@ -144,7 +144,7 @@ async def _fetch(http: httpx.AsyncClient, file_id: str | None, path: Path) -> No
 
 
 def _checked(answer: httpx.Response) -> dict[str, Any]:
-    """Raises `Failed`."""
+    """Return the JSON body of a response. Raises `Failed` unless its status is 200."""
     body: dict[str, Any] = answer.json()
     if answer.status_code != 200:
         raise Failed(body["error"]["message"])

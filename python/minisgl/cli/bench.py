@@ -1,10 +1,9 @@
-"""`minisgl bench NAME`: finds the module of a benchmark and runs it.
+"""The command `minisgl bench NAME`, which finds the module of a benchmark and runs it.
 
-Each is a module with `add_parser(commands)` and `run(args) -> int`, like the other commands, named in `COMMANDS`; one
-whose flags are an engine's lies in cli/, the others in bench/. Only the module that is asked for is imported.
-
-Every benchmark ends with an exit code and, unless its standard output is a terminal, one line of compact JSON there;
-`ab` and `compare` have that line with `--json` only. Ctrl-C and SIGTERM end what it started, too.
+Each is a module with `add_parser(commands)` and `run(args) -> int`, like the other commands, named in `COMMANDS`; those
+with the flags of an engine are in cli/, the others in bench/. Only the requested module is imported.
+A benchmark ends with an exit code and, unless standard output is a terminal, prints one line of compact JSON there
+(`ab` and `compare` only with `--json`). Ctrl-C and SIGTERM also end the processes that it started.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from minisgl.bench.stopping import Stopped, stoppable
 from minisgl.cli import aliases
 from minisgl.cli.flags import notices, say, sources
 from minisgl.cli.parser import Parser
-from minisgl.config import ConfigError, as_set
+from minisgl.config import ConfigError, with_source
 
 COMMANDS = {
     "ab": "minisgl.bench.ab",
@@ -30,17 +29,17 @@ COMMANDS = {
     "serve": "minisgl.bench.serve",
 }
 FORMER = {"control-plane": "scheduler"}
-"""Names that commands had; in no help."""
+"""Former names of commands, not shown in help."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the benchmark that `arguments` begin with; returns its exit code. Raises `ConfigError`."""
+    """Run the benchmark that the first argument names, and return its exit code. Raises `ConfigError`."""
     if arguments and arguments[0] in FORMER:
         arguments = [FORMER[arguments[0]], *arguments[1:]]
     parser = Parser(prog="minisgl bench", description="Measure minisgl.")
     commands = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
-    asked = [name for name in COMMANDS if arguments[:1] == [name]]
-    for name in asked or COMMANDS:
+    names = [name for name in COMMANDS if arguments[:1] == [name]]
+    for name in names or COMMANDS:
         importlib.import_module(COMMANDS[name]).add_parser(commands)
     for parser_of_one in commands.choices.values():
         aliases.add_to(parser_of_one)
@@ -55,15 +54,15 @@ def main(arguments: Sequence[str]) -> int:
     except Stopped as stopped:
         return stopped.code
     except ConfigError as error:
-        raise ConfigError(as_set(str(error), sources(parser.typed(), {}))) from error
+        raise ConfigError(with_source(str(error), sources(parser.typed(), {}))) from error
 
 
 def _check_out(out: Path, *, is_file: bool) -> None:
-    """Before anything is measured. Raises `ConfigError`."""
+    """Raise `ConfigError` if `--out` cannot be written, before anything is measured."""
     if is_file and out.is_dir():
         raise ConfigError(f"--out {out}: is a folder: name a file")
-    place = out.absolute().parent if is_file else out.absolute()
-    while not place.exists():
-        place = place.parent
-    if not place.is_dir():
-        raise ConfigError(f"--out {out}: {place.name} is not a folder")
+    folder = out.absolute().parent if is_file else out.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        raise ConfigError(f"--out {out}: {folder.name} is not a folder")

@@ -1,4 +1,4 @@
-"""`minisgl bench model`: flags of a model's benchmark."""
+"""The command `minisgl bench model`: flags of the benchmark of a model's kernels."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser.set_defaults(command="bench")
     job = parser.add_argument_group("what is measured")
     job.add_argument(
-        "--prompt", type=int, default=512, metavar="N", help="tokens of the prompt, 0: none (default: 512)"
+        "--prompt", type=int, default=512, metavar="N", help="tokens of the prompt; 0: no prefill (default: 512)"
     )
     job.add_argument(
-        "--generate", type=int, default=128, metavar="N", help="tokens of each answer, 0: none (default: 128)"
+        "--generate", type=int, default=128, metavar="N", help="tokens of each answer; 0: no decoding (default: 128)"
     )
-    job.add_argument("--depth", type=int, nargs="+", default=[0], metavar="N", help="tokens before (default: 0)")
-    job.add_argument("--batch", type=int, nargs="+", default=[1], metavar="N", help="answers at once (default: 1)")
+    job.add_argument("--depth", type=int, nargs="+", default=[0], metavar="N", help="tokens cached before (default: 0)")
+    job.add_argument(
+        "--batch", type=int, nargs="+", default=[1], metavar="N", help="sequences that decode (default: 1)"
+    )
     job.add_argument("--repeats", type=int, default=3, help="rounds (default: 3)")
     job.add_argument(
         "--variants", nargs="+", choices=tuple(VARIANTS), default=["exact", "int8"], help="default: exact int8"
@@ -44,14 +46,14 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="DIR",
-        help="llama.cpp on the same file: a folder with its programs, or with the package xllamacpp; NAME=DIR: another",
+        help="also llama.cpp: a folder with its programs or the package xllamacpp; NAME=DIR: another build",
     )
     job.add_argument(
         "--model-config", choices=tuple(SHAPES), help="random weights in the shape of this model, instead of --model"
     )
-    job.add_argument("--type", choices=TYPES, help=f"of random weights (default: {RANDOM_TYPE})")
-    job.add_argument("--layers", type=int, metavar="N", help="of random weights, at most")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
+    job.add_argument("--type", choices=TYPES, help=f"quantization of the random weights (default: {RANDOM_TYPE})")
+    job.add_argument("--layers", type=int, metavar="N", help="layers of the random model at most")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report (default: none)")
     add_settings(parser, ENGINE)
     return parser
 
@@ -64,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     engine, beside = engine_config(args), llama_folders(args.beside)
     if args.model_config is not None:
         model = random_model(args.model_config, args.type or RANDOM_TYPE, args.layers)
-        # Its weights are random as they lie: an engine that made up its own would have them in another type.
+        # The file's weights are random already; dummy weights would have another type.
         engine = msgspec.structs.replace(engine, model=str(model), load_format="auto")
     else:
         for flag, value in (("--type", args.type), ("--layers", args.layers)):

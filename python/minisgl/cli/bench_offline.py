@@ -1,4 +1,4 @@
-"""`minisgl bench offline`: flags of the offline benchmark."""
+"""The command `minisgl bench offline`: flags of the offline throughput benchmark."""
 
 from __future__ import annotations
 
@@ -27,21 +27,22 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         "--size",
         choices=("auto", *SIZES),
         default="auto",
-        help="full: 256 sequences, 100 to 1,024 tokens in and out; small: 16 sequences, 32 to 128 in, 32 to 64 out; "
-        "auto: small for a model on a CPU, else full",
+        help="full: 256 sequences, 100 to 1,024 tokens in and out; small: 16 short ones; auto: small on a CPU",
     )
-    job.add_argument("--num-sequences", type=int, help="instead of the size's")
-    job.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="instead of the size's, in tokens")
-    job.add_argument("--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="instead of the size's, in tokens")
-    job.add_argument("--workload-seed", type=int, default=0, help="of lengths and prompts")
+    job.add_argument("--num-sequences", type=int, help="number of sequences (default: by --size)")
+    job.add_argument("--input-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="prompt tokens (default by --size)")
+    job.add_argument(
+        "--output-len", type=int, nargs=2, metavar=("MIN", "MAX"), help="answer tokens (default by --size)"
+    )
+    job.add_argument("--workload-seed", type=int, default=0, help="seed of lengths and prompts")
     job.add_argument(
         "--control-planes",
         nargs="+",
         choices=BACKENDS,
-        help="which to compare (default: both, or the one of --cpu-backend)",
+        help="schedulers to compare (default: both, or the one of --cpu-backend)",
     )
     job.add_argument("--repeats", type=int, default=3, help="runs of each scheduler, in turns")
-    job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report (default: nothing)")
+    job.add_argument("--out", type=Path, metavar="DIR", help="folder for raw.json and a report (default: none)")
     add_settings(parser, ENGINE)
     return parser
 

@@ -1,5 +1,5 @@
-"""`minisgl cache info|clear|verify|export|import`: the folder of `--cache-dir`, whoever uses it meanwhile, and prefixes
-that go from one to another as a file."""
+"""The command `minisgl cache info|clear|verify|export|import`: manages the folder of `--cache-dir`, also while servers
+use it, and copies prefixes between folders as files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ORDERS = {
     "clear": "remove them",
     "verify": "read them, and remove what is damaged",
 }
-_NO_LIMIT = 2**63  # a server that uses the folder keeps its own
+_NO_LIMIT = 2**63  # a server that uses the folder applies its own limit
 
 
 def add_parser(commands: Commands) -> None:
@@ -32,9 +32,9 @@ def add_parser(commands: Commands) -> None:
     )
     orders = parser.add_subparsers(dest="order", required=True, metavar="ORDER")
     for order, text in _ORDERS.items():
-        one = orders.add_parser(order, help=text, allow_abbrev=False, description=text.capitalize() + ".")
-        one.add_argument("folder", metavar="DIR", help="what --cache-dir names")
-        one.set_defaults(run=_run)
+        order_parser = orders.add_parser(order, help=text, allow_abbrev=False, description=text.capitalize() + ".")
+        order_parser.add_argument("folder", metavar="DIR", help="what --cache-dir names")
+        order_parser.set_defaults(run=_run)
     text = "write a prefix with its pages to a file, for import or --warm-prefix @FILE elsewhere"
     export = orders.add_parser(
         "export", help=text, allow_abbrev=False, description=text.capitalize() + ".", formatter_class=Formatter
@@ -42,8 +42,7 @@ def add_parser(commands: Commands) -> None:
     export.add_argument(
         "prefix",
         metavar="TEXT|@FILE",
-        help="the prefix, or a file with it; one named *.json has token ids, or a request's text, prompt, messages or "
-        "token_ids",
+        help="the prefix as text, or a file of it; *.json: token ids, or a body with text, prompt or messages",
     )
     export.add_argument("file", metavar="FILE", help="what is made; who can read it can read the prefix")
     add_settings(export, {**ENGINE, "logs": (LOG_LEVEL,)})
@@ -104,9 +103,9 @@ def _export(args: argparse.Namespace) -> int:
 
 
 def _read(said: str) -> dict[str, Any]:
-    """The body of a request that begins with it. Raises `ConfigError`."""
+    """Return the prefix argument as a request body: text, or the JSON of an @FILE.json. Raises `ConfigError`."""
     text = spellings.text_or_file(said)
     if not isinstance(text, str):
-        raise ConfigError(f"{said}: is such a file already")
+        raise ConfigError(f"{said}: is an exported prefix already")
     is_body = said.startswith("@") and said.endswith(".json")
     return request_body.read(text.encode(), said) if is_body else {"text": text}

@@ -1,6 +1,6 @@
-"""`minisgl chat`, and `minisgl serve --shell`: flags, and who talks to whom.
+"""The command `minisgl chat`, and `minisgl serve --shell`: flags, and the choice of the server.
 
-Invariants: without `--base-url` every flag that is not the chat's is one of `minisgl serve`, for a server of its own.
+Invariants: without `--base-url`, a flag that is not the chat's is one of `minisgl serve`, for a server of its own.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         "which takes every flag of `minisgl serve` and ends with the chat.",
     )
     server = parser.add_argument_group("server")
-    server.add_argument("--base-url", metavar="URL", help="a running server (default: start one on a free port)")
-    server.add_argument("--api-key", help="its key (default: MINISGL_API_KEY)")
-    server.add_argument("--model", help="the model to ask for, or to serve (default: the server's first, or smollm2)")
+    server.add_argument("--base-url", metavar="URL", help="URL of a running server (default: start one on a free port)")
+    server.add_argument("--api-key", help="API key of the running server (default: MINISGL_API_KEY)")
+    server.add_argument("--model", help="model to request, or to serve (default: the server's first, or smollm2)")
     add_answer_arguments(parser)
     return aliases.add_to(parser)
 
@@ -47,11 +47,13 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
         "MINISGL_SHELL_TEMPERATURE, _TOP_P, _TOP_K and _MAX_TOKENS stand in for flags that are not given.",
     )
     answers.add_argument("--system", metavar="TEXT", help="system prompt (default: none)")
-    answers.add_argument("--temperature", type=float, help="0: always the likeliest token (default: the server's)")
-    answers.add_argument("--top-p", type=float, help="sample from the likeliest of this share (default: the server's)")
-    answers.add_argument("--top-k", type=int, help="sample from the likeliest so many (default: the server's)")
-    answers.add_argument("--max-tokens", type=int, help="limit of one answer (default: the server's)")
-    answers.add_argument("--sampling-seed", type=int, help="the same seed gives the same answers (default: random)")
+    answers.add_argument("--temperature", type=float, help="0: always the most likely token (default: the server's)")
+    answers.add_argument(
+        "--top-p", type=float, help="sample from tokens of this total probability (default: the server's)"
+    )
+    answers.add_argument("--top-k", type=int, help="sample from this many most likely tokens (default: the server's)")
+    answers.add_argument("--max-tokens", type=int, help="generated tokens of an answer at most (default: the server's)")
+    answers.add_argument("--sampling-seed", type=int, help="seed of sampling, for repeatable answers (default: random)")
     answers.add_argument("--stats", action="store_true", help="show TTFT and tokens per second after each answer")
 
 
@@ -61,13 +63,13 @@ def run(args: argparse.Namespace) -> int:
         args.model = rest.pop(0)
     if args.base_url is None:
         if args.api_key is not None:
-            raise ConfigError("--api-key: belongs to a running server: give --base-url too")
+            raise ConfigError("--api-key: needs --base-url, the running server that takes it")
         model = [] if args.model is None else ["--model", args.model]
         flags = ["--host", "127.0.0.1", "--port", "0", *model, *rest]
         return _run(_with_own_server(flags, envs.api_key(), args))
     if rest:
-        raise ConfigError(f"{rest[0]}: belongs to a server, and with --base-url none is started")
-    say(notices(args), "chat")  # a server of its own says them itself
+        raise ConfigError(f"{rest[0]}: is a flag of a server, and --base-url starts none")
+    say(notices(args), "chat")  # otherwise the chat's own server prints them
     return _run(_converse(args.base_url, args.api_key or envs.api_key(), args.model, args))
 
 
@@ -78,7 +80,7 @@ def _run(conversation: Coroutine[None, None, int]) -> int:
 
 
 def run_shell(flags: Sequence[str], api_key: str | None) -> int:
-    """`minisgl serve` with these flags, and a chat with it."""
+    """Start `minisgl serve` with these flags and chat with it. Return the exit code."""
     answers = Parser()
     add_answer_arguments(answers)
     return _run(_with_own_server(flags, api_key, answers.parse_args([])))
@@ -87,7 +89,7 @@ def run_shell(flags: Sequence[str], api_key: str | None) -> int:
 async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argparse.Namespace) -> int:
     from minisgl.chat.own_server import ServerFailed, own_server
 
-    settings_of(args)  # complaints come before a server is started
+    settings_of(args)  # raises errors before a server is started
     try:
         async with own_server(flags) as server:
             return await _converse(server.url, api_key, server.model, args, server.ended)
@@ -96,19 +98,19 @@ async def _with_own_server(flags: Sequence[str], api_key: str | None, args: argp
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, int | float]:
-    """The fields of each request: what flags say, then variables; the rest is the server's. Raises `ConfigError`,
-    `EnvError`."""
+    """Return the sampling fields of each request, from flags and then variables; the server decides the rest. Raises
+    `ConfigError` or `EnvError`."""
     given = {name: value for name in SETTINGS if (value := getattr(args, name)) is not None}
     seed = {} if args.sampling_seed is None else {"seed": args.sampling_seed}
-    found = {**envs.shell_settings(), **given, **seed}
+    fields = {**envs.shell_settings(), **given, **seed}
     try:
-        SamplingParams(**found).check()
+        SamplingParams(**fields).check()
     except ParamError as error:
         flag = "--sampling-seed" if error.field == "seed" else f"--{error.field.replace('_', '-')}"
         variable = f"MINISGL_SHELL_{error.field.upper()}="
         name = f"{flag} " if error.field not in SETTINGS or error.field in given else variable
-        raise ConfigError(f"{name}{found[error.field]}: {error.reason}") from error
-    return found
+        raise ConfigError(f"{name}{fields[error.field]}: {error.reason}") from error
+    return fields
 
 
 async def _converse(

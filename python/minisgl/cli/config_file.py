@@ -1,7 +1,7 @@
-"""`--config FILE.yaml`: flags from a file, with the file's place in every complaint.
+"""Reader of `--config FILE.yaml`: flags from a file, with file and line in every error.
 
-Invariants: a key is a flag's name without the leading dashes (`-` or `_` between words), any spelling of it; nothing
-is guessed: an unknown key, a key given twice, a value of the wrong type is an error with file, line, key and value.
+Invariants: a key is any spelling of a flag without the leading dashes (`-` or `_` between words); nothing is guessed:
+an unknown key, a repeated key or a value of a wrong type is an error with file, line, key and value.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ SECRETS = ("key", "token", "password")
 
 
 def apply(path: str, parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Make the values of the file the defaults of `parser`, so that flags win over them. Return where each is set, by
-    the destination of its flag, such as `server.yaml:3: tp: `. Raises `ConfigError`."""
-    found, places = values(path, parser)
-    parser.set_defaults(**found)
+    """Make the file's values the defaults of `parser`, so that flags win over them. Return where each is set, by its
+    flag's destination, such as `server.yaml:3: tp: `. Raises `ConfigError`."""
+    defaults, places = values(path, parser)
+    parser.set_defaults(**defaults)
     return places
 
 
 def values(path: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the file's values by the destination of their flags, and where each is set."""
+    """Return the file's values by flag destination, and the place where each is set. Raises `ConfigError`."""
     actions = dict(_actions(parser))
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     first_lines: dict[str, tuple[str, int]] = {}
     for line, key, value in _entries(path):
         where = f"{path}:{line}"
@@ -52,8 +52,8 @@ def values(path: str, parser: argparse.ArgumentParser) -> tuple[dict[str, Any], 
             other, at = first_lines[action.dest]
             raise ConfigError(f"{where}: {key}: set already by {other} in line {at}: remove one of them")
         first_lines[action.dest] = (str(key), line)
-        found[action.dest] = converted
-    return found, {dest: f"{path}:{line}: {key}: " for dest, (key, line) in first_lines.items()}
+        defaults[action.dest] = converted
+    return defaults, {dest: f"{path}:{line}: {key}: " for dest, (key, line) in first_lines.items()}
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
@@ -64,7 +64,7 @@ def _actions(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Ac
 
 
 def _entries(path: str) -> list[tuple[int, Any, Any]]:
-    """Line (from 1), key and value of each entry, duplicates included."""
+    """Return the line (from 1), key and value of each entry, including repeated keys."""
     with opened(path, "--config") as (loader, node):
         if node is None or node.tag == "tag:yaml.org,2002:null":
             return []
@@ -77,14 +77,14 @@ def _entries(path: str) -> list[tuple[int, Any, Any]]:
 
 
 def line_of(node: yaml.Node) -> int:
-    """From 1."""
+    """Return the line of a YAML node, counted from 1."""
     return int(node.start_mark.line) + 1
 
 
 @contextlib.contextmanager
 def opened(path: str, flag: str, *, shows: bool = True) -> Iterator[tuple[yaml.SafeLoader, yaml.Node | None]]:
-    """The nodes of a YAML file, and what makes values of them. What is wrong with it, also within the `with`, is a
-    `ConfigError`; one of the file itself names `flag`. Unless it `shows`, nothing of what stands in it is told."""
+    """Yield the loader and the root node of a YAML file (None if it is empty). Raises `ConfigError` for an unreadable
+    file, which names `flag`, and for YAML errors, also within the `with`. Unless `shows`, no error quotes the file."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
     except OSError as error:
@@ -102,7 +102,7 @@ def opened(path: str, flag: str, *, shows: bool = True) -> Iterator[tuple[yaml.S
         raise ConfigError(f"{path}{line}: not valid YAML{_why(error.problem or error.context, shows)}") from error
     except ConfigError:
         raise
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that cannot be
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date or number
         raise ConfigError(f"{path}: not valid YAML{_why(error, shows)}") from error
 
 
@@ -111,7 +111,7 @@ def _why(reason: object, shows: bool) -> str:
 
 
 def _converted(action: argparse.Action, value: Any) -> Any:
-    """`value` as the flag would give it. Raises `ValueError` with what it must be."""
+    """Convert a YAML value to what the flag would give. Raises `ValueError`, which says what it must be."""
     if value is None:
         raise ValueError("has no value: give one or remove the line")
     if isinstance(action, argparse.BooleanOptionalAction) or action.nargs == 0:
@@ -143,7 +143,7 @@ def _one(action: argparse.Action, value: Any) -> Any:
 
 
 def _typed(action: argparse.Action, value: Any) -> Any:
-    """Return what the flag's type makes of `value`. Raises `ValueError`."""
+    """Convert `value` with the flag's argparse type. Raises `ValueError`."""
     if not callable(action.type):
         return value
     try:

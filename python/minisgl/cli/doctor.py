@@ -1,7 +1,7 @@
-"""`minisgl doctor`: what is installed, which devices, engines and control planes work here, and why not. Of a model it
-says which variable makes the chat template keep earlier reasoning.
+"""The command `minisgl doctor`: shows which packages, devices, engines and schedulers work here, and why others do not.
+For a model it names the variable that makes its chat template keep earlier reasoning.
 
-Invariants: it never fails because something is missing: that is what it is for. Exit code 1 if nothing could serve.
+Invariants: nothing that is missing makes it fail, since finding that is its purpose. Exit code 1 if no engine works.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TINY_MODEL = {
     "vocab_size": 32,
     "max_position_embeddings": 32,
 }
-# package -> as it is imported
+# package -> name of its module
 OF_EXTRAS = {
     "torch": "torch",
     "transformers": "transformers",
@@ -57,7 +57,7 @@ OPTIONAL_PACKAGES = ("flash-attn", "triton")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`ok` None: neither good nor bad, only said."""
+    """A line of the report. `ok` is True if it works, False if it fails, and None for plain information."""
 
     section: str
     name: str
@@ -66,14 +66,14 @@ class Finding:
 
 
 def _packages() -> list[Finding]:
-    found = [Finding("packages", "python", None, f"{platform.python_version()} on {platform.machine()}")]
+    findings = [Finding("packages", "python", None, f"{platform.python_version()} on {platform.machine()}")]
     for name in PACKAGES:
         version = version_of(name)
-        found.append(Finding("packages", name, version is not None, version or f"missing: pip install {name}"))
+        findings.append(Finding("packages", name, version is not None, version or f"missing: pip install {name}"))
     optional = {name: f": {how_to_get(EXTRA_OF[imported])}" for name, imported in OF_EXTRAS.items()}
     for name, how in (optional | dict.fromkeys(OPTIONAL_PACKAGES, "")).items():
-        found.append(Finding("packages", name, None, version_of(name) or f"not installed (optional){how}"))
-    return found
+        findings.append(Finding("packages", name, None, version_of(name) or f"not installed (optional){how}"))
+    return findings
 
 
 def _extension() -> list[Finding]:
@@ -86,34 +86,34 @@ def _extension() -> list[Finding]:
 
 
 def _devices() -> list[Finding]:
-    found = [Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores")]
+    findings = [Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores")]
     if missing("torch"):
-        return [*found, Finding("devices", "cuda", None, f"torch is not installed: {how_to_get('cuda')}")]
+        return [*findings, Finding("devices", "cuda", None, f"torch is not installed: {how_to_get('cuda')}")]
     try:
         import torch
-    except ImportError as error:  # installed, and broken
-        return [*found, Finding("devices", "torch", False, str(error))]
-    found[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
-    found.append(_try("devices", "cpu types", _cpu_types))
+    except ImportError as error:  # installed, but broken
+        return [*findings, Finding("devices", "torch", False, str(error))]
+    findings[0] = Finding("devices", "cpu", True, f"{os.cpu_count()} logical cores, {torch.get_num_threads()} threads")
+    findings.append(_try("devices", "cpu types", _cpu_types))
     if torch.cuda.is_available():
-        found += [_cuda_device(i) for i in range(torch.cuda.device_count())]
+        findings += [_cuda_device(i) for i in range(torch.cuda.device_count())]
     else:
         built = torch.version.cuda or "no CUDA"
-        found.append(Finding("devices", "cuda", None, f"no usable GPU (torch was built with {built})"))
-    return found
+        findings.append(Finding("devices", "cuda", None, f"no usable GPU (torch was built with {built})"))
+    return findings
 
 
 def _cpu_types() -> str:
-    """What `--dtype auto` makes of the checkpoints' types on this CPU."""
+    """Return which dtype `--dtype auto` chooses on this CPU for bfloat16 and float16 weights."""
     import torch
 
     from minisgl.engine import dtypes
 
-    found = []
+    lines = []
     for name in ("bfloat16", "float16"):
         chosen, why = dtypes.choose("auto", name, torch.device("cpu"))
-        found.append(f"{name}: native" if chosen == name else f"{name}: served as {chosen} ({why})")
-    return "; ".join(found)
+        lines.append(f"{name}: native" if chosen == name else f"{name}: served as {chosen} ({why})")
+    return "; ".join(lines)
 
 
 def _cuda_device(index: int) -> Finding:
@@ -122,9 +122,9 @@ def _cuda_device(index: int) -> Finding:
     from minisgl.attention.backend import Shape, choose, machine
 
     try:
-        place = torch.device("cuda", index)
-        free, total = torch.cuda.mem_get_info(place)
-        device = machine(place)
+        target = torch.device("cuda", index)
+        free, total = torch.cuda.mem_get_info(target)
+        device = machine(target)
     except RuntimeError as error:
         return Finding("devices", f"cuda:{index}", False, str(error).splitlines()[0])
     usual = Shape(torch.bfloat16, head_dim=128, page_size=EngineConfig().page_size)
@@ -138,7 +138,7 @@ def _cuda_device(index: int) -> Finding:
 
 
 class _NotHere(Exception):
-    """What is asked for cannot be had on this machine, and need not be."""
+    """Something optional that this machine does not have. The text says what."""
 
 
 def _need_torch(extra: str) -> None:
@@ -175,7 +175,7 @@ def _torch_engine() -> str:
 
 
 def _cpu_engine() -> str:
-    """Load the CPU engine with a model of no size."""
+    """Load the CPU engine with a tiny dummy model and return its details."""
     from minisgl.engine.cpu_loading import load_cpu_engine
 
     with tempfile.TemporaryDirectory(prefix="minisgl-doctor-") as folder:
@@ -186,7 +186,7 @@ def _cpu_engine() -> str:
 
 
 def _cuda_engine() -> str:
-    """Import the CUDA engine, which does not serve without a device."""
+    """Import the CUDA engine. Raises `_NotHere` without a device."""
     _need_torch("cuda")
     import torch
 
@@ -244,26 +244,27 @@ def _environment() -> list[Finding]:
 
 
 def _chat_template(model: str) -> str:
-    """Return whether the prefix cache has the turns of an agent's session with reasoning."""
+    """Return whether the model's chat template keeps earlier reasoning, so that the prefix cache serves an agent's
+    whole session. Raises `_NotHere` if the model has no reasoning."""
     from minisgl.tokenizer import Tokenizer
     from minisgl.weights.sources import find_tokenizer
 
-    found = Tokenizer.load(find_tokenizer(model, lambda text, done=0, total=0: None)).kept_thoughts()
-    if found is None:
+    kept = Tokenizer.load(find_tokenizer(model, lambda text, done=0, total=0: None)).kept_thoughts()
+    if kept is None:
         raise _NotHere("none")
-    if found.shown == found.of:
+    if kept.shown == kept.of:
         return "keeps the reasoning of earlier turns"
-    before = f"shows {found.shown} of {found.of} earlier thoughts of a session with tools"
-    if found.kwarg is None:
+    before = f"shows {kept.shown} of {kept.of} earlier thoughts of a session with tools"
+    if kept.kwarg is None:
         return f"{before}, and no variable of its makes it show more: the prefix cache ends where they are left out"
-    name, value = found.kwarg
-    return f'{before}; {found.most} with "chat_template_kwargs": {json.dumps({name: value})} in requests'
+    name, value = kept.kwarg
+    return f'{before}; {kept.most} with "chat_template_kwargs": {json.dumps({name: value})} in requests'
 
 
 def main(argv: Sequence[str]) -> int:
     parser = Parser(prog="minisgl doctor", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", action="store_true", help="one JSON array")
-    parser.add_argument("--model", help="look at its chat template, too: a folder, a GGUF file or a hub's name")
+    parser.add_argument("--json", action="store_true", help="print one JSON array")
+    parser.add_argument("--model", help="also check this model's chat template: folder, GGUF file or hub name")
     args = parser.parse_args(argv)
     findings = [*_packages(), *_extension(), *_devices(), *_backends(), *_environment()]
     if args.model is not None:

@@ -1,8 +1,8 @@
-"""The settings of the commands that load an engine: one table, and from flags to `EngineConfig`.
+"""The settings of the commands that load an engine: one table of flags, and the way from flags to `EngineConfig`.
 
 Invariants: raw arguments become one immutable configuration here and nowhere else; a flag's destination is the name of
-the field it sets, and its kind and its default are the field's; what `--help` does not show can be given as a flag and
-in `--config`.
+the field that it sets, and its type and default are the field's; flags that `--help` does not show work all the same,
+also in `--config`.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ if TYPE_CHECKING:
     from minisgl.llm import LLM
 
 T = TypeVar("T")
-# what `add_subparsers` returns; a string, because the class takes no parameters while running
+# the type that `add_subparsers` returns; a string, because the class takes no parameters at run time
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 _ADAPTIVE = re.compile(r"([0-9]{1,9}):([0-9]*\.?[0-9]{1,6}|[0-9]+\.)")
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows defaults, except where None means that it depends."""
+    """A help formatter that adds the default to each flag, unless the default is None or False."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.default is None or action.default is False or action.default is argparse.SUPPRESS:
             return action.help
-        if action.help is not None and " (default: " in action.help:  # a command or a file has one of its own
+        if action.help is not None and " (default: " in action.help:  # replaced, as a command or a file may set another
             return action.help.rpartition(" (default: ")[0] + " (default: %(default)s)"
         return super()._get_help_string(action)
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row of the table. `how`: what argparse is told beside the flag's spellings and its help."""
+    """A row of the table of flags. `how` has further arguments for argparse's `add_argument`."""
 
     flags: tuple[str, ...]
     help: str
@@ -76,17 +76,17 @@ def setting(*flags: str, help: str, **how: Any) -> Setting:
 
 
 def hidden(*flags: str, help: str, **how: Any) -> Setting:
-    """One that `--help` does not show."""
+    """Return a row for a flag that `--help` does not show."""
     return Setting(flags, help, how, shown=False)
 
 
 def _defaults(*structs: type[Any]) -> dict[str, Any]:
-    """The default of every field that has a plain one."""
-    found: dict[str, Any] = {}
+    """Return the defaults of the structs' fields whose default is a string or a number."""
+    defaults: dict[str, Any] = {}
     for struct in structs:
         fields = struct.__struct_fields__
-        found |= dict(zip(fields[-len(struct.__struct_defaults__) :], struct.__struct_defaults__, strict=True))
-    return {name: value for name, value in found.items() if isinstance(value, str | int | float)}
+        defaults |= dict(zip(fields[-len(struct.__struct_defaults__) :], struct.__struct_defaults__, strict=True))
+    return {name: value for name, value in defaults.items() if isinstance(value, str | int | float)}
 
 
 _STRUCTS = (ServerConfig, Limits, DebugConfig, EngineConfig)
@@ -95,10 +95,10 @@ _FIELDS = {name: kind for struct in _STRUCTS for name, kind in get_type_hints(st
 
 
 def _of_field(name: str) -> dict[str, Any]:
-    """What argparse is told by the type of a field: that it is a switch, a number, or one of some words."""
+    """Return argparse's arguments for the type of a field: a switch, a number or a choice; {} for other types."""
     kind: Any = _FIELDS.get(name)
     if get_origin(kind) in (Union, UnionType):
-        *others, kind = (one for one in get_args(kind) if one is not NoneType)
+        *others, kind = (member for member in get_args(kind) if member is not NoneType)
         if others:
             return {}
     if get_origin(kind) is Literal:
@@ -107,7 +107,7 @@ def _of_field(name: str) -> dict[str, Any]:
 
 
 def checked(convert: Callable[[str], T]) -> Callable[[str], T]:
-    """A flag's type from a function that raises `ConfigError`."""
+    """Wrap `convert`, which raises `ConfigError`, as an argparse type."""
 
     def value(text: str) -> T:
         try:
@@ -139,19 +139,19 @@ def _one_of(text: str, names: list[str]) -> str:
 
 
 def adaptive_max_tokens(text: str) -> AdaptiveMaxTokens:
-    """From `THRESHOLD:FACTOR`. Raises `ConfigError`."""
-    found = _ADAPTIVE.fullmatch(text)
-    millionths = 0 if found is None else int(Decimal(found[2]) * 1_000_000)
-    if found is None or not 0 < millionths <= 1_000_000:
+    """Parse `THRESHOLD:FACTOR`, such as `64:0.5`. Raises `ConfigError`."""
+    match = _ADAPTIVE.fullmatch(text)
+    millionths = 0 if match is None else int(Decimal(match[2]) * 1_000_000)
+    if match is None or not 0 < millionths <= 1_000_000:
         raise ConfigError(
-            f"{text!r}: must be THRESHOLD:FACTOR, a number of answers and a number above 0 and at most 1 of at most 6 "
+            f"{text!r}: must be THRESHOLD:FACTOR, a number of answers and a factor above 0, at most 1, of at most 6 "
             'decimals, such as 64:0.5 (in a file in quotes: "64:0.5")'
         )
-    return AdaptiveMaxTokens(int(found[1]), millionths)
+    return AdaptiveMaxTokens(int(match[1]), millionths)
 
 
 class _Model(argparse.Action):
-    """The model, given as a word or as a flag: not as both, unless they are the same."""
+    """Action for the model, given as an argument or as a flag; both are refused unless they are equal."""
 
     def __call__(
         self,
@@ -164,7 +164,7 @@ class _Model(argparse.Action):
         given["flag" if option_string else "word"] = values
         if len(set(given.values())) > 1:
             raise argparse.ArgumentError(
-                None, f"--model {given['flag']}: the model is given as {given['word']} already: give one of them"
+                None, f"--model {given['flag']}: is also given as {given['word']}: give one of them"
             )
         namespace.model, namespace.model_given = values, given
         if option_string:
@@ -176,26 +176,22 @@ MODEL = (
         "--model",
         "--model-path",
         action=_Model,
-        help="a local folder, a GGUF file, smollm2 (embedded), or of a hub OWNER/REPO, OWNER/REPO:QUANT, "
-        "OWNER/REPO/FILE.gguf, a page's address, or a short name such as qwen3:4b",
+        help="folder, GGUF file, smollm2 (embedded), hub id OWNER/REPO[:QUANT], URL, or short name like qwen3:4b",
     ),
     setting(
         "--engine",
-        help="auto: torch with a CUDA device, else cpu where it knows the model, else torch; echo: no model, exact; "
-        "sim: no model, simulated step times",
+        help="auto: torch on CUDA, else cpu if it has the model, else torch; echo and sim: no model, for tests",
     ),
     setting(
         "--model-impl",
-        help="whose layers compute the model; native: minisgl's own, for the architectures of docs/features.md; "
-        "transformers: those of the package transformers, on the torch engine; auto: native ones where they are known",
+        help="layers: native (minisgl's), transformers (torch engine), or auto: native if it has the architecture",
     ),
     hidden(
         "--sim-profile",
         metavar="NAME|FILE",
-        help="step times of --engine sim: null (none), slow-motion, qwen3-0.6b-h200, qwen3-8b-h200, "
-        "qwen3-32b-tp4-h200, or a file",
+        help="step times of --engine sim: null (none), slow-motion, qwen3-8b-h200 and other names, or a file",
     ),
-    hidden("--model-source", help="hub of a model's name; auto: Hugging Face, unless the name is an address"),
+    hidden("--model-source", help="hub of the model's name; auto: Hugging Face, unless the name is a URL"),
     setting("--revision", help="branch, tag or commit on the hub (default: its main branch)"),
     setting(
         "--tokenizer",
@@ -203,63 +199,60 @@ MODEL = (
         metavar="FOLDER|ID",
         help="the tokenizer of another folder, GGUF file or hub id (default: the model's own)",
     ),
-    setting("--load-format", help="dummy: seeded random weights"),
+    setting("--load-format", help="auto: the model's own weights; dummy: random weights by --seed"),
     hidden(
         "--generation-config",
-        help="auto: what requests leave out is sampled as the model's generation_config.json says; none: without it",
+        help="auto: default sampling parameters from generation_config.json; none: without that file",
     ),
     setting("--chat-template", metavar="FILE", help="a jinja file, or the template as text (default: the tokenizer's)"),
     setting(
         "--dtype",
         type=spellings.dtype,
-        help="of the torch engine's weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
+        help="dtype of torch weights and KV; auto: the checkpoint's, or float32 on a CPU that would emulate it",
     ),
     setting(
         "--device",
         type=checked(spellings.device),
-        help="auto, cpu, cuda, or cuda:N",
+        help="device that computes: auto, cpu, cuda, or cuda:N",
     ),
-    hidden("--seed", "--random-seed", help="of dummy weights"),
+    hidden("--seed", "--random-seed", help="seed of dummy weights"),
     setting(
         "--max-seq-len",
         "--max-model-len",
         "--context-length",
-        help="limit of prompt + generated tokens (default: the model's context); rope_type dynamic: up to factor "
-        "times that, all texts with the frequencies of this length",
+        help="tokens of a prompt with its answer at most (default: the model's context)",
     ),
 )
 CPU = (
     setting(
         "--activations",
-        help="what a matrix is multiplied with; exact: float32; bf16: rounded to bfloat16, faster where the CPU has AMX"
-        "; int8: with 4- and 8-bit weights rounded to 8 bits in blocks of 32, as in llama.cpp, fastest and least exact",
+        help="activations in matmuls: exact (float32), bf16 (faster with AMX), int8 (fastest, least exact)",
     ),
     setting(
         "--kv-dtype",
         type=spellings.kv_dtype,
-        help="of the KV cache; q8: 8 bits in blocks of 32; q4: 4 bits of turned heads, which lose much in small models",
+        help="dtype of the CPU engine's KV cache; q8: 8 bits; q4: 4 bits, which lose much in small models",
     ),
     setting(
         "--quantization",
         type=spellings.quantization,
-        help="of weights that are not quantised, when they are loaded (default: as they are)",
+        help="quantize unquantized weights while they are loaded (default: load them as they are)",
     ),
-    setting("--num-threads", help="compute threads, of torch, too (default: one a core)"),
+    setting("--num-threads", help="compute threads, also of torch (default: one per core)"),
 )
 CUDA = (
     setting(
         "--attention-backend",
         type=checked(spellings.attention_backend),
         metavar="NAME|PREFILL,DECODE",
-        help=f"{', '.join(spellings.ATTENTION_BACKENDS)}, or two of them; auto: the fastest that is there, with its "
-        "reason in the log",
+        help=f"{', '.join(spellings.ATTENTION_BACKENDS)}, or two of them; auto: the fastest",
     ),
     hidden(
         "--cuda-graph-max-bs",
         metavar="N",
         help="rows of the largest CUDA graph; 0: no graphs (default: 256, or --max-running-requests)",
     ),
-    hidden("--torch-compile", help="compile the forwards outside of graphs"),
+    hidden("--torch-compile", help="compile the forwards outside of CUDA graphs"),
 )
 CACHE = (
     setting(
@@ -270,52 +263,49 @@ CACHE = (
         "--memory-ratio",
         "--mem-fraction",
         "--mem-fraction-static",
-        help="share of the memory that is free after loading, for the KV pool (default: 0.5, on a CUDA device 0.85)",
+        help="fraction of the memory free after loading, for the KV pool (default: 0.5, on a CUDA device 0.85)",
     ),
     setting(
         "--memory",
         type=checked(spellings.size),
         metavar="SIZE",
-        help="of a CPU's memory for weights and KV pool, such as 6GB; of several models for all of them, processes "
-        "included (default: what is free, or a control group leaves)",
+        help="CPU memory for weights and KV pools (several models: in total), such as 6GB (default: what is free)",
     ),
     setting(
         "--cache",
         "--cache-type",
         choices=("radix", "lru", "lfu", "naive"),
-        help="prefix cache and its eviction order (radix is lru); naive: none",
+        help="prefix cache, by its eviction policy (radix is lru); naive: no cache",
     ),
     hidden(
         "--cache-token-budget",
         metavar="N",
-        help="tokens that the cache keeps while no request uses them, pinned ones not counted (default: what fits)",
+        help="tokens that the cache keeps without a request, except pinned ones (default: as many as fit)",
     ),
     hidden(
-        "--cache-max-prompt", metavar="N", help="prompts of more tokens are not kept after their end (default: all are)"
+        "--cache-max-prompt", metavar="N", help="tokens of the longest prompt that stays cached (default: all stay)"
     ),
     hidden(
         "--max-pinned-ratio",
         metavar="R",
-        help="share of the pages that prefixes may pin; less if the longest request would not fit beside them",
+        help="fraction of the KV pages that prefixes may pin; less if the longest request would not fit then",
     ),
     setting(
         "--cache-dir",
         metavar="DIR",
-        help="a folder that keeps pages of the KV pool: what was computed once is read from there, by whatever serves "
-        "the same model next; who can read it can read the prompts (default: none)",
+        help="folder for KV pages, reused after restarts; its readers can read the prompts (default: none)",
     ),
     hidden(
         "--cache-size",
         type=checked(spellings.size),
         metavar="SIZE",
-        help="what --cache-dir may hold, such as 500MiB: what was not used for longest goes (default: 20GiB)",
+        help="bytes in --cache-dir at most, such as 500MiB; least recently used pages go first (default: 20GiB)",
     ),
     hidden(
         "--weights-cache",
         type=checked(spellings.size),
         metavar="SIZE",
-        help="what the CPU engine may keep of packed weights in MINISGL_CACHE, such as 20GiB: a model's next start "
-        "maps them, and servers of one model share them; what was not used for longest goes (default: nothing is kept)",
+        help="bytes of packed CPU weights kept in MINISGL_CACHE for fast starts, such as 20GiB (default: none)",
     ),
     setting(
         "--warm-prefix",
@@ -323,8 +313,7 @@ CACHE = (
         action="append",
         type=checked(spellings.text_or_file),
         metavar="TEXT|@FILE",
-        help="a prefix to compute before the server is ready, and to pin, or one that minisgl cache export made; may "
-        "be given several times (default: none)",
+        help="prefix to compute at the start and pin: text, file or exported prefix; repeatable (default: none)",
     ),
     setting(
         "--lora",
@@ -334,60 +323,53 @@ CACHE = (
         nargs="+",
         type=checked(spellings.adapter),
         metavar="NAME=PATH",
-        help="an adapter (a folder as peft saves it) that requests may name as their model; several may be given "
-        "(default: none)",
+        help="LoRA adapter, a folder as peft saves it, that requests may name; repeatable (default: none)",
     ),
 )
 STEPS = (
     setting(
         "--max-running-requests",
-        help="requests computed at once; the others wait (default: 64, on a CUDA device 256; of bench offline: all)",
+        help="requests that run at once; the others wait (default: 64, on a CUDA device 256; bench offline: all)",
     ),
     setting(
         "--max-prefill-length",
         "--chunked-prefill-size",
-        help="tokens that one step computes at most; longer prompts are cut into chunks (default: 2048, on a CUDA "
-        "device 8192)",
+        help="tokens per step at most; longer prompts are split into chunks (default: 2048, on a CUDA device 8192)",
     ),
     hidden(
         "--max-step-ms",
         metavar="MS",
-        help="about how long a step takes while answers are written: it computes fewer tokens of prompts than "
-        "--max-prefill-length, as measured; 0: any time (default: 250 on a CPU, 0 on other devices)",
+        help="target milliseconds of a step while rows decode; 0: no limit (default: 250 on a CPU, else 0)",
     ),
     hidden(
         "--checkpoint-interval",
         metavar="TOKENS",
-        help="of a model whose layers have states: a text saves its state as often, for others to begin with "
-        "(default: 256)",
+        help="tokens between saved states of a sequence, for models with recurrent layers (default: 256)",
     ),
     hidden(
         "--state-memory",
         metavar="BYTES",
-        help="of such a model on the CPU engine: memory for saved states (default: an eighth of the KV pool's)",
+        help="bytes for saved recurrent states on the CPU engine (default: an eighth of the KV pool's)",
     ),
     setting(
         "--speculative",
         metavar="ngram:K|model:FILE[:K]",
-        help="guess up to K tokens a row from the text so far and the prefix cache, and where these know nothing by a "
-        "small model of the same vocabulary (K: 4), and compute them with it; answers stay the same (default: none)",
+        help="draft up to K tokens by n-grams or a small model (K: 4); answers stay the same (default: none)",
     ),
     setting(
         "--schedule-policy",
-        help="which waiting request starts next: the first that came, that with the longest cached prefix (lpm), that "
-        "with the shortest prefill (srpf); nobody is overtaken by more than 63 later ones, with srpf 1023 short ones "
-        "(default: fcfs)",
+        help="waiting request to start: first come (fcfs), longest cached prefix (lpm), shortest prefill (srpf)",
     ),
     hidden(
         "--disable-overlap-schedule",
         action="store_true",
         default=False,
-        help="schedule a step only after the one before it",
+        help="schedule each step only after the previous one has ended",
     ),
     hidden(
         "--profile-steps",
         metavar="N",
-        help="write Chrome traces of the first N steps to minisgl-profile-*.json in the current folder (0: none)",
+        help="write Chrome traces of the first N steps to minisgl-profile-*.json in this folder; 0: none",
     ),
     setting(
         "--tp",
@@ -395,8 +377,7 @@ STEPS = (
         "--tensor-parallel-size",
         type=checked(spellings.number_or_auto),
         metavar="N|auto",
-        help="processes that share each layer (tensor parallelism); auto: as many as there are CUDA devices that the "
-        "model can be cut for, a power of two; 1 on a CPU",
+        help="processes that share each layer (tensor parallelism); auto: as many as devices and model allow",
     ),
 )
 AB = (
@@ -405,20 +386,17 @@ AB = (
         type=checked(spellings.cpu_backend),
         metavar="NAME",
         default=None,
-        help="scheduler: python, rust_hotpath, rust_parts (that in Python with its parts in Rust) or "
-        "rust_parts:radix,metadata (default: MINISGL_CPU_BACKEND, else rust_hotpath if the extension loads)",
+        help="scheduler: python, rust_hotpath, rust_parts[:PART] (default: MINISGL_CPU_BACKEND, else rust_hotpath)",
     ),
     setting(
         "--shadow",
-        help="let the other scheduler get the same calls, and compare its decisions; the first one serves (default: "
-        "MINISGL_CPU_BACKEND_SHADOW)",
+        help="run the other scheduler too, and compare its decisions (default: MINISGL_CPU_BACKEND_SHADOW)",
     ),
     setting(
         "--shadow-report",
         metavar="FILE",
         default=None,
-        help="write each difference with the calls before it, for minisgl replay --report (default: "
-        "MINISGL_CPU_BACKEND_SHADOW_REPORT, else none)",
+        help="file of differences, for minisgl replay --report (default: MINISGL_CPU_BACKEND_SHADOW_REPORT)",
     ),
     setting(
         "--shadow-every-n",
@@ -430,12 +408,12 @@ AB = (
         "--shadow-max-diffs",
         metavar="N",
         default=None,
-        help="end the comparison after N differences (default: MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS, else 100)",
+        help="stop comparing after N differences (default: MINISGL_CPU_BACKEND_SHADOW_MAX_DIFFS, else 100)",
     ),
     setting(
         "--record-trace",
         metavar="FILE",
-        help="write every call of the scheduler, for minisgl replay; the file has the prompts' tokens (default: none)",
+        help="file of all scheduler calls, with prompt tokens, for minisgl replay (default: none)",
     ),
 )
 ENGINE = {
@@ -446,75 +424,70 @@ ENGINE = {
     "scheduling": STEPS,
     "scheduler: A/B, shadow and traces": AB,
 }
-"""The flags of every command that loads an engine: the fields of `EngineConfig`, by the titles of their groups."""
+"""Flags of every command that loads an engine: the fields of `EngineConfig`, by group title."""
 HTTP = (
-    setting("--host", help="address to listen on; 0.0.0.0: every interface"),
-    setting("--port", help="0: any free port"),
+    setting("--host", help="address to listen on; 0.0.0.0: all interfaces"),
+    setting("--port", help="port to listen on; 0: any free port"),
     setting(
         "--frontend",
         choices=("rust", "python"),
         default=None,
-        help="who owns the port; rust: a gateway, which answers usual requests by itself and passes on the others "
-        "(default: MINISGL_FRONTEND, else rust if the extension loads)",
+        help="HTTP front end: rust (a gateway) or python (default: MINISGL_FRONTEND, else rust if available)",
     ),
-    setting("--served-model-name", help="the name clients ask for (default: --model; of a file or folder its name)"),
-    hidden("--any-model-name", help="requests may ask for any name; answers say the served one"),
-    setting("--api-key", help="clients must show it, but for /livez and /readyz (default: MINISGL_API_KEY, else none)"),
+    setting("--served-model-name", help="model name in the API (default: --model; of a file or folder its base name)"),
+    hidden("--any-model-name", help="accept any model name in requests; answers have the served one"),
+    setting("--api-key", help="key for all routes but /livez and /readyz (default: MINISGL_API_KEY, else none)"),
     setting(
         "--api-key-file",
         metavar="FILE",
-        help="YAML file of several API keys, each with a name, a share of the engines and limits (default: none)",
+        help="YAML file of API keys, each with a name, a share of the engines, and limits (default: none)",
     ),
     hidden(
         "--lora-folder",
         metavar="DIR",
-        help="adapters below this folder may be loaded over HTTP; by keys with `lora` (default: none may)",
+        help="folder below which adapters may be loaded over HTTP, by keys with `lora` (default: none)",
     ),
-    hidden("--max-loras", help="adapters at once, those of --lora among them"),
+    hidden("--max-loras", help="adapters that may be loaded at once, including those of --lora"),
     hidden(
         "--state-dir",
         metavar="DIR",
-        help="a folder for uploaded files and batches (/v1/files, /v1/batches), which go on after a restart; who can "
-        "read it can read the prompts (default: none, and no batches)",
+        help="folder for uploaded files and batches; its readers can read the prompts (default: no batches)",
     ),
     hidden(
         "--state-quota",
         type=checked(spellings.size),
         metavar="SIZE",
-        help="what the files of one API key may take of --state-dir, such as 500MiB (default: 4GiB)",
+        help="bytes of --state-dir for each API key at most, such as 500MiB (default: 4GiB)",
     ),
     setting(
         "--cors-origin",
         dest="cors_origins",
         action="append",
         metavar="ORIGIN",
-        help="a web page from there may use the server, *: any; may be given several times (default: none)",
+        help="origin of web pages that may use the server; *: any; repeatable (default: none)",
     ),
     setting(
         "--allowed-host",
         dest="allowed_hosts",
         action="append",
         metavar="NAME",
-        help="clients may call the server by this name, *: by any; may be given several times (default: on loopback "
-        "only localhost and the address, else any)",
+        help="host name for clients; *: any; repeatable (default: on loopback localhost and the address, else any)",
     ),
     setting(
         "--tool-call-parser",
         type=tool_call_parser,
         metavar="NAME",
-        help="the format in which the model writes calls of tools; auto: as its chat template and tokenizer have it",
+        help="format of the model's tool calls; auto: by its chat template and tokenizer",
     ),
     setting(
         "--reasoning-parser",
         type=reasoning_parser,
         metavar="NAME",
-        help="the markers around what the model thinks before it answers, which becomes reasoning_content; auto: those "
-        "of its chat template; none: it is content",
+        help="markers of reasoning, for reasoning_content; auto: by the chat template; none: it stays content",
     ),
     hidden(
         "--resumable",
-        help="for a server that only a router reaches: streams tell it what another server needs to go on with them, "
-        "and the Python front end answers",
+        help="send marks with which another server can continue a stream; for servers behind a router only",
     ),
 )
 SEVERAL = (
@@ -524,102 +497,95 @@ SEVERAL = (
         "--data-parallel-size",
         type=checked(spellings.number_or_auto),
         metavar="N|auto",
-        help="engine processes, each with the whole model, or with --tp that many devices; one that dies is started "
-        "again, and its requests go on in another; auto: as many as there are CUDA devices for",
+        help="engine processes, each with the whole model (data parallelism); auto: as many as CUDA devices allow",
     ),
     setting(
         "--routing",
         type=spellings.routing,
-        help="which engine gets a request; cache_aware: whose prefix cache has the most of its prompt, unless it is "
-        "much busier than others; short: rr, fsfs (least_load)",
+        help="how a request gets its engine; cache_aware: longest cached prefix, unless that is much busier",
     ),
     setting(
         "--max-inflight",
         metavar="N",
-        help="requests that all engines together have at once; others wait (default: any number)",
+        help="requests in all engines at once; others wait (default: no limit)",
     ),
     hidden(
         "--max-inflight-per-engine",
         metavar="N",
-        help="requests that one engine has at once; others wait (default: any number; with --api-key-file twice "
-        "--max-running-requests)",
+        help="requests in one engine at once (default: no limit; with API keys twice --max-running-requests)",
     ),
 )
 MODELS = (
     setting(
         "--models",
         metavar="FILE",
-        help="YAML file of several models behind this port, each loaded when a request asks for it; --model A --model "
-        "B: the same without a file (default: one model)",
+        help="YAML file of models that load on demand; or give --model several times (default: one model)",
     ),
     setting(
-        "--models-dir", metavar="DIR", help="all GGUF files and model folders in it, by their names (default: none)"
+        "--models-dir", metavar="DIR", help="serve all GGUF files and model folders in it, by name (default: none)"
     ),
     hidden(
         "--load-timeout",
         type=Number(float, "load_timeout"),
         default=300.0,
         metavar="S",
-        help="seconds that a request waits for its model to be loaded, then 503",
+        help="seconds that a request waits for its model to load; then 503",
     ),
 )
 LIMITS = (
-    setting("--max-queued-requests", help="answers that may wait for their first step; beyond it 429"),
-    hidden("--max-queued-tokens", help="prompt tokens that may wait for their first step; beyond it 429"),
-    setting("--max-body-bytes", help="beyond it 413"),
+    setting("--max-queued-requests", help="requests that may wait for their first step; beyond that 429"),
+    hidden("--max-queued-tokens", help="prompt tokens that may wait for their first step; beyond that 429"),
+    setting("--max-body-bytes", help="bytes of a request's body at most; beyond that 413"),
     hidden(
-        "--max-encoding-bytes", help="of large bodies that are read, parsed and encoded at once; others wait, in order"
+        "--max-encoding-bytes", help="bytes of large bodies that are parsed and encoded at once; others wait in order"
     ),
-    setting("--request-timeout", help="seconds for one request; then 504 (default: none)"),
+    setting("--request-timeout", help="seconds for one request; then 504 (default: no limit)"),
     setting(
         "--slow-client-timeout",
-        help="seconds that a client may take to read what is sent of its stream, or to send its request",
+        help="seconds for a client to read what was sent, or to send its request; then it is disconnected",
     ),
-    hidden("--keep-alive-timeout", help="whole seconds that a connection without a request stays open"),
+    hidden("--keep-alive-timeout", help="whole seconds that an idle connection stays open"),
     hidden(
         "--step-timeout",
-        help="seconds that one forward may take before /livez says no; a rank of --tp that hangs for longer ends the "
-        "server",
+        help="seconds of one forward at most; then /livez fails, and a hung rank of --tp ends the server",
     ),
-    setting("--drain-timeout", help="seconds that open requests have to end after SIGTERM"),
+    setting("--drain-timeout", help="seconds for open requests to end after SIGTERM"),
     hidden(
         "--adaptive-max-tokens",
         type=checked(adaptive_max_tokens),
         metavar="THRESHOLD:FACTOR",
-        help="while more than THRESHOLD answers are in flight, the length of an answer whose request names none is "
-        "FACTOR of what it is else, such as 64:0.5 (default: never)",
+        help="multiply default lengths by FACTOR while over THRESHOLD answers run, as 64:0.5 (default: never)",
     ),
     hidden(
         "--context-margin",
         metavar="N",
-        help="tokens of the context that an answer leaves free if its request names no length",
+        help="tokens of the context that default answer lengths leave free",
     ),
     hidden(
         "--demo-load",
-        help="let the server send itself a small load until it ends (chats, shared prefixes, long prompts, bursts), to "
-        "watch what it does",
+        help="let the server send itself a small demonstration load until it ends",
     ),
 )
-LOG_LEVEL = setting("--log-level", help="what to tell, and worse; debug: what each step computes and sends")
+LOG_LEVEL = setting("--log-level", help="lowest level to log; debug: also what each step computes and sends")
 LOGS = (
     LOG_LEVEL,
-    setting("--log-format", help="json: an object a line"),
-    setting("--access-log", action=argparse.BooleanOptionalAction, help="a line for each request"),
-    hidden("--access-log-probes", help="a line for each /health, /livez, /readyz, /metrics and file of the page, too"),
-    hidden("--metrics-aliases", help="vllm: /metrics also has the names that dashboards for vLLM ask for"),
-    setting("--log-prompts", help="prompts and answers in the access lines"),
+    setting("--log-format", help="text, or json: one object per line"),
+    setting("--access-log", action=argparse.BooleanOptionalAction, help="log a line for each request"),
+    hidden("--access-log-probes", help="log lines for /health, /livez, /readyz, /metrics and files of the page, too"),
+    hidden("--metrics-aliases", help="vllm: /metrics also has the names that vLLM dashboards use"),
+    setting("--log-prompts", help="include prompts and answers in the access lines"),
     hidden(
         "--receipt-key",
         metavar="FILE",
-        help="private key (Ed25519, PEM) that signs the receipts of answers (default: they are not signed)",
+        help="file of the Ed25519 private key (PEM) that signs receipts of answers (default: not signed)",
     ),
 )
 SERVER = {"HTTP": HTTP, "several models": MODELS, "several engines": SEVERAL, "limits": LIMITS, "logs": LOGS}
-"""The flags of `minisgl serve` alone: the fields of `ServerConfig` and `Limits`."""
+"""Flags of `minisgl serve` only: the fields of `ServerConfig` and `Limits`, by group title."""
 
 
 def command(commands: Commands, name: str, run: Callable[[argparse.Namespace], int], **how: Any) -> Parser:
-    """The parser of a command; its help shows defaults, and no flag has a short form."""
+    """Add the parser of a command. Its help shows defaults, and flags cannot be abbreviated."""
     parser = commands.add_parser(name, formatter_class=Formatter, **how)
     parser.set_defaults(run=run)
     return parser
@@ -628,21 +594,21 @@ def command(commands: Commands, name: str, run: Callable[[argparse.Namespace], i
 def add_settings(
     parser: argparse.ArgumentParser, groups: Mapping[str, Iterable[Setting]], show: Collection[str] = ()
 ) -> None:
-    """`show`: destinations that `--help` shows beside those that the table does."""
+    """Add groups of settings to a parser. `show` has destinations of hidden flags that its `--help` shows."""
     for title, settings in groups.items():
         group = parser.add_argument_group(title)
-        for one in settings:
-            one.add_to(group, one.shown or one.dest in show, default=_DEFAULTS.get(one.dest))
+        for row in settings:
+            row.add_to(group, row.shown or row.dest in show, default=_DEFAULTS.get(row.dest))
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """`COMMAND MODEL`, which is `COMMAND --model MODEL`. A file's `model` sets the default of the flag alone."""
+    """Add the positional argument of `COMMAND MODEL`. A `--config` file sets the default of `--model` alone."""
     parser.add_argument("MODEL", nargs="?", action=_Model, default=argparse.SUPPRESS, help="the model, as with --model")
 
 
 def notices(args: argparse.Namespace) -> list[str]:
-    """A line for each flag and variable without an effect. Raises `ConfigError` for one that cannot be."""
-    return [*aliases.said(args), *envs.notices()]
+    """Return a notice for each flag and variable without an effect. Raises `ConfigError` for an unsupported value."""
+    return [*aliases.notices(args), *envs.notices()]
 
 
 VARIABLES = {
@@ -655,12 +621,12 @@ VARIABLES = {
     "shadow_max_diffs": envs.SHADOW_MAX_DIFFS,
     "faulty_control_plane": envs.FAULTY_CONTROL_PLANE,
 }
-"""The variable of each flag that has one."""
+"""Environment variables of flags, by the flag's destination."""
 
 
 def sources(typed: Mapping[str, str], in_file: Mapping[str, str]) -> dict[str, str]:
-    """Return how each flag was set, for `config.as_set`: as it was typed, by a line of a file, else by a variable."""
-    variables = {dest: f"{name}=" for dest, name in VARIABLES.items() if envs.set_of([name])}
+    """Return, by destination, how each flag was set: as typed, else by a line of a file, else by a variable."""
+    variables = {dest: f"{name}=" for dest, name in VARIABLES.items() if envs.set_variables([name])}
     return {**variables, **in_file, **{dest: f"{flag} " for dest, flag in typed.items()}}
 
 
@@ -670,7 +636,7 @@ def say(lines: Iterable[str], command: str) -> None:
 
 
 def engine_config(args: argparse.Namespace) -> EngineConfig:
-    """Resolve flags, then environment, then defaults. Raises `ConfigError`, `EnvError`."""
+    """Build the engine's configuration from flags, environment and defaults. Raises `ConfigError` or `EnvError`."""
     envs.check()
     fields = {name: getattr(args, name) for name in ENGINE_SETTINGS if hasattr(args, name)}
     fields["warm_prefixes"] = tuple(getattr(args, "warm_prefixes", None) or ())
@@ -688,7 +654,7 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
 
 
 def loaded(config: EngineConfig, **changes: Any) -> LLM:
-    """The model of a command that needs no server. Raises `ConfigError`."""
+    """Load the model of a command that needs no server. Raises `ConfigError`."""
     from minisgl.supervisor.start import check_files
 
     check_files(config)

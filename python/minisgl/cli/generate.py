@@ -1,4 +1,4 @@
-"""`minisgl generate PROMPT`: one answer, in this process, without a server."""
+"""The command `minisgl generate PROMPT`, which prints one answer without a server."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ NARRATE = setting(
     "--narrate",
     action="store_true",
     default=False,
-    help="tell the life of the answer step by step, with the id and the text of each token, and its times at the end; "
-    "each step waits for the one before it",
+    help="log the answer's life step by step: ids, texts and times of tokens; steps do not overlap",
 )
 
 
 def add_parser(commands: Commands) -> argparse.ArgumentParser:
     parser = command(commands, "generate", run, help="one answer, without a server")
-    parser.add_argument("prompt", help="one user message, or with --raw the text to go on with")
+    parser.add_argument("prompt", help="a user message, or with --raw the text to complete")
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--raw", action="store_true", help="complete the text as it is, without the chat template")
-    sampling.add_argument("--max-tokens", type=int, default=256, help="limit of generated tokens")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0: always the likeliest token")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this share")
-    sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many; -1: all")
-    sampling.add_argument("--sampling-seed", type=int, help="the same seed gives the same answer (default: random)")
+    sampling.add_argument("--raw", action="store_true", help="complete the prompt as it is, without the chat template")
+    sampling.add_argument("--max-tokens", type=int, default=256, help="generated tokens at most")
+    sampling.add_argument("--temperature", type=float, default=0.0, help="0: always the most likely token")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from tokens of this total probability")
+    sampling.add_argument("--top-k", type=int, default=-1, help="sample from this many most likely tokens; -1: all")
+    sampling.add_argument("--sampling-seed", type=int, help="seed for repeatable answers (default: random)")
     add_settings(parser, {**ENGINE, "logs": (LOG_LEVEL, NARRATE)})
     return aliases.add_to(parser)
 
@@ -47,18 +46,18 @@ def run(args: argparse.Namespace) -> int:
         seed=args.sampling_seed,
     ).check()
     config = engine_config(args)
-    say(aliases.said(args), "generate")  # `LLM` tells of variables
+    say(aliases.notices(args), "generate")  # `LLM` itself warns about variables
     narration = Narration() if args.narrate else None
-    told: dict[str, Any] = {} if narration is None else narration.settings
-    # the log tells each step meanwhile
+    changes: dict[str, Any] = {} if narration is None else narration.settings
+    # no streaming while the log shows each step
     on_text = None if narration is not None or config.log_level == "debug" else _show
     try:
         args.prompt.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"prompt: is not text in UTF-8: byte {error.start} cannot be read") from error
+        raise ConfigError(f"prompt: must be UTF-8 text: byte {error.start} is invalid") from error
     from minisgl.tokenizer import ChatTemplateError
 
-    with loaded(config, **told) as llm:
+    with loaded(config, **changes) as llm:
         try:
             if not args.raw and not llm.tokenizer.template_source():
                 say(["this model has no chat template: the text is completed, as with --raw"], "generate")

@@ -1,4 +1,4 @@
-"""`minisgl model`: what the CPU engine computes for a model."""
+"""The command `minisgl model`, which shows what the CPU engine computes for a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser("model", help="what a model's layers compute", allow_abbrev=False, description=_MODEL)
     parser.set_defaults(run=_run)
     parser.add_argument("name", metavar="MODEL", help="a folder, a GGUF file or a name, as --model takes it")
-    parser.add_argument("--operations", action="store_true", required=True, help="show each operation of a forward")
+    parser.add_argument("--operations", action="store_true", required=True, help="list each operation of a forward")
 
 
 def _run(args: argparse.Namespace) -> int:

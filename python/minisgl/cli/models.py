@@ -1,4 +1,4 @@
-"""`minisgl pull`, `minisgl list`, `minisgl rm`: models of hubs, in the cache that `serve --model OWNER/REPO` uses."""
+"""The commands `minisgl pull`, `list` and `rm`: models in the hub cache that `serve --model OWNER/REPO` uses."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def add_parsers(commands: Commands) -> None:
     pull.add_argument(
         "name", metavar="MODEL", help="OWNER/REPO, OWNER/REPO:QUANT, OWNER/REPO/FILE.gguf or a short name"
     )
-    for one in MODEL:
-        if one.flags[0] in _WANTED:
-            one.add_to(pull, shown=True)
+    for row in MODEL:
+        if row.flags[0] in _WANTED:
+            row.add_to(pull, shown=True)
     listing = commands.add_parser("list", help="models of hubs that are here", allow_abbrev=False, description=_LIST)
     listing.set_defaults(run=_list)
     remove = commands.add_parser("rm", help="remove models that list shows", allow_abbrev=False, description=_RM)
@@ -43,35 +43,35 @@ def _pull(args: argparse.Namespace) -> int:
 
 
 def find(name: str, source: ModelSource | None = None, revision: str | None = None) -> Path:
-    """Return the folder or the GGUF file of a model, which is fetched if it is not here."""
+    """Return the folder or GGUF file of a model, after downloading it if it is missing."""
     from minisgl.weights.sources import find_model
 
     display = Display(
         lambda line: print(line, file=sys.stderr, flush=True), sys.stderr if sys.stderr.isatty() else None
     )
-    found = find_model(name, display, source=source or "auto", revision=revision)
+    path = find_model(name, display, source=source or "auto", revision=revision)
     display.close()
-    return found
+    return path
 
 
 def _list(args: argparse.Namespace) -> int:
     from minisgl.weights.hub_cache import entries
 
-    found = entries()
+    models = entries()
     rows = [("NAME", "SIZE", "LAST USED", "HUB")]
-    for one in found:
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(one.used_ns / 1e9))
-        rows.append((one.name, size(one.num_bytes), used, one.source))
+    for model in models:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(model.used_ns / 1e9))
+        rows.append((model.name, size(model.num_bytes), used, model.source))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    if not found:
+    if not models:
         print("no models of hubs here: minisgl pull MODEL fetches one", file=sys.stderr)
     return 0
 
 
 def _remove(args: argparse.Namespace) -> int:
-    """All or, if one of the names is not listed, nothing."""
+    """Remove the named models. Raises `ConfigError`, and removes nothing, if one of them is not listed."""
     from minisgl.weights.hub_cache import Entry, entries, remove
     from minisgl.weights.hub_names import full_name
 
@@ -79,14 +79,14 @@ def _remove(args: argparse.Namespace) -> int:
     chosen: dict[str, list[Entry]] = {}
     for name in args.names:
         full = full_name(name)
-        chosen[full] = [one for one in there if one.name == full]
+        chosen[full] = [model for model in there if model.name == full]
         if not chosen[full]:
-            same = [one.name for one in there if one.repo == full.partition(":")[0]]
+            same = [model.name for model in there if model.repo == full.partition(":")[0]]
             raise ConfigError(
                 f"{name}: is not listed: " + (f"there are {', '.join(same)}" if same else "see minisgl list")
             )
-    for name, found in chosen.items():
-        print(f"removed {name}: {size(sum(map(remove, found)))} freed")
+    for name, models in chosen.items():
+        print(f"removed {name}: {size(sum(map(remove, models)))} freed")
     return 0
 
 

@@ -1,12 +1,12 @@
-"""`--models FILE.yaml`, `--models-dir DIR`, `--model A --model B`: the models of a server of several.
+"""Reader of `--models FILE.yaml`, `--models-dir DIR` and repeated `--model` flags: the models of one server.
 
     models:
       - name: chat
         model: /models/qwen3-4b.gguf
         aliases: [gpt-4o-mini]
 
-Invariants: every mistake is told with file, line, entry, field and reason; flags of the command line hold for all
-models, those of an entry win over them.
+Invariants: every error names file, line, entry, field and reason; flags of the command line apply to all models, and
+those of an entry win over them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ OWN_FLAGS = (
     "managed",
     "shell",
 )
-"""Those of the whole, which an entry cannot have."""
+"""Flags of the whole server, which an entry cannot have."""
 OF_ALL = (
     "--api-key",
     "--api-key-file",
@@ -54,7 +54,7 @@ Resolve = Callable[[Sequence[str]], ServerConfig]
 
 
 def are_several(args: argparse.Namespace) -> bool:
-    """Raises `ConfigError` for two ways to name models."""
+    """Return True if the flags name several models. Raises `ConfigError` if they do so in two ways."""
     ways = {FLAG: args.models, "--models-dir": args.models_dir, "--model": getattr(args, "each_model", ())[1:]}
     given = [flag for flag, value in ways.items() if value]
     if given and given != ["--model"] and hasattr(args, "model_given"):
@@ -65,7 +65,7 @@ def are_several(args: argparse.Namespace) -> bool:
 
 
 def entries(args: argparse.Namespace, resolve: Resolve) -> list[Entry]:
-    """`resolve` makes a configuration of flags. Raises `ConfigError`."""
+    """Return an entry for each model in the flags. `resolve` converts flags to settings. Raises `ConfigError`."""
     from minisgl.registry.entries import models_in
 
     own = Parser(add_help=False)
@@ -75,10 +75,10 @@ def entries(args: argparse.Namespace, resolve: Resolve) -> list[Entry]:
     if args.models is not None:
         return _read(args.models, common, resolve)
     named = {name: name for name in getattr(args, "each_model", ())}
-    found = named if args.models_dir is None else models_in(args.models_dir)
+    paths = named if args.models_dir is None else models_in(args.models_dir)
     return [
         _entry({"model": path} | ({} if path == name else {"name": name}), f"--model {name}", common, resolve)
-        for name, path in found.items()
+        for name, path in paths.items()
     ]
 
 
@@ -88,7 +88,7 @@ def _read(path: str, common: Sequence[str], resolve: Resolve) -> list[Entry]:
         if len(pairs) != 1 or pairs[0][0].value != "models" or not isinstance(pairs[0][1], yaml.SequenceNode):
             line = 1 if root is None else line_of(root)
             raise ConfigError(f"{path}:{line}: must be one list, `models:`, with an entry `- model: ...` for each")
-        found: list[Entry] = []
+        models: list[Entry] = []
         for i, node in enumerate(pairs[0][1].value):
             where = f"{path}:{line_of(node)}: models.{i}"
             if not isinstance(node, yaml.MappingNode):
@@ -100,10 +100,10 @@ def _read(path: str, common: Sequence[str], resolve: Resolve) -> list[Entry]:
                 if name in given:
                     raise ConfigError(f"{at}: given twice")
                 given[name] = _field(at, name, loader.construct_object(value, True))
-            found.append(_entry(given, where, common, resolve))
-        if not found:
+            models.append(_entry(given, where, common, resolve))
+        if not models:
             raise ConfigError(f"{path}:{line_of(pairs[0][1])}: models: is empty")
-        return found
+        return models
 
 
 def _text(value: object) -> str:
@@ -135,13 +135,13 @@ def _flags(value: object) -> list[str]:
     for flag in flags:
         name = flag.partition("=")[0]
         if name in OF_ALL or name.removeprefix("--") in OWN_FLAGS:
-            raise ValueError(f"{name}: belongs to all models: give it on the command line")
+            raise ValueError(f"{name}: applies to all models: give it on the command line")
     return flags
 
 
 def _adapters(value: object) -> dict[str, str]:
     if not isinstance(value, dict):
-        raise ValueError("must be folders by the adapters' names")
+        raise ValueError("must be a mapping of adapter names to folders")
     return {_text(name): _text(path) for name, path in value.items()}
 
 
@@ -163,7 +163,7 @@ def _field(at: str, name: str, value: object) -> object:
         raise ConfigError(f"{at}: unknown field: there are {', '.join(_FIELDS)}")
     try:
         return _FIELDS[name](value)
-    except ValueError as error:  # `ConfigError` is one
+    except ValueError as error:  # `ConfigError` is a ValueError
         raise ConfigError(f"{at}: {error if isinstance(error, ConfigError) else f'{value!r:.80}: {error}'}") from error
 
 
@@ -173,7 +173,7 @@ def _entry(given: Mapping[str, Any], where: str, common: Sequence[str], resolve:
     if "model" not in given:
         raise ConfigError(f"{where}: model: missing")
     if given.get("pin") and given.get("ttl"):
-        raise ConfigError(f"{where}: pin and ttl: what is pinned is never unloaded: give one of them")
+        raise ConfigError(f"{where}: pin and ttl: a pinned model is never unloaded: give one of them")
     adapters = [f"{name}={path}" for name, path in given.get("adapters", {}).items()]
     lora = ["--lora", *adapters] if adapters else []
     try:
@@ -196,7 +196,7 @@ def _entry(given: Mapping[str, Any], where: str, common: Sequence[str], resolve:
 
 
 def _behind(config: ServerConfig, name: str, has_aliases: bool) -> ServerConfig:
-    """The configuration of a model's server, which only the front is to reach."""
+    """Return the configuration of a model's own server, which only the front server connects to."""
     return msgspec.structs.replace(
         config,
         host="127.0.0.1",

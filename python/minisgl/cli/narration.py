@@ -1,7 +1,7 @@
-"""`minisgl generate --narrate`: the whole life of one answer on standard error, for people who learn.
+"""The flag `minisgl generate --narrate`, which logs the whole life of one answer to standard error, for learners.
 
 The lines of each step are those of `--log-level debug`; this adds the model before them, each token, and the times
-after them. A server has none of it, because it logs no texts.
+after them. A server logs none of it, because it logs no texts.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Narration:
-    """Tells of one answer: `begin` when the model is loaded, `token` for each token, `end` after the last one."""
+    """Logger of one answer: call `begin` when the model is loaded, `token` for each token, and `end` at the end."""
 
     def __init__(self) -> None:
         self._llm: LLM | None = None
         self._begin_s = 0.0
-        self._token_s: list[float] = []  # when each token came
+        self._token_s: list[float] = []  # arrival time of each token
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings of an `LLM` that tells its steps in order."""
+        """The settings of an `LLM` that logs its steps in order, without overlap."""
         return {"log_level": "debug", "overlap": False, "describe_token": self.token}
 
     def begin(self, llm: LLM) -> None:
@@ -36,7 +36,7 @@ class Narration:
         self._begin_s = time.monotonic()
 
     def token(self, token_id: int) -> str:
-        """Note when a token came and return its id and text."""
+        """Record the time of a sampled token and return its id and text."""
         self._token_s.append(time.monotonic())
         return self._name(token_id)
 
@@ -46,7 +46,7 @@ class Narration:
         return f"{token_id} {self._llm.tokenizer.decode([token_id], skip_special_tokens=False)!r}"
 
     def end(self) -> None:
-        """Print the number of tokens, the time to the first one, and the pace of the others."""
+        """Print the number of tokens, the time to the first one, and the rate of the others."""
         count = len(self._token_s)
         if not count:
             return

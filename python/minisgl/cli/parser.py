@@ -1,7 +1,7 @@
 """The parser of every command line. An error is one line: the flag as it was typed, its value and what is valid.
 
-Invariants: an error is raised (`UsageError`) and never printed here; an unknown flag or command is never guessed, the
-nearest known one is named; a number's range is that of its field (`config.RANGES`).
+Invariants: an error is raised (`UsageError`) and never printed here; an unknown flag or command is never guessed, but
+the nearest known one is named; a number's range is that of its field (`config.RANGES`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ARGUMENT = re.compile(r"argument (\S+): ")
 
 
 class UsageError(ConfigError):
-    """A command line that means nothing. `prog` is the command that was typed, such as `minisgl serve`."""
+    """An invalid command line. `prog` is the command that was typed, such as `minisgl serve`."""
 
     def __init__(self, prog: str, text: str) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class UsageError(ConfigError):
 
 
 class Number:
-    """A flag's type: a number of `kind` within the range of the field `dest`."""
+    """A flag's type: a number of type `kind` within the range of the field `dest`."""
 
     def __init__(self, kind: type[int] | type[float], dest: str) -> None:
         self.kind = kind
@@ -44,7 +44,7 @@ class Number:
 
 
 def must_be(kind: object) -> str:
-    """Return what a value of `kind` must be, for an error."""
+    """Return the end of an error about a value that is not of type `kind`, such as "must be a whole number"."""
     return "must be a whole number" if kind is int else "must be a number" if kind is float else "is not valid"
 
 
@@ -59,51 +59,51 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "") -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose errors are `UsageError`s of one line. Flags have no short forms."""
+    """An `ArgumentParser` whose errors are `UsageError`s of one line. Flags cannot be abbreviated."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **how})
         self._arguments: Sequence[str] = ()
 
     def error(self, message: str) -> NoReturn:
-        """Raise `UsageError`; of all spellings of a flag, which argparse names, the typed one stays."""
-        if found := _ARGUMENT.match(message):
+        """Raise `UsageError`. Of all spellings of a flag, which argparse lists, only the typed one is shown."""
+        if match := _ARGUMENT.match(message):
             typed = self._typed_names()
-            names = found[1].split("/")
-            message = next((name for name in names if name in typed), names[0]) + message[found.end(1) :]
+            names = match[1].split("/")
+            message = next((name for name in names if name in typed), names[0]) + message[match.end(1) :]
         elif message.startswith("the following arguments are required"):
             message = f"{message} (see {self.prog} --help)"
         raise UsageError(self.prog, message)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        found, rest = self.parse_known_args(args, namespace)
+        parsed, rest = self.parse_known_args(args, namespace)
         if rest:
             self.refuse(rest)
-        return found
+        return parsed
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._arguments = args or ()
         return super().parse_known_args(args, namespace)
 
     def refuse(self, rest: Sequence[str], namespace: object = None) -> NoReturn:
-        """Raise the error about what no parser took."""
-        unknown = next((one for one in rest if one.startswith("-")), rest[0]).partition("=")[0]
+        """Raise the error about `rest`, the arguments that no parser recognized."""
+        unknown = next((text for text in rest if text.startswith("-")), rest[0]).partition("=")[0]
         parser = self._asked()
         what = "unknown flag" if unknown.startswith("-") else "unexpected argument"
         known = [name for name in parser._option_string_actions if name.startswith("--")]
         parser.error(f"{unknown}: {what}{did_you_mean(unknown, known, f'see {parser.prog} --help')}")
 
     def typed(self) -> Mapping[str, str]:
-        """Return each flag that was given, by its destination: the spelling that was typed last."""
+        """Return the last typed spelling of each flag that was given, by its destination."""
         parser = self._asked()
         actions = parser._option_string_actions
         return {actions[name].dest: name for name in parser._typed_names() if name in actions}
 
     def _typed_names(self) -> list[str]:
-        return [one.partition("=")[0] for one in self._arguments]
+        return [text.partition("=")[0] for text in self._arguments]
 
     def _asked(self) -> Parser:
-        """The parser of the command that was given, else this one."""
+        """Return the parser of the typed command, else this one."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
                 for name, parser in action.choices.items():
@@ -112,7 +112,7 @@ class Parser(argparse.ArgumentParser):
         return self
 
     def _spelling(self, action: argparse.Action) -> str:
-        """The flag as it was typed, or the name of an argument without dashes."""
+        """Return the flag as it was typed, or the name of a positional argument."""
         typed, names = self._typed_names(), action.option_strings
         return next(
             (name for name in names if name in typed), names[0] if names else str(action.metavar or action.dest)
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
-            if isinstance(error.__context__, EnvError):  # of what the check has loaded
+            if isinstance(error.__context__, EnvError):  # from code that the type's check has run
                 raise error.__context__ from None
             kind = getattr(action.type, "kind", action.type)
             why = error.message if isinstance(error.__context__, argparse.ArgumentTypeError) else must_be(kind)
@@ -133,7 +133,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         if isinstance(action, argparse._SubParsersAction):
-            names = [one.dest for one in action._choices_actions]
+            names = [choice.dest for choice in action._choices_actions]
             hint = did_you_mean(str(value), action.choices, f"choose one of {', '.join(names)}")
             raise argparse.ArgumentError(None, f"{value}: unknown command{hint}")
         raise argparse.ArgumentError(None, self._about(action, value, one_of(action.choices)))

@@ -1,5 +1,5 @@
-"""`minisgl replay FILE`: drive schedulers with a recorded trace, compare their decisions, time them; with
-`--report`, say what a shadow reported.
+"""The command `minisgl replay FILE`, which runs schedulers on a recorded trace, compares their decisions and times
+them. With `--report`, it summarizes what a shadow reported.
 
 Invariants: parsing imports no scheduler.
 """
@@ -20,14 +20,14 @@ def add_parser(commands: Commands) -> argparse.ArgumentParser:
         "--backend",
         action="append",
         metavar="NAME",
-        help="a scheduler, as MINISGL_CPU_BACKEND names it; may be given several times (default: python, rust_hotpath)",
+        help="scheduler, as in MINISGL_CPU_BACKEND; repeatable (default: python, rust_hotpath)",
     )
-    parser.add_argument("--repeat", type=int, default=1, help="times that each is driven; the fastest counts")
+    parser.add_argument("--repeat", type=int, default=1, help="runs of each scheduler; the fastest counts")
     parser.add_argument(
         "--report",
         type=Path,
         metavar="FILE",
-        help="instead of a trace: summarize what a shadow wrote to MINISGL_CPU_BACKEND_SHADOW_REPORT",
+        help="instead of a trace: summarize the report of a shadow (MINISGL_CPU_BACKEND_SHADOW_REPORT)",
     )
     return parser
 

@@ -22,11 +22,11 @@ from minisgl.scheduler.trace import Replay, Trace, read_trace, replay
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises `ConfigError`."""
+    """Replay a trace, or summarize a shadow's report, and return the exit code. Raises `ConfigError`."""
     if (args.trace is None) == (args.report is None):
-        raise ConfigError("give a trace, or --report FILE")
+        raise ConfigError("trace: missing: give a trace, or --report FILE")
     if args.repeat < 1:
-        raise ConfigError(f"--repeat: {args.repeat}: at least 1")
+        raise ConfigError(f"--repeat {args.repeat}: must be at least 1")
     try:
         if args.report is not None:
             return _summarize(args.report)
@@ -46,27 +46,27 @@ def _summarize(path: Path) -> int:
 
 
 def _compare(trace: Trace, names: list[str], repeat: int) -> int:
-    found: dict[str, Replay] = {}
+    replays: dict[str, Replay] = {}
     for name in names:
         runs = [replay(trace, _make(name, trace)) for _ in range(repeat)]
-        best = found[name] = min(runs, key=lambda one: one.seconds)
+        best = replays[name] = min(runs, key=lambda run: run.seconds)
         print(f"{name}: {best.num_steps} steps, {_times(best)}")
         if best.error:
             print(f"{name}: {trace.call_name(len(best.digests))} failed: {best.error}")
-    errors = {name: one.error for name, one in found.items() if one.error}
-    firsts = [one for other in names[1:] if (one := _difference(trace, found, names[0], other)) is not None]
-    first = min(firsts, key=lambda one: one.index, default=None)
+    errors = {name: run.error for name, run in replays.items() if run.error}
+    firsts = [run for other in names[1:] if (run := _difference(trace, replays, names[0], other)) is not None]
+    first = min(firsts, key=lambda run: run.index, default=None)
     if first is not None:
         print(f"they differ first in call {first.index}: {trace.call_name(first.index)}")
         print("\n".join(difference_lines(first.line, first.names)))
     elif len(names) > 1 and not errors:
         what = "every plan, array and count, and the tree at the end, bit for bit"
-        print(f"equal: {found[names[0]].num_steps} steps, {len(trace.calls)} calls, {what}")
+        print(f"equal: {replays[names[0]].num_steps} steps, {len(trace.calls)} calls, {what}")
     elif len(names) == 1:
         print(f"{names[0]} ran alone: nothing was compared")
     report = {
         "calls": len(trace.calls),
-        "us_per_step": {name: _mean_us(one) for name, one in found.items()},
+        "us_per_step": {name: _mean_us(run) for name, run in replays.items()},
         "first_difference": None if first is None else first.index,
         "compared": len(names) > 1,
         "what": None if first is None else first.line["what"],
@@ -78,7 +78,7 @@ def _compare(trace: Trace, names: list[str], repeat: int) -> int:
 
 
 def _make(name: str, trace: Trace) -> ControlPlane:
-    """Raises `ConfigError` for a scheduler that is not there, or not with this configuration."""
+    """Build the scheduler `name` for a trace. Raises `ConfigError` if it is missing or does not support the trace."""
     try:
         return make_control_plane(name, trace.config)
     except (ControlPlaneError, ExtensionMissing, ValueError) as error:
@@ -87,17 +87,17 @@ def _make(name: str, trace: Trace) -> ControlPlane:
 
 @dataclass(frozen=True, slots=True)
 class _First:
-    """The first difference of two schedulers: the index of its call in the trace, and a line as a shadow reports it."""
+    """The first difference of two schedulers: its call's index in the trace, and its line as a shadow reports it."""
 
     names: tuple[str, str]
     index: int
     line: dict[str, Any]
 
 
-def _difference(trace: Trace, found: dict[str, Replay], name: str, other: str) -> _First | None:
-    """Drive both side by side, as a server with a shadow does; the one that gets further leads. The trees are compared
-    after the last call."""
-    if len(found[other].digests) > len(found[name].digests):
+def _difference(trace: Trace, replays: dict[str, Replay], name: str, other: str) -> _First | None:
+    """Return the first difference of two schedulers, or None. Both are driven in step, as in a server with a shadow;
+    the one that got further is the reference. The prefix trees are compared after the last call."""
+    if len(replays[other].digests) > len(replays[name].digests):
         name, other = other, name
     shadow = ShadowControlPlane(_make(name, trace), _make(other, trace), max_diffs=1)
     if not replay(trace, shadow).error:
@@ -106,12 +106,12 @@ def _difference(trace: Trace, found: dict[str, Replay], name: str, other: str) -
     return None if summary.first is None else _First((name, other), summary.first_index, summary.first)
 
 
-def _mean_us(one: Replay) -> float:
-    return round(1e6 * one.seconds / max(1, one.num_steps), 2)
+def _mean_us(run: Replay) -> float:
+    return round(1e6 * run.seconds / max(1, run.num_steps), 2)
 
 
-def _times(one: Replay) -> str:
-    if not one.schedule_ns or not one.commit_ns:
-        return f"{_mean_us(one)} us a step"
-    schedule, commit = median(one.schedule_ns) / 1000, median(one.commit_ns) / 1000
-    return f"{_mean_us(one)} us a step on average (medians: schedule {schedule:.2f}, commit {commit:.2f})"
+def _times(run: Replay) -> str:
+    if not run.schedule_ns or not run.commit_ns:
+        return f"{_mean_us(run)} us a step"
+    schedule, commit = median(run.schedule_ns) / 1000, median(run.commit_ns) / 1000
+    return f"{_mean_us(run)} us a step on average (medians: schedule {schedule:.2f}, commit {commit:.2f})"

@@ -1,6 +1,6 @@
-"""What a file says of a prompt, as the server would read it: the body of a request, or token ids.
+"""Prompts from files, as the server would read them: the JSON body of a request, or token ids.
 
-Invariants: the ids are those that the server makes of the same body, but for a prompt that it cuts.
+Invariants: the ids are those that the server makes of the same body, unless it truncates the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIELDS = ("text", "prompt", "messages", "token_ids")
 
 
 def read(data: bytes, said: str) -> dict[str, Any]:
-    """A body that has one of `FIELDS`. `said`: what the user calls it. Raises `ConfigError`."""
+    """Parse a body that has one of `FIELDS`; a list is `token_ids`. `said` names it. Raises `ConfigError`."""
     try:
         body = json.loads(data)
     except ValueError as error:
@@ -31,7 +31,7 @@ def read(data: bytes, said: str) -> dict[str, Any]:
 
 
 def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> list[int]:
-    """`is_prefix`: a conversation goes on, and no answer begins. Raises `ConfigError`."""
+    """Return the ids of a body's prompt. `is_prefix`: without a generation prompt. Raises `ConfigError`."""
     from minisgl.server.admin.body import PrefixRequest
     from minisgl.server.core.bodies import ChatRequest, CompletionRequest
     from minisgl.server.core.errors import ApiError
@@ -39,25 +39,25 @@ def ids_of(llm: LLM, body: dict[str, Any], said: str, *, is_prefix: bool) -> lis
 
     try:
         if body.get("messages") is not None:
-            asked = checked(body, ChatRequest)
-            if is_prefix and asked.add_generation_prompt is None:
-                asked = asked.model_copy(update={"add_generation_prompt": False})
-            return chat_ids(llm, asked)
+            chat = checked(body, ChatRequest)
+            if is_prefix and chat.add_generation_prompt is None:
+                chat = chat.model_copy(update={"add_generation_prompt": False})
+            return chat_ids(llm, chat)
         given: str | list[int]
         if body.get("prompt") is not None:
             given, *others = checked(body, CompletionRequest).prompts()
             if others:
-                raise ConfigError("prompt: must be one")
+                raise ConfigError("prompt: must be a single one")
         else:
-            found = checked(body, PrefixRequest)
-            given = list(found.token_ids or ()) if found.text is None else found.text
+            prefix = checked(body, PrefixRequest)
+            given = list(prefix.token_ids or ()) if prefix.text is None else prefix.text
     except (ApiError, ConfigError) as error:
         raise ConfigError(f"{said}: {error}") from error
     return encoded(llm, given, is_whole=False) if isinstance(given, str) else given
 
 
 def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
-    """The ids of a conversation's prompt. Raises `ApiError`, `ConfigError`."""
+    """Return the token ids of a conversation's prompt. Raises `ApiError` or `ConfigError`."""
     from minisgl.server.core.prompts import conversation
     from minisgl.server.core.tools import Parsing
     from minisgl.server.core.turn import of_allowed_tools
@@ -72,6 +72,6 @@ def chat_ids(llm: LLM, chat: ChatRequest) -> list[int]:
 
 
 def encoded(llm: LLM, text: str, *, is_whole: bool) -> list[int]:
-    """`is_whole`: it has the special tokens already."""
+    """Return the token ids of `text`. Special tokens are added unless `is_whole`: the text has them already."""
     ids: list[int] = llm.tokenizer.encode(text, add_special_tokens=not is_whole).tolist()
     return ids

@@ -1,4 +1,4 @@
-"""`minisgl serve`: from flags to `ServerConfig`, and what it starts."""
+"""The command `minisgl serve`: from flags to `ServerConfig`, and the start of the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def add_parser(commands: Commands) -> Parser:
     parser.add_argument("--config", metavar="FILE", help="YAML file of flags by name; flags given here win over it")
     # `minisgl chat`, as mini-sglang calls it
     parser.add_argument("--shell", action="store_true", help=argparse.SUPPRESS)
-    # for a program that starts the server: one JSON line on stdout when it is ready; it ends when its stdin does
+    # for programs that start the server: one JSON line on stdout when ready; ends when stdin is closed
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     add_settings(parser, ENGINE)
     add_settings(parser, SERVER)
@@ -32,7 +32,7 @@ def add_parser(commands: Commands) -> Parser:
 
 
 def server_config(args: argparse.Namespace) -> ServerConfig:
-    """Every field of `ServerConfig` that has a flag. Raises `ConfigError`, `EnvError`."""
+    """Build the server's configuration from flags, environment and defaults. Raises `ConfigError` or `EnvError`."""
     fields = {name: getattr(args, name) for name in ServerConfig.__struct_fields__ if hasattr(args, name)}
     fields["engine"] = engine_config(args)  # `args.engine` is the engine's name
     fields["limits"] = Limits(**{name: getattr(args, name) for name in Limits.__struct_fields__})

@@ -1,7 +1,7 @@
-"""Where an answer leaves what its model computes, and by how much.
+"""Comparison of an answer with what its model computes: where they differ, and by how much.
 
-Invariants: a figure is the model's own log probability, before temperature, penalties and masks; what cannot be known
-is not said: a receipt has digests, so places and figures need the answer's ids, its text or its log probabilities.
+Invariants: a reported log probability is the model's own, before temperature, penalties and masks; nothing unknown is
+reported: a receipt has digests only, so positions and values need the answer's ids, text or log probabilities.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ T = TypeVar("T", int, float)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What is known of an answer beside its receipt. `logprobs`: of the tokens of its text."""
+class Answer:
+    """Known parts of an answer, in addition to its receipt. `logprobs` are those of the tokens of its text."""
 
     ids: list[int] | None = None
     text: str | None = None
     logprobs: list[float] | None = None
 
     @classmethod
-    def of_choice(cls, choice: dict[str, Any]) -> Said:
-        """What a choice of a whole answer has: its ids if the request asked for `return_token_ids`, and `logprobs`
-        (Ollama's are the list itself)."""
+    def of_choice(cls, choice: dict[str, Any]) -> Answer:
+        """Read the ids (present with `return_token_ids`) and `logprobs` of one choice of a response. Ollama's
+        `logprobs` are the list itself."""
         found = choice.get("logprobs") or {}
         found = {"content": found} if isinstance(found, list) else found
         logprobs = found.get("token_logprobs") or [one.get("logprob") for one in found.get("content") or ()]
         return cls(_list_of(int, choice.get("token_ids")), None, _list_of(float, logprobs) or None)
 
-    def answered(self, data: bytes) -> Said:
-        """With the answer in a file: its text, or its ids in JSON."""
+    def answered(self, data: bytes) -> Answer:
+        """Return a copy with the answer of a file: token ids if `data` is a JSON list of them, else text."""
         try:
             return replace(self, ids=msgspec.json.decode(data, type=list[int]), text=None)
         except msgspec.MsgspecError:
@@ -49,45 +49,46 @@ class Said:
 
 
 def differences(
-    llm: LLM, found: Receipt, prompt: list[int], *, lora: str | None = None, said: Said | None = None
+    llm: LLM, claim: Receipt, prompt: list[int], *, lora: str | None = None, said: Answer | None = None
 ) -> list[str]:
-    """Between what `llm`, of the receipt's model and numerics, computes alone, the receipt, and what is `said`."""
-    if Tokens.of(prompt) != found.prompt:
-        return [f"another prompt: {len(prompt)} tokens, in the receipt {found.prompt.count}, with another digest"]
-    sampling = found.sampling
-    if found.finish_reason == "abort":  # it was ended from outside, at no place that can be computed
-        sampling = msgspec.structs.replace(sampling, max_tokens=max(1, found.answer.count))
-    if found.logprobs is not None:
+    """Compute the answer of the receipt `found` alone and return a line for each difference from the receipt and from
+    `said`; empty if all are equal. `llm` must have the receipt's model and arithmetic."""
+    if Tokens.of(prompt) != claim.prompt:
+        return [f"another prompt: {len(prompt)} tokens, in the receipt {claim.prompt.count}, with another digest"]
+    sampling = claim.sampling
+    if claim.finish_reason == "abort":  # ended by the client, at an unpredictable token
+        sampling = msgspec.structs.replace(sampling, max_tokens=max(1, claim.answer.count))
+    if claim.logprobs is not None:
         sampling = msgspec.structs.replace(sampling, logprobs=0)
     llm.clear_cache()
     (output,) = llm.generate([prompt], sampling, lora=lora, progress=False)
     computed = output.outputs[0]
     if computed.error:
         raise ConfigError(computed.error)
-    return list(_Comparison(llm, found, prompt, computed, lora).lines(said or Said()))
+    return list(_Comparison(llm, claim, prompt, computed, lora).lines(said or Answer()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
     llm: LLM
-    found: Receipt
+    claim: Receipt
     prompt: list[int]
     computed: Completion
     lora: str | None
 
-    def lines(self, said: Said) -> list[str]:
-        found, computed = self.found, self.computed
-        differ, is_other = [], Tokens.of(computed.token_ids) != found.answer
+    def lines(self, said: Answer) -> list[str]:
+        claim, computed = self.claim, self.computed
+        differ, is_other = [], Tokens.of(computed.token_ids) != claim.answer
         if is_other:
             known = said.ids is not None or said.text is not None
             hint = "" if known else " (where is known with --answer, or of an answer with return_token_ids)"
             differ.append(
-                f"another answer: {len(computed.token_ids)} tokens, in the receipt {found.answer.count}, with another "
+                f"another answer: {len(computed.token_ids)} tokens, in the receipt {claim.answer.count}, with another "
                 f"digest{hint}"
             )
-        elif found.finish_reason not in (computed.finish_reason, "abort"):
-            differ.append(f"it ends otherwise: {computed.finish_reason}, in the receipt {found.finish_reason}")
-        elif found.logprobs is not None and _digest(computed.logprobs) != found.logprobs:
+        elif claim.finish_reason not in (computed.finish_reason, "abort"):
+            differ.append(f"it ends otherwise: {computed.finish_reason}, in the receipt {claim.finish_reason}")
+        elif claim.logprobs is not None and _digest(computed.logprobs) != claim.logprobs:
             differ.append(self._other_logprobs(said.logprobs))
         if said.ids is not None:
             differ += self._of_ids(said.ids)
@@ -98,11 +99,11 @@ class _Comparison:
     # ----------------------------------------------------------------------------------------------- probabilities
 
     def _other_logprobs(self, given: list[float] | None) -> str:
-        """A digest alone says no more than that they differ."""
+        """Return a line about differing log probabilities, with where and by how much if the answer has `given`."""
         text = "the same tokens, with other probabilities: computed by other arithmetic"
         if given is None:
             return f"{text} (a receipt has their digest alone: by how much is known of an answer with logprobs)"
-        if _digest(given) != self.found.logprobs:
+        if _digest(given) != self.claim.logprobs:
             return f"{text} (the answer's logprobs are not those of its receipt)"
         theirs, ours = np.array(given, np.float32), np.array(self.computed.logprobs, np.float32)
         if len(theirs) != len(ours):
@@ -115,11 +116,11 @@ class _Comparison:
         )
 
     def _logprob(self, common: Sequence[int], token: int) -> float | None:
-        """The log probability of `token` behind the prompt and `common`; None: it cannot stand there."""
+        """Return the log probability of `token` after the prompt and `common`, or None if it is not valid there."""
         alone = SamplingParams(max_tokens=1, temperature=0, allowed_token_ids=(token,), ignore_eos=True, logprobs=0)
         try:
             (output,) = self.llm.generate([[*self.prompt, *common]], alone, lora=self.lora, progress=False)
-        except ParamError:  # no id of the vocabulary, or no room behind so many
+        except ParamError:  # not in the vocabulary, or beyond the context
             return None
         return next(iter(output.outputs[0].logprobs), None)
 
@@ -130,13 +131,13 @@ class _Comparison:
         if ids == ours:
             return []
         lines = []
-        if Tokens.of(ids) != self.found.answer:
+        if Tokens.of(ids) != self.claim.answer:
             lines.append(f"the answer's {len(ids)} tokens are not those of the receipt")
         at = next((i for i, (a, b) in enumerate(zip(ids, ours, strict=False)) if a != b), min(len(ids), len(ours)))
         return [*lines, f"the answer from token {at} on: {self._beside(ids[at : at + 1], at)}"]
 
     def _beside(self, theirs: Sequence[int], at: int) -> str:
-        """Its token at a place and the computed one, or an end, with what the model gives them."""
+        """Return the answer's token at `at` (`theirs`; empty: its end) and the computed one, with log probabilities."""
         ours = self.computed.token_ids
         pair = [tuple(theirs), tuple(ours[at : at + 1])]
         logprobs = [self._logprob(ours[:at], *one) if one else None for one in pair]
@@ -144,41 +145,41 @@ class _Comparison:
             f"{one[0]} {self.llm.tokenizer.decode(one, skip_special_tokens=False)!r}" if one else "its end"
             for one in pair
         ]
-        told = [
+        texts = [
             f"{text} (log probability {np.float32(given)!s})" if given is not None else text
             for text, given in zip(shown, logprobs, strict=True)
         ]
         first, second = logprobs
         apart = "" if first is None or second is None else f": {abs(first - second):.6g} apart"
-        return f"{told[0]}, computed {told[1]}{apart}"
+        return f"{texts[0]}, computed {texts[1]}{apart}"
 
     def _of_text(self, text: str) -> str:
-        """In characters; in tokens, too, as the tokenizer writes the text, where that is what the model wrote so
-        far."""
+        """Return a line about the first differing character, and about the first differing token if the tokenizer gives
+        the computed tokens up to there."""
         ours = self.computed.text
         at = next((i for i, (a, b) in enumerate(zip(text, ours, strict=False)) if a != b), min(len(text), len(ours)))
         said = f"the answer from character {at} on: {text[at : at + 20]!r}, computed {ours[at : at + 20]!r}"
-        place, length = self._last_token_before(at)
+        index, length = self._last_token_before(at)
         rest, decode = text[length:], self.llm.tokenizer.decode
         theirs = self.llm.tokenizer.encode(rest, add_special_tokens=False).tolist()[:1] if rest else []
-        common = self.computed.token_ids[:place]
+        common = self.computed.token_ids[:index]
         if decode([*common, *theirs]) != text[: length + len(decode(theirs))]:
             return said
-        return f"{said}; token {place}: {self._beside(theirs, place)}"
+        return f"{said}; token {index}: {self._beside(theirs, index)}"
 
     def _last_token_before(self, at: int) -> tuple[int, int]:
-        """How many tokens there are before the one with character `at`, and their characters."""
-        decoder, length, found = self.llm.tokenizer.new_decoder(), 0, (0, 0)
-        for place, token in enumerate(self.computed.token_ids, 1):
+        """Return the number of tokens before the one with character `at`, and how many characters they have."""
+        decoder, length, before = self.llm.tokenizer.new_decoder(), 0, (0, 0)
+        for index, token in enumerate(self.computed.token_ids, 1):
             length += len(decoder.push([token]))
             if length > at:
                 break
-            found = (place, length)
-        return found
+            before = (index, length)
+        return before
 
 
 def _list_of(kind: type[T], given: object) -> list[T] | None:
-    """None: it is none."""
+    """Convert a JSON value to a list of `kind`, or return None if it is no such list."""
     try:
         return msgspec.convert(given, list[kind])  # type: ignore[valid-type]
     except msgspec.ValidationError:

@@ -1,10 +1,9 @@
 """The prompts that a request's body may stand for, whichever API it was written for.
 
-A body does not name its API, and one may fit several: a list of messages alone is OpenAI's, Anthropic's and Ollama's. A
-receipt says which it was, since it has the digest of the prompt.
-
-Invariants: each prompt is the one that the server makes of that body, but for one that it cuts, or that goes on from an
-answer that the server keeps.
+A body does not name its API, and several may fit: a list of messages alone is OpenAI's, Anthropic's and Ollama's. The
+digest of the prompt in a receipt tells which one was used.
+Invariants: each prompt is the one that the server makes of that body, unless the server truncates it or continues a
+stored response.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ Read = Callable[["LLM", dict[str, Any]], list[int]]
 
 
 def prompts_of(llm: LLM, data: bytes, said: str) -> list[list[int]]:
-    """The prompts, at least one, of a text, a list of ids, or a body. `said`: what the user calls the file. Raises
-    `ConfigError`."""
+    """Return the possible prompts, at least one, of a text, a list of token ids, or a body. `said` is the file as the
+    user named it, for errors. Raises `ConfigError`."""
     try:
         body = json.loads(data)
     except ValueError:
@@ -46,15 +45,15 @@ def prompts_of(llm: LLM, data: bytes, said: str) -> list[list[int]]:
         if not isinstance(body, list):
             body = {"text": data.decode(errors="surrogateescape")}
         return [request_body.ids_of(llm, request_body.read(json.dumps(body).encode(), said), said, is_prefix=False)]
-    found, reasons = list[list[int]](), list[str]()
+    prompts, reasons = list[list[int]](), list[str]()
     for read in _readings(body):
         try:
-            found.append(read(llm, body))
+            prompts.append(read(llm, body))
         except (ApiError, ConfigError) as error:
             reasons.append(str(error))
-    if not found:
-        raise ConfigError(f"{said}: {'; '.join(dict.fromkeys(reasons)) or 'is no body of a request for an answer'}")
-    return found
+    if not prompts:
+        raise ConfigError(f"{said}: {'; '.join(dict.fromkeys(reasons)) or 'is no request body of a known API'}")
+    return prompts
 
 
 def _readings(body: dict[str, Any]) -> Iterator[Read]:
@@ -67,10 +66,10 @@ def _readings(body: dict[str, Any]) -> Iterator[Read]:
 
 
 def _chat(llm: LLM, body: dict[str, Any]) -> list[int]:
-    asked = checked(body, ChatRequest)
-    if not asked.messages:
-        raise ConfigError("messages: there are none")
-    return request_body.chat_ids(llm, asked)
+    chat = checked(body, ChatRequest)
+    if not chat.messages:
+        raise ConfigError("messages: must not be empty")
+    return request_body.chat_ids(llm, chat)
 
 
 def _messages(llm: LLM, body: dict[str, Any]) -> list[int]:
@@ -78,21 +77,21 @@ def _messages(llm: LLM, body: dict[str, Any]) -> list[int]:
 
 
 def _responses(llm: LLM, body: dict[str, Any]) -> list[int]:
-    asked = checked(body, ResponsesRequest)
-    items = kept_items(asked.input or ())
-    if asked.previous_response_id is not None or any(isinstance(item, ReferenceItem) for item in items):
-        raise ConfigError("input: goes on from an answer that the server keeps: write all of the conversation")
+    request = checked(body, ResponsesRequest)
+    items = kept_items(request.input or ())
+    if request.previous_response_id is not None or any(isinstance(item, ReferenceItem) for item in items):
+        raise ConfigError("input: refers to a stored response: give the whole conversation")
     messages = messages_of([item for item in items if not isinstance(item, ReferenceItem)])
-    return request_body.chat_ids(llm, chat_of_responses(asked, GivenTools(asked), messages))
+    return request_body.chat_ids(llm, chat_of_responses(request, GivenTools(request), messages))
 
 
 def _completion(llm: LLM, body: dict[str, Any]) -> list[int]:
-    asked = checked(body, CompletionRequest)
-    if asked.suffix is not None:
-        raise ConfigError("suffix: of a prompt with a gap give the ids")
-    prompt, *others = asked.prompts()
+    request = checked(body, CompletionRequest)
+    if request.suffix is not None:
+        raise ConfigError("suffix: is not supported: give the prompt's token ids")
+    prompt, *others = request.prompts()
     if others:
-        raise ConfigError("prompt: must be one")
+        raise ConfigError("prompt: must be a single one")
     return request_body.encoded(llm, prompt, is_whole=False) if isinstance(prompt, str) else prompt
 
 
@@ -101,14 +100,14 @@ def _ollama_chat(llm: LLM, body: dict[str, Any]) -> list[int]:
 
 
 def _ollama_generate(llm: LLM, body: dict[str, Any]) -> list[int]:
-    asked = checked(body, OllamaGenerateRequest)
-    if asked.suffix:
-        raise ConfigError("suffix: of a prompt with a gap give the ids")
-    if asked.raw:
-        return request_body.encoded(llm, asked.prompt or "", is_whole=False)
-    return _ollama(llm, asked)
+    request = checked(body, OllamaGenerateRequest)
+    if request.suffix:
+        raise ConfigError("suffix: is not supported: give the prompt's token ids")
+    if request.raw:
+        return request_body.encoded(llm, request.prompt or "", is_whole=False)
+    return _ollama(llm, request)
 
 
-def _ollama(llm: LLM, asked: OllamaChatRequest | OllamaGenerateRequest) -> list[int]:
-    fields = conversation_of(Parsing(llm.tokenizer), asked)
+def _ollama(llm: LLM, request: OllamaChatRequest | OllamaGenerateRequest) -> list[int]:
+    fields = conversation_of(Parsing(llm.tokenizer), request)
     return request_body.chat_ids(llm, checked(present(fields), ChatRequest))

@@ -1,4 +1,4 @@
-"""What `minisgl verify` does: compute the answer of a receipt once more, alone, and compare."""
+"""The work of `minisgl verify`: computes the answer of a receipt again, alone, and compares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 from minisgl import receipt
 from minisgl.cli.flags import loaded
-from minisgl.cli.verify_answer import Said, differences
+from minisgl.cli.verify_answer import Answer, differences
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.receipt import Numerics, Receipt, Tokens
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 EQUAL, DIFFERS = 0, 1
 CHUNK, PAGE_SIZE = 48, 8
-"""Other divisions of the prompt and of the KV pool than servers have, in tokens, which change no bit."""
+"""Prefill chunk and page size in tokens; they differ from a server's, which must change no bit."""
 
 
 def run(args: argparse.Namespace) -> int:
-    found, said = _receipt(Path(args.receipt), args.index)
+    claim, said = _receipt(Path(args.receipt), args.index)
     if args.answer is not None:
         said = said.answered(_read(Path(args.answer)))
-    if args.signer is not None and found.signer != args.signer:
-        raise ConfigError(f"--signer {args.signer}: the receipt is signed by {found.signer or 'nobody'}")
-    numerics = found.numerics
+    if args.signer is not None and claim.signer != args.signer:
+        raise ConfigError(f"--signer {args.signer}: the receipt is signed by {claim.signer or 'nobody'}")
+    numerics = claim.numerics
     if numerics.engine not in receipt.ENGINES:
         raise ConfigError(f"receipt: numerics.engine: {numerics.engine!r} is none of {', '.join(receipt.ENGINES)}")
     config = EngineConfig.of(
@@ -45,15 +45,15 @@ def run(args: argparse.Namespace) -> int:
         }
     )
     differ = []
-    if (weights := receipt.weights_digest(config)) != found.model.weights:
-        differ.append(f"another model: weights {weights}, in the receipt {found.model.weights}")
+    if (weights := receipt.weights_digest(config)) != claim.model.weights:
+        differ.append(f"another model: weights {weights}, in the receipt {claim.model.weights}")
     adapter = None if args.lora is None else receipt.folder_digest(args.lora)
-    if adapter != found.model.adapter:
-        differ.append(f"another adapter: {adapter or 'none'}, in the receipt {found.model.adapter or 'none'}")
+    if adapter != claim.model.adapter:
+        differ.append(f"another adapter: {adapter or 'none'}, in the receipt {claim.model.adapter or 'none'}")
     if differ:
         return _say(differ)
     with loaded(config) as llm:
-        return _say(_computed(llm, found, said, args))
+        return _say(_computed(llm, claim, said, args))
 
 
 def _say(differ: list[str]) -> int:
@@ -62,16 +62,16 @@ def _say(differ: list[str]) -> int:
     return DIFFERS if differ else EQUAL
 
 
-def _receipt(file: Path, index: int) -> tuple[Receipt, Said]:
-    """The receipt of a file with one, or with a whole answer that has one, which may say more."""
-    data, said = _read(file), Said()
+def _receipt(file: Path, index: int) -> tuple[Receipt, Answer]:
+    """Read a receipt, or a response that has one, whose other parts are the second value. Raises `ConfigError`."""
+    data, said = _read(file), Answer()
     try:
         whole = json.loads(data)
-        if not isinstance(whole.get("receipt"), int):  # of a receipt it is the number of its form
+        if not isinstance(whole.get("receipt"), int):  # a receipt's own field `receipt` is its version
             choice = whole["choices"][index] if "choices" in whole else whole
-            data, said = msgspec.json.encode(choice["receipt"]), Said.of_choice(choice)
+            data, said = msgspec.json.encode(choice["receipt"]), Answer.of_choice(choice)
     except (ValueError, AttributeError, LookupError, TypeError) as error:
-        raise ConfigError(f"{file}: no receipt there: {error!r}") from error
+        raise ConfigError(f"{file}: has no receipt: {error!r}") from error
     return receipt.parse(data), said
 
 
@@ -82,24 +82,24 @@ def _read(file: Path) -> bytes:
         raise ConfigError(f"{file}: {error.strerror}") from error
 
 
-def _computed(llm: LLM, found: Receipt, said: Said, args: argparse.Namespace) -> list[str]:
+def _computed(llm: LLM, claim: Receipt, said: Answer, args: argparse.Namespace) -> list[str]:
     ours = receipt.numerics(llm.config, llm.engine_info.name, llm.engine_info.details)
     for name in Numerics.__struct_fields__:
-        if (mine := getattr(ours, name)) != (theirs := getattr(found.numerics, name)):
+        if (mine := getattr(ours, name)) != (theirs := getattr(claim.numerics, name)):
             return [f"other arithmetic: {name} is {mine} here, in the receipt {theirs}"]
     from minisgl.cli.verify_prompt import prompts_of  # imports the server
 
     model = _texts(llm)
     for name in ("tokenizer", "template"):
-        if getattr(found.model, name) != model[name]:
-            return [f"another {name}: {model[name]}, in the receipt {getattr(found.model, name)}"]
+        if getattr(claim.model, name) != model[name]:
+            return [f"another {name}: {model[name]}, in the receipt {getattr(claim.model, name)}"]
     prompts = prompts_of(llm, _read(Path(args.prompt)), f"--prompt {args.prompt}")
-    ids = next((one for one in prompts if Tokens.of(one) == found.prompt), prompts[0])
+    ids = next((candidate for candidate in prompts if Tokens.of(candidate) == claim.prompt), prompts[0])
     if args.lora is not None:
         llm.load_lora("adapter", args.lora)
-    differ = differences(llm, found, ids, lora=None if args.lora is None else "adapter", said=said)
+    differ = differences(llm, claim, ids, lora=None if args.lora is None else "adapter", said=said)
     if not differ:
-        print(f"equal: {found.answer.count} tokens, bit for bit" + ("" if found.signer is None else ", signed"))
+        print(f"equal: {claim.answer.count} tokens, bit for bit" + ("" if claim.signer is None else ", signed"))
     return differ
 
 

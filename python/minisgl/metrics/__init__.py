@@ -1,5 +1,5 @@
-"""What is measured: by the HTTP process (`server_metrics`, which brings prometheus_client), and by the step loop.
+"""The measurements of the HTTP process (`server_metrics`, which needs prometheus_client) and of the step loop.
 
-What people do with figures belongs elsewhere: benchmarks to `bench/`, boards to `deploy/`. Start with `meters.py`.
-This file imports nothing: the engine process needs no more than its meters.
+Users of the figures are elsewhere: benchmarks in `bench/`, dashboards in `deploy/`. Start with `meters.py`. This file
+imports nothing, because the engine process needs only its meters.
 """

@@ -1,7 +1,7 @@
-"""What a front end knows of each engine of a pool, and of all together.
+"""The front end's view of each engine of a pool, and of all together.
 
-Invariants: counters go on when an engine is started again: what a dead one had counted stays in the sum; an engine that
-does not serve has no requests and no pages.
+Invariants: counters continue when an engine is restarted, because the sum keeps the counts of its dead processes; an
+engine that does not serve has no requests and no pages.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from minisgl.message import EngineStats, MeterReading, PrefixState
 
 READY = "ready"
 NUMBERS = frozenset(name for name, kind in EngineStats.__annotations__.items() if kind in ("int", "float"))
-KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"}  # of one that died
+KEPT = frozenset(name for name in NUMBERS if name.endswith("_total")) | {"cpu_s"}  # kept after a death
 
 
 @dataclass(slots=True)
 class EngineView:
-    """`state`: see `EngineState`; `since` when, by `time.monotonic`. `restarts`: how often it was ready again."""
+    """An engine's `state` (`EngineState`), `since` when (`time.monotonic`), and how often it became ready again."""
 
     engine: int
     since: float
@@ -32,8 +32,8 @@ class EngineView:
     reason: str = ""
     restarts: int = 0
     was_ready: bool = False
-    last: EngineStats | None = None  # of the process that runs
-    before: EngineStats | None = None  # what those before it counted
+    last: EngineStats | None = None  # statistics of the current process
+    before: EngineStats | None = None  # sum of its earlier processes
 
     @property
     def stats(self) -> EngineStats | None:
@@ -51,7 +51,7 @@ class EngineView:
         self.state, self.reason, self.since = state, reason, now
 
     def told(self, now: float) -> dict[str, Any]:
-        """For people and programs."""
+        """Return the state as JSON fields, for /stats and /health."""
         return {
             "engine": self.engine,
             "state": self.state,
@@ -62,7 +62,7 @@ class EngineView:
 
 
 class EngineViews:
-    """`num_engines`: of a pool; None: there is one engine, and no pool."""
+    """The views of all engines. `num_engines` is the size of the pool, or None for a single engine without a pool."""
 
     def __init__(self, num_engines: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._has_pool = num_engines is not None
@@ -76,12 +76,12 @@ class EngineViews:
         self.all[engine].last = stats
 
     def ready(self) -> None:
-        """The engine says that it is ready: without a pool it is the only one; in a pool each has a state."""
+        """Mark the only engine as ready. With a pool it does nothing, since the pool reports each engine's state."""
         if not self._has_pool:
             self.change(0, READY)
 
     def failed(self, reason: str) -> None:
-        """Without a pool the only engine has failed; a pool has said itself which one did."""
+        """Mark the only engine as dead. With a pool it does nothing, since the pool reports each engine's state."""
         if not self._has_pool:
             self.all[0].state, self.all[0].reason, self.all[0].since = "dead", reason, self._clock()
 
@@ -92,14 +92,14 @@ class EngineViews:
 
 
 def counted(stats: EngineStats) -> EngineStats:
-    """What is still true of an engine that is gone."""
+    """Return the statistics that remain true of an engine that has ended: its counters, without gauges."""
     gone: dict[str, Any] = dict.fromkeys(NUMBERS - KEPT, 0)
     meters = {name: msgspec.structs.replace(one, recent_s=0.0) for name, one in stats.meters.items()}
     return msgspec.structs.replace(stats, **gone, meters=meters, ranks=(), prefixes=())
 
 
 def together(stats: Sequence[EngineStats]) -> EngineStats | None:
-    """The sum; of ranks nothing: their numbers are an engine's own."""
+    """Return the engines' statistics added up, without those of ranks; None if there are none."""
     if len(stats) < 2:
         return stats[0] if stats else None
     numbers = {name: sum(getattr(one, name) for one in stats) for name in NUMBERS}
@@ -116,36 +116,36 @@ def together(stats: Sequence[EngineStats]) -> EngineStats | None:
 
 
 def _meters(all_: Iterable[Mapping[str, MeterReading]]) -> dict[str, MeterReading]:
-    found: dict[str, MeterReading] = {}
+    total: dict[str, MeterReading] = {}
     for meters in all_:
-        for name, one in meters.items():
-            found[name] = added(found[name], one) if name in found else one
-    return found
+        for name, reading in meters.items():
+            total[name] = added(total[name], reading) if name in total else reading
+    return total
 
 
-def added(one: MeterReading, other: MeterReading) -> MeterReading:
+def added(first: MeterReading, second: MeterReading) -> MeterReading:
     return MeterReading(
-        one.count + other.count,
-        one.total_s + other.total_s,
-        max(one.longest_s, other.longest_s),
-        max(one.recent_s, other.recent_s),
-        dict(Counter(one.spread) + Counter(other.spread)),
+        first.count + second.count,
+        first.total_s + second.total_s,
+        max(first.longest_s, second.longest_s),
+        max(first.recent_s, second.recent_s),
+        dict(Counter(first.spread) + Counter(second.spread)),
     )
 
 
 def _prefixes(all_: Iterable[Sequence[PrefixState]]) -> tuple[PrefixState, ...]:
-    """The prefixes with the hits of all engines; ready and pinned if it is in each that knows it."""
-    found: dict[int, list[PrefixState]] = {}
+    """Merge the prefixes of all engines: hits are summed; ready or pinned means in every engine that has it."""
+    by_id: dict[int, list[PrefixState]] = {}
     for states in all_:
-        for one in states:
-            found.setdefault(one.prefix_id, []).append(one)
-    return tuple(reduce(_same, states) for states in found.values())
+        for state in states:
+            by_id.setdefault(state.prefix_id, []).append(state)
+    return tuple(reduce(_same, states) for states in by_id.values())
 
 
-def _same(one: PrefixState, other: PrefixState) -> PrefixState:
+def _same(first: PrefixState, second: PrefixState) -> PrefixState:
     return msgspec.structs.replace(
-        one,
-        is_ready=one.is_ready and other.is_ready,
-        is_pinned=one.is_pinned and other.is_pinned,
-        num_hits=one.num_hits + other.num_hits,
+        first,
+        is_ready=first.is_ready and second.is_ready,
+        is_pinned=first.is_pinned and second.is_pinned,
+        num_hits=first.num_hits + second.num_hits,
     )

@@ -1,6 +1,6 @@
-"""What the gateway has counted, and how it joins what the Python server counts.
+"""The gateway's counts, and their sums with the Python server's counts.
 
-Invariants: a metric is one number, whoever answered; who did is a metric of its own.
+Invariants: a metric has one value, whichever front end answered; which one did is a metric of its own.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from minisgl.metrics.families import Counter, Gauge, family
 from minisgl.metrics.keys import KeyReading
 
 OTHER = "other"
-"""The route of requests for what only the Python server has."""
+"""Label of all routes that only the Python server handles."""
 
 
 class HistogramReading(TypedDict):
-    counts: list[
-        int
-    ]  # by bucket of the histogram of the same name, the last is beyond all bounds; none before it is told
+    counts: list[int]  # by bucket of the histogram of the same name, the last above all bounds; empty at first
     sum: float
 
 
@@ -34,12 +32,12 @@ class MeterSums(TypedDict):
 
 
 class CacheReading(TypedDict):
-    """Texts between special tokens whose ids are known."""
+    """Counters of the cache of encoded texts (those between special tokens)."""
 
     hits: int
     misses: int
-    hit_bytes: int  # of text that was not encoded again
-    bytes: int  # in the cache
+    hit_bytes: int  # bytes of text that was not encoded again
+    bytes: int  # size of the cache
 
 
 class PeakReading(TypedDict):
@@ -48,58 +46,58 @@ class PeakReading(TypedDict):
 
 
 class Readings(TypedDict):
-    """Since the start, but for `num_open`, `num_waiting...` and `num_live`, which are of now."""
+    """The gateway's counters since its start; `num_open`, `num_waiting...` and `num_live` are current values."""
 
-    num_open: int  # requests that it is answering by itself
-    num_waiting: int  # of those, choices without a row
+    num_open: int  # requests that it is answering
+    num_waiting: int  # choices of these without a row
     num_waiting_tokens: int
     num_accepted: int
     num_finished: dict[str, int]  # by finish reason
     num_generated: int
     num_live: int  # choices that the engine computes
-    keys: list[KeyReading]  # by number
-    requests: list[tuple[str, str, int]]  # route, why Python answered (empty: the gateway did), how many
-    most: dict[str, PeakReading]  # choices in_flight, and queued: without a row
+    keys: list[KeyReading]  # by index of the key
+    requests: list[tuple[str, str, int]]  # route, reason to forward it ("": answered here), count
+    most: dict[str, PeakReading]  # peaks of choices in_flight and queued (without a row)
     cache: CacheReading
     histograms: dict[str, HistogramReading]
     meters: dict[str, MeterSums]
 
 
-def families(found: Readings | None) -> Iterable[Metric]:
-    """What only a gateway has; without samples where there is none."""
-    cache, requests = (None, []) if found is None else (found["cache"], found["requests"])
+def families(readings: Readings | None) -> Iterable[Metric]:
+    """Yield the families that only a gateway has; without samples if there is none."""
+    cache, requests = (None, []) if readings is None else (readings["cache"], readings["requests"])
     did = [("passed_on" if reason else "answered", route, reason, count) for route, reason, count in requests]
     texts = [] if cache is None else [("hit", cache["hits"]), ("miss", cache["misses"])]
-    saved, held = ([], []) if cache is None else ([(cache["hit_bytes"],)], [(cache["bytes"],)])
+    saved, size = ([], []) if cache is None else ([(cache["hit_bytes"],)], [(cache["bytes"],)])
     yield family(Counter, "gateway_requests", "requests by what the gateway did", did, "outcome", "route", "reason")
-    yield family(Counter, "encode_cache_texts", "texts between special tokens that were looked up", texts, "outcome")
-    yield family(Counter, "encode_cache_hit_bytes", "text that was not encoded again", saved)
-    yield family(Gauge, "encode_cache_bytes", "memory of that cache", held)
+    yield family(Counter, "encode_cache_texts", "lookups in the cache of encoded texts", texts, "outcome")
+    yield family(Counter, "encode_cache_hit_bytes", "bytes of text that was cached", saved)
+    yield family(Gauge, "encode_cache_bytes", "bytes of the cache of encoded texts", size)
 
 
-def shown(found: Readings) -> dict[str, Any]:
-    """What `/stats` has of it. `answered` and `passed_on` are of the routes that the gateway has."""
+def shown(readings: Readings) -> dict[str, Any]:
+    """Return the gateway's part of /stats; `answered` and `passed_on` cover the routes that the gateway has."""
     routes: dict[str, dict[str, int]] = {}
-    for route, reason, count in found["requests"]:
+    for route, reason, count in readings["requests"]:
         routes.setdefault(route, {})[reason or "answered"] = count
     own = [of_route for route, of_route in routes.items() if route != OTHER]
     answered = sum(of_route.get("answered", 0) for of_route in own)
     return {
-        "num_open": found["num_open"],
+        "num_open": readings["num_open"],
         "answered": answered,
         "passed_on": sum(sum(of_route.values()) for of_route in own) - answered,
         "routes": routes,
-        "cache": found["cache"],
+        "cache": readings["cache"],
     }
 
 
 def both(meters: Mapping[str, MeterReading], more: Mapping[str, MeterSums]) -> dict[str, MeterReading]:
-    """Meters of the Python server with those of the same names of the gateway added to them."""
+    """Return the Python server's meters with the gateway's meters of the same names added."""
     return {**meters, **{name: added(meters[name], MeterReading(**sums)) for name, sums in more.items()}}
 
 
 def higher(here: Mapping[str, int], there: PeakReading | None) -> dict[str, int]:
-    """A peak of both sides: the most that was seen of either alone, or of both when somebody asked."""
+    """Combine the peaks of both front ends: the maximum of either alone, or of both together when it was read."""
     if there is None:
         return dict(here)
     return {

@@ -1,6 +1,6 @@
-"""A histogram that costs a search among few bounds: the client library's costs microseconds, and every token is one.
+"""A fast histogram: counting a value costs a search among few bounds; the client library takes microseconds.
 
-Invariants: what it exposes is what Prometheus' own would: cumulative buckets, a sum, a count.
+Invariants: it exposes what Prometheus' own would: cumulative buckets, a sum, a count.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from prometheus_client.core import HistogramMetricFamily
 
 
 class Histogram:
-    """`bounds` are the upper ends of the buckets, ascending; what lies beyond the last is counted too."""
+    """A histogram with buckets up to the ascending `bounds`, and one more for values above the last bound."""
 
     __slots__ = ("_bounds", "_counts", "_name", "_sum", "_text")
 
@@ -24,16 +24,16 @@ class Histogram:
         self._sum = 0.0
 
     def observe(self, value: float, count: int = 1) -> None:
-        """`value` was seen `count` times."""
+        """Count an observed `value`, `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
     def counts(self, more: Sequence[int] = ()) -> list[int]:
-        """By bucket, so far; the last is beyond all bounds. `more`: what was counted elsewhere, if anything was."""
+        """Return the counts by bucket, the last above all bounds, with the gateway's counts `more` added if given."""
         return [here + there for here, there in zip(self._counts, more or [0] * len(self._counts), strict=True)]
 
     def collect(self, counts: Sequence[int] = (), sum: float = 0.0) -> HistogramMetricFamily:
-        """With what was counted elsewhere, by bucket, and its sum."""
+        """Return the Prometheus family, with the gateway's `counts` by bucket and its `sum` added."""
         total, buckets = 0, []
         bounds = [*map(str, map(float, self._bounds)), "+Inf"]
         for bound, count in zip(bounds, self.counts(counts), strict=True):
@@ -45,8 +45,8 @@ class Histogram:
 
 
 def percentile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """The quantile of what lies in buckets up to `bounds`, by a straight line within its bucket; beyond the last bound,
-    that one. None of nothing."""
+    """Return the percentile `share` (0 to 100) of a histogram, interpolated within its bucket, or the last bound if it
+    lies above. None if there are no values."""
     wanted, seen, lower = sum(counts) * share / 100, 0, 0.0
     if not wanted:
         return None

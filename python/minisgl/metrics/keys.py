@@ -1,6 +1,6 @@
-"""What each API key has used, here and in the gateway.
+"""The use of each API key, here and in the gateway.
 
-Invariants: a key is shown by its name only; number 0 are all callers without a key of the file.
+Invariants: a key is shown by its name only; index 0 stands for all callers without a key of the file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from minisgl.metrics.families import Counter, family
 
 
 class KeyReading(TypedDict):
-    """What the gateway counted for a key: now, and since the start."""
+    """The gateway's counts of one key: `num_waiting...` are current values, the others are since the start."""
 
     num_waiting: int
     num_waiting_tokens: int
@@ -26,7 +26,7 @@ class KeyReading(TypedDict):
 
 @dataclass(slots=True)
 class KeyCounts:
-    """Requests as the engine counts them, one for each answer; tokens of prompts, each once, and of answers."""
+    """Use of one API key: requests (one per choice), prompt tokens (once per prompt) and generated tokens."""
 
     name: str
     num_requests: int = 0
@@ -39,7 +39,7 @@ class KeyCounts:
         return self.num_prompt + self.num_generated
 
     def with_(self, there: KeyReading | None) -> KeyCounts:
-        """And the gateway's, which refuses nothing by itself."""
+        """Return the counts with the gateway's added. The gateway itself refuses nothing."""
         if there is None:
             return self
         return KeyCounts(
@@ -52,11 +52,11 @@ class KeyCounts:
 
 
 def families(counts: Sequence[KeyCounts]) -> Iterable[Metric]:
-    """The families for both sides; without samples if there is no file of keys."""
+    """Yield the families of both front ends; without samples if there is no file of keys."""
     for name, text, attribute in (
-        ("requests", "requests given to the engine, by API key", "num_requests"),
-        ("prompt_tokens", "tokens of their prompts", "num_prompt"),
-        ("generated_tokens", "tokens of their answers", "num_generated"),
+        ("requests", "requests sent to the engine, by API key", "num_requests"),
+        ("prompt_tokens", "prompt tokens, by API key", "num_prompt"),
+        ("generated_tokens", "generated tokens, by API key", "num_generated"),
     ):
         yield family(Counter, f"key_{name}", text, [(one.name, getattr(one, attribute)) for one in counts], "key")
     refused = [(one.name, limit, count) for one in counts for limit, count in one.refused.items()]

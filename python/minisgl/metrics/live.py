@@ -1,6 +1,6 @@
-"""What a server does now: rates, percentiles and means between two looks at its counters, once a second.
+"""Live figures of a server: rates, percentiles and means between two readings of its counters, once a second.
 
-Invariants: costs nothing unless somebody asks; whoever asks at the same time gets the same.
+Invariants: no cost unless a client subscribes; clients at the same time get the same figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NOTHING = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class LiveFigures:
-    """`look` once a second; `stats`: of all engines together."""
+    """Live figures of a server for its page. Call `look` once a second. `stats` returns the sum over all engines."""
 
     def __init__(
         self, metrics: Metrics, stats: Callable[[], EngineStats | None], clock: Callable[[], float] = time.monotonic
@@ -39,11 +39,11 @@ class LiveFigures:
         self._looks: deque[tuple[float, dict[str, Any], EngineStats, dict[str, list[int]]]] = deque()
 
     def forget(self) -> None:
-        """Nobody looks any more."""
+        """Drop all readings, when the last client has left."""
         self._looks.clear()
 
     def look(self, about: Mapping[str, Any]) -> dict[str, Any]:
-        """The data of a `stats` event. `about`: what /stats says beside the metrics."""
+        """Read the counters and return the data of a `stats` event. `about`: the fields of /stats but metrics."""
         now, snapshot = self._clock(), self._metrics.snapshot()
         stats, counts = self._stats() or NOTHING, self._metrics.latencies()
         while len(self._looks) > 1 and now - self._looks[0][0] > WINDOW_S:
@@ -53,7 +53,7 @@ class LiveFigures:
         self._looks.append((now, snapshot, stats, counts))
         interval = 0.0 if before is None else now - before[0]
         prompt, cached = _tokens(stats, NOTHING if oldest is None else oldest[2])
-        found: dict[str, Any] = {
+        event: dict[str, Any] = {
             "at_ms": round(time.time() * 1e3, 1),
             "interval_s": round(interval, 3),
             "window_s": WINDOW_S,
@@ -62,9 +62,9 @@ class LiveFigures:
         }
         for name, here in counts.items():
             then = [0] * len(here) if oldest is None else oldest[3][name]
-            found[f"{name}_s"] = _spread([new - old for new, old in zip(here, then, strict=True)])
+            event[f"{name}_s"] = _spread([new - old for new, old in zip(here, then, strict=True)])
         retracted = stats.num_retracted_total
-        return found | {
+        return event | {
             "kv": {name: getattr(stats, field) for name, field in KV.items()},
             "hit_rate": round(cached / prompt, 4) if prompt > 0 else None,
             "step": _phases(stats, stats if before is None else before[2]),
@@ -80,7 +80,7 @@ class LiveFigures:
 
 
 def _tokens(now: EngineStats, then: EngineStats) -> tuple[int, int]:
-    """Prompt tokens of admitted requests, and how many of them were cached."""
+    """Return the prompt tokens of requests admitted between two readings, and how many of them were cached."""
     return (
         now.num_prompt_tokens_total - then.num_prompt_tokens_total,
         now.num_cached_tokens_total - then.num_cached_tokens_total,
@@ -104,22 +104,22 @@ def _rates(
 
 
 def _spread(counts: Sequence[int]) -> dict[str, float | None]:
-    found: dict[str, float | None] = {"count": sum(counts)}
+    spread: dict[str, float | None] = {"count": sum(counts)}
     for share in SHARES:
         value = percentile(SECONDS, counts, share)
-        found[f"p{share}"] = None if value is None else round(value, 6)
-    return found
+        spread[f"p{share}"] = None if value is None else round(value, 6)
+    return spread
 
 
 def _phases(now: EngineStats, then: EngineStats) -> dict[str, float | None]:
-    """Mean milliseconds of a step."""
+    """Return the mean milliseconds of a step by phase; None if there was no step."""
     steps = now.num_steps_total - then.num_steps_total
     parts = {"schedule": ("schedule",), "forward": ("launch", "wait"), "commit": ("commit",), "send": ("send",)}
-    found: dict[str, float | None] = {}
+    means: dict[str, float | None] = {}
     for name, meters in parts.items():
         spent = sum(_total(now, meter) - _total(then, meter) for meter in meters)
-        found[name] = round(max(0.0, spent) * 1e3 / steps, 4) if steps > 0 else None
-    return found
+        means[name] = round(max(0.0, spent) * 1e3 / steps, 4) if steps > 0 else None
+    return means
 
 
 def _total(stats: EngineStats, meter: str) -> float:
@@ -127,6 +127,6 @@ def _total(stats: EngineStats, meter: str) -> float:
 
 
 def _engine(view: Mapping[str, Any]) -> dict[str, Any]:
-    found, stats = {name: value for name, value in view.items() if name != "stats"}, view["stats"] or {}
+    shown, stats = {name: value for name, value in view.items() if name != "stats"}, view["stats"] or {}
     fields = {"running": "num_running", "waiting": "num_waiting", **KV}
-    return found | {name: stats.get(field, 0) for name, field in fields.items()}
+    return shown | {name: stats.get(field, 0) for name, field in fields.items()}

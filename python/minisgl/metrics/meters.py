@@ -1,10 +1,10 @@
-"""How often something happened, how long it took altogether, and at most; how durations are spread, in buckets an
-eighth of an octave wide, so that a percentile is right within 7 %; and how late an event loop is for a timer, which is
-how long it keeps others waiting.
+"""Meters: how often something happened, how long it took in total and at most; spreads of durations, in buckets an
+eighth of an octave wide, so that a percentile is right within 7 %; and the lag of an event loop's timer, which is how
+long the loop blocks.
 
-Invariants: a meter counts in well under a microsecond and allocates nothing that stays; it belongs to one thread. A
-spread keeps and sends only buckets that hold something. The look at the loop costs a wake-up every `BUSY_S` while there
-is work and every `IDLE_S` otherwise, and sees every longer pause.
+Invariants: a meter counts in well under a microsecond, allocates nothing that stays, and belongs to one thread. A
+spread stores and sends only buckets that are not empty. Measuring the lag costs a wake-up every `BUSY_S` while there is
+work and every `IDLE_S` otherwise, and catches every longer pause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
 
 
 class Meter:
-    """Durations in nanoseconds, as `time.perf_counter_ns` counts them."""
+    """A meter of durations in nanoseconds, as `time.perf_counter_ns` counts them."""
 
     __slots__ = ("_before_ns", "_longest_ns", "_window_ns", "count", "name", "total_ns")
 
@@ -37,12 +37,12 @@ class Meter:
         self.name = name
         self.count = 0
         self.total_ns = 0
-        self._window_ns = 0  # the longest in this window, in the one before, before that
+        self._window_ns = 0  # longest in this window, then in the last one, then before
         self._before_ns = 0
         self._longest_ns = 0
 
     def add(self, ns: int, count: int = 1) -> None:
-        """`count` things took `ns` together; it is `ns` that may be the longest."""
+        """Count `count` events that took `ns` together; `ns` as a whole competes for the longest."""
         self.count += count
         self.total_ns += ns
         self._window_ns = max(self._window_ns, ns)
@@ -60,7 +60,7 @@ class Meter:
 
 
 class Meters:
-    """Meters by name, which are read together."""
+    """A set of meters by name that are read together."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Meter] = Meter) -> None:
         self._meters = {name: make(name) for name in names}
@@ -70,25 +70,25 @@ class Meters:
         return self._meters[name]
 
     def reset(self) -> None:
-        """Count from now on."""
+        """Reset all meters to zero."""
         self._window_began = time.perf_counter_ns()
         for meter in self._meters.values():
             meter.reset()
 
     def readings(self) -> dict[str, MeterReading]:
-        """`recent` covers at least the last `WINDOW_NS`, less if they are read more seldom than that."""
+        """Read all meters. `recent_s` is the longest since the last reading or in the last `WINDOW_NS`."""
         now = time.perf_counter_ns()
-        found = {name: meter.reading() for name, meter in self._meters.items()}
+        current = {name: meter.reading() for name, meter in self._meters.items()}
         if now - self._window_began >= WINDOW_NS:
             self._window_began = now
             for meter in self._meters.values():
                 meter.next_window()
-        return found
+        return current
 
 
 class Peak:
-    """The most that something has been, of which `now` tells how much there is: since the start, and in the last 10 to
-    20 seconds. `see` wherever there may be more."""
+    """The maximum of a value, since the start and in the last 10 to 20 seconds. `now` returns the current value; call
+    `see` wherever it may have grown."""
 
     __slots__ = ("_before", "_most", "_now", "_window", "_window_began")
 
@@ -113,7 +113,7 @@ class Peak:
 
 
 class GcWatch:
-    """Measures the collections of this process's garbage collector from `start` to `stop`."""
+    """A meter of this process's garbage collections, from `start` to `stop`."""
 
     def __init__(self, meter: Meter) -> None:
         self._meter = meter
@@ -123,7 +123,7 @@ class GcWatch:
         gc.callbacks.append(self._on_collection)
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop measuring garbage collections. Idempotent."""
         if self._on_collection in gc.callbacks:
             gc.callbacks.remove(self._on_collection)
 
@@ -135,26 +135,26 @@ class GcWatch:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process: all threads, user and system."""
+    """Return the CPU time of this process in seconds: all threads, user and system."""
     return time.process_time()
 
 
 def resident_bytes() -> int:
-    """Memory of this process that is in RAM."""
+    """Return the bytes of this process that are in RAM."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         import psutil
 
         return int(psutil.Process().memory_info().rss)
 
 
 PERCENTILES = (50, 90, 95, 99)
-FIRST_BOUND, LAST_BOUND = 10, 33  # of what Prometheus gets, as powers of two in ns: 1 us to 8.6 s
+FIRST_BOUND, LAST_BOUND = 10, 33  # exported bounds, powers of two in ns: 1 us to 8.6 s
 
 
 class SpreadMeter(Meter):
-    """A meter that knows percentiles too."""
+    """A meter of durations that also has percentiles."""
 
     __slots__ = ("_counts",)
 
@@ -172,36 +172,36 @@ class SpreadMeter(Meter):
         self._counts.clear()
 
     def reading(self) -> MeterReading:
-        found = super().reading()
-        return MeterReading(found.count, found.total_s, found.longest_s, found.recent_s, dict(self._counts))
+        plain = super().reading()
+        return MeterReading(plain.count, plain.total_s, plain.longest_s, plain.recent_s, dict(self._counts))
 
 
 def bucket(ns: int) -> int:
-    """The bucket of a duration: single nanoseconds up to 16, then eight to each doubling."""
+    """Return the bucket of a duration: single nanoseconds up to 16, then eight buckets per doubling."""
     shift = max(0, ns.bit_length() - 4)
     return (shift << 3) + (ns >> shift)
 
 
 def lower_ns(index: int) -> int:
-    """The least duration of a bucket; it ends where the next begins."""
+    """Return the least duration of a bucket in nanoseconds; the bucket ends where the next one begins."""
     return index if index < 16 else ((index & 7) + 8) << ((index >> 3) - 1)
 
 
 def percentiles(spread: Mapping[int, int], longest_s: float, shares: Sequence[int] = PERCENTILES) -> dict[str, float]:
-    """By names like `p95_s`: the middle of the bucket that it falls into, in seconds. Empty without durations."""
-    found, seen, total = dict[str, float](), 0, sum(spread.values())
+    """Return percentiles in seconds by names such as `p95_s`: the middle of a bucket. Empty without durations."""
+    values, seen, total = dict[str, float](), 0, sum(spread.values())
     left = list(shares)
     for index in sorted(spread):
         seen += spread[index]
         while left and 100 * seen >= left[0] * total:
             middle = (lower_ns(index) + lower_ns(index + 1)) / 2e9
-            found[f"p{left.pop(0)}_s"] = min(middle, longest_s)
-    return found
+            values[f"p{left.pop(0)}_s"] = min(middle, longest_s)
+    return values
 
 
 def histogram(name: str, text: str, reading: MeterReading | None) -> Iterable[HistogramMetricFamily]:
-    """The family, without samples if there is no reading; bounds are powers of two, where buckets end exactly."""
-    from prometheus_client.core import HistogramMetricFamily  # the engine process needs none
+    """Yield a meter's family, without samples for None; bounds are powers of two, where buckets end exactly."""
+    from prometheus_client.core import HistogramMetricFamily  # not needed in the engine process
 
     family = HistogramMetricFamily(name, text)
     if reading is not None:
@@ -219,7 +219,7 @@ IDLE_S = 1.0
 
 
 class LoopLag:
-    """`busy` says whether there is work, `beat` is called every `IDLE_S` or oftener. `start` on the measured loop."""
+    """A meter of an event loop's lag. `busy()`: there is work; `beat` is called every `IDLE_S` or more often."""
 
     def __init__(self, meter: Meter, busy: Callable[[], bool], beat: Callable[[], None] = lambda: None) -> None:
         self._meter = meter
@@ -235,7 +235,7 @@ class LoopLag:
         self._timer = asyncio.get_running_loop().call_later(interval, self._tick)
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop measuring the event loop. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
-"""What the HTTP process measures, by Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them. What the
-gateway counted is in every figure.
+"""The HTTP process's metrics, with Prometheus names `minisgl:<name>_<unit>`; docs/metrics.md lists them. Every figure
+includes the gateway's counts.
 
-Invariants: one registry per server, no process-wide state but the watch on garbage collections between `start` and
-`stop`; counting is O(1) per request and step, and belongs to the thread of the event loop.
+Invariants: one registry per server, and no process-wide state except the watch on garbage collections between `start`
+and `stop`; counting is O(1) per request and step, on the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 655
 REASONS = ("stop", "length", "abort", "error")
 TRACED = ("dispatch", "tokenize", "gc", "encode", "decode")
 Count = Literal["num_accepted", "num_generated"]
-"""As `Readings` names them."""
+"""Names of counters that the gateway has too (`Readings`)."""
 METERS = ("dispatch", "tokenize", "detokenize", "pause", "gc", "encode", "decode", "queue")
 
 
 class Metrics(Collector):
-    """`gateway`: what it counted; `beat` tells it that the event loop runs. `engines`: one or several, `pool`: what
-    stands before several. `waiting`: requests that were given to the engine here and have no row yet.
-    `arrival_time` and `now` are `time.monotonic` seconds. `aliases_for`: a model name under which the values also have
-    the names that vLLM's dashboards ask for. `trace` gets what the event loop does.
-
-    Whoever does the work meters it: `dispatch` (handing one step's message to its streams), `tokenize` (rendering and
-    encoding a prompt), `detokenize` (text of a step's tokens): `Meter.add(nanoseconds)`, on the event loop."""
+    """The metrics of a server. `gateway` returns the gateway's counters, and `beat` tells it that the event loop runs.
+    `engines` returns the views of all engines, and `pool` the counters of the pool. `waiting` returns how many
+    requests of this process have no row yet. With the model name `aliases_for`, the values also have the names of
+    vLLM's dashboards. `trace` records what the event loop does.
+    `arrival_time` and `now` are `time.monotonic` seconds. The code that does the work meters it on the event loop with
+    `Meter.add(nanoseconds)`: `dispatch` (passing one step's message to its streams), `tokenize` (rendering and encoding
+    a prompt), `detokenize` (text of a step's tokens)."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Metrics(Collector):
         self._engines = engines
         self._pool: Callable[[], OtherReadings | None] = pool or (lambda: None)
         self._keys = keys
-        self.batches: Callable[[], OtherReadings | None] = lambda: None  # the server's own, once it has some
+        self.batches: Callable[[], OtherReadings | None] = lambda: None  # set if the server has batches
         self._registry = CollectorRegistry(auto_describe=False)
         engine = EngineCollector(stats, info, up)
         self._registry.register(engine)
@@ -93,13 +93,13 @@ class Metrics(Collector):
         self._num_finished = dict.fromkeys(REASONS, 0)
         self._gateway: Callable[[], Readings | None] = gateway or (lambda: None)
         self._waiting = waiting
-        self._there: Readings | None = None  # as of the last time that somebody asked
+        self._there: Readings | None = None  # the gateway's last reading
         self._in_flight = Peak(self._now_in_flight)
         self._queued = Peak(self._now_queued)
-        self._ttft = Histogram("minisgl:ttft_seconds", "arrival to first token", SECONDS)
-        self._itl = Histogram("minisgl:itl_seconds", "between tokens of a request", SECONDS)
-        self._e2e = Histogram("minisgl:e2e_seconds", "arrival to last token", SECONDS)
-        self.queue = Histogram("minisgl:queue_seconds", "given to the engine to having a row", SECONDS)
+        self._ttft = Histogram("minisgl:ttft_seconds", "seconds from arrival to the first token", SECONDS)
+        self._itl = Histogram("minisgl:itl_seconds", "seconds between tokens of a request", SECONDS)
+        self._e2e = Histogram("minisgl:e2e_seconds", "seconds from arrival to the last token", SECONDS)
+        self.queue = Histogram("minisgl:queue_seconds", "seconds in the engine before a row", SECONDS)
         self._prompt = Histogram("minisgl:prompt_length_tokens", "tokens of a prompt", TOKENS)
         self._answer = Histogram("minisgl:answer_length_tokens", "generated tokens of a finished request", TOKENS)
         self._histograms = {  # by the names of `Readings`
@@ -124,21 +124,20 @@ class Metrics(Collector):
         return TracedMeter(name, self._trace, ends_step=name == "dispatch")
 
     def start(self) -> None:
-        """Watch the running event loop and this process's garbage collector, until `stop`. What was metered while the
-        server was starting is forgotten."""
+        """Watch the running event loop and this process's garbage collector until `stop`. Meters start from zero."""
         self._meters.reset()
         self._gc.start()
         self._lag.start()
 
     def stop(self) -> None:
-        """Idempotent."""
+        """Stop watching event loop and garbage collector, and write the trace. Idempotent."""
         self._gc.stop()
         self._lag.stop()
         if self._trace is not None:
             self._trace.write()
 
     def codec(self, *, measured: bool) -> Codec:
-        """For the messages of this process."""
+        """Return the codec for this process's messages."""
         if not measured:
             return Codec()
         return MeasuredCodec(*(self._meters[name].add for name in ("encode", "decode", "queue")))
@@ -151,12 +150,12 @@ class Metrics(Collector):
         self._queued.see()
 
     def shortened(self, count: int) -> None:
-        """As many accepted requests have less than their default length."""
+        """Count requests that were accepted with less than their default length."""
         self._num_shortened += count
 
     def tokens(self, count: int, arrival_time: float | None, last_time: float | None, now: float) -> None:
-        """`count` tokens of one request came at once; the time since the last is shared among them. Without an
-        `arrival_time` nobody waits for them, and their times are no latencies."""
+        """Count `count` tokens of one request that arrived together; the time since `last_time` is divided among them.
+        Without an `arrival_time` no client waits for them, and no latencies are recorded."""
         self._counts["num_generated"] += count
         if arrival_time is None:
             return
@@ -166,7 +165,7 @@ class Metrics(Collector):
             self._itl.observe((now - last_time) / count, count)
 
     def finished(self, reason: str, arrival_time: float | None, num_prompt: int, num_generated: int) -> None:
-        """Tokens of its prompt and of its answer."""
+        """Count a finished request with its prompt and generated tokens."""
         self._num_finished[reason] += 1
         self._prompt.observe(num_prompt)
         if reason in ("stop", "length"):
@@ -177,7 +176,7 @@ class Metrics(Collector):
     # -------------------------------------------------------------------------------------------- with the gateway's
 
     def latencies(self) -> dict[str, list[int]]:
-        """How many times to a first token, and between tokens, by bucket of `SECONDS`; after `snapshot`."""
+        """Return counts of TTFT and ITL by bucket of `SECONDS`; the gateway's are as of the last `snapshot`."""
         there = self._there
         return {
             name: self._histograms[name].counts(() if there is None else there["histograms"][name]["counts"])
@@ -196,7 +195,7 @@ class Metrics(Collector):
         return [one.with_(there[i] if i < len(there) else None) for i, one in enumerate(self._keys)]
 
     def _now_in_flight(self) -> int:
-        """What the gateway has is as of the last time that somebody asked."""
+        """Return the number of requests in flight. The gateway's are as of the last reading."""
         return self._all("num_accepted") - sum(self._all_finished().values())
 
     def _now_queued(self) -> int:
@@ -212,19 +211,19 @@ class Metrics(Collector):
     # ------------------------------------------------------------------------------------------------------- telling
 
     def render(self) -> bytes:
-        """The Prometheus text format."""
+        """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterable[Metric]:
         self._there = self._gateway()
         if (info := self._info()) is not None:
             serves = (scheduler_in_use(info, self._stats()), *self._front_end_and_routing, 1.0)
-            yield family(Gauge, "server_info", "what serves", [serves], "scheduler", "frontend", "routing")
-        yield family(Counter, "requests_accepted", "requests given to the engine", [(self._all("num_accepted"),)])
-        yield family(Counter, "requests_finished", "by finish reason", self._all_finished().items(), "reason")
+            yield family(Gauge, "server_info", "the running server", [serves], "scheduler", "frontend", "routing")
+        yield family(Counter, "requests_accepted", "requests sent to the engine", [(self._all("num_accepted"),)])
+        yield family(Counter, "requests_finished", "requests by finish reason", self._all_finished().items(), "reason")
         for name, text, peak in (
-            ("in_flight", "accepted and not finished", self._in_flight),
-            ("queued", "given to the engine and without a row", self._queued),
+            ("in_flight", "accepted, unfinished requests", self._in_flight),
+            ("queued", "requests sent to the engine, without a row", self._queued),
         ):
             recent = self._peak(name, peak)["recent"]
             yield family(Gauge, f"requests_{name}_most", f"{text}, most of the last 10 to 20 s", [(recent,)])
@@ -247,7 +246,7 @@ class Metrics(Collector):
         yield from process_families(cpu_s, memory, meters)
 
     def snapshot(self) -> dict[str, Any]:
-        """The same as plain data, with what only a reader of figures wants: counts, and the longest since the start."""
+        """Return all metrics as plain data for /stats, with more counts and the longest durations since the start."""
         self._there = self._gateway()
         http: dict[str, Any] = {
             "requests_accepted": self._all("num_accepted"),
@@ -278,18 +277,18 @@ class Metrics(Collector):
 def _engine(stats: EngineStats | None) -> dict[str, Any] | None:
     if stats is None:
         return None
-    found = {name: getattr(stats, name) for name in stats.__struct_fields__}
-    found["ranks"] = [_plain(one) for one in stats.ranks]
-    found["prefixes"] = [_plain(one) for one in stats.prefixes]
-    found["meters"] = {name: _meter(reading) for name, reading in stats.meters.items()}
-    return found
+    fields = {name: getattr(stats, name) for name in stats.__struct_fields__}
+    fields["ranks"] = [_plain(one) for one in stats.ranks]
+    fields["prefixes"] = [_plain(one) for one in stats.prefixes]
+    fields["meters"] = {name: _meter(reading) for name, reading in stats.meters.items()}
+    return fields
 
 
 def _meter(reading: MeterReading) -> dict[str, float]:
-    """Percentiles in place of the buckets that they are from."""
-    found = _plain(reading)
-    del found["spread"]
-    return {**found, **percentiles(reading.spread, reading.longest_s)}
+    """Return a meter's reading as plain data, with percentiles in place of its buckets."""
+    fields = _plain(reading)
+    del fields["spread"]
+    return {**fields, **percentiles(reading.spread, reading.longest_s)}
 
 
 def _of_key(counts: KeyCounts) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Where a step loop's time goes: laps that follow each other without a gap, so that the phases add up to the clock; and
-a trace of steps as a JSON file that chrome://tracing, Perfetto and speedscope open, one for each process (Trace Event
-Format, "complete" events with times in microseconds, on one clock, so that one file may hold the events of both).
+"""The step loop's time: laps that follow each other without a gap, so that the phases add up to the clock; and a trace
+of steps as a JSON file that chrome://tracing, Perfetto and speedscope open, one per process (Trace Event Format,
+"complete" events with times in microseconds, on one clock, so that the files can be merged).
 
-Invariants: a lap costs one reading of the clock and a few additions; nothing is kept per step unless a trace is asked
-for, and that stops after as many steps as it was asked for.
+Invariants: a lap costs one reading of the clock and a few additions; nothing is stored per step unless a trace is
+requested, which stops after the requested number of steps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Any
 
 from minisgl.metrics.meters import Meter, Meters, SpreadMeter
 
-LOOP, DEVICE = 1, 2  # thread ids: what the step loop does, what the engine computes meanwhile
+LOOP, DEVICE = 1, 2  # thread ids of a trace: the step loop, and the engine's forwards
 
 
 class ChromeTrace:
-    """Collects until the first `num_steps` steps with rows are done, then writes its file and says so."""
+    """A trace of events until `num_steps` steps with rows are done; then it writes its file and logs the name."""
 
     def __init__(self, num_steps: int, process: str, say: Callable[[str], None]) -> None:
-        """The file is `minisgl-profile-PROCESS-PID.json` in the current folder."""
+        """Begin a trace whose file is `minisgl-profile-PROCESS-PID.json` in the current folder."""
         self._left = num_steps
         self._process = process
         self._path = Path(f"minisgl-profile-{process}-{os.getpid()}.json")
@@ -32,24 +32,24 @@ class ChromeTrace:
         self._events: list[tuple[int, str, int, int, int]] = []
 
     def add(self, name: str, start_ns: int, end_ns: int, step: int, *, thread: int = LOOP) -> None:
-        """Something that took from `start_ns` to `end_ns` of `time.perf_counter_ns`; `step` -1: of no step."""
+        """Add an event from `start_ns` to `end_ns` of `time.perf_counter_ns`. `step` is -1 if it belongs to no step."""
         if self._left:
             self._events.append((thread, name, start_ns, end_ns, step))
 
     def forward(self, span: tuple[float, float], step: int) -> None:
-        """A step with rows was committed and sent; its forward took `span`, seconds of `time.perf_counter`."""
+        """Add the forward of a step that was committed and sent; `span`: begin and end by `time.perf_counter`."""
         self.add("forward", int(span[0] * 1e9), int(span[1] * 1e9), step, thread=DEVICE)
         self.step_done()
 
     def step_done(self) -> None:
-        """A step with rows was committed and sent."""
+        """Count a step with rows that was committed and sent; write the file after the last one."""
         if self._left:
             self._left -= 1
             if not self._left:
                 self.write()
 
     def write(self) -> None:
-        """What there is so far, once: when all steps are done or the process ends."""
+        """Write the events so far, once: when all steps are done or the process ends."""
         self._left = 0
         events, self._events = self._events, []
         if not events:
@@ -63,20 +63,20 @@ class ChromeTrace:
 
     def _as_json(self, events: list[tuple[int, str, int, int, int]]) -> list[dict[str, Any]]:
         pid = os.getpid()
-        found: list[dict[str, Any]] = [
+        records: list[dict[str, Any]] = [
             {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": f"minisgl {self._process}"}}
         ]
         for thread in sorted({event[0] for event in events}):
             name = "forward" if thread == DEVICE else "loop"
-            found.append({"ph": "M", "pid": pid, "tid": thread, "name": "thread_name", "args": {"name": name}})
+            records.append({"ph": "M", "pid": pid, "tid": thread, "name": "thread_name", "args": {"name": name}})
         for thread, name, start, end, step in events:
             event = {"ph": "X", "pid": pid, "tid": thread, "name": name, "ts": start / 1e3, "dur": (end - start) / 1e3}
-            found.append(event if step < 0 else {**event, "args": {"step": step}})
-        return found
+            records.append(event if step < 0 else {**event, "args": {"step": step}})
+        return records
 
 
 class TracedMeter(Meter):
-    """A meter whose additions, made as things end, are events of `trace` too. Each ends a step with `ends_step`."""
+    """A meter whose additions, made when things end, are also events of `trace`; with `ends_step` also steps."""
 
     __slots__ = ("_ends_step", "_trace")
 
@@ -94,13 +94,13 @@ class TracedMeter(Meter):
 
 
 PHASES = ("idle", "receive", "schedule", "launch", "wait", "commit", "send")
-WITHIN = ("metadata",)  # of schedule: writing the arrays of a step that is decided
+WITHIN = ("metadata",)  # the part of schedule that writes a step's arrays
 OTHERS = ("pause", "gc", "encode", "decode", "queue")
 
 
 class StepTimers:
-    """`pause` meters how long the loop works without waiting for the engine or for messages: nothing else is served
-    meanwhile. `gc`, `encode`, `decode` and `queue` are for those who measure them."""
+    """The step loop's meters. `pause` meters how long the loop works without waiting for the engine or for messages:
+    nothing else is served meanwhile. `gc`, `encode`, `decode` and `queue` are added to by other code."""
 
     def __init__(self, trace: ChromeTrace | None = None) -> None:
         self.meters = Meters((*PHASES, *WITHIN, *OTHERS), _meter)
@@ -116,11 +116,11 @@ class StepTimers:
         self._last = self._awake = time.perf_counter_ns()
 
     def begin(self) -> None:
-        """What was done until now belongs to no phase."""
+        """Start the clock: the time until now belongs to no phase."""
         self._last = self._awake = time.perf_counter_ns()
 
     def lap(self, phase: Meter, step: int = -1) -> None:
-        """What was done since the last lap belongs to `phase`."""
+        """Add the time since the last lap to `phase`."""
         now = time.perf_counter_ns()
         phase.add(now - self._last)
         if self.trace is not None:
@@ -128,21 +128,21 @@ class StepTimers:
         self._last = now
 
     def rest(self) -> None:
-        """The loop is about to wait: the next lap is a wait, and ends with `awake`."""
+        """Mark the beginning of a wait: the next lap is that wait, and ends with `awake`."""
         self._pause.add(time.perf_counter_ns() - self._awake)
 
     def awake(self, phase: Meter, step: int = -1) -> None:
-        """As `lap`, at the end of a wait."""
+        """Add a wait to `phase`, like `lap`, and start the time of the next pause."""
         self.lap(phase, step)
         self._awake = self._last
 
     def close(self) -> None:
-        """Write what there is of a trace. Idempotent."""
+        """Write the unfinished trace, if there is one. Idempotent."""
         if self.trace is not None:
             self.trace.write()
 
     def scheduled(self, rows: int, tokens: int) -> None:
-        """A step was launched."""
+        """Count a launched step with its rows and tokens."""
         self.num_rows += rows
         self.num_tokens += tokens
         self.last_rows = rows
@@ -153,7 +153,7 @@ def _meter(name: str) -> Meter:
 
 
 def step_timers(profile_steps: int, say: Callable[[str], None]) -> StepTimers:
-    """With a trace of the first `profile_steps` steps, in the current folder; `say` hears of it."""
+    """Return the step loop's timers, with a trace of the first `profile_steps` steps, whose file `say` logs."""
     if not profile_steps:
         return StepTimers()
     return StepTimers(ChromeTrace(profile_steps, "engine", say))

@@ -1,7 +1,7 @@
-"""minisgl on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`.
+"""Deployment on Ray Serve: `serve run minisgl.ray:app model=smollm2 replicas=2`, or `minisgl.ray.build(args)`.
 
-A replica is a whole server: what one machine does belongs to `server/` and `supervisor/`. Start with `application.py`,
-then `ingress.py` and `relay.py`, the way of a request.
+A replica is a whole server, whose work is in `server/` and `supervisor/`. Start with `application.py`, then
+`ingress.py` and `relay.py`, the path of a request.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Args", "ModelArgs", "app", "build"]
 
 
 def __getattr__(name: str) -> Any:
-    """`app` and `build` need Ray; who wants the rest does not."""
+    """Import `app` or `build` on first use, since only they need Ray."""
     if name not in ("app", "build"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     need(f"minisgl.ray.{name}", "ray")

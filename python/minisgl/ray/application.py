@@ -1,7 +1,7 @@
-"""The application: an ingress before a deployment of replicas for each model.
+"""The Ray Serve application: an ingress in front of one deployment of replicas per model.
 
-Invariants: a replica that dies, is replaced or drained is known to Serve within seconds; Serve's own limits never
-refuse what a server's limits would take.
+Invariants: Serve learns within seconds of a replica that dies, is replaced or drained; Serve's own limits never refuse
+a request that a server's limits accept.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from minisgl.ray.ingress import Ingress
 from minisgl.ray.replica import Replica
 
 ANY_NUMBER = 1_000_000
-"""A bound on requests in a replica that is never met: its server refuses by its own limits, with 429."""
+"""Serve's limit of requests in a replica, never reached: the server's own limits answer 429 before."""
 DRAIN_S = 600.0
-"""Seconds that an ingress which is replaced (every update does) has for its streams: nobody takes those up."""
+"""Seconds for the streams of a replaced ingress (at every update) to end; no other can continue them."""
 LOGS = {"enable_access_log": False}
 """Servers write a line for each request; Serve would write two more."""
 PERIOD_S = 1.0
@@ -27,7 +27,7 @@ _ROUTER = "minisgl.ray.router:PrefixRouter"
 
 
 def build(args: Args) -> Application:
-    """What `serve.run` and `serve deploy` take."""
+    """Build the application that `serve.run` and `serve deploy` take."""
     models = args.by_name()
     handles = {name: _replicas(name, one) for name, one in models.items()}
     ingress = serve.deployment(Ingress).options(
@@ -42,8 +42,8 @@ def build(args: Args) -> Application:
 
 
 def app(args: Args) -> Application:
-    """`build`, for `serve run minisgl.ray:app` and the import path of YAML files. Serve reads the type of `args`, and
-    checks what it was given by it: annotations of this file are no texts."""
+    """Builder for `serve run minisgl.ray:app` and the import path of YAML files. Serve reads the type of `args` to
+    check its values, so annotations in this file must not be strings."""
     return build(args)
 
 
@@ -56,7 +56,7 @@ def _replicas(name: str, args: ModelArgs) -> Application:
         "health_check_timeout_s": TIMEOUT_S,
         "graceful_shutdown_timeout_s": args.drain_s,
         "graceful_shutdown_wait_loop_s": PERIOD_S,
-        "ray_actor_options": {"num_cpus": args.cpus, "num_gpus": args.gpus},  # an actor's are all on one node
+        "ray_actor_options": {"num_cpus": args.cpus, "num_gpus": args.gpus},  # Ray places an actor on one node
     }
     if args.max_replicas is None:
         options["num_replicas"] = args.replicas
@@ -86,5 +86,5 @@ def _scaling(args: ModelArgs, most: int) -> AutoscalingConfig:
 
 
 def _deployment_name(model: str) -> str:
-    """The name in letters that Serve's names and tags take."""
+    """Return the model's name with only characters that Serve allows in names and tags."""
     return "".join(letter if letter.isalnum() or letter in "-._" else "-" for letter in model)

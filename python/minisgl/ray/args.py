@@ -1,6 +1,6 @@
-"""What an application on Ray Serve is asked to be: on the command line, in YAML, in Python.
+"""The arguments of an application on Ray Serve, from the command line, YAML or Python.
 
-Invariants: an unknown name and an impossible value are refused, with the name, before anything starts.
+Invariants: an unknown name or an invalid value is refused, with the name, before anything starts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _Strict(BaseModel):
 
 
 class ModelArgs(_Strict):
-    """One model: a deployment of as many servers as there are replicas."""
+    """Arguments of one model: a deployment with one server per replica."""
 
     model: str = Field("smollm2", min_length=1, description="as minisgl serve --model has it")
     flags: Annotated[list[str], BeforeValidator(_split)] = Field(
@@ -47,7 +47,7 @@ class ModelArgs(_Strict):
     def _check(self) -> ModelArgs:
         for flag in self.flags:
             if flag.partition("=")[0] in OWN_FLAGS:
-                raise ValueError(f"flags: {flag}: a replica sets it by itself")
+                raise ValueError(f"flags: {flag}: is set by the replica itself")
         if self.gpus and self.gpus < self.tp:
             raise ValueError(f"gpus: {self.gpus:g}: must be at least tp ({self.tp})")
         if self.max_replicas is not None and not self.min_replicas <= self.replicas <= self.max_replicas:
@@ -58,15 +58,15 @@ class ModelArgs(_Strict):
         return self
 
     def server_flags(self, name: str) -> list[str]:
-        """The arguments of `minisgl serve` for a replica that clients know as `name`."""
+        """Return the arguments of `minisgl serve` for a replica whose API name is `name`."""
         served = [] if "--served-model-name" in self.flags else ["--served-model-name", name]
         tp = ["--tp", str(self.tp)] if self.tp > 1 else []
         return ["--model", self.model, *served, *tp, "--resumable", *self.flags]
 
 
 class Args(ModelArgs):
-    """The application: one model, or with `models` several by the names that clients ask for; each of those starts from
-    what is said here."""
+    """Arguments of the application: one model, or several in `models`, by API name. Each of those inherits the
+    arguments given here."""
 
     models: dict[str, ModelArgs] = {}
     name: str | None = Field(None, description="that clients ask for (default: model)")
@@ -83,7 +83,7 @@ class Args(ModelArgs):
         return data | {"models": {k: common | v if isinstance(v, dict) else v for k, v in models.items()}}
 
     def by_name(self) -> dict[str, ModelArgs]:
-        """The models by the names that clients ask for; the first one is for requests that name none."""
+        """Return the models by their names in the API. The first one serves requests that name no model."""
         if self.models:
             return dict(self.models)
         return {self.name or self.model: ModelArgs(**self.model_dump(include=set(ModelArgs.model_fields)))}

@@ -1,7 +1,7 @@
-"""What Serve's proxy talks to: finds the model that a request asks for, and passes it on to one of its replicas.
+"""The entry behind Serve's proxy: finds the model of a request and forwards the request to one of its replicas.
 
-Invariants: answers are those of the server of a replica, byte for byte, but for marks; a client that leaves ends its
-request there; which keys, limits and routes there are is the servers' to say, and is said here of no request.
+Invariants: responses are those of a replica's server, byte for byte, except for marks; a client that disconnects ends
+its request there; keys, limits and routes are checked by the servers, not here.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from minisgl.ray.placement import look_at
-from minisgl.ray.relay import Asked, Head, Relay
+from minisgl.ray.placement import routing_fields
+from minisgl.ray.relay import Call, Header, Relay
 from minisgl.server.core.errors import ApiError
 from minisgl.server.core.passing import WHO, Lost
 from minisgl.server.core.resume import MARKS
 
 MODEL_HEADER = "x-minisgl-model"
-"""Header of a request without a body: which model's replica is to answer."""
+"""Header that names the model of a request without a body."""
 MAX_BODY_BYTES = 1 << 26
-"""More than any server takes unless it is told to."""
+"""Limit of a body; above the servers' default limit."""
 UNASKED_BYTES = 1 << 16
-"""So many bytes of a body are read before a server has said that the request's key is right."""
+"""Bytes of a body that are read before a server has checked the request's API key."""
 _log = logging.getLogger("minisgl.ray")
 
 
 class Ingress:
-    """Serve's user class. `handles`: of the deployments, by the names of their models; the first is for requests that
-    name none, and none that there is."""
+    """The entry of the application, called by Ray Serve. `handles` has the deployments by model name; the first one
+    serves requests that name no model or an unknown one."""
 
     def __init__(self, handles: Mapping[str, Any], retry_s: float) -> None:
         self._handles = {name: handle.options(stream=True) for name, handle in handles.items()}
@@ -47,7 +47,7 @@ class Ingress:
         try:
             body = await self._body(request)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # the client has disconnected
         if isinstance(body, Response):
             return body
         path = request.url.path
@@ -55,7 +55,7 @@ class Ingress:
             return ApiError(413, f"body: more than {MAX_BODY_BYTES} bytes", code="body_too_large").response(path)
         if request.method in ("GET", "HEAD") and path.rstrip("/") == "/v1/models" and len(self._handles) > 1:
             return await self._models(request)
-        name = look_at(body).model or request.headers.get(MODEL_HEADER)
+        name = routing_fields(body).model or request.headers.get(MODEL_HEADER)
         handle = self._handles.get(name or "", self._handles[self._default])
         return Relayed(self._relay(handle, request, body))
 
@@ -63,10 +63,10 @@ class Ingress:
         query = request.scope.get("query_string", b"").decode("latin-1")
         path = _raw_path(request.scope) + (f"?{query}" if query else "")
         headers = [header for header in request.scope["headers"] if header[0].lower() != MARKS]  # between servers only
-        return Relay(Asked(request.method, path, headers, body), _attempt(handle), self._retry_s)
+        return Relay(Call(request.method, path, headers, body), _attempt(handle), self._retry_s)
 
     async def _body(self, request: Request) -> bytes | Response | None:
-        """The whole body; None: it is too large; or the refusal of a key."""
+        """Read the whole body. Return None if it is too large, or a response that refuses the request's API key."""
         parts, size, is_asked = list[bytes](), 0, False
         async for part in request.stream():
             size += len(part)
@@ -80,50 +80,50 @@ class Ingress:
         return b"".join(parts)
 
     async def _refusal_of_key(self, request: Request) -> Response | None:
-        """What a server says to the key alone. None: it takes it, or has nothing to say."""
+        """Let a server check the request's API key alone. Return its refusal, or None if it does not refuse."""
         headers = [header for header in request.scope["headers"] if header[0] in WHO]
-        asked = Asked("GET", "/v1/models", headers)
-        head, data = await _whole(Relay(asked, _attempt(self._handles[self._default]), self._retry_s))
+        probe = Call("GET", "/v1/models", headers)
+        head, data = await _whole(Relay(probe, _attempt(self._handles[self._default]), self._retry_s))
         return _response(head, data) if head.status in (401, 403) else None
 
     async def _models(self, request: Request) -> Response:
-        """Those of all deployments; the first answer that is none is the answer."""
-        found: list[Any] = []
+        """Return the models of all deployments, or the first error response."""
+        models: list[Any] = []
         for handle in self._handles.values():
             head, data = await _whole(self._relay(handle, request, b""))
             if head.status != 200:
                 return _response(head, data)
-            found += json.loads(data)["data"]
-        return Response(msgspec.json.encode({"object": "list", "data": found}), media_type="application/json")
+            models += json.loads(data)["data"]
+        return Response(msgspec.json.encode({"object": "list", "data": models}), media_type="application/json")
 
 
 class Relayed(Response):
-    """The answer to one request, as it comes."""
+    """A streamed response: passes the relay's response on as it arrives."""
 
     def __init__(self, relay: Relay) -> None:
         super().__init__()
         self._relay = relay
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async for one in self._relay.answer():
-            if isinstance(one, Head):
-                # Serve's proxy writes the id, which is the one that the server was sent
-                headers = [header for header in one.headers if header[0] != b"x-request-id"]
-                await send({"type": "http.response.start", "status": one.status, "headers": headers})
+        async for part in self._relay.answer():
+            if isinstance(part, Header):
+                # Serve's proxy writes this header itself, with the same id
+                headers = [header for header in part.headers if header[0] != b"x-request-id"]
+                await send({"type": "http.response.start", "status": part.status, "headers": headers})
             else:
-                await send({"type": "http.response.body", "body": one, "more_body": True})
+                await send({"type": "http.response.body", "body": part, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def _attempt(handle: Any) -> Any:
-    async def attempt(asked: Asked) -> AsyncIterator[Head | bytes]:
-        answer = handle.relay.remote(asked)
+    async def attempt(request: Call) -> AsyncIterator[Header | bytes]:
+        answer = handle.relay.remote(request)
         try:
-            async for one in answer:
-                yield one
+            async for part in answer:
+                yield part
         except Lost:
             raise
-        except Exception as error:  # Ray's words for an actor that died, a node that is gone, a call that failed
+        except Exception as error:  # Ray's errors of a dead actor, a lost node, a failed call
             raise Lost(f"the replica is gone: {type(error).__name__}") from error
         finally:
             answer.cancel()
@@ -132,27 +132,27 @@ def _attempt(handle: Any) -> Any:
 
 
 def _raw_path(scope: Scope) -> str:
-    """As the client sent it, still percent-encoded: a decoded path could be read as another host's address."""
+    """Return the path as sent, percent-encoded: a decoded path could be read as another host's address."""
     raw = scope.get("raw_path") or quote(scope["path"], safe="/%").encode("latin-1")
     return bytes(raw).partition(b"?")[0].decode("latin-1")
 
 
 def _is_path(raw: str) -> bool:
-    """Whether it names a route of a server, and no host."""
+    """Return True if a raw path names a route and not another host."""
     return raw.startswith("/") and not raw[1:].lower().startswith(("/", "\\", "%2f", "%5c"))
 
 
-async def _whole(relay: Relay) -> tuple[Head, bytes]:
-    head, data = Head(503, []), b""
-    async for one in relay.answer():
-        if isinstance(one, Head):
-            head = one
+async def _whole(relay: Relay) -> tuple[Header, bytes]:
+    head, data = Header(503, []), b""
+    async for part in relay.answer():
+        if isinstance(part, Header):
+            head = part
         else:
-            data += one
+            data += part
     return head, data
 
 
-def _response(head: Head, data: bytes) -> Response:
+def _response(head: Header, data: bytes) -> Response:
     answer = Response(data, head.status)
     answer.raw_headers = [*head.headers, (b"content-length", b"%d" % len(data))]
     return answer

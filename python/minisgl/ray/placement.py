@@ -1,13 +1,11 @@
-"""Routing of a request in a Ray cluster: the engine pool's router over members that come and go and have names, not
-numbers, and what of a request's body it looks at: the model that is asked for, and the beginning of the text.
+"""Placement of requests in a Ray cluster: the engine pool's router over members that come and go, and the parts of a
+request's body that it reads: the model and the beginning of the prompt.
 
-The router of the engine pool takes token ids; here there is no tokenizer, and the bytes of a prompt serve as well: what
-two prompts have in common at the beginning, their tokens have, too. What a conversation's next turn repeats stands
-first: tools, the system's text, then the messages as they were sent.
-
-Invariants: a number stands for one member until that has left; what has left holds no request. A body that says nothing
-useful, or is none, gives an empty prefix and no model, never an error: the server that gets it has the words for what
-is wrong.
+The router takes token ids. There is no tokenizer here, and bytes serve as well: prompts with a common prefix of bytes
+have a common prefix of tokens. The parts that the next turn of a conversation repeats come first: tools, the system's
+text, then the messages as sent.
+Invariants: an index belongs to one member until that leaves; a member that left holds no request. An unreadable body
+gives an empty prefix and no model, never an error: the server that gets it reports the error.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from minisgl.server.core.glance import WRONG, begin_of, decoded, text_of
 from minisgl.step import Int32Array
 
 MAX_BYTES = 1 << 16
-"""So many bytes of a prompt are looked at; the pages of longer ones are the same from here on for who shares these."""
+"""Bytes of a prompt that are compared; longer common prefixes make no difference."""
 PAGE_BYTES = 64
 BYTES_PER_TOKEN = 4
-"""About as many as in English text, to compare with what a server's cache holds."""
+"""Average of English text, to convert the size of a server's KV pool."""
 
 
 class _Body(msgspec.Struct):
@@ -42,24 +40,24 @@ class _Body(msgspec.Struct):
     input_ids: msgspec.Raw = msgspec.Raw()
 
 
-class Seen(msgspec.Struct, frozen=True):
-    """`prefix` [bytes of the prompt, at most `MAX_BYTES`] as int32."""
+class RoutingFields(msgspec.Struct, frozen=True):
+    """Parts of a request for placement. `prefix`: first bytes of the prompt, [at most `MAX_BYTES`] int32."""
 
     model: str | None
     prefix: Int32Array
 
 
-_NOTHING = Seen(None, np.zeros(0, np.int32))
+_NOTHING = RoutingFields(None, np.zeros(0, np.int32))
 
 
-def look_at(body: bytes) -> Seen:
+def routing_fields(body: bytes) -> RoutingFields:
     try:
-        found = decoded(body, _Body)
+        sent = decoded(body, _Body)
     except WRONG:
         return _NOTHING
-    fields = (found.tools, found.system, found.instructions, found.messages, found.input, found.prompt, found.text)
-    text = b"".join(begin_of(one, MAX_BYTES) for one in (*fields, found.input_ids))[:MAX_BYTES]
-    return Seen(text_of(found.model), np.frombuffer(text, np.uint8).astype(np.int32))
+    fields = (sent.tools, sent.system, sent.instructions, sent.messages, sent.input, sent.prompt, sent.text)
+    text = b"".join(begin_of(one, MAX_BYTES) for one in (*fields, sent.input_ids))[:MAX_BYTES]
+    return RoutingFields(text_of(sent.model), np.frombuffer(text, np.uint8).astype(np.int32))
 
 
 MAX_MEMBERS = 1024
@@ -73,7 +71,7 @@ class Placement(Generic[M]):
         self._members: dict[int, M] = {}
 
     def update(self, members: Mapping[M, Mapping[str, Any]]) -> None:
-        """Who is there, with what each said last of its load (`server.health.load`; at first only `kv_tokens`)."""
+        """Set the current replicas, each with its last load (`server.health.load`; at first only `kv_tokens`)."""
         for gone in [one for one in self._numbers if one not in members]:
             self.leave(gone)
         for member, said in members.items():
@@ -85,7 +83,7 @@ class Placement(Generic[M]):
     def _join(self, member: M, said: Mapping[str, Any]) -> None:
         number = next((i for i in range(MAX_MEMBERS) if i not in self._members), None)
         if number is None:
-            return  # Serve still knows it
+            return  # it gets requests from Serve's own choice only
         self._numbers[member], self._members[number] = number, member
         kv_tokens = said.get("kv_tokens")
         pages = None if kv_tokens is None else max(1, int(kv_tokens) * BYTES_PER_TOKEN // PAGE_BYTES)
@@ -97,7 +95,7 @@ class Placement(Generic[M]):
             self._router.engine_down(number)
 
     def place(self, request: int, prefix: Int32Array) -> M | None:
-        """None: nobody is there."""
+        """Choose a member for the request and count it there. Return None if there are no members."""
         if not self._members:
             return None
         self._router.add(request, prefix)

@@ -1,7 +1,7 @@
-"""A replica: a whole minisgl server as a child process, and the way to it.
+"""A replica: a whole minisgl server as a child process, and the connection to it.
 
 Invariants: the server ends with the replica, however that ends (it watches its standard input); the replica ends with
-its server, so that Serve starts both anew; what Serve calls healthy is what /livez calls alive.
+its server, so that Serve restarts both; a replica is healthy for Serve when /livez says so.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from urllib.parse import urlsplit
 from minisgl.chat.own_server import OwnServer, own_server
 from minisgl.ray.args import ModelArgs
 from minisgl.ray.autoscaling import KV, QUEUED
-from minisgl.ray.relay import Asked, Head
+from minisgl.ray.relay import Call, Header
 from minisgl.server.core.passing import Headers, Lost, ask, ask_whole, request_bytes
 
-PROBE_S = 5.0  # for an answer of /livez or /stats
-MAX_SILENCES = 3  # of /livez, one after the other: a busy machine may keep one waiting
+PROBE_S = 5.0  # seconds for a response of /livez or /stats
+MAX_SILENCES = 3  # unanswered /livez in succession; a busy machine may miss one
 _log = logging.getLogger("minisgl.ray")
 
 
 class Replica:
-    """Serve's user class: `handle.relay.remote(...)`."""
+    """Serve's user class of a replica; requests go to `handle.relay.remote(...)`."""
 
     async def __init__(self, name: str, args: dict[str, Any]) -> None:  # type: ignore[misc]
         self._stack = contextlib.AsyncExitStack()
@@ -48,8 +48,8 @@ class Replica:
             self._end_at_once(f"the server ended with code {code}")
 
     def _end_at_once(self, reason: str) -> None:
-        """Serve would first give the requests of a replica that it finds ill the time to end; nobody answers them here,
-        and they are to go on elsewhere."""
+        """Kill the server and this process. (Serve would first give the requests of an unhealthy replica time to end;
+        but nothing answers them here, and they must continue elsewhere.)"""
         _log.error("%s: this replica ends", reason)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._server.pid, signal.SIGKILL)
@@ -65,7 +65,8 @@ class Replica:
     # --------------------------------------------------------------------------------------------- what Serve asks
 
     async def check_health(self) -> None:
-        """Ends the replica if its server says that it is not alive, or is silent for long. Raises if it was silent."""
+        """Check the server for Ray Serve. Ends the replica if it is dead or often silent; raises `RuntimeError` if
+        silent."""
         try:
             status, _, body = await ask_whole(self._address, request_bytes("GET", b"/livez", []), PROBE_S)
             self._num_silences = 0
@@ -79,17 +80,17 @@ class Replica:
             raise RuntimeError(reason) from error
 
     async def record_replica_metadata(self) -> dict[str, float]:
-        """For `router.PrefixRouter`, once."""
+        """Return the size of the KV pool for `router.PrefixRouter`; Serve calls it once."""
         return {"kv_tokens": (await self._load())["kv_tokens"]}
 
     async def record_routing_stats(self) -> dict[str, float]:
-        """For `router.PrefixRouter`."""
+        """Return the server's load for `router.PrefixRouter`."""
         return await self._load()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `autoscaling.Policy`."""
-        found = await self._load()
-        return {QUEUED: found["queued_tokens"], KV: found["kv_use"]}
+        """Return the queued tokens and the KV use for `autoscaling.Policy`."""
+        load = await self._load()
+        return {QUEUED: load["queued_tokens"], KV: load["kv_use"]}
 
     async def _load(self) -> dict[str, float]:
         key = self._server.key
@@ -102,14 +103,14 @@ class Replica:
 
     # ------------------------------------------------------------------------------------------------- requests
 
-    async def relay(self, asked: Asked) -> AsyncIterator[Head | bytes]:
-        """Send it to the server: the answer's head, then its body as it comes; several events in one piece if they
-        wait. Raises `Lost`."""
+    async def relay(self, asked: Call) -> AsyncIterator[Header | bytes]:
+        """Send a request to the server and yield the response's header, then its body in pieces (waiting events are
+        joined). Raises `Lost`."""
         request = request_bytes(asked.method, asked.path.encode("latin-1"), asked.headers, asked.said + asked.body)
         try:
             with contextlib.closing(await ask(self._address, request)) as answer:
-                # without a length: of a stream more may come from elsewhere
-                yield Head(answer.status, [one for one in answer.headers if one[0] != b"content-length"])
+                # no length, as another replica may continue the stream
+                yield Header(answer.status, [one for one in answer.headers if one[0] != b"content-length"])
                 async for data in answer.pieces():
                     yield data
         except Lost as error:

@@ -1,8 +1,8 @@
-"""Which replica gets a request: the router of the engine pool (`minisgl.routing`), behind Serve's own interface.
+"""The choice of a replica for each request: the engine pool's router (`minisgl.routing`) behind Serve's interface.
 
-Invariants: the rules are those of `--routing cache_aware`, decided by the same code: the deepest known prefix, unless
-its replica is too much busier than others; without a prefix the least load. Replicas come and go: a number is one
-replica's until that is gone.
+Invariants: the rules are those of `--routing cache_aware`, in the same code: the replica with the longest cached
+prefix, unless it is much busier than others; without a prefix the least load. An index belongs to one replica until
+that is gone.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from minisgl.ray.placement import Placement, look_at
-from minisgl.ray.relay import Asked
+from minisgl.ray.placement import Placement, routing_fields
+from minisgl.ray.relay import Call
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
@@ -22,7 +22,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
 
     def initialize_state(self, **kwargs: Any) -> None:
         self._placement = Placement[ReplicaID]()
-        self._numbers: dict[str, int] = {}  # of requests, by Serve's ids
+        self._numbers: dict[str, int] = {}  # request numbers by Serve's ids
         self._next = itertools.count()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -38,14 +38,14 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc,unused-ignore]
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        if pending_request is None or not pending_request.args or not isinstance(pending_request.args[0], Asked):
+        if pending_request is None or not pending_request.args or not isinstance(pending_request.args[0], Call):
             return [candidate_replicas]
         by_id = {one.replica_id: one for one in candidate_replicas}
-        known = pending_request.metadata.internal_request_id
-        if known in self._numbers:  # the choice of before did not take it
+        request_id = pending_request.metadata.internal_request_id
+        if request_id in self._numbers:  # the first choice did not accept it
             return [self._by_load(candidate_replicas)[:1], candidate_replicas]
-        number = self._numbers[known] = next(self._next)
-        chosen = self._placement.place(number, look_at(pending_request.args[0].body).prefix)
+        number = self._numbers[request_id] = next(self._next)
+        chosen = self._placement.place(number, routing_fields(pending_request.args[0].body).prefix)
         if chosen not in by_id:
             return [candidate_replicas]
         return [[by_id[chosen]], self._by_load(candidate_replicas)]

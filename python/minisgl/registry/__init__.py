@@ -1,5 +1,5 @@
-"""Several models behind one port: which there are, which are loaded, and what they need (docs/models.md).
+"""Several models behind one port: which exist, which are loaded, and what they need (docs/models.md).
 
-Each model's server is a whole `minisgl serve`: what it answers belongs to `server/`. Start with `room.py`, the rules,
-then `registry.py`, which carries them out, and `front.py`, the way of a request.
+Each model's server is a whole `minisgl serve`, whose work is in `server/`. Start with `room.py`, the rules, then
+`registry.py`, which carries them out, and `front.py`, the path of a request.
 """

@@ -1,6 +1,6 @@
-"""What is said of all models at once: their cards, health, and the figures of their servers.
+"""The routes about all models at once: their cards, health, and the figures of their servers.
 
-Invariants: nothing here loads a model; what a server says of itself is said by it, with its model's name on it.
+Invariants: nothing here loads a model; the figures of a server come from that server, with its model's name added.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _FAMILY = re.compile(rb"# (?:HELP|TYPE) (\S+)")
 
 
 class Asks:
-    """What all servers are asked. `key`: one that lets in, for what is asked on behalf of nobody."""
+    """A client that asks all loaded models' servers. `key` is an API key for the port's own requests."""
 
     def __init__(self, registry: Registry, key: str | None) -> None:
         self.registry = registry
         self._headers = [] if key is None else [(b"authorization", b"Bearer " + key.encode())]
 
     async def all(self, path: bytes, headers: Headers | None = None) -> dict[str, bytes]:
-        """What those that are loaded answer, where it is no error, by model. `headers`: somebody's own."""
-        loaded = [one for one in self.registry.models.values() if one.server is not None]
+        """Send a GET request to all loaded servers and return the bodies of their 200 responses, by model. `headers`
+        replace the port's own API key by a client's."""
+        loaded = [each for each in self.registry.models.values() if each.server is not None]
         request = request_bytes("GET", path, self._headers if headers is None else headers)
-        found = await asyncio.gather(*(self._one(model, request) for model in loaded))
-        return {model.name: body for model, body in zip(loaded, found, strict=True) if body is not None}
+        bodies = await asyncio.gather(*(self._one(model, request) for model in loaded))
+        return {model.name: body for model, body in zip(loaded, bodies, strict=True) if body is not None}
 
     async def _one(self, model: Model, request: bytes) -> bytes | None:
         if model.server is None:
@@ -54,13 +55,13 @@ class Asks:
 
 
 def card(model: Model) -> list[dict[str, Any]]:
-    """As /v1/models has it: the model's, then those of its adapters."""
+    """Return a model's entries of /v1/models: the model, then its adapters."""
     entry = model.entry
     try:
         size, failure = entry.size(), model.failure.reason
     except ConfigError as error:
         size, failure = None, str(error)
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "id": model.name,
         "object": "model",
         "created": STARTED,
@@ -72,16 +73,16 @@ def card(model: Model) -> list[dict[str, Any]]:
         "memory": model.seen.most_bytes or None,
     }
     if entry.aliases:
-        found["aliases"] = list(entry.aliases)
+        fields["aliases"] = list(entry.aliases)
     if entry.pin:
-        found["pinned"] = True
+        fields["pinned"] = True
     if model.state == "loading":
-        found["doing"] = model.seen.doing
+        fields["doing"] = model.seen.doing
     if failure:
-        found["failure"] = failure
-    of_adapter = {key: found[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
+        fields["failure"] = failure
+    of_adapter = {key: fields[key] for key in ("object", "created", "owned_by", "max_model_len", "state")}
     return [
-        found,
+        fields,
         *(
             {"id": name, **of_adapter, "root": name, "parent": model.name}
             for name in (*entry.adapters, *model.adapters)
@@ -90,16 +91,16 @@ def card(model: Model) -> list[dict[str, Any]]:
 
 
 def tags(registry: Registry, *, are_loaded: bool = False) -> dict[str, Any]:
-    """As Ollama's clients are told: all models, or those that are loaded."""
-    found: list[dict[str, Any]] = []
+    """Return the models as Ollama's API lists them: all, or those that are loaded."""
+    shown: list[dict[str, Any]] = []
     for model in registry.models.values():
         if are_loaded and model.state != "loaded":
             continue
         first, *adapters = card(model)
         names = [model.name, *(one["id"] for one in adapters)]
         cards = listed(names, STARTED, first["size"] or 0, model.name)
-        found += running(cards, model.seen.used_bytes, model.seen.max_model_len or 0, "") if are_loaded else cards
-    return {"models": found}
+        shown += running(cards, model.seen.used_bytes, model.seen.max_model_len or 0, "") if are_loaded else cards
+    return {"models": shown}
 
 
 def health(registry: Registry, draining: bool) -> dict[str, Any]:
@@ -127,19 +128,19 @@ def health(registry: Registry, draining: bool) -> dict[str, Any]:
 
 
 async def stats(asks: Asks) -> Response:
-    """GET /stats: those of each server."""
-    found = await asks.all(b"/stats")
-    return json_response({"models": {name: msgspec.Raw(body) for name, body in found.items()}})
+    """Answer GET /stats with the stats of each loaded server."""
+    bodies = await asks.all(b"/stats")
+    return json_response({"models": {name: msgspec.Raw(body) for name, body in bodies.items()}})
 
 
 async def metrics(asks: Asks, limits: KeyLimits, lines: Mapping[str, int] | None) -> Response:
-    """GET /metrics: the families of all servers, each family once, and this one's own."""
+    """Answer GET /metrics with the families of all servers, each family once, and with the port's own."""
     families = dict[bytes, tuple[list[bytes], list[bytes]]]()
     for name, body in ((await asks.all(b"/metrics")) | {"": _own(asks.registry, limits, lines)}).items():
         heads, samples = list[bytes](), list[bytes]()
         for line in body.splitlines():
-            if (found := _FAMILY.match(line)) is not None:
-                heads, samples = families.setdefault(found[1], ([], []))
+            if (match := _FAMILY.match(line)) is not None:
+                heads, samples = families.setdefault(match[1], ([], []))
                 if line not in heads:
                     heads.append(line)
             elif line and not line.startswith(b"#"):
@@ -149,12 +150,12 @@ async def metrics(asks: Asks, limits: KeyLimits, lines: Mapping[str, int] | None
 
 
 def _named(sample: bytes, model: str) -> bytes:
-    """With the label `model_name`, unless it has one."""
+    """Return a sample with the label `model_name` added, unless it has one."""
     if not model or b'model_name="' in sample:
         return sample
-    if (found := _SAMPLE.fullmatch(sample)) is None:
+    if (match := _SAMPLE.fullmatch(sample)) is None:
         return sample
-    name, labels, value = found.groups()
+    name, labels, value = match.groups()
     return b'%b{model_name="%b"%b} %b' % (name, model.encode(), b"," + labels if labels else b"", value)
 
 
@@ -163,15 +164,15 @@ def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | 
         return {f'model_name="{name}"': figure(model) for name, model in registry.models.items()}
 
     rows = [
-        ("model_loaded", "gauge", "1: the model is loaded", of_each(lambda model: model.state == "loaded")),
-        ("model_memory_bytes", "gauge", "memory of its server", of_each(lambda model: model.seen.used_bytes)),
-        ("model_requests_waiting", "gauge", "that wait for it", of_each(lambda model: len(model.waiting))),
-        ("model_requests_serving", "gauge", "that it answers", of_each(lambda model: model.use.num_serving)),
-        ("model_loads_total", "counter", "how often it was loaded", of_each(lambda m: registry.num_loads[m.name])),
+        ("model_loaded", "gauge", "1 if the model is loaded, else 0", of_each(lambda model: model.state == "loaded")),
+        ("model_memory_bytes", "gauge", "bytes of the model's server", of_each(lambda model: model.seen.used_bytes)),
+        ("model_requests_waiting", "gauge", "requests that wait for it", of_each(lambda model: len(model.waiting))),
+        ("model_requests_serving", "gauge", "requests that it answers", of_each(lambda model: model.use.num_serving)),
+        ("model_loads_total", "counter", "loads of the model", of_each(lambda m: registry.num_loads[m.name])),
         (
             "model_unloads_total",
             "counter",
-            "how often it was unloaded",
+            "unloads of the model",
             of_each(lambda m: registry.num_unloads[m.name]),
         ),
     ]
@@ -180,7 +181,7 @@ def _own(registry: Registry, limits: KeyLimits, of_batches: Mapping[str, int] | 
     refused: dict[str, float] = {
         f'key="{one.name}",limit="{limit}"': n for one in keys for limit, n in one.refused.items()
     }
-    rows.append(("key_requests_waiting", "gauge", "of an API key, over all models", waiting))
+    rows.append(("key_requests_waiting", "gauge", "waiting requests of an API key", waiting))
     rows.append(("key_refused_total", "counter", "HTTP requests that a limit of their API key refused", refused))
     if of_batches is not None:
         for name, meaning, family in BATCH_LINES:

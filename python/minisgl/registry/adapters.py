@@ -1,7 +1,7 @@
-"""Adapters that are loaded over HTTP: the port knows their names while their model has them, loaded or not.
+"""Adapters that are loaded over HTTP: the port knows their names as long as their model has them, loaded or not.
 
-Invariants: a name means one model from the moment that its adapter is to be loaded; one that does not load is no name
-afterwards.
+Invariants: a name belongs to one model from the moment its adapter is to be loaded; the name of an adapter that failed
+to load is free again.
 """
 
 from __future__ import annotations
@@ -19,23 +19,25 @@ PATHS = (LOAD, UNLOAD)
 
 
 def owner(registry: Registry, path: str, name: str | None, model: Model) -> Model:
-    """The model that such a request is for, which names `model` or none. Raises `ApiError` 400."""
-    known = None if name is None else registry.find_exactly(name)
-    if known is None or (path == LOAD and known is model and name in known.adapters):
-        return model  # whose server has the words for what is wrong with it
+    """Return the model that a request to load or unload adapter `name` is for; `model` is the one that the request
+    names. Raises `ApiError` 400 if the name belongs to another model."""
+    current = None if name is None else registry.find_exactly(name)
+    if current is None or (path == LOAD and current is model and name in current.adapters):
+        return model  # its server reports the error
     if path == UNLOAD:
-        return known
-    raise wrong("lora_name", f"{str(name)[:80]!r} is a name of {known.name} already: choose another name")
+        return current
+    raise wrong("lora_name", f"{str(name)[:80]!r} is a name of {current.name} already: choose another name")
 
 
 @contextlib.contextmanager
 def changing(
     registry: Registry, path: str, names: tuple[str | None, str | None], model: Model, has_done: Callable[[], bool]
 ) -> Iterator[None]:
-    """While its server does it. `names`: the adapter's, and of its folder."""
-    name, place = names
+    """Reserve the adapter's name while the server loads it, and record the result on exit. `names` are the adapter's
+    name and its folder; `has_done` returns whether the server succeeded."""
+    name, folder = names
     if name is None:
-        yield  # it is refused
+        yield  # the server will refuse it
         return
     is_new = path == LOAD and name not in model.adapters
     if is_new:
@@ -45,6 +47,6 @@ def changing(
     finally:
         if is_new and has_done():
             root = model.entry.config.lora_folder or ""
-            model.adapters[name] = os.path.realpath(os.path.join(root, place or ""))
+            model.adapters[name] = os.path.realpath(os.path.join(root, folder or ""))
         elif is_new or (path == UNLOAD and has_done()):
             registry.forget_adapter(model, name)

@@ -1,8 +1,7 @@
-"""Files and batches at the port of several models: they are kept here, and a line is asked at the server of its model.
+"""Files and batches at the port of several models: they are stored here, and a line is sent to its model's server.
 
-Invariants: a line is in nobody's way: it has a model loaded only where nobody's has to go, and who needs the room of
-the model that answers it takes it at once: then it is asked again. A server takes lines in the background, as one
-that has batches of its own.
+Invariants: a line delays no other request: it loads a model only if none in use must be unloaded for it, and another
+request may take its model's memory at once; then the line is sent again. A server runs lines in the background.
 """
 
 from __future__ import annotations
@@ -28,9 +27,9 @@ from minisgl.server.core.glance import NOTHING, WRONG, decoded, text_of
 from minisgl.server.core.passing import Lost, ask_whole, request_bytes
 
 ENDED_S = 10.0
-"""From the end of a connection to that of its server."""
+"""Seconds from the end of a connection to the end of its server at most."""
 ENGINE_DIED = 1
-"""The exit code of a server whose engine did."""
+"""Exit code of a server whose engine died."""
 
 
 class _Body(msgspec.Struct):
@@ -38,7 +37,7 @@ class _Body(msgspec.Struct):
 
 
 class BatchesOfSeveral:
-    """`app` answers what is asked about files and batches; `all` is to be started, and stopped."""
+    """Files and batches over all models. `app` answers their routes; `all` must be started and stopped."""
 
     def __init__(self, registry: Registry, limits: KeyLimits, config: ServerConfig, store: Store) -> None:
         self._registry = registry
@@ -61,27 +60,27 @@ class BatchesOfSeveral:
         if lease is None:
             return Said(503, b"")
         with lease:
-            asked.submitted.set()  # its server encodes one text after the other
+            asked.submitted.set()  # the server itself queues texts to encode
             server = lease.ready.result()
             try:
                 return await self._at(server.address, asked, key)
-            except Lost:  # others had its room, or its engine died
+            except Lost:  # it was unloaded for another model, or its engine died
                 await asyncio.wait({server.ended}, timeout=ENDED_S)
                 died = server.ended.done() and server.ended.result() == ENGINE_DIED
                 return Said(503, b"", engine_died=died)
 
     def _model(self, body: bytes) -> Model:
-        """Raises `ApiError` 404."""
+        """Return the model of a line's body, or the first one if it names none. Raises `ApiError` 404."""
         try:
             name = text_of(decoded(body, _Body).model)
         except WRONG:
-            name = None  # a server has the words for what is wrong with it
+            name = None  # a server reports the error
         if name:
             return self._registry.named(name)
         return next(iter(self._registry.models.values()))
 
     async def _at(self, address: tuple[str, int], asked: Asked, key: int) -> Said:
-        """Raises `Lost`."""
+        """Send a line to the server at `address` and return its result. Raises `Lost`."""
         headers = [(b"content-type", b"application/json"), (b"x-request-id", asked.request_id.encode())]
         given = self._config.api_keys[key - 1].key if key else self._config.api_key
         if given is not None:
@@ -93,5 +92,5 @@ class BatchesOfSeveral:
 
 
 def most_in_flight(entries: Sequence[Entry]) -> int:
-    """As many as the largest engine has rows; each server takes of them what it has room for."""
+    """Return how many lines may be in flight: the rows of the largest engine. A server takes what it can."""
     return max(one.config.engine.rows_on(one.config.engine.device) for one in entries)

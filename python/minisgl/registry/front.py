@@ -1,12 +1,11 @@
-"""What answers at the port of several models: finds the model that a request is for, has it loaded, and passes the
-request on to its server; and the few routes that are about all of them.
+"""The server at the port of several models: finds the model of a request, has it loaded, and forwards the request to
+its server; it answers the few routes about all models itself.
 
-A request says its model in its body, in the query (`?model=`) or in the header `X-Minisgl-Model`. One that says none is
-for the first that is loaded, else for the first.
-
-Invariants: who may ask is decided before anything is loaded (`server/core/middleware.py`); a model that loads for a
-stream keeps its client alive with comments, and what goes wrong from then on is an event; a request whose server dies
-before it has said anything is sent once more.
+A request names its model in its body, in the query (`?model=`) or in the header `X-Minisgl-Model`. A request without a
+name is for the first loaded model, else for the first one.
+Invariants: API keys are checked before anything is loaded (`server/core/middleware.py`); while a model loads, a stream
+gets comments, and a later error is an event; a request whose server dies before it has answered anything is sent once
+more.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from minisgl.config import ServerConfig
 from minisgl.registry import adapters
 from minisgl.registry.about import Asks, card, health, metrics, stats, tags
 from minisgl.registry.batches import BatchesOfSeveral
-from minisgl.registry.keys import Asked, KeyLimits
+from minisgl.registry.keys import KeyLimits, KeyRequest
 from minisgl.registry.model import Lease, Model
 from minisgl.registry.registry import Registry
 from minisgl.registry.server import ModelServer
@@ -64,9 +63,9 @@ from minisgl.utils.installed import own_version
 
 MODEL_HEADER = b"x-minisgl-model"
 HELD = 16
-"""Requests that are being passed on have so many times the room of bodies that come (--max-encoding-bytes)."""
+"""Capacity for bytes of forwarded requests, as a multiple of --max-encoding-bytes."""
 COMMENT_AFTER_S = 5.0
-"""So long a stream waits for its model without a word; until then what goes wrong is a proper status."""
+"""Seconds after which a stream that waits for its model gets comments; earlier errors are an HTTP status."""
 _HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -83,15 +82,15 @@ Own = Callable[[], Awaitable[Response]]
 
 
 class Front:
-    """An ASGI application, to be put behind `Middleware`."""
+    """The ASGI application of the port, to be wrapped in `Middleware`."""
 
     def __init__(self, registry: Registry, config: ServerConfig, store: Store | None = None) -> None:
-        """`store`: of files and batches."""
+        """Create the application. `store` has files and batches; None: there are none."""
         self._registry = registry
         self._config = config
         self._turns = Turns(config.limits.max_encoding_bytes, lambda _: None)
         num_owners = len(config.api_keys) + (config.api_key is not None)
-        self._held = _Held(HELD * config.limits.max_encoding_bytes, num_owners)
+        self._held = _ByteLimiter(HELD * config.limits.max_encoding_bytes, num_owners)
         limits = self._limits = KeyLimits(config.api_keys, registry)
         self.batches = None if store is None else BatchesOfSeveral(registry, limits, config, store)
         self.draining = False
@@ -151,8 +150,8 @@ class Front:
             model = await self._that_keeps(scope, model)
         if path in adapters.PATHS:
             model = adapters.owner(self._registry, path, text_of(body.lora_name), model)
-        passed = _Passed(self._registry, model, scope, request, send, self._held, _kind_of(path, body))
-        request.body_done()  # its turn ends: an answer may take long
+        passed = _ForwardedRequest(self._registry, model, scope, request, send, self._held, _kind_of(path, body))
+        request.body_done()  # the next body may be read: the answer may take long
         if method == "POST":
             with contextlib.ExitStack() as stack:
                 asked = stack.enter_context(self._limits.ask(request.key, path, model))
@@ -165,11 +164,11 @@ class Front:
         return None
 
     def _asked(self, scope: Scope, request: HttpRequest) -> tuple[_Body, Model]:
-        """What a request says, as far as it matters here, and the model that it is for. Raises `ApiError` 404."""
+        """Parse the fields of a body that matter here, and find the request's model. Raises `ApiError` 404."""
         try:
             body = decoded(request.body, _Body)
         except WRONG:
-            body = _Body()  # a server has the words for what is wrong with it
+            body = _Body()  # a server reports the error
         query = parse_qs(scope["query_string"].decode("latin-1")).get("model", [""])[0]
         header = unquote(dict(scope["headers"]).get(MODEL_HEADER, b"").decode("latin-1"))
         name = text_of(body.model) or query or header
@@ -177,11 +176,11 @@ class Front:
         return body, model
 
     async def _that_keeps(self, scope: Scope, otherwise: Model) -> Model:
-        """The model whose server keeps the answer that a path names: it says no model, and none is loaded for it."""
-        kept = b"/".join(scope["path"].encode().split(b"/")[:4])
+        """Return the loaded model whose server has the stored response that the path names, or `otherwise`."""
+        path = b"/".join(scope["path"].encode().split(b"/")[:4])
         headers = [one for one in scope["headers"] if one[0] in WHO]
-        found = await self._asks.all(kept, headers)
-        return self._registry.models[next(iter(found))] if found else otherwise
+        answers = await self._asks.all(path, headers)
+        return self._registry.models[next(iter(answers))] if answers else otherwise
 
     async def _ready(self) -> Response:
         if self.draining:
@@ -203,51 +202,51 @@ class Front:
 
 
 def _kind_of(path: str, body: _Body) -> str | None:
-    """Return the content type of the stream that a request asks for; None: it asks for no stream."""
+    """Return the content type of the stream that a request asks for, or None if it asks for no stream."""
     said = begin_of(body.stream, 6)
     if path not in STREAMED or said == b"false" or (said != b"true" and not is_ollama(path)):
         return None
     return STREAMED[path][0 if body.prompt != NOTHING else -1]
 
 
-async def _now(found: object) -> Response:
-    return json_response(found)
+async def _now(content: object) -> Response:
+    return json_response(content)
 
 
 async def until_ready(lease: Lease, registry: Registry) -> None:
-    """Raises `ApiError` 503: not in time."""
+    """Wait until the lease's model is loaded. Raises `ApiError` 503 if it is not in time."""
     try:
         async with asyncio.timeout(registry.load_timeout_s):
             await asyncio.shield(lease.ready)
     except TimeoutError as error:
-        model, place = lease.model, registry.place(lease.model)
-        doing = f"it is loading: {model.seen.doing}" if model.state == "loading" else f"{place} models wait before it"
+        model, ahead = lease.model, registry.place(lease.model)
+        doing = f"it is loading: {model.seen.doing}" if model.state == "loading" else f"{ahead} models wait before it"
         reason = f"{model.name}: not loaded within {registry.load_timeout_s:g} s (--load-timeout): {doing}"
         raise model_not_loaded(reason) from error
 
 
-class _Held:
-    """The bytes of requests that are being passed on, `most` at once. They are held until an answer has begun, for a
-    server that dies before that is not the last that is asked."""
+class _ByteLimiter:
+    """The bytes of forwarded requests, `most` at once. They are held until a response begins, because the request is
+    sent again if its server dies before."""
 
     def __init__(self, most: int, num_owners: int) -> None:
         self._most = most
         self._num_owners = num_owners
         self._by_key = Counter[int]()
 
-    def take(self, key: int, size: int) -> None:
-        """Raise `ApiError` 429 unless the key with this number may hold as many more (`has_room`)."""
+    def acquire(self, key: int, size: int) -> None:
+        """Reserve `size` bytes for the API key with index `key`. Raises `ApiError` 429 without `has_room`."""
         own, count = self._by_key[key], self._by_key.total()
         if not has_room(self._most, self._num_owners, own, count, size):
             raise queue_full(f"{own} bytes of requests wait for their answers already, {count} with those of others")
         self._by_key[key] += size
 
-    def give(self, key: int, size: int) -> None:
+    def release(self, key: int, size: int) -> None:
         self._by_key[key] -= size
 
 
-class _Passed:
-    """One request on its way to its model's server."""
+class _ForwardedRequest:
+    """A client's request on its way to its model's server."""
 
     def __init__(
         self,
@@ -256,10 +255,10 @@ class _Passed:
         scope: Scope,
         request: HttpRequest,
         send: Send,
-        held: _Held,
+        held: _ByteLimiter,
         kind: str | None,
     ) -> None:
-        """`kind`: the content type of the stream that it asks for; None: it asks for none."""
+        """Prepare the request. `kind`: the content type of the stream that it asks for; None: no stream."""
         self._held = held
         self._registry = registry
         self._model = model
@@ -268,19 +267,19 @@ class _Passed:
         self._request = request
         self._send = send
         self._kind = kind
-        self._asked: Asked | None = None
+        self._asked: KeyRequest | None = None
         self._status = 0
-        self._has_begun = self._answer_has_begun = False  # with a comment, or with what the server says
+        self._has_begun = self._answer_has_begun = False  # the former also by a comment
         headers = [one for one in scope["headers"] if one[0] != b"x-request-id"]
         query = b"&".join(one for one in scope["query_string"].split(b"&") if not one.startswith(b"model="))
         path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0] + (b"?" + query if query else b"")
         headers.append((b"x-request-id", request.request_id.encode()))
         self._bytes = request_bytes(scope["method"], path, headers, request.body)
 
-    async def answer(self, asked: Asked | None = None) -> None:
-        """`asked`: what its key has to wait for."""
+    async def answer(self, asked: KeyRequest | None = None) -> None:
+        """Send the request and pass the response on. `asked` makes it wait for its API key's turn."""
         self._asked = asked
-        self._held.take(self._request.key, len(self._bytes))
+        self._held.acquire(self._request.key, len(self._bytes))
         try:
             try:
                 await self._once()
@@ -296,27 +295,27 @@ class _Passed:
             self._let_go()
 
     def _let_go(self) -> None:
-        self._held.give(self._request.key, len(self._bytes))
+        self._held.release(self._request.key, len(self._bytes))
         self._bytes = b""
 
     def _begins(self) -> None:
-        """The server's answer does: it is asked no second time."""
+        """Mark that the server's response has begun: from now on the request is not sent again."""
         self._answer_has_begun = True
         self._let_go()
 
     def is_ok(self) -> bool:
-        """What its server has answered."""
+        """Return True if the server answered with status 200."""
         return self._status == 200
 
     async def _once(self) -> None:
-        """Raises `Lost`, `ApiError`."""
+        """Send the request to its model's server once the model is loaded. Raises `Lost` or `ApiError`."""
         with self._registry.lease(self._model) as lease:
             await self._waited(until_ready(lease, self._registry), self._loading)
             if self._asked is not None:
                 await self._waited(self._asked.turn(), lambda: "as many requests of its key run as may")
             if self._path != STREAM:
                 await self._ask(lease.ready.result())
-        if self._path == STREAM:  # who watches a model does not keep it
+        if self._path == STREAM:  # a watcher holds no lease
             await self._ask(lease.ready.result())
 
     async def _ask(self, server: ModelServer) -> None:
@@ -324,23 +323,23 @@ class _Passed:
             asked = ask(server.address, self._bytes)
             answer = await (self._waited(asked, lambda: "ping") if self._has_begun else asked)
         except Lost:
-            await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # the next lease is of another one
+            await asyncio.wait({asyncio.shield(server.ended)}, timeout=1.0)  # so that the next lease is of a new server
             raise
         with contextlib.closing(answer):
             await self._pass(answer)
 
     async def _waited(self, work: Coroutine[Any, Any, T], doing: Callable[[], str]) -> T:
-        """Return what `work` returns. A stream says meanwhile what it waits for."""
-        found = asyncio.ensure_future(work)
+        """Await `work` and return its result. Meanwhile a stream gets comments, which say what it waits for."""
+        task = asyncio.ensure_future(work)
         try:
-            while not (await asyncio.wait({found}, timeout=None if self._kind is None else COMMENT_AFTER_S))[0]:
+            while not (await asyncio.wait({task}, timeout=None if self._kind is None else COMMENT_AFTER_S))[0]:
                 if not self._has_begun:
                     charset = "; charset=utf-8" if self._kind == EVENTS else ""
                     await self._begin(200, [(b"content-type", f"{self._kind}{charset}".encode()), *_HEADERS])
                 self._connection.write(self._ping(doing()))
-            return await found
+            return await task
         finally:
-            found.cancel()
+            task.cancel()
 
     def _ping(self, doing: str) -> bytes:
         if is_ollama(self._path):
@@ -350,8 +349,8 @@ class _Passed:
         return b": %b\n%b" % (doing.encode(), EVENT_PING if is_anthropic(self._path) else b"\n")
 
     def _loading(self) -> str:
-        model, place = self._model, self._registry.place(self._model)
-        doing = model.seen.doing if model.state == "loading" else f"{place} models before it"
+        model, ahead = self._model, self._registry.place(self._model)
+        doing = model.seen.doing if model.state == "loading" else f"{ahead} models before it"
         return f"{model.name} is {model.state}: {doing}".replace("\n", " ")
 
     async def _begin(self, status: int, headers: Headers) -> None:
@@ -378,12 +377,12 @@ class _Passed:
         await self._send({"type": "http.response.body", "body": b""})
 
     async def _end_with(self, error: ApiError) -> None:
-        """Raises `ApiError` where it can still be a status."""
+        """End with an error: raise it if the status can still be sent, else write it as the stream's last event."""
         self._request.error, self._request.is_passed_on = error.code, False
         if not self._has_begun:
             raise error
         if self._kind is None:
-            self._connection.drop()  # an end that nobody can write
+            self._connection.drop()  # without a body's end, so that the client sees an error
             return
         self._connection.write(last_event(self._path, error.body_for(self._path), self._kind))
         await self._send({"type": "http.response.body", "body": b""})

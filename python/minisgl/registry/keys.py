@@ -1,11 +1,10 @@
-"""What each API key of a file may do over all models together.
+"""The limits of each API key over all models together.
 
-Each server counts the requests and tokens of its keys, and tells them several times a second. What waits at the port
-is counted here. What was sent to a server within `FRESH_S` and has no answer yet counts as waiting there, because the
-server may not have told of it yet.
-
-Invariants: who is over a limit is refused before a model is loaded for him; what a server used counts when it is gone;
-who waits for his turn comes in the order in which he began to wait.
+Each server reports the requests and tokens of its keys several times a second; requests that wait at the port are
+counted here. A request that was sent to a server within `FRESH_S` and has no response yet counts as waiting there,
+since the server may not have reported it yet.
+Invariants: a request over a limit is refused before a model is loaded for it; the use of servers that have ended still
+counts; waiting requests get their turn in order.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ ANSWERED = STREAMS | {
     *("/completion", "/infill"),
     *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
 }
-"""Where a request takes a place in an engine."""
+"""Routes whose requests count against a key's `max_inflight`."""
 
 
-class Asked:
-    """One request of a key, from its beginning to the last byte of its answer. Use `with`."""
+class KeyRequest:
+    """A request of an API key, from its beginning to the last byte of its response. Use `with`."""
 
     def __init__(self, limits: KeyLimits, number: int, model: Model, places: asyncio.Semaphore | None) -> None:
         self.model = model
@@ -42,7 +41,7 @@ class Asked:
         self._places = places
         self._has_place = False
 
-    def __enter__(self) -> Asked:
+    def __enter__(self) -> KeyRequest:
         self._limits.waiting[self._number].add(self)
         return self
 
@@ -52,31 +51,31 @@ class Asked:
             self._places.release()
 
     async def turn(self) -> None:
-        """Wait until the key may have one more in the engines. Idempotent."""
+        """Wait until the key may have one more request in the engines. Idempotent."""
         if self._places is not None and not self._has_place:
             await self._places.acquire()
             self._has_place = True
         self.sent_at = self._limits.clock()
 
     def begins(self) -> None:
-        """Its answer does: it waits no more."""
+        """Mark that the response has begun: the request no longer waits."""
         self._limits.waiting[self._number].discard(self)
 
 
 class KeyLimits:
-    """The limits of all keys of a file; number 0 has none."""
+    """The limits of all API keys of a file; index 0, callers without a key, has none."""
 
     def __init__(self, keys: Sequence[ApiKey], registry: Registry, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
-        self.waiting: list[set[Asked]] = [set() for _ in range(len(keys) + 1)]
+        self.waiting: list[set[KeyRequest]] = [set() for _ in range(len(keys) + 1)]
         self.use = KeyUse(keys, lambda number: (self._here(number), 0), self._there, clock)
         self._registry = registry
         self._places = {n: asyncio.Semaphore(one.max_inflight) for n, one in enumerate(keys, 1) if one.max_inflight}
 
-    def ask(self, number: int, path: str, model: Model) -> Asked:
-        """Raises `ApiError` 429."""
+    def ask(self, number: int, path: str, model: Model) -> KeyRequest:
+        """Admit a request of the API key with index `number`. Raises `ApiError` 429 if it is over a limit."""
         self.use.check(number)
-        return Asked(self, number, model, self._places.get(number) if path in ANSWERED else None)
+        return KeyRequest(self, number, model, self._places.get(number) if path in ANSWERED else None)
 
     def num_waiting(self, number: int) -> int:
         return self._here(number) + self._there(number)["num_waiting"]
@@ -91,7 +90,7 @@ class KeyLimits:
         )
         waiting, used = 0, self._registry.used_by_gone[number]
         for model in self._registry.models.values():
-            told, tokens = model.use_of(number)
-            waiting += max(told, fresh[model.name])
+            reported, tokens = model.use_of(number)
+            waiting += max(reported, fresh[model.name])
             used += tokens
         return KeyReading(num_waiting=waiting, num_waiting_tokens=0, num_requests=0, num_prompt=used, num_generated=0)

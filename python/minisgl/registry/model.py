@@ -1,4 +1,4 @@
-"""A model of the registry: what is said of it, what it is now, and the leases that requests have of it.
+"""A model of the registry: its settings, its state, and the leases that requests have of it.
 
 Invariants: nothing here decides, waits or reads a clock; only the registry changes a model.
 """
@@ -20,31 +20,31 @@ State = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(slots=True)
 class Use:
-    """Counts the requests that use a model, with the times that decide whether it may be unloaded."""
+    """Counts of the requests that use a model, with the times that decide whether it may be unloaded."""
 
-    num_serving: int = 0  # leases
+    num_serving: int = 0  # leases of waiting clients
     num_lines: int = 0  # lines of batches, answered in the background
-    last: int = 0  # the number of its last lease, among those of all models
-    asked_at: float = -math.inf  # the end of the last lease of a client that waits
+    last: int = 0  # sequence number of its last lease, over all models
+    asked_at: float = -math.inf  # end of the last lease that is not a batch line's
     idle_since: float = 0.0
     queued_since: float = 0.0
 
 
 @dataclass(slots=True)
-class Seen:
-    """The figures that loading a model and measuring its server have shown."""
+class Measurements:
+    """Measurements of a model: its loading time, context and memory."""
 
-    doing: str = ""  # the last line that its server wrote
+    doing: str = ""  # the last log line of its server
     load_s: float = 0.0
-    max_model_len: int | None = None  # None until it was loaded
+    max_model_len: int | None = None  # None before it was first loaded
     was_fetched: bool = False
-    used_bytes: int = 0  # at the last look
-    most_bytes: int = 0  # of all looks, those at servers of earlier runs among them; 0: it was never seen
+    used_bytes: int = 0  # at the last measurement
+    most_bytes: int = 0  # maximum, including earlier runs; 0: never measured
 
 
 @dataclass(slots=True)
 class Failure:
-    """Why a model was not loaded the last time, how often in succession, and when it may be tried again."""
+    """The last failure to load a model: the reason, how many in succession, and when it may be tried again."""
 
     reason: str = ""
     count: int = 0
@@ -53,15 +53,15 @@ class Failure:
 
 @dataclass(slots=True, eq=False)
 class Model:
-    """An entry and the state of its model. `adapters`: the folders of adapters that were loaded over HTTP, by name; ""
-    while one is being loaded."""
+    """An entry and the state of its model. `adapters` has the folders of adapters that were loaded over HTTP, by name;
+    "" while one is being loaded."""
 
     entry: Entry
     state: State = "unloaded"
     server: ModelServer | None = None
     waiting: list[Lease] = field(default_factory=list)
     use: Use = field(default_factory=Use)
-    seen: Seen = field(default_factory=Seen)
+    seen: Measurements = field(default_factory=Measurements)
     failure: Failure = field(default_factory=Failure)
     adapters: dict[str, str] = field(default_factory=dict)
 
@@ -71,29 +71,29 @@ class Model:
 
     @property
     def is_free(self) -> bool:
-        """Whether it is loaded and no request, line or client needs it now."""
+        """True if the model is loaded and no request, batch line or client needs it now."""
         return self.state == "loaded" and not (self.use.num_serving or self.use.num_lines or self.waiting)
 
     def need(self) -> int | None:
-        """Return the bytes that its server takes at most; `None` if its files are not here yet. Raises `ConfigError`
-        if they are gone."""
-        found = self.entry.need()
-        return max(found or 0, self.seen.most_bytes) or found
+        """Return the bytes that the model's server takes at most, or None if its files are not downloaded yet. Raises
+        `ConfigError` if they are gone."""
+        estimate = self.entry.need()
+        return max(estimate or 0, self.seen.most_bytes) or estimate
 
     def use_of(self, key: int) -> tuple[int, int]:
-        """Return how many requests of an API key wait at its server, and how many tokens the key used there."""
+        """Return how many requests of an API key wait at the server, and how many tokens the key has used there."""
         use = () if self.server is None else self.server.use
         return use[key] if key < len(use) else (0, 0)
 
     def tenant(self, need: int, *, is_in_use: bool = False) -> Tenant:
-        """Return what the rule of rooms needs to know. Lines of batches do not make a model busy."""
+        """Return the facts that the rules of memory need. Lines of batches do not make a model busy."""
         busy = self.state != "loaded" or bool(self.use.num_serving) or is_in_use
         return Tenant(self.name, need, self.use.last, self.entry.pin, busy)
 
 
 class Lease:
-    """A request's right to a model, from its beginning to the last byte of its answer. Use `with`, which calls `end`;
-    `ready` becomes the server, or the `ApiError` that says why there is none."""
+    """A request's right to a model, from the request's beginning to the last byte of its response. Use `with`, which
+    calls `end`; `ready` becomes the server, or the `ApiError` that says why there is none."""
 
     def __init__(self, end: Callable[[Lease], None], model: Model, *, in_background: bool = False) -> None:
         self.model = model

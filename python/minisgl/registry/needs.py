@@ -1,7 +1,7 @@
-"""What models were seen to need, remembered from one server to the next: a file in the folder of caches.
+"""The measured memory of models, stored in a file of the cache folder from one server to the next.
 
-Invariants: a figure is found for the same files, settings and version alone; a file that cannot be read is as if it was
-not there, and the log says so; it is replaced as a whole, and what two processes write at once costs a figure at most.
+Invariants: a figure holds only for the same files, settings and version; an unreadable file is ignored, with a warning;
+the file is replaced as a whole, so that two writers lose one figure at most.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from minisgl.server.core.log import warn
 from minisgl.utils.installed import own_version
 
 FORMAT = 1
-MOST = 256  # the latest are kept
-NOTHING = 1 << 20  # more or less is not worth a write
+MOST = 256  # entries; the oldest are dropped
+NOTHING = 1 << 20  # bytes; smaller increases are not written
 
 
 class _Need(msgspec.Struct, frozen=True):
     num_bytes: int
-    model: str  # for those who read the file
-    seen: int  # when
+    model: str  # for readers of the file
+    seen: int  # Unix time in seconds
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +37,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Needs:
-    """`path`: of the file; None: nothing is remembered."""
+    """The file of measured memory at `path`; None: nothing is stored."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -45,14 +45,14 @@ class Needs:
         self._complaint = ""
 
     def of(self, entry: Entry) -> int:
-        """Bytes that its server took at most; 0: it was not seen."""
+        """Return the most bytes that the model's server was measured to take, or 0 if it never was."""
         if self._path is None or (key := _key(entry)) is None:
             return 0
-        found = self._read().get(key)
-        return 0 if found is None else found.num_bytes
+        need = self._read().get(key)
+        return 0 if need is None else need.num_bytes
 
     def keep(self, entry: Entry, num_bytes: int) -> None:
-        """If it is more than was known; 0: it was not seen this time either."""
+        """Store `num_bytes` if it exceeds the stored figure. 0 means that nothing was measured."""
         if self._path is None or not num_bytes or (key := _key(entry)) is None:
             return
         with self._writes:
@@ -77,17 +77,17 @@ class Needs:
     def _read(self) -> dict[str, _Need]:
         assert self._path is not None
         try:
-            found = msgspec.json.decode(self._path.read_bytes(), type=_File)
+            file = msgspec.json.decode(self._path.read_bytes(), type=_File)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:  # msgspec's errors are the latter
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
             return self._ignored(str(error))
-        if found.format != FORMAT:
-            return self._ignored(f"its format is {found.format}")
-        return found.needs
+        if file.format != FORMAT:
+            return self._ignored(f"its format is {file.format}")
+        return file.needs
 
     def _ignored(self, reason: str) -> dict[str, _Need]:
-        """It is said once, not for each model."""
+        """Log once that the file is ignored, and return no figures."""
         if reason != self._complaint:
             self._complaint = reason
             warn(f"{self._path}: what models needed is not known any more: {reason}")
@@ -95,7 +95,7 @@ class Needs:
 
 
 def _key(entry: Entry) -> str | None:
-    """A key that stands for all that its need depends on; None: its files are not here."""
+    """Return a digest of everything that the model's memory depends on, or None if its files are not here."""
     config = entry.config
     key = hashlib.sha256(own_version().encode())
     key.update(msgspec.json.encode((config.engine, config.dp, config.frontend, entry.memory), order="deterministic"))

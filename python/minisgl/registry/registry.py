@@ -1,13 +1,12 @@
-"""Which models are loaded, and for whom: leases of those that are, a queue for those that are not.
+"""The registry decides which models are loaded: it gives leases of loaded models, and queues leases of others.
 
-A request has a *lease* of its model from the moment that it is chosen to the last byte of its answer. Models whose
-leases wait for room stand in one queue, the longest waiting first; none passes another. Room is made of what is idle. A
-model that is always busy would keep the queue waiting for ever: after `patience_s` it takes no more leases until it had
-to go or the queue has moved on.
-
-Invariants: a model with a lease is not unloaded; the needs of all that is loaded, being loaded and being unloaded are
-never more than the budget, but for what is measured to take more than was thought; each lease that waits is
-given its model, or an error that says why not.
+A request has a *lease* of its model from the moment the model is chosen to the last byte of its response. Models whose
+leases wait for memory are in one queue, the longest waiting first; none passes another. Idle models are unloaded to
+free memory. A busy model that the queue needs gone takes no more leases after `patience_s`, until it is unloaded or the
+queue has moved on.
+Invariants: a model with a lease is not unloaded; the needs of all models that are loaded, loading or unloading never
+exceed the budget, except when a model is measured to take more than expected; each waiting lease gets its model, or an
+error that says why not.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from minisgl.server.core.errors import NO_MODEL, ApiError, draining, model_not_l
 from minisgl.server.core.log import say, warn
 
 MEASURE_S = 1.0
-QUIET_S = 60.0  # so long a model was not asked for before a batch has it unloaded
+QUIET_S = 60.0  # seconds without a request before a batch may unload a model
 
 
 class Registry:
-    """`budget`: bytes for all models. `load_timeout_s`: that a lease may wait. `start` starts a server, `fetch`
-    fetches a model. `needs`: what was seen before."""
+    """The registry of all models. `budget` is the memory of all in bytes, `load_timeout_s` the time that a lease may
+    wait. `start` starts a server, `fetch` downloads a model, and `needs` has measured memory of earlier runs."""
 
     def __init__(
         self,
@@ -61,7 +60,7 @@ class Registry:
             for model in self.models.values()
             for name in (model.name, *model.entry.aliases, *model.entry.adapters)
         }
-        self._needs = dict[str, int]()  # of models that take room
+        self._needs = dict[str, int]()  # reserved bytes by model
         self._queue = list[Model]()
         self._leaving = set[str]()
         self._count = itertools.count(1)
@@ -71,19 +70,19 @@ class Registry:
         self._num_preloading = 0
         self.num_loads = dict.fromkeys(self.models, 0)
         self.num_unloads = dict.fromkeys(self.models, 0)
-        self.used_by_gone = Counter[int]()  # tokens of keys, by their numbers, at servers that have ended
+        self.used_by_gone = Counter[int]()  # tokens by key index, of servers that have ended
 
     # -------------------------------------------------------------------------------------------------- what is asked
 
     def find(self, name: str) -> Model | None:
-        """The exact name first, then one without Ollama's tag and in any case."""
+        """Return the model of a name, or None. The exact name wins over one that differs in case or in Ollama's tag."""
         if (found := self._names.get(name) or self._names.get(name.removesuffix(LATEST))) is not None:
             return found
         plain = name.casefold().removesuffix(LATEST)
         return next((model for known, model in self._names.items() if known.casefold() == plain), None)
 
     def named(self, name: str) -> Model:
-        """Raises `ApiError` 404."""
+        """Return the model of a name that a request gave. Raises `ApiError` 404."""
         if (model := self.find(name)) is not None:
             return model
         raise wrong("model", f"{name[:80]!r} does not exist here: there are {', '.join(self.models)}", *NO_MODEL)
@@ -92,7 +91,7 @@ class Registry:
         return self._names.get(name)
 
     def name_adapter(self, model: Model, name: str) -> None:
-        """One that is loaded over HTTP; nobody has the name."""
+        """Give a free name to an adapter of `model` that is being loaded over HTTP."""
         self._names[name] = model
         model.adapters[name] = ""
 
@@ -102,7 +101,7 @@ class Registry:
 
     @property
     def first(self) -> Model:
-        """For requests that name none."""
+        """The model for requests that name none: the first that is loaded, else the first one."""
         return next((one for one in self.models.values() if one.state == "loaded"), next(iter(self.models.values())))
 
     @property
@@ -111,20 +110,20 @@ class Registry:
 
     @property
     def is_ready(self) -> bool:
-        """Whether what is to be there from the start has been loaded, or could not be."""
+        """True if all models to preload are loaded or have failed."""
         return not self._num_preloading
 
     @property
     def set_aside(self) -> int:
-        """Bytes of the budget."""
+        """Bytes of the budget that loaded, loading and unloading models have reserved."""
         return sum(self._needs.values())
 
     def place(self, model: Model) -> int:
-        """How many models are to be loaded before it."""
+        """Return how many models are to be loaded before `model`."""
         return self._queue.index(model) if model in self._queue else 0
 
     def lease(self, model: Model) -> Lease:
-        """Raises `ApiError`: it never fits, it failed just now, too many wait."""
+        """Return a lease, which may wait. Raises `ApiError` if the model never fits or failed, or too many wait."""
         if self._is_closed:
             raise draining()
         lease = Lease(self.end, model)
@@ -143,8 +142,8 @@ class Registry:
         return lease
 
     def lease_in_background(self, model: Model) -> Lease | None:
-        """For a line of a batch; None: not now. Who waits for a model goes first: it takes the room of one that only
-        has such leases. Raises `ApiError`: it never fits, it failed just now."""
+        """Lease a model for one batch line, or return None if no capacity is free now. Other requests go first: they
+        may unload a model that has such leases only. Raises `ApiError` if the model never fits or has just failed."""
         if self._is_closed:
             raise draining()
         if model.state == "loaded" and model.name not in self._leaving:
@@ -177,7 +176,7 @@ class Registry:
         self._turn_soon()
 
     async def unload(self, model: Model) -> None:
-        """Raises `ApiError` 409: it is in use."""
+        """Unload a model and wait until it is unloaded. Raises `ApiError` 409 if it is in use."""
         num_serving = model.use.num_serving + model.use.num_lines
         if num_serving or model.waiting or model.state == "loading":
             what = "being loaded" if model.state == "loading" else f"used by {num_serving} requests"
@@ -188,7 +187,7 @@ class Registry:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     def preload(self) -> None:
-        """Load what is to be there from the start; what cannot be is told in the log."""
+        """Begin to load the models that must be loaded from the start. Failures are logged."""
         for model in self.models.values():
             if model.entry.preload or model.entry.pin:
                 self._num_preloading += 1
@@ -201,7 +200,7 @@ class Registry:
                 await self.measure(model)
 
     async def close(self) -> None:
-        """End all servers."""
+        """Refuse all waiting leases and stop all servers."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -216,7 +215,7 @@ class Registry:
         while self._tasks:
             await asyncio.wait(self._tasks)
         for model in self.models.values():
-            model.state = "unloaded"  # a task that was cancelled before it began has left it as it was
+            model.state = "unloaded"  # a task canceled before it began did not reset it
 
     # ------------------------------------------------------------------------------------------------------ decisions
 
@@ -243,7 +242,7 @@ class Registry:
             asyncio.get_running_loop().call_soon(self._turn)
 
     def _turn(self) -> None:
-        """Decide what can be decided now. Called after whatever may change a decision."""
+        """Make all decisions that are possible now. Call it after anything that may change a decision."""
         self._is_due = False
         if self._is_closed:
             return
@@ -263,7 +262,7 @@ class Registry:
             self._timer = asyncio.get_running_loop().call_later(max(0.0, wait_s), self._turn)
 
     def _serve_queue(self, now: float) -> float:
-        """Returns after how many seconds it has to be looked at again."""
+        """Load queued models that fit. Return the seconds until time alone changes a decision, or infinity."""
         while self._queue:
             head = self._queue[0]
             if not head.waiting or head.state == "loaded":
@@ -278,19 +277,19 @@ class Registry:
                 continue
             need, waited_s = self._need(head), now - head.use.queued_since
             load_s = {name: model.seen.load_s for name, model in self.models.items()}
-            found = move(self._room(), need, waited_s, load_s)
-            self._make(head, need, found)
+            decision = move(self._room(), need, waited_s, load_s)
+            self._make(head, need, decision)
             if head.state != "unloaded":
                 self._queue.pop(0)
                 continue
-            if found.again_s < math.inf:
-                return found.again_s
-            break  # until those that are being unloaded are gone
+            if decision.again_s < math.inf:
+                return decision.again_s
+            break  # until models have been unloaded
         self._make_room_for_growth()
         return math.inf
 
     def _is_fetched_first(self, model: Model) -> bool:
-        """Then it is known what it needs."""
+        """Begin to download a model whose need is unknown, and return True; False if its need is known."""
         if model.need() is not None or model.seen.was_fetched:
             return False
         model.state = "loading"
@@ -298,24 +297,24 @@ class Registry:
         return True
 
     def _need(self, model: Model) -> int:
-        """If nobody knows, as much as there can be."""
+        """Return the bytes that a model needs; if unknown, all that pinned models leave of the budget."""
         need = model.need()
         return self.budget - sum(one.need() or 0 for one in self._pinned()) if need is None else need
 
-    def _make(self, model: Model, need: int, found: Move | None) -> None:
-        """Do what was decided for a model that wants room of `need` bytes."""
-        if found is None:
+    def _make(self, model: Model, need: int, decision: Move | None) -> None:
+        """Carry out a decision for a model that needs `need` bytes."""
+        if decision is None:
             return
-        for name in found.unload:
+        for name in decision.unload:
             self._unload(self.models[name], f"{model.name} needs its room")
-        self._leaving.update(name for name in found.leave if self.models[name].state == "loaded")
-        if found.load:
+        self._leaving.update(name for name in decision.leave if self.models[name].state == "loaded")
+        if decision.load:
             self._needs[model.name] = need
             model.state = "loading"
             self._spawn(self._load(model, need, model.entry.need() or need))
 
     def _check_now(self, head: Model) -> bool:
-        """Whether it can be loaded, now that it is its turn; else those who wait for it know."""
+        """Return True if the first model of the queue can be loaded; else refuse its leases."""
         try:
             self._check_can_be(head)
         except ApiError as error:
@@ -324,18 +323,18 @@ class Registry:
         return True
 
     def _room(self, in_use: Collection[str] = ()) -> Room:
-        """Return the room with the models that stay, as far as is known now."""
+        """Return the memory with the models that stay, as far as is known now."""
         staying = [name for name in self._needs if self.models[name].state != "unloading"]
         tenants = [self.models[name].tenant(self._needs[name], is_in_use=name in in_use) for name in staying]
         return Room(self.budget, self.set_aside, tenants)
 
     def _make_room_for_growth(self) -> None:
-        """Unload models where others take more than was thought."""
+        """Unload models if others take more memory than expected."""
         for name in victims(self.budget, self._room().tenants, 0) or ():
             self._unload(self.models[name], "more memory is used than was thought")
 
     def _end_idle(self, now: float) -> float:
-        """Unload models that nobody asked for in their time; return the seconds until the next one is due."""
+        """Unload models whose `ttl_s` has passed; return the seconds until the next one is due, or infinity."""
         wait_s = math.inf
         for model in self.models.values():
             ttl_s = model.entry.ttl_s
@@ -379,7 +378,7 @@ class Registry:
             self._num_preloading -= 1
 
     async def _get(self, model: Model) -> None:
-        """Fetch its files: then it is known what it needs, and it waits for that first of all."""
+        """Download the model's files, after which its need is known, and put it first in the queue."""
         try:
             await self._servers.fetch(model)
         except (NotLoaded, OSError) as error:
@@ -391,7 +390,7 @@ class Registry:
             self._turn_soon()
 
     async def _load(self, model: Model, need: int, given: int) -> None:
-        """Have its server started, within `given` of the `need` bytes that are set aside for it."""
+        """Start the model's server, within `given` of the `need` bytes that are reserved for it."""
         model.failure.reason = ""
         say(f"{model.name}: loading: {_mib(need)} of {_mib(self.budget)} are set aside for it")
         server: ModelServer | None = None
@@ -399,7 +398,7 @@ class Registry:
             server = await self._servers.start(model, given, lambda name: self.forget_adapter(model, name))
         except (NotLoaded, OSError) as error:
             self._failed(model, str(error))
-            for name in list(model.adapters):  # it must not be kept away by what it is no part of
+            for name in list(model.adapters):  # they may be the reason of the failure
                 warn(f"{model.name}: its adapter {name} is not known any more")
                 self.forget_adapter(model, name)
         finally:
@@ -428,7 +427,7 @@ class Registry:
         self._refuse(model, not_loaded(model, math.ceil(wait_s)))
 
     def _ended(self, model: Model, server: ModelServer) -> None:
-        """Unload a model whose server is gone, unless it was asked to go."""
+        """Unload a model whose server has ended without being asked to."""
         if model.server is server and model.state == "loaded":
             warn(f"{model.name}: its server ended with code {server.ended.result()}: {model.seen.doing}")
             self._unload(model, "its server ended")
@@ -452,10 +451,10 @@ class Registry:
         await self._servers.keep(model)
 
     async def measure(self, model: Model) -> None:
-        """Look how much memory its server takes, and set aside more where it is more than was thought."""
-        found = await self._servers.measure(model)
-        if found > self._needs.get(model.name, found):
-            self._needs[model.name] = found
+        """Measure the memory of the model's server, and reserve more if it takes more than expected."""
+        used = await self._servers.measure(model)
+        if used > self._needs.get(model.name, used):
+            self._needs[model.name] = used
             self._turn_soon()
 
 

@@ -1,6 +1,6 @@
-"""Decides whose room a model gets, and when: rules over facts and times that are given, without processes and clocks.
+"""The rules of memory: which models must go for another one, and when. They use given facts, no processes and clocks.
 
-Invariants: a model that serves, is being loaded or unloaded, or is pinned, loses nothing; of the others the least
+Invariants: a model that serves, is being loaded or unloaded, or is pinned, is not unloaded; of the others the least
 recently used goes first, and no more go than must.
 """
 
@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-PATIENCE_S = 1.0  # at least: else as long as it took to load the model that is to go
-FIRST_WAIT_S = 1.0  # after a load that failed; then twice as long each time
+PATIENCE_S = 1.0  # seconds at least, or as long as the leaving model took to load
+FIRST_WAIT_S = 1.0  # seconds after a failed load; doubles each time
 LONGEST_WAIT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A model that takes room. `used`: its last request's place among all."""
+    """A model that takes memory. `used` orders models by their last request."""
 
     name: str
     need: int
@@ -28,7 +28,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The bytes of all models. `set_aside`: bytes of the tenants, and of models that are being unloaded."""
+    """The memory of all models in bytes. `set_aside` is reserved by tenants and by models that are being unloaded."""
 
     budget: int
     set_aside: int
@@ -37,8 +37,8 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """The next move for a model that wants room. `load`: it fits now. `unload`: idle models that go at once.
-    `leave`: busy models that take no more requests. `again_s`: the seconds until time alone changes the decision."""
+    """The next step for a model that needs memory. `load`: it fits now. `unload`: idle models to unload at once.
+    `leave`: busy models that take no more requests. `again_s`: seconds until time alone changes the decision."""
 
     load: bool = False
     unload: Sequence[str] = ()
@@ -47,24 +47,24 @@ class Move:
 
 
 def make_room(room: Room, need: int) -> Move | None:
-    """Return how `need` bytes become free out of what is idle; `None` if the models in their place are busy."""
+    """Return how to free `need` bytes from idle models, or None if that would take busy models."""
     going = victims(room.budget, room.tenants, need)
     return None if going is None else Move(not going and room.set_aside + need <= room.budget, going)
 
 
 def move(room: Room, need: int, waited_s: float, load_s: Mapping[str, float]) -> Move:
-    """Return what is to be done for the model that has waited longest, for `waited_s` seconds. Busy models give way to
-    it once it has waited as long as the slowest of them takes to load, by `load_s`."""
-    if (found := make_room(room, need)) is not None:
-        return found
+    """Return the next step for the model that has waited longest, for `waited_s` seconds. Busy models give way to it
+    once it has waited as long as the slowest of them takes to load, by `load_s`."""
+    if (step := make_room(room, need)) is not None:
+        return step
     wanted = victims(room.budget, room.tenants, need, even_busy=True) or []
     left_s = max(PATIENCE_S, *(load_s[name] for name in wanted), 0.0) - waited_s
     return Move(again_s=left_s) if left_s > 0 else Move(leave=wanted)
 
 
 def victims(budget: int, tenants: Iterable[Tenant], need: int, *, even_busy: bool = False) -> list[str] | None:
-    """Return the models that must go so that `need` bytes fit; `None` if they do not fit now. `even_busy`: models that
-    serve may go too, as if their requests had ended."""
+    """Return the models to unload so that `need` bytes fit, or None if they do not fit now. With `even_busy`, serving
+    models may go too, as if their requests had ended."""
     there = list(tenants)
     free = budget - sum(one.need for one in there)
     going = list[Tenant]()
@@ -76,7 +76,7 @@ def victims(budget: int, tenants: Iterable[Tenant], need: int, *, even_busy: boo
         free += one.need
     if free < need:
         return None
-    for one in reversed(going[:-1]):  # the last one alone may have made room enough
+    for one in reversed(going[:-1]):  # the last one alone may have freed enough
         if free - one.need >= need:
             going.remove(one)
             free -= one.need
@@ -84,10 +84,10 @@ def victims(budget: int, tenants: Iterable[Tenant], need: int, *, even_busy: boo
 
 
 def never_fits(budget: int, tenants: Iterable[Tenant], need: int) -> bool:
-    """Return whether a model would not fit beside those that are pinned, even if no other were there."""
+    """Return True if a model would not fit next to the pinned ones, even with no other model loaded."""
     return need > budget - sum(one.need for one in tenants if one.pinned)
 
 
 def retry_after_s(num_failures: int) -> float:
-    """Return how many seconds a model is not tried again after so many failures in succession."""
+    """Return the seconds until a model is tried again after `num_failures` failures in succession."""
     return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (num_failures - 1))

@@ -1,9 +1,9 @@
-"""One model's server: a whole `minisgl serve`, on a loopback port of its own, forked by a process that has imported
-what servers and engines need and has begun nothing (`supervisor/child.py`): imports are most of a start.
+"""A model's server: a whole `minisgl serve` on its own loopback port, forked by a process that has done the imports and
+nothing else (`supervisor/child.py`), because imports take most of a start.
 
-Invariants: it is a child of this process, and ends with it, however that ends, because it watches its standard input;
-of what it says, every line goes on to this process's standard error with its model's name before it, and the last one
-is why it failed; of what was killed neither a process nor a file stays; what its keys used is known to the end.
+Invariants: it is a child of this process and ends with it, however that ends, because it watches its standard input;
+each line that it logs goes to this process's standard error with the model's name in front, and the last one is the
+reason if it failed; a killed server leaves no process and no file; the use of its keys is known to the end.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ ADOPTS = 36  # PR_SET_CHILD_SUBREAPER
 
 
 class NotLoaded(Exception):
-    """The server ended before it was ready; the text is the last that it said."""
+    """The server ended before it was ready. The text is its last line of log."""
 
 
 class ModelServer(Protocol):
-    """What the registry needs of one."""
+    """The interface of a server that the registry needs."""
 
     address: tuple[str, int]
-    max_model_len: int  # of a request
+    max_model_len: int  # tokens of a request
     ended: asyncio.Future[int]
-    use: Sequence[tuple[int, int]]  # by number of a key: requests that wait, and tokens since it began
+    use: Sequence[tuple[int, int]]  # by key index: waiting requests, tokens since its start
 
     def used_bytes(self) -> int:
-        """How many bytes its processes take now."""
+        """Return the bytes of memory that the server's processes take now."""
 
     async def stop(self) -> None:
-        """Return when its processes are gone. Idempotent."""
+        """Stop the server and return when its processes are gone. Idempotent."""
 
 
 Start = Callable[[ServerConfig, Callable[[str], None]], Awaitable[ModelServer]]
-"""Start one; raises `NotLoaded`. What it is given last hears what the server says."""
+"""Starts a server, whose log lines go to the second argument. Raises `NotLoaded`."""
 Fetch = Callable[[ServerConfig, Callable[[str], None]], Awaitable[None]]
-"""Fetch a model's files; raises `NotLoaded`."""
+"""Downloads a model's files; log lines go to the second argument. Raises `NotLoaded`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nursery:
-    """The process that forks servers. Its death is no loss: they are not its children."""
+    """The process that forks servers. They are not its children, so that its death does not matter to them."""
 
     process: asyncio.subprocess.Process
     asks: socket.socket
@@ -84,7 +84,7 @@ class Nursery:
         return cls(process, ours)
 
     async def fork(self, folder: str, descriptors: Sequence[int]) -> int:
-        """The pid of a server with these descriptors. Raises `OSError`: this one is dead."""
+        """Fork a server with these descriptors and return its pid. Raises `OSError` if this process is dead."""
         socket.send_fds(self.asks, [folder.encode()], descriptors)
         if not (pid := await asyncio.get_running_loop().sock_recv(self.asks, 32)):
             raise ConnectionResetError("the process that forks servers has ended")
@@ -98,19 +98,19 @@ class Nursery:
 
 
 class Child:
-    """A process that waits for its settings, or serves."""
+    """A forked server process, which waits for its settings or serves."""
 
     def __init__(self, pid: int, folder: str) -> None:
         self.pid = pid
-        self._folder = folder  # for what it makes
+        self._folder = folder  # its temporary files
         ended = Future[int]()
-        ended.set_running_or_notify_cancel()  # nobody can cancel it
+        ended.set_running_or_notify_cancel()  # so that it cannot be cancelled
         threading.Thread(target=lambda: ended.set_result(_wait(pid)), name="server-end", daemon=True).start()
         self.ended = asyncio.wrap_future(ended)
 
     @classmethod
     async def fork(cls, nursery: Nursery) -> Child:
-        """Raises `OSError`."""
+        """Fork a server process and connect to it. Raises `OSError`."""
         folder = tempfile.mkdtemp(prefix="minisgl-")
         talk, errors = socket.socketpair(), socket.socketpair()
         try:
@@ -136,17 +136,17 @@ class Child:
 
     async def stop(self) -> None:
         with contextlib.suppress(OSError, RuntimeError):
-            self._asked.write_eof()  # the sign to end
+            self._asked.write_eof()  # asks it to end
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self.ended), STOP_TIMEOUT_S)
-        with contextlib.suppress(ProcessLookupError):  # the engine of one that was killed ends, but not at once
+        with contextlib.suppress(ProcessLookupError):  # its engine would end later by itself
             os.killpg(self.pid, signal.SIGKILL)
         await self.ended
         await asyncio.to_thread(_wait_for_group, self.pid)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def close(self) -> None:
-        """What it said has been read."""
+        """Close the connections, after all output has been read."""
         self._asked.close()
         self._unused.close()
 
@@ -156,32 +156,32 @@ def _wait(pid: int) -> int:
 
 
 def _wait_for_group(pid: int) -> None:
-    """For orphans of a server, which are children of this process since it ended."""
+    """Wait for the orphans of a server, which this process adopts when the server ends."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-pid, 0)
 
 
 def _adopt(orphans: bool) -> None:
-    """Whether what a process below this one leaves behind becomes a child of this one."""
+    """Set whether this process adopts the orphans of its descendants."""
     ctypes.CDLL(None).prctl(ADOPTS, int(orphans), 0, 0, 0)
 
 
 class ChildServers:
-    """All that one port starts."""
+    """The servers that one port starts, and the process that forks them."""
 
     def __init__(self) -> None:
         self._nursery: Nursery | None = None
         self._one_by_one = asyncio.Lock()
 
     async def prepare(self) -> None:
-        """Let the process that forks them import what they need. Raises `OSError`."""
+        """Start the process that forks servers, which then does its imports. Raises `OSError`."""
         _adopt(True)
         await self._end_nursery()
         self._nursery = await Nursery.start()
 
     async def start(self, config: ServerConfig, hear: Callable[[str], None]) -> ModelServer:
-        """As `ChildServer.start`. Raises `OSError`."""
+        """Fork a model's server and return it when it is ready. Raises `OSError` or `NotLoaded`."""
         forking = asyncio.create_task(self._fork())
         try:
             child = await asyncio.shield(forking)
@@ -196,7 +196,7 @@ class ChildServers:
     async def _fork(self) -> Child:
         async with self._one_by_one:
             if self._nursery is not None:
-                with contextlib.suppress(OSError):  # somebody has killed it
+                with contextlib.suppress(OSError):  # the forking process was killed
                     return await Child.fork(self._nursery)
             await self.prepare()
             assert self._nursery is not None
@@ -208,13 +208,13 @@ class ChildServers:
             await nursery.stop()
 
     async def close(self) -> None:
-        """No start is under way."""
+        """Stop the process that forks servers. No start may be running."""
         await self._end_nursery()
         _adopt(False)
 
 
 class ChildServer:
-    """Use `start`."""
+    """A model's server as a forked process. Create it with `start`."""
 
     def __init__(self, child: Child, reader: asyncio.Task[None]) -> None:
         self._child = child
@@ -227,8 +227,8 @@ class ChildServer:
 
     @classmethod
     async def start(cls, config: ServerConfig, hear: Callable[[str], None], child: Child) -> ChildServer:
-        """A server that is ready. `hear` is called with each line that it says; `child` waits for its settings. Raises
-        `NotLoaded`."""
+        """Return a server that is ready. `hear` is called with each line that it logs; `child` is a process that waits
+        for its settings. Raises `NotLoaded`."""
         last = [""]
         reader = asyncio.create_task(_read(child.errors, config.model_name, hear, last))
         self = cls(child, reader)
@@ -249,15 +249,15 @@ class ChildServer:
         return self
 
     async def _hear_uses(self, stream: asyncio.StreamReader) -> None:
-        """What a library prints there is no reading."""
+        """Read the use of API keys that the server reports. Other output, such as a library's, is ignored."""
         while True:
-            with contextlib.suppress(ValueError):  # of msgspec, and of a line that is too long
+            with contextlib.suppress(ValueError):  # from msgspec, or a line that is too long
                 if not (line := await stream.readline()):
                     return
                 self.use = msgspec.json.decode(line, type=list[tuple[int, int]])
 
     def used_bytes(self) -> int:
-        """How many bytes its processes take: of memory that several processes share each has its part."""
+        """Return the bytes of the server's processes. Shared memory is divided among the processes that share it."""
         total = 0
         with contextlib.suppress(psutil.Error):
             top = psutil.Process(self._child.pid)
@@ -275,7 +275,7 @@ class ChildServer:
 
 
 async def fetch(config: ServerConfig, hear: Callable[[str], None]) -> None:
-    """The model's files, which are not here yet: only then it is known what they need. Raises `NotLoaded`."""
+    """Download a model's files, after which its need is known. Raises `NotLoaded`."""
     engine = config.engine
     revision = [] if engine.revision is None else ["--revision", engine.revision]
     process = await asyncio.create_subprocess_exec(

@@ -1,6 +1,6 @@
-"""Fetches models, starts, measures and stops their servers, and remembers what they took: all that takes time.
+"""The slow operations of the registry: downloads of models, and the start, measuring and stop of their servers.
 
-Invariants: nothing here decides which model is loaded; a model's state is the registry's to change.
+Invariants: nothing here decides which model is loaded; only the registry changes a model's state.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from minisgl.server.core.log import say, warn
 
 
 class Servers:
-    """`start` starts a server, `fetch` fetches a model's files, `known` has what servers took in earlier runs."""
+    """The servers of the registry: `start` starts one, `fetch` downloads a model, `known` has measured memory."""
 
     def __init__(self, start: Start, fetch: Fetch, known: Needs) -> None:
         self._start, self._fetch, self._known = start, fetch, known
 
     def recall(self, model: Model) -> None:
-        """Read what its server took before, of the files that are here now."""
+        """Read the memory that the model's server took in earlier runs with the same files."""
         model.seen.most_bytes = max(model.seen.most_bytes, self._known.of(model.entry))
 
     async def fetch(self, model: Model) -> None:
-        """Fetch its files, after which it is known what it needs. Raises `NotLoaded`, `OSError`."""
+        """Download the model's files, after which its need is known. Raises `NotLoaded` or `OSError`."""
         say(f"{model.name}: fetching {model.entry.config.engine.model}")
         model.seen.doing = "fetching"
         await self._fetch(model.entry.config, partial(setattr, model.seen, "doing"))
@@ -39,8 +39,8 @@ class Servers:
         self.recall(model)
 
     async def start(self, model: Model, given: int, forget: Callable[[str], None]) -> ModelServer:
-        """Start its server, with `given` bytes for its engine and processes, which do not grow with what was measured.
-        `forget` is called with each adapter whose folder is gone. Raises `NotLoaded`, `OSError`."""
+        """Start the model's server, with `given` bytes for its engine and processes; this does not grow with
+        measurements. `forget` is called with each adapter whose folder is gone. Raises `NotLoaded` or `OSError`."""
         began = time.monotonic()
         seen, config = model.seen, model.entry.config
         seen.doing = "starting"
@@ -56,13 +56,13 @@ class Servers:
         return server
 
     async def measure(self, model: Model) -> int:
-        """Return the bytes that its server takes now; 0 if there is none."""
+        """Return the bytes that the model's server takes now, or 0 if there is none."""
         if model.server is None or model.state != "loaded":
             return 0
-        found = await asyncio.to_thread(model.server.used_bytes)
-        model.seen.used_bytes, model.seen.most_bytes = found, max(model.seen.most_bytes, found)
-        return found
+        used = await asyncio.to_thread(model.server.used_bytes)
+        model.seen.used_bytes, model.seen.most_bytes = used, max(model.seen.most_bytes, used)
+        return used
 
     async def keep(self, model: Model) -> None:
-        """Write down for later runs what its server took."""
+        """Store the memory that the model's server took, for later runs."""
         await asyncio.to_thread(self._known.keep, model.entry, model.seen.most_bytes)

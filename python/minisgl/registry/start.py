@@ -1,4 +1,4 @@
-"""A server of several models, from the start to the end: its port, its front, and the servers that it starts.
+"""The life of a server of several models: its port, its front, and the servers that it starts.
 
 Invariants: those of a server of one model (`supervisor/`): SIGTERM lets running answers end, Ctrl-C or a second signal
 does not, all with exit code 0; no process, socket or file is left behind.
@@ -31,34 +31,34 @@ from minisgl.server.core.log import say, set_up, warn
 from minisgl.server.core.middleware import Middleware
 from minisgl.supervisor.serving import Signals, is_exposed, under_way, until_stdin_ends, url_of
 from minisgl.supervisor.start import check_extension, early_signals, listen, raise_descriptors
-from minisgl.utils.memory import free_memory, keep_little
+from minisgl.utils.memory import free_memory, limit_malloc
 
-SHARE = 0.9  # of what is free, without --memory
+SHARE = 0.9  # default fraction of the free memory, without --memory
 NEEDS = "needs.json"
 
 
 def run_several(config: ServerConfig, entries: Sequence[Entry], load_timeout_s: float, *warnings: str) -> int:
-    """Serve until a signal; returns the exit code. `config`: of the port. Raises `ConfigError`."""
+    """Serve several models until a signal, and return the exit code. `config` is the port's. Raises `ConfigError`."""
     store = None if config.state_dir is None else Store.open(config.state_dir)
     set_up(config.log_format, access=config.access_log, level=config.engine.log_level)
     check_extension(config)
     for line in warnings:
         warn(f"minisgl: {line}")
     budget = _budget(config, entries)
-    hosts = tuple(Callers.of(config).hosts or (ANY,))  # the front has asked; its servers know the same names
+    hosts = tuple(Callers.of(config).hosts or (ANY,))  # the servers accept the same Host names as the front
     tells = any(one.max_queued_requests or one.tokens_per_minute for one in config.api_keys)
     more: dict[str, Any] = {"allowed_hosts": hosts, "tells_use": tells, "state_dir": None}
     more["takes_lines"] = store is not None
     behind = [replace(one, config=replace(one.config, **more)) for one in entries]
     with listen(config) as listener:
         raise_descriptors()
-        keep_little()
+        limit_malloc()
         with early_signals() as came:
             return uvloop.run(_serve(config, behind, budget, load_timeout_s, listener, came, store))
 
 
 def _budget(config: ServerConfig, entries: Sequence[Entry]) -> int:
-    """Bytes for all models. Raises `ConfigError`: what is pinned does not fit."""
+    """Return the memory of all models in bytes. Raises `ConfigError` if the pinned ones do not fit."""
     check_names(entries)
     free = free_memory()
     budget = int(free.num_bytes * SHARE) if config.engine.memory is None else config.engine.memory
@@ -96,7 +96,7 @@ async def _serve(
 ) -> int:
     signals = Signals(came)
     if is_exposed(config):
-        warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
+        warn(f"--host {config.host}: all that can connect may use every route: give --api-key or --api-key-file")
     needs = Needs(envs.cache_dir() / NEEDS)
     servers = ChildServers()
     registry = Registry(entries, budget, config.limits, load_timeout_s, servers.start, needs=needs)
@@ -132,7 +132,7 @@ async def _serve(
 
 
 async def _drain(middleware: Middleware, timeout_s: float, stop: asyncio.Event) -> None:
-    """Return when the open requests are answered, at the latest after `timeout_s`."""
+    """Return when the open requests are answered, after `timeout_s` at the latest."""
     if not middleware.num_open or stop.is_set():
         return
     say(f"draining: {middleware.num_open} open requests have {timeout_s:g} s to end; a second signal ends them at once")

@@ -1,5 +1,5 @@
-"""`minisgl serve`: a server and its engine process, from the start to the end.
+"""The life of `minisgl serve`: a server and its engine process, from start to end.
 
-What the processes do belongs to `server/` and `runner/`; several models to `registry/`. Start with `start.py`, then
+The work of the processes is in `server/` and `runner/`; several models are in `registry/`. Start with `start.py`, then
 `serving.py`.
 """

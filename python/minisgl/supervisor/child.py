@@ -1,9 +1,9 @@
-"""The process that forks the servers behind one port. It has imported what a server and its engine need and has begun
-nothing, so that a server begins without imports. A server's settings have been resolved by the process at the port: it
-reads them as the first line of its standard input, and ends when that is closed (`--managed`).
+"""The process that forks the servers of several models. It has imported what a server and its engine need and started
+nothing, so that a new server skips its imports. The process at the port resolves a server's settings; the server reads
+them as the first line of its standard input and ends when that is closed (`--managed`).
 
-Invariants: this process has one thread, and ends when its standard input, a socket, is closed; what it forks is no
-child of its own but of the one that adopts its orphans, the process at the port.
+Invariants: this process has one thread and ends when its standard input, a socket, is closed; a forked server becomes a
+child of the process that adopts orphans, the one at the port.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ MAX_PATH = 4096
 
 
 def main() -> int:
-    envs.keep_little()
+    envs.set_purge_delay()
     from minisgl.runner import process  # loads the extension
     from minisgl.supervisor import serving, start  # noqa: F401
 
     process.import_engine()
     envs.forget_one_thread()
     gc.collect()
-    gc.freeze()  # collections of what is forked need not visit, and so copy, what is there now
+    gc.freeze()  # garbage collections in children must not touch, and so copy, these objects
     asks = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    with contextlib.suppress(ConnectionError):  # the port's process is gone
+    with contextlib.suppress(ConnectionError):  # the process at the port has exited
         while True:
             folder, descriptors, _, _ = socket.recv_fds(asks, MAX_PATH, 2)
             if not folder:
@@ -49,7 +49,7 @@ def main() -> int:
 
 
 def _fork() -> int:
-    """0 in the new process. The one between ends first, so that the new one is adopted."""
+    """Fork twice, so that the new process is an orphan, to be adopted. Return 0 there, and its pid here."""
     reads, writes = os.pipe()
     if not (between := os.fork()):
         try:
@@ -77,10 +77,10 @@ def _serve(engine: Callable[[], int], folder: str, talk: int, errors: int) -> in
     envs.use_temporary(folder)
     launch.fork(engine)
     said = bytearray()
-    while not said.endswith(b"\n"):  # byte for byte: what comes after the line is not for Python's buffer
-        if not (one := os.read(0, 1)):
+    while not said.endswith(b"\n"):  # byte by byte, so that later input stays unread
+        if not (byte := os.read(0, 1)):
             return 1
-        said += one
+        said += byte
     config = msgspec.structs.replace(msgspec.json.decode(said, type=ServerConfig), managed=True)
     try:
         from minisgl.supervisor.start import run_server

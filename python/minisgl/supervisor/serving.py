@@ -1,9 +1,9 @@
-"""The life of a server: this process is HTTP and text, a child process is the engine.
+"""The life of a server: this process does HTTP and text, a child process is the engine.
 
 Invariants: the death of the child ends the server with a message and a non-zero code; SIGTERM lets running answers end,
 Ctrl-C or a second signal does not, all with exit code 0; no process, socket or file is left behind. A program that
 starts a server with `--managed` gets one JSON line when it is ready, and stops it by closing its standard input; the
-port of several models gets further lines, each with what the keys have used.
+port of several models gets further lines with the use of each API key.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from minisgl.utils.progress import Display, to_all
 if TYPE_CHECKING:
     from minisgl._rust import Gateway
 
-DRAINED_S = 0.02  # how often the gateway is asked whether it is
+DRAINED_S = 0.02  # polling interval
 DEMO_STOP_S = 5.0
-LAST_WORDS_S = 0.5  # between the end of a process and the end of its connection
+LAST_WORDS_S = 0.5  # at most, between the ends of a process and its connection
 Engines: TypeAlias = EngineProcess | EngineProcesses
-SWITCH_INTERVAL_S = 0.0002  # the thread that encodes prompts waits as long for a busy event loop, not 5 ms
+SWITCH_INTERVAL_S = 0.0002  # not 5 ms, so that the encoding thread gets its turn soon
 
 
 def serve(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Sequence[int], began: float) -> int:
-    """Serve at `front_end` with the engine process that is starting; returns the exit code. `signals` came already."""
+    """Serve at `front_end` while the engine process starts, and return the exit code. `signals` came before."""
     return uvloop.run(_supervise(config, front_end, process, signals, began))
 
 
 class Signals:
-    """SIGTERM asks to drain; Ctrl-C, or SIGTERM again, to stop at once."""
+    """Signal handlers of a server: SIGTERM sets `drain`; Ctrl-C, or SIGTERM again, sets `stop` too."""
 
     def __init__(self, came: Sequence[int]) -> None:
         self.drain = asyncio.Event()
@@ -92,7 +92,7 @@ async def _supervise(
 async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, signals: Signals, began: float) -> int:
     client: ProcessClient | None = None
     if is_exposed(config):
-        warn(f"--host {config.host}: whoever reaches it may use every route: give --api-key or --api-key-file")
+        warn(f"--host {config.host}: all that can connect may use every route: give --api-key or --api-key-file")
     starting = Starting(config.model_name)
     early = EarlyTokenizer(config.engine)
     http = HttpServer(Middleware(starting, config), front_end.listener, config.limits)
@@ -125,12 +125,12 @@ async def _run(config: ServerConfig, front_end: FrontEnd, process: Engines, sign
         process.leave()
         if client is not None:
             await client.close()
-        loading = client is None or client.info is None  # then it reads no messages yet
+        loading = client is None or client.info is None  # it reads no messages yet
         await process.stop(at_once=loading or signals.stop.is_set())
 
 
 def is_exposed(config: ServerConfig) -> bool:
-    """Whether other machines may use it without a key."""
+    """Return True if other machines can use the server without an API key."""
     return config.any_key is None and not binds_loopback(config.host)
 
 
@@ -145,7 +145,7 @@ def _client(process: Engines) -> ProcessClient:
 
 @contextlib.contextmanager
 def under_way(*work: Coroutine[Any, Any, object]) -> Iterator[list[asyncio.Future[Any]]]:
-    """All of it has begun; what has not ended with the block is cancelled."""
+    """Run coroutines as tasks during the `with`, and cancel those that are unfinished at its end."""
     tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(one) for one in work]
     try:
         yield tasks
@@ -155,8 +155,8 @@ def under_way(*work: Coroutine[Any, Any, object]) -> Iterator[list[asyncio.Futur
 
 
 async def _until_ready(client: ProcessClient, process: Engines, stopping: asyncio.Event) -> EngineReady | None:
-    """None if a signal came first. Raises `ConfigError` for a setting that cannot be, `EngineGone` if the engine cannot
-    start for another reason."""
+    """Wait until the engine is ready; None if a signal comes first. Raises `ConfigError` for an invalid setting,
+    `EngineGone` if the engine cannot start for another reason."""
     assert client.ready is not None
     with under_way(process.wait(), stopping.wait()) as others:
         try:
@@ -166,7 +166,7 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
             if not client.ready.done():
                 client.fail("the engine process died while it was loading")
             return await client.ready
-        except EngineGone as error:  # what tells of the end of a connection does not know why it ended
+        except EngineGone as error:  # the error of the connection has no reason
             words = process.last_words
             if words is not None and words.is_setting:
                 raise ConfigError(words.text) from error
@@ -176,8 +176,8 @@ async def _until_ready(client: ProcessClient, process: Engines, stopping: asynci
 async def _warmed(
     config: ServerConfig, client: ProcessClient, ready: EngineReady, tokenizer: Tokenizer, stopping: asyncio.Event
 ) -> bool:
-    """Load the adapters and compute the prefixes of the configuration. False if a signal came first. Raises `NotKept`,
-    `EngineGone`."""
+    """Load the adapters and compute the prefixes of the configuration. Return False if a signal comes first. Raises
+    `NotKept` or `EngineGone`."""
     texts, adapters = config.engine.warm_prefixes, config.engine.lora
     if not texts and not adapters:
         return True
@@ -209,17 +209,17 @@ async def _serve(
     signals: Signals,
     began: float,
 ) -> int:
-    """From ready to the end; returns the exit code."""
+    """Serve from the time the engine is ready until the end, and return the exit code."""
     defaults = read_defaults(ready.model_dir, config.engine.generation_config, config.engine.model)
     if defaults:
-        say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none: without)")
+        say(f"sampling defaults of the model: {show_defaults(defaults)} (--generation-config none ignores them)")
     pool = process.readings if isinstance(process, EngineProcesses) else None
     app = build_app(client, tokenizer, config, defaults, front_end.gateway, pool)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     http.app = app.middleware
     gc.collect()
-    gc.freeze()  # what lives now lives as long as the server: collections need not visit it
-    give_back()  # what loading a tokenizer took for a moment is half of this process
+    gc.freeze()  # these objects live as long as the server, so skip them in collections
+    give_back()  # loading the tokenizer took half of this process's memory
     app.context.metrics.start()
     if front_end.gateway is not None and app.preparing is not None:
         app.preparing.start()
@@ -231,12 +231,12 @@ async def _serve(
     _greet(config, front_end, url, ready, time.monotonic() - began, chats=bool(tokenizer.template_source()))
     demo = _begin_demo(url, config.model_name, config.any_key) if config.demo_load else None
     keys = app.context.keys
-    told = asyncio.ensure_future(keys.tell_forever(_tell)) if config.tells_use else None
+    reports = asyncio.ensure_future(keys.tell_forever(_tell)) if config.tells_use else None
     died = asyncio.ensure_future(_until_gone(client, process))
     stop = asyncio.ensure_future(signals.stop.wait())
     drain = asyncio.ensure_future(signals.drain.wait())
     await asyncio.wait({died, drain}, return_when=asyncio.FIRST_COMPLETED)
-    if demo is not None:  # before the server drains: none of its requests is waited for
+    if demo is not None:  # first, so that its requests do not delay the drain
         demo.kill()
         demo.communicate(timeout=DEMO_STOP_S)
     if app.batches is not None:
@@ -251,7 +251,7 @@ async def _serve(
     for wait in (died, stop, drain):
         wait.cancel()
     if front_end.gateway is not None and app.preparing is not None:
-        # before the engine hears of it; the death of the engine was seen here first
+        # before the engine is told to end, or right after it died
         await asyncio.to_thread(front_end.gateway.fail, client.failure or SHUTTING_DOWN)
     process.leave()
     client.shut_down()
@@ -260,15 +260,15 @@ async def _serve(
     await asyncio.gather(http.stop(at_once=at_once), front_end.stop(0.0 if at_once else GRACE_S))
     if app.preparing is not None:
         app.preparing.stop()
-    if told is not None:
-        told.cancel()
+    if reports is not None:
+        reports.cancel()
         with contextlib.suppress(OSError):
             _tell(keys.readings())
     return code
 
 
 def _begin_demo(url: str, model: str, api_key: str | None) -> subprocess.Popen[bytes]:
-    """A load of the server on itself, for people who watch. It ends with this process."""
+    """Start a process that sends the server a demonstration load. It ends with this process."""
     demo = subprocess.Popen([sys.executable, "-m", "minisgl.bench.demo_load"], stdin=subprocess.PIPE)
     assert demo.stdin is not None
     line = {"url": url, "model": model, "api_key": api_key, "seed": 0}
@@ -279,28 +279,28 @@ def _begin_demo(url: str, model: str, api_key: str | None) -> subprocess.Popen[b
 
 
 def _open(gateway: Gateway, config: ServerConfig, tokenizer: Tokenizer) -> None:
-    """Let the gateway answer requests for text. What cannot be costs its speed only."""
-    tokenizer.compile_templates()  # else the first request does, on the event loop
+    """Let the gateway answer text requests. If that fails it forwards all of them, which is slower."""
+    tokenizer.compile_templates()  # not by the first request on the event loop
     try:
-        assert not isinstance(tokenizer.text, ReferenceTokenizer)  # there is a gateway, so there is the extension
+        assert not isinstance(tokenizer.text, ReferenceTokenizer)  # a gateway implies the extension
         if not gateway.serve(gateway_config.encoded(config).decode(), tokenizer.text):
-            say("gateway: all is passed on until the engine process answers")
+            say("gateway: forwards all requests until the engine process answers")
     except (ValueError, OSError) as error:
-        warn(f"the gateway passes every request on: {error}")
+        warn(f"the gateway forwards every request: {error}")
 
 
 def _num_open(app: Application, gateway: Gateway | None) -> int:
-    """Return how many requests are being answered."""
+    """Return the number of requests that are being answered."""
     return app.middleware.num_open + (0 if gateway is None else gateway.num_open)
 
 
 async def _drain(
     app: Application, gateway: Gateway | None, timeout_s: float, died: asyncio.Future[Any], stop: asyncio.Future[Any]
 ) -> None:
-    """Take no new requests; return when the open ones are answered, at the latest after `timeout_s`."""
+    """Accept no new requests, and return when the open ones are answered, after `timeout_s` at the latest."""
     app.context.draining = True
     if gateway is not None:
-        gateway.drain()  # the Python server refuses what it passes on
+        gateway.drain()  # the Python server refuses forwarded requests
 
     async def all_answered() -> None:
         while _num_open(app, gateway):
@@ -316,16 +316,16 @@ async def _drain(
 
 
 async def _until_gone(client: ProcessClient, process: Engines) -> int | None:
-    """Until the engine process is dead or has nothing more to say; returns the exit code, None if there is none."""
+    """Wait until the engine process ends or disconnects. Return its exit code, or None if it still runs."""
     with under_way(process.wait(), client.lost.wait()) as both:
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait(both, timeout=LAST_WORDS_S)  # the one comes with the other
+        await asyncio.wait(both, timeout=LAST_WORDS_S)  # both events occur together
         exit_code: int | None = both[0].result() if both[0].done() else None
         return exit_code
 
 
 def _last_words(client: ProcessClient, exit_code: int | None) -> None:
-    """The engine process is gone: say why, as well as is known."""
+    """Log why the engine process is gone, as far as that is known, and fail all requests."""
     client.fail(
         "the engine process ended the connection"
         if exit_code is None
@@ -335,9 +335,9 @@ def _last_words(client: ProcessClient, exit_code: int | None) -> None:
 
 
 def url_of(address: tuple[str, int]) -> str:
-    """The URL of a server that listens there."""
+    """Return the URL at which this machine reaches a server that listens at `address`."""
     host, port = address
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # what a client on this machine can connect to
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # an address to connect to
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -359,16 +359,16 @@ def _greet(
     asks: dict[str, object] = {"prompt": "The capital of France is", **decoding}
     route = "completions"
     if ready.gives_scores:
-        say("this model gives scores of texts and no text")
+        say("this model scores texts and generates none")
         route, asks = "score", {"text_1": "What is the capital of France?", "text_2": "Paris."}
     elif ready.kind != "decoder":
-        say("this model is an encoder: it gives embeddings and no text")
+        say("this model is an encoder: it returns embeddings and no text")
         route, asks = "embeddings", {"input": "The capital of France"}
     elif chats:
         question = "Name the capital of France." if config.engine.model == MODEL_SMOLLM2 else "Hello!"
         route, asks = "chat/completions", {"messages": [{"role": "user", "content": question}], **decoding}
     else:
-        say("this model has no chat template, so it completes texts (--chat-template FILE: one for chats)")
+        say("this model has no chat template, so it only completes texts (--chat-template FILE adds chats)")
     say(f"ready: {url} after {seconds:.1f} s. Try:")
     body = {"model": config.model_name, **asks}
     key = "" if config.any_key is None else ' -H "Authorization: Bearer $MINISGL_API_KEY"'
@@ -376,8 +376,8 @@ def _greet(
 
 
 def _announce(url: str, config: ServerConfig, ready: EngineReady) -> None:
-    """`url`: where it listens; `model`: the name to ask for; `key`: one that lets the program in, if it takes one;
-    `max_model_len`: of a request."""
+    """Print one JSON line for the program that started the server: `url`, `model` (its API name), `key` (a valid API
+    key or null) and `max_model_len` (tokens of a request)."""
     said = {"url": url, "model": config.model_name, "key": config.any_key, "max_model_len": ready.max_seq_len}
     print(json.dumps(said), flush=True)
 

@@ -1,8 +1,8 @@
-"""Start a server: its port, its engine process, then the HTTP side (`serving`), which is imported while the engine
-process already loads.
+"""The start of a server: its port, its engine process, then the HTTP side (`serving`), which is imported while the
+engine process loads.
 
-Invariants: the port is taken before anything is loaded; a signal that comes before there is an event loop is not lost,
-and ends the server like any other; whatever happens, no process and no file is left behind.
+Invariants: the port is taken before anything is loaded; a signal that arrives before the event loop runs is not lost
+and ends the server as usual; whatever happens, no process and no file is left behind.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from minisgl.runner.launch import EngineProcess
 from minisgl.server.core.log import say, set_up, warn
 from minisgl.server.gateway import FrontEnd
 from minisgl.utils.installed import need_extension
-from minisgl.utils.memory import keep_little
+from minisgl.utils.memory import limit_malloc
 
 if TYPE_CHECKING:
     from minisgl.runner.several import EngineProcesses
@@ -36,7 +36,7 @@ MAX_DESCRIPTORS = 65_536
 
 @contextlib.contextmanager
 def early_signals() -> Iterator[list[int]]:
-    """Signals before the event loop takes them: which came, in order."""
+    """Collect SIGINT and SIGTERM, in order, until the event loop handles them."""
     came = list[int]()
     before = {n: signal.signal(n, lambda number, _: came.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -47,7 +47,7 @@ def early_signals() -> Iterator[list[int]]:
 
 
 def run_server(config: ServerConfig, *warnings: str) -> int:
-    """Serve until a signal or the engine's end; returns the exit code. `warnings` are for the log."""
+    """Serve until a signal or the end of the engine, and return the exit code. `warnings` are logged."""
     began = time.monotonic()
     if config.dp != 1:
         config = _with_number(config)
@@ -63,10 +63,10 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
     if config.state_dir is not None:
         from minisgl.server.batches.store import Store
 
-        Store.open(config.state_dir).close()  # what is wrong with it is said before anything is loaded
+        Store.open(config.state_dir).close()  # raises errors before anything is loaded
     listener = listen(config)
     raise_descriptors()
-    keep_little()
+    limit_malloc()
     with early_signals() as came, listener, _engines(config) as process:
         process.start()
         with FrontEnd.open(config.frontend, listener, process.folder, process.socket) as front_end:
@@ -74,7 +74,7 @@ def run_server(config: ServerConfig, *warnings: str) -> int:
 
 
 def check_extension(config: ServerConfig) -> None:
-    """Say what serves where the compiled extension is missing. Raises `ConfigError` for a front end that is in it."""
+    """Warn if the extension is missing or a debug build. Raises `ConfigError` if the front end needs it."""
     if build := debug_build():
         warn(f"the extension {NAME} is a {build} build, many times slower: {HOW_TO_BUILD}")
     if why := why_missing():
@@ -84,7 +84,7 @@ def check_extension(config: ServerConfig) -> None:
 
 
 def check_files(config: EngineConfig) -> None:
-    """What flags name beside the model, before anything is loaded. Raises `ConfigError`."""
+    """Check the files and folders that flags name, but the model's, before anything loads. Raises `ConfigError`."""
     if (template := config.chat_template) is not None:
         from minisgl.tokenizer import read_chat_template
 
@@ -104,16 +104,16 @@ def check_files(config: EngineConfig) -> None:
 
 
 def _not_a_file(path: Path) -> str:
-    """Return why `path` cannot be a file to write; empty if it can."""
+    """Return why `path` cannot be written as a file, or "" if it can."""
     if not path.absolute().parent.is_dir():
-        return "its folder is not there"
+        return "its folder does not exist"
     if path.is_dir():
         return "is a folder: name a file"
     return "" if os.access(path if path.exists() else path.absolute().parent, os.W_OK) else "cannot be written"
 
 
 def raise_descriptors() -> None:
-    """A connection is a file descriptor or three; systems give a process 1,024 unless it asks for what it may have."""
+    """Raise this process's limit of open files, since a connection takes up to three and the usual limit is 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -129,17 +129,17 @@ def _with_number(config: ServerConfig) -> ServerConfig:
 def _engines(config: ServerConfig) -> EngineProcess | EngineProcesses:
     if not config.needs_pool:
         return EngineProcess.create(config.engine, config.limits.step_timeout)
-    from minisgl.runner.several import EngineProcesses  # it costs a start that needs none of it
+    from minisgl.runner.several import EngineProcesses  # slow to import, and seldom needed
 
-    found = EngineProcesses.create(config)
-    if found.line:
-        say(f"dp: {found.line}")
-    return found
+    engines = EngineProcesses.create(config)
+    if engines.line:
+        say(f"dp: {engines.line}")
+    return engines
 
 
 def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProcesses, list[int], float], int]:
-    """Imported now: this takes as long as an engine needs to load a small model."""
-    gc.disable()  # nothing of what an import makes is garbage
+    """Import and return `serving.serve`. The import takes as long as an engine needs to load a small model."""
+    gc.disable()  # imports make no garbage
     try:
         from minisgl.supervisor import serving
     finally:
@@ -148,7 +148,7 @@ def _serving() -> Callable[[ServerConfig, FrontEnd, EngineProcess | EngineProces
 
 
 def listen(config: ServerConfig) -> socket.socket:
-    """At the server's address. Raises `ConfigError`."""
+    """Open the listening socket at the server's address. Raises `ConfigError`."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -1,4 +1,4 @@
-"""Things that several rooms need and none of them owns: memory, progress, installed packages, other projects' words.
+"""Helpers that several packages need: memory, progress, installed packages, other projects' names.
 
-A helper with one caller belongs to that caller. There is no order: each module stands alone.
+A helper with one caller belongs to that caller. The modules do not depend on each other.
 """

