@@ -1,7 +1,5 @@
-"""What a scheduler is: the Protocol that the reference and the Rust implementation share.
-
-Invariants: two calls per engine step, whatever the batch size; the same events give the same plans, bit for bit.
-"""
+"""The scheduler's interface: the `ControlPlane` protocol that the Python reference and the Rust implementation share.
+Invariants: two calls per engine step, whatever the batch size; equal events give bit-identical plans."""
 
 from __future__ import annotations
 
@@ -15,11 +13,11 @@ AGE = 64  # arrivals that a step of priority is worth
 
 
 class ControlPlaneError(RuntimeError):
-    """A broken invariant. The object that raised it refuses every later call."""
+    """Error for a broken scheduler invariant. The object that raised it refuses every later call."""
 
 
 class PartFailed(ControlPlaneError):
-    """An error that the part `part` of a scheduler raised, or left behind."""
+    """Error that the replaceable part `part` of a scheduler raised or caused."""
 
     def __init__(self, part: str, what: str) -> None:
         super().__init__(what)
@@ -27,25 +25,24 @@ class PartFailed(ControlPlaneError):
 
 
 def need(ok: bool, what: str) -> None:
-    """`what` must hold between two calls."""
+    """Raise `ControlPlaneError` with the text `what` if the invariant `ok` is false."""
     if not ok:
         raise ControlPlaneError(f"broken invariant: {what}")
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneConfig:
-    """Everything a scheduler decides by. `context_len` limits prompt + generated tokens of one request;
-    `max_prefill_length` is the token budget of a step, unless a `TokenBudget` makes it smaller; `graph_sizes` are the
-    padded row counts, ascending.
-
-    `max_pinned_pages` limits what requests with `pin` keep in the tree; `cache_token_budget` what the tree keeps for
-    nobody, `cache_max_prompt` the prompts that it keeps: 0 is no limit for these two. Of each request up to
-    `max_draft_len` tokens are guessed and computed in one step: 0 is none.
-
-    `checkpoint_interval` is above 0, in tokens of whole pages, for a model whose layers keep states: as often a long
-    text saves its state, to one of `num_checkpoints` slots.
-
-    `schedule_policy`: which waiting request starts next (`reference.ranking`)."""
+    """Scheduler configuration. 0 means "no limit" only where that is said.
+    - `context_len`: prompt + generated tokens that one request may have at most.
+    - `max_prefill_length`: token budget of a step; a `TokenBudget` event may lower it.
+    - `graph_sizes`: padded row counts, ascending.
+    - `max_pinned_pages`: pages that requests with `pin` may keep in the prefix cache.
+    - `cache_token_budget`: cached tokens that no request uses (0: no limit). `cache_max_prompt`: the longest prompt
+      that is cached (0: no limit).
+    - `max_draft_len`: draft tokens of a request that one step may verify (0: no drafts).
+    - `checkpoint_interval`: above 0 only for models with recurrent layers: tokens (whole pages) between two state
+      snapshots of a sequence; `num_checkpoints` is the number of snapshot slots.
+    - `schedule_policy`: the order of waiting requests (`reference.ranking`)."""
 
     num_pages: int
     page_size: int
@@ -65,12 +62,13 @@ class ControlPlaneConfig:
 
     @property
     def num_pinnable_pages(self) -> int:
-        """The most that `max_pinned_pages` can be: beside them the longest request still runs. The last token of a
+        """Upper limit of `max_pinned_pages`: all pages but those that the longest request needs. The last token of a
         request needs no KV."""
         return self.num_pages - -(-(self.limits().max_seq_len - 1) // self.page_size)
 
     def limits(self) -> StepLimits:
-        """Decode rows are scheduled whatever the budget, and the first prefill gets a page whatever is left."""
+        """Return the largest sizes of a step. All decode rows run whatever the budget, and the first prefill row gets a
+        page at least."""
         return StepLimits(
             max_rows=self.max_running_requests,
             max_tokens=self.max_running_requests + max(self.max_prefill_length, self.page_size),
@@ -83,7 +81,8 @@ class ControlPlaneConfig:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of this moment. free + evictable + protected + held pages = all pages."""
+    """Scheduler counters. Without `_total` they are current values. free + evictable + protected + held pages = all
+    pages."""
 
     num_waiting: int
     num_running: int  # started rows, prefilling or decoding
@@ -125,48 +124,48 @@ TreeView = tuple[int, int, list[TreeNode]]
 
 class ControlPlane(Protocol):
     def schedule(self, step: int, events: Events) -> StepPlan:
-        """Take in `events`, decide step `step` (one more than the last), write its arrays, return its header.
-
-        Called at most once more than `commit`. Raises `EventError` (nothing changed, the call may be repeated),
-        `ControlPlaneError` (the object is dead). The returned object is valid until the call after the next.
-        """
+        """Apply `events`, plan step `step` (the previous one + 1), write its arrays into the ring, and return the
+        header. At most one more step may be scheduled than committed. Raises `EventError` (nothing has changed; the
+        call may be repeated) and `ControlPlaneError` (the scheduler is unusable). The returned plan is valid until the
+        call after the next."""
 
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
-        """Take the tokens of `step`, [num_rows] int32 by row (rows that do not sample hold anything). `NOT_FINITE` in
-        any row ends its request with an error; other rows do not notice."""
+        """Append the sampled tokens of step `step`. `tokens` is int32 [num_rows]; rows that do not sample may hold any
+        value. `NOT_FINITE` in a row ends its request with an error and leaves the other rows alone."""
 
     def stats(self) -> Stats: ...
 
     def tree_view(self, limit: int) -> TreeView:
-        """The prefix cache with its `limit` largest nodes, for people who watch. Reads only. O(nodes)."""
+        """Return the prefix cache's size and its `limit` largest nodes, for monitoring. Reads only. O(nodes)."""
 
     def cached_pages(self, tokens: Int32Array, namespace: int) -> int:
-        """How many whole pages of `tokens` the prefix cache has for requests of `namespace`, of a model with states up
-        to the last checkpoint: others may be read from a disk before an arrival. Reads only. O(tokens)."""
+        """Return how many whole pages of `tokens` are cached in `namespace`; with recurrent layers, up to the last
+        state snapshot. The caller may read further pages from disk before the request arrives. Reads only. O(tokens).
+        """
 
     def drafts_wanted(self) -> list[tuple[int, int]]:
-        """For whom a `Draft` may be of use, and of how many tokens: requests that decode and do not pause, of which
-        nothing is guessed already. Of those with a token in flight that is certain after its commit only. Nobody while
-        a prompt is being computed, or where a step has no rows for the longest draft of everybody who has started.
-        Reads only. O(started requests)."""
+        """Return (request id, max. draft length) of the decoding requests that can use a `Draft` event: those without a
+        draft that are not in a pause after rejected drafts. With a token in flight, only its commit shows whether a
+        draft is of use. Empty while any started request prefills, or if a step has too few rows for the longest draft
+        of every started request. Reads only. O(started requests)."""
 
     def check(self) -> None:
-        """Check every invariant; raises `ControlPlaneError`. O(everything)."""
+        """Check every invariant. Raises `ControlPlaneError` at the first broken one. O(whole state)."""
 
     @property
     def buffers(self) -> StepBuffers: ...
 
 
 def metadata_time_ns(control_plane: ControlPlane) -> int:
-    """What writing the arrays of the last step took, for a meter; 0 from one that does not tell."""
+    """Return the nanoseconds that writing the arrays of the last step took; 0 if the scheduler does not measure it."""
     return int(getattr(control_plane, "metadata_ns", 0))
 
 
 def backend_of(control_plane: ControlPlane) -> str:
-    """The name by which `scheduler.backend` makes it."""
+    """Return the name under which `scheduler.backend` creates this scheduler, such as "python" or "rust_hotpath"."""
     return str(getattr(control_plane, "backend", "rust_hotpath"))
 
 
 def part_failures(control_plane: ControlPlane) -> dict[str, str]:
-    """The parts of it that failed and were replaced, and how they failed."""
+    """Return the error texts of the Rust parts that failed and were replaced by Python, by part name."""
     return dict(getattr(control_plane, "part_failures", {}))

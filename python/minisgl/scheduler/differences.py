@@ -1,8 +1,6 @@
-"""Finds the fields in which two schedulers differ after the same call, for a shadow beside a server and for a replay.
-
-Invariants: the fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`;
-calls with equal results yield nothing.
-"""
+"""Finds the fields in which two schedulers differ after the same call; used by shadow mode and by trace replay.
+Invariants: fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`; calls
+with equal results yield nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +28,8 @@ Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field with two values. `index` is the first element of an array that differs (None: the field is no array),
-    `req_id` the request that the element belongs to (None: no request, or several)."""
+    """A field in which two schedulers differ, with both values. `index` is the first differing element of an array
+    (`None`: the field is no array), `req_id` the request that the element belongs to (`None`: none, or several)."""
 
     what: str
     primary: Any
@@ -42,14 +40,14 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan with its arrays."""
+    """A plan and the ring entry with its arrays."""
 
     plan: StepPlan
     entry: RingEntry
 
 
 def plan_differences(ours: Planned, theirs: Planned, owners: Mapping[int, int]) -> Iterator[Difference]:
-    """Yield the fields of the header and the arrays that differ. `owners` has the request id of each request slot."""
+    """Yield the header fields and the arrays that differ. `owners` maps a request slot to its request id."""
     for name in PLAN_FIELDS:
         one, two = getattr(ours.plan, name), getattr(theirs.plan, name)
         if one != two:
@@ -64,7 +62,7 @@ def plan_differences(ours: Planned, theirs: Planned, owners: Mapping[int, int]) 
 
 
 def output_differences(ours: StepOutput, theirs: StepOutput) -> Iterator[Difference]:
-    """Yield the arrays of a commit's result that differ."""
+    """Yield the arrays of a commit's output that differ."""
     for name in OUTPUT_ARRAYS:
         one, two = getattr(ours, name), getattr(theirs, name)
         if one.tobytes() != two.tobytes():
@@ -74,7 +72,7 @@ def output_differences(ours: StepOutput, theirs: StepOutput) -> Iterator[Differe
 
 
 def count_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Difference]:
-    """Yield the counts of `Stats` that differ."""
+    """Yield the fields of `Stats` that differ."""
     two = asdict(theirs.stats())
     for name, value in asdict(ours.stats()).items():
         if value != two[name]:
@@ -82,7 +80,7 @@ def count_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Diff
 
 
 def tree_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Difference]:
-    """Yield the number of nodes, the number of tokens and the nodes of the prefix cache where they differ."""
+    """Yield the prefix caches' node counts and token counts if they differ, and the first node that differs."""
     one, two = ours.tree_view(WHOLE_TREE), theirs.tree_view(WHOLE_TREE)
     for name, first, second in (("num_nodes", one[0], two[0]), ("num_tokens", one[1], two[1])):
         if first != second:
@@ -114,7 +112,7 @@ def _first_slot(ours: Planned, theirs: Planned) -> int:
 
 
 def _slot(name: str, index: int, planned: Planned) -> int:
-    """Return the request slot that an element of an array belongs to; -1 if it belongs to none."""
+    """Return the request slot that element `index` of the array `name` belongs to, or -1 if it belongs to no row."""
     entry, num_rows = planned.entry, planned.plan.num_rows
     if name in OF_SLOTS:
         return int(getattr(entry, name)[index][0])

@@ -1,7 +1,5 @@
-"""Checks what comes in from outside: the configuration, the events, the sampled tokens.
-
-Invariants: an event that passes can be applied without an error; `EventError` names the first that doesn't.
-"""
+"""Validates the scheduler's input: the configuration, the events and the sampled tokens. Invariants: an event that
+passes can be applied without an error; `EventError` names the first that does not pass."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 
 
 def check_config(config: ControlPlaneConfig) -> None:
-    """Raise `ValueError` for what no step could be made with."""
+    """Raise `ValueError` at the first invalid field, which the text names."""
     for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
@@ -75,9 +73,10 @@ def check_events(
     pinned: Mapping[int, int],
     config: ControlPlaneConfig,
 ) -> None:
-    """Raise `EventError` at the first malformed event. `oldest_in_flight`: the next step due for its commit; `pinned`:
-    the pages that are pinned, or will be, by request id, after a failed forward if that comes first. What an earlier
-    `Abort` or `Unpin` gives back may be pinned again in the same call, its id is not free before the next."""
+    """Raise `EventError` at the first invalid event. `oldest_in_flight` is the step that is due for its commit.
+    `pinned` has the pages that are pinned, or will be, by request id (if the first event is a `ForwardFailed`: after
+    it). Pages that an earlier `Abort` or `Unpin` releases may be pinned again in the same call; its request id is free
+    from the next call on."""
     new_ids: set[int] = set()
     pages = dict(pinned)
     for index, event in enumerate(events):
@@ -149,8 +148,9 @@ def _check_pin(index: int, arrival: Arrival, num_pinned: int, config: ControlPla
 
 
 def sampled_tokens(step: int, num_rows: int, sample_rows: list[int], tokens: Int32Array) -> tuple[list[int], list[int]]:
-    """The tokens of the sampling rows, by row, and the other rows that are not finite. Any other negative token would
-    look like a placeholder when it comes back."""
+    """Return the sampled tokens of `sample_rows`, in order, and the other rows that are `NOT_FINITE`. Raises
+    `ControlPlaneError` for a wrong dtype or shape, and for any other negative token: as an input it would look like a
+    placeholder."""
     if tokens.dtype != np.int32 or tokens.shape != (num_rows,):
         raise ControlPlaneError(f"tokens of step {step}: {tokens.dtype} {tokens.shape} for {num_rows} rows")
     sampled: list[int] = tokens[sample_rows].tolist() if sample_rows else []

@@ -1,4 +1,4 @@
-"""The names of what a scheduler may be told to do, for configurations: nothing else of it comes with them."""
+"""Names of scheduler backends and policies. Configuration code imports them without the rest of the scheduler."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PART_NAMES = ("radix", "admission", "metadata")
 
 
 def scheduler_problem(name: str) -> str | None:
-    """Return why `name` is that of no scheduler, with those that there are; None if it is one."""
+    """Return why `name` is no valid scheduler name, with the valid ones; `None` if it is valid."""
     kind, colon, listed = name.partition(":")
     if kind == RUST_PARTS:
         wrong = [part for part in listed.split(",") if part not in PART_NAMES] if colon else []

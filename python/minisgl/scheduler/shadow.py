@@ -1,9 +1,7 @@
-"""Two schedulers under the same calls: one serves, the other is compared with it; and reading the report of that, up to
-the cut if it was cut off.
-
-Invariants: what is served comes from the primary alone; a shadow that differs too often, or fails, is left out from
-then on; every difference stands in the report with the calls that led to it.
-"""
+"""Shadow mode: a primary scheduler serves, and a second one gets the same calls and is compared with it. Also reads the
+report of the differences, which may end in the middle of a line. Invariants: only the primary's results are used; a
+shadow that differs too often, or fails, is no longer called; every difference is in the report with the calls that led
+to it."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ TRAIL = 32  # calls that a report shows
 
 @dataclass(slots=True)
 class ShadowSummary:
-    """Counts of calls: those that were compared, by result, and all of them."""
+    """Counts of the compared calls by result, and of all calls (`num_calls`)."""
 
     num_calls: int = 0
     num_equal: int = 0
@@ -43,15 +41,15 @@ class ShadowSummary:
     first_index: int = 0  # of its call
 
     def line(self) -> str:
-        """Return the counts as a line for people."""
+        """Return the counts as one line of text."""
         num_compared = self.num_equal + self.num_different + self.num_failed
         counts = f"{self.num_equal} equal, {self.num_different} different, {self.num_failed} failed"
         return f"shadow: {num_compared} calls were compared: {counts}"
 
 
 class ShadowControlPlane(WrappedControlPlane):
-    """Compares every `every_n`-th step and the counts after it; gives up after `max_diffs` differences. `notify` gets a
-    line at the first difference, and when it gives up."""
+    """A scheduler that compares every `every_n`-th step, and the counters after it, with a shadow; it drops the shadow
+    after `max_diffs` differences. `notify` gets a line at the first difference and when the shadow is dropped."""
 
     def __init__(
         self,
@@ -86,7 +84,7 @@ class ShadowControlPlane(WrappedControlPlane):
         return output
 
     def compare_trees(self) -> None:
-        """Compare the prefix caches as they are now: O(nodes)."""
+        """Compare the current prefix caches. O(nodes)."""
         if not self.summary.stopped:
             for found in tree_differences(self._inner, self._shadow):
                 self._differs(found)
@@ -164,7 +162,7 @@ CALLS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """`what` counts the differences by field; `first` is the first line of the report, if there is one."""
+    """Summary of a shadow's report. `what` counts the differences by field; `first` is the first one, or `None`."""
 
     num_diffs: int
     what: dict[str, int]
@@ -172,11 +170,11 @@ class ReportSummary:
 
     @property
     def first_call(self) -> str:
-        """Such as "schedule(12)"; empty if there is none."""
+        """The call with the first difference, such as "schedule(12)"; empty if there is no difference."""
         return "" if self.first is None else call_of(self.first)
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield the summary as lines of text."""
         yield f"{self.num_diffs} differences"
         for name, count in self.what.items():
             yield f"  {count:6} {name}"
@@ -185,13 +183,13 @@ class ReportSummary:
 
 
 def call_of(difference: Mapping[str, Any]) -> str:
-    """Return the call of a report's line, such as "schedule(12)"; empty if its trail is."""
+    """Return the call that differed, such as "schedule(12)"; empty if the report's line has no trail."""
     trail = difference["trail"]
     return f"{trail[-1]['call']}({trail[-1]['step']})" if trail else ""
 
 
 def difference_lines(difference: Mapping[str, Any], names: tuple[str, str] = ("primary", "shadow")) -> Iterator[str]:
-    """Yield a report's line for people: the field, the request, both values and the last calls. `names` are those of
+    """Yield a difference as lines of text: the field, the request, both values and the last calls. `names` are those of
     the two schedulers."""
     index, request = difference.get("index"), difference.get("request")
     element = "" if index is None else f"[{index}]"
@@ -207,14 +205,14 @@ def difference_lines(difference: Mapping[str, Any], names: tuple[str, str] = ("p
 
 
 def _value(value: Any, index: int | None) -> str:
-    """Return a value as JSON; of an array the element that differs, and its length."""
+    """Return a value as JSON; for an array, its differing element and its length."""
     if index is None:
         return _shown(value)
     return f"{_shown(value[index]) if index < len(value) else 'nothing'} (length {len(value)})"
 
 
 def summarize_report(path: Path) -> ReportSummary:
-    """Raises `OSError`, and `ValueError` for a file that is no report."""
+    """Read a shadow's report. Raises `OSError`, and `ValueError` if a line is not of a report."""
     diffs = list(_diffs(path))
     what = Counter(str(one["what"]) for one in diffs)
     return ReportSummary(len(diffs), dict(what.most_common()), diffs[0] if diffs else None)

@@ -1,8 +1,7 @@
-"""Schedulers around another one: what they do not override is the inner one's. `Narrating` tells what each step does,
-for people who learn (`--log-level debug`), in counts and request numbers. It names tokens only where it gets a
-`Describe`, which `minisgl generate --narrate` has and no server has. `Faulty` fails on
-order, for tests of what happens then; afterwards it refuses every call, as a broken one does.
-"""
+"""Schedulers that wrap another one and pass on what they do not override. `NarratingControlPlane` logs what each step
+does (`--log-level debug`), in counts and request ids; token texts appear only with a `Describe`, which `minisgl
+generate --narrate` has and no server has. `FaultyControlPlane` fails on purpose, for tests; after that it refuses every
+call, like a broken scheduler."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ MAX_NAMED = 8  # requests of a step by number
 
 
 class NarratingControlPlane(WrappedControlPlane):
-    """The one inside, with a few lines to `narrate` for each call in which something happens."""
+    """A scheduler that passes a few lines to `narrate` for each call of `inner` in which something happens."""
 
     def __init__(self, inner: ControlPlane, narrate: Narrate, describe: Describe | None = None) -> None:
         super().__init__(inner)
@@ -140,7 +139,8 @@ When = Literal["before", "after"]
 
 
 class FaultyControlPlane(WrappedControlPlane):
-    """Fails in `call` of step `step`, before or after that took effect in `inner`."""
+    """A scheduler that raises `ControlPlaneError` in `call` of step `step`, before or after the call took effect in
+    `inner`."""
 
     def __init__(self, inner: ControlPlane, call: Call, step: int, when: When) -> None:
         super().__init__(inner)
@@ -167,7 +167,8 @@ class FaultyControlPlane(WrappedControlPlane):
 
 
 def make_faulty(inner: ControlPlane, order: str) -> FaultyControlPlane:
-    """`order` is "CALL:STEP:WHEN", such as "commit:40:after". Raises `ValueError`."""
+    """Wrap `inner` in a scheduler that fails as `order` says: "CALL:STEP:WHEN", such as "commit:40:after". Raises
+    `ValueError` for another format."""
     call, _, rest = order.partition(":")
     step, _, when = rest.partition(":")
     if call not in ("schedule", "commit") or when not in ("before", "after") or not step.isdecimal():

@@ -1,8 +1,6 @@
-"""The reference scheduler: readable first, complete, and the oracle that others are compared with.
-
-Read `scheduler` for the step, `admission` for what may start, `radix` for the cache. One module here is one module of
-the Rust crate.
-"""
+"""The reference scheduler in Python: readable and complete; other schedulers are compared with it. Read `scheduler` for
+a step, `admission` for what may start, `radix` for the prefix cache. Each module here has a counterpart in the Rust
+crate."""
 
 from minisgl.scheduler.parts import Parts
 from minisgl.scheduler.reference.scheduler import PYTHON, ReferenceControlPlane

@@ -1,11 +1,8 @@
-"""What is known of one text's repetitions, and how far to trust it.
-
-Invariants: the same text and the same verdicts give the same guesses; a guess costs O(its length).
-
-A guess is what came after the last `NGRAM` tokens when they stood in the text the last time (prompt lookup; Saxena
-2023). Drafts get longer while they are right. One of which nothing was right is followed by a pause, and each such one
-by a pause that is twice as long: so a text that does not repeat soon costs nothing.
-"""
+"""Prompt-lookup drafting for one sequence, with an adaptive draft length. Invariants: equal sequences and acceptance
+counts give equal drafts; a draft costs O(its length). The draft is what followed the last `NGRAM` tokens at their
+previous occurrence in the sequence (prompt lookup; Saxena 2023). Drafts get longer while tokens are accepted. A draft
+without an accepted token is followed by a pause, and each further one by a pause twice as long: so a sequence that does
+not repeat soon costs nothing."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ MAX_PAUSE = 256  # tokens without a draft, at most
 
 @dataclass(slots=True, eq=False)
 class Drafter:
-    """`draft` is the guess for the tokens after the committed ones, `in_flight` what a step in flight computes of one.
-    Lengths in tokens."""
+    """Draft state of one request. `draft` follows the committed tokens; `in_flight` are the draft tokens that a step in
+    flight verifies. Lengths in tokens."""
 
     max_len: int
     draft_len: int  # of the next one, at most
@@ -31,8 +28,8 @@ class Drafter:
     _num_seen: int = 0  # length of the text up to which `_ends` goes
 
     def guess(self, tokens: list[int], count: int) -> list[int]:
-        """Up to `count` tokens that may follow `tokens`, which have only grown since the last call. The guess may reach
-        into itself: what repeats goes on repeating."""
+        """Return up to `count` draft tokens that may follow `tokens`, which must extend those of the last call. Empty
+        if the last `NGRAM` tokens have not occurred before. A repeated part is continued periodically."""
         for end in range(max(NGRAM, self._num_seen), len(tokens)):
             self._ends[tuple(tokens[end - NGRAM : end])] = end
         self._num_seen = len(tokens)
@@ -45,7 +42,8 @@ class Drafter:
         return found[:count]
 
     def learn(self, num_accepted: int, length: int) -> None:
-        """A draft was computed, of which so many tokens were right; the text is `length` tokens long now."""
+        """Adapt the draft length and the pause to a verified draft with `num_accepted` accepted tokens. `length` is the
+        new length of the sequence."""
         self.draft_len = min(max(2 * num_accepted, FIRST_LEN), self.max_len)
         self.pause = 0 if num_accepted else min(max(2 * self.pause, 1), MAX_PAUSE)
         self.paused_until = length + self.pause

@@ -1,10 +1,7 @@
-"""One request as the scheduler sees it, and the sorted lists that requests stand in.
-
-Invariants: a request is known by its object for life (ids are never reused); its order key never changes.
-
-A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
-What a retracted request has generated counts as prompt when it comes back.
-"""
+"""A request as the scheduler sees it, and the sorted queue of requests. Invariants: a request keeps its object for life
+(ids are never reused); its order key never changes. A started request is *prefilling* until the KV of all tokens known
+at its admission is scheduled, then it *decodes*. Tokens that a retracted request has generated count as prompt when it
+is admitted again."""
 
 from __future__ import annotations
 
@@ -32,8 +29,8 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens` are the committed ones, prompt first; `num_pending` more were scheduled to be sampled.
-    The fields of the last group mean something only while the request is started."""
+    """State of one request. `tokens` are the committed ones, prompt first; `num_pending` more are scheduled to be
+    sampled. The last group of fields is valid only while the request is started."""
 
     req_id: int
     order: OrderKey
@@ -80,18 +77,19 @@ class Request:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether it gets a row only when no token of it is in flight: it asks for that, its draft is in flight, or one
-        may follow the token that is."""
+        """Whether a row may be scheduled only when no token of the request is in flight: it asks for that, or it has a
+        draft that must follow, or verify with, the token in flight."""
         drafter = self.drafter
         return self.no_overlap or (drafter is not None and (len(drafter.draft) > 1 or bool(drafter.in_flight)))
 
     @property
     def num_unscheduled(self) -> int:
-        """Tokens it may still generate beyond those that are known or pending."""
+        """Tokens that may still be generated beyond the known and the pending ones."""
         return self.max_len - len(self.tokens) - self.num_pending
 
     def accept(self, token: int) -> FinishReason:
-        """Take a sampled token; whether it ends the request, and how. Stop wins over length."""
+        """Append a sampled token and return why it ends the request, or `NONE`. A stop token wins over the length
+        limit."""
         self.tokens.append(token)
         length = len(self.tokens)
         if token in self.stop_ids and length >= self.min_len:
@@ -102,12 +100,10 @@ class Request:
 def make_request(
     arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool, max_draft_len: int = 0
 ) -> Request:
-    """The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by themselves,
-    and have no drafts. `caches` is false if the cache is "naive".
-
-    Counting arrivals makes a request older with each that comes later: one of priority p is overtaken by at most
-    (p - q) * AGE later ones of priority q, however many come.
-    """
+    """Create the request for a valid `arrival`. `count` is the number of earlier arrivals of its kind: low-priority
+    ones are counted separately, and have no drafts. `caches` is false if the cache is "naive". Each arrival gets a
+    higher age than the ones before it, so a request of priority p is overtaken by at most (p - q) * AGE later ones of
+    priority q, however many arrive."""
     drafts = max_draft_len > 0 and not (arrival.no_drafts or arrival.background)
     return Request(
         req_id=int(arrival.req_id),
@@ -131,7 +127,7 @@ def _order(request: Request) -> OrderKey:
 
 
 class RequestQueue:
-    """Requests sorted by (background, age, id)."""
+    """A queue of requests, sorted by (low priority, age, id)."""
 
     __slots__ = ("items",)
 
@@ -146,7 +142,7 @@ class RequestQueue:
 
     @property
     def num_ordinary(self) -> int:
-        """Those that are not in the background: they come first."""
+        """Number of requests that are not low-priority; those come first."""
         return bisect_left(self.items, True, key=lambda request: request.is_background)
 
     @property

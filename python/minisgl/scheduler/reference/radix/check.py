@@ -1,4 +1,4 @@
-"""Checks the shape of the radix tree, from scratch."""
+"""Checks the structure of the radix tree from scratch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from minisgl.scheduler.reference.radix.tree import RadixTree
 
 
 def check_tree(tree: RadixTree) -> None:
-    """Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction."""
+    """Check links, whole pages, keys and counters, and that every unlocked leaf is in the eviction heap. Raises
+    `ControlPlaneError`."""
     evictable = protected = count = 0
     leaves: set[int] = set()
     for node in tree.nodes():
@@ -41,7 +42,8 @@ def check_tree(tree: RadixTree) -> None:
 
 
 def _check_links(node: Node, page_size: int) -> None:
-    """Children are found by the tokens of their first page, so no two siblings can begin alike."""
+    """Check that each child is stored under the tokens of its first page, so that no two siblings begin with the same
+    page."""
     for key, child in node.children.items():
         need(child.parent is node, "a node does not know its parent")
         own = page_key(child.namespace, child.tokens[:page_size])
