@@ -1,9 +1,6 @@
-"""Adapters of the engine process: read beside the steps, put into the engine between two, taken out when nobody is left
-who names them.
-
-Invariants: a request that names an adapter comes to the scheduler when that is in the engine, or is refused; one that
-has come keeps it to its end; steps wait for no file.
-"""
+"""LoRA adapters in the engine process: read from disk while steps run, added to the engine between two steps, and
+removed once no request uses them. Invariants: a request that names an adapter reaches the scheduler once the adapter is
+in the engine, or is refused; an admitted request keeps its adapter to its end; no step waits for a file."""
 
 from __future__ import annotations
 
@@ -35,8 +32,9 @@ End = Callable[[int, FinishReason, str], None]
 
 
 class EngineAdapters:
-    """`end` answers a request that the scheduler never hears of; `in_use` are the numbers that requests of the loop
-    name. `wake` is called in another thread when a message's work is done; None: everything is done at once."""
+    """Loads and unloads adapters, and holds the requests that wait for one. `end` reports the end of a request that
+    never reaches the scheduler; `in_use` returns the adapter ids of the loop's requests. `wake` is called in the
+    reader's thread when an adapter is read; `None`: reading blocks."""
 
     def __init__(
         self,
@@ -59,11 +57,12 @@ class EngineAdapters:
 
     @property
     def any_leaves(self) -> bool:
-        """A step will see whether it still must stay."""
+        """Whether an adapter is waiting to be removed, so that a step must check if it is still in use."""
         return bool(self._leaving)
 
     def intake(self, messages: Sequence[ToEngine]) -> Sequence[ToEngine]:
-        """Those of `messages` that are not for here, and requests that need not wait any more, in order."""
+        """Handle adapter messages and hold back requests whose adapter is being read. Returns the other messages and
+        the requests that no longer wait, in order."""
         if not self._loaded and not self._held and not any(_is_own(message) for message in messages):
             return messages
         found: list[ToEngine] = self._take_done()
@@ -111,13 +110,13 @@ class EngineAdapters:
                 reading.add_done_callback(partial(self._was_read, number))
 
     def _was_read(self, number: int, reading: Future[Any]) -> None:
-        """In the reader's thread, also if there was no adapter."""
+        """Pass on the result of a read, or its error. Runs in the reader's thread."""
         self._done.put((number, reading))
         if self._wake is not None:
             self._wake()
 
     def _take_done(self) -> list[ToEngine]:
-        """The requests that waited for adapters which were read."""
+        """Add the adapters that were read to the engine and return the requests that waited for them."""
         found: list[ToEngine] = []
         while not self._done.empty():
             number, reading = self._done.get()
@@ -150,7 +149,7 @@ class EngineAdapters:
             self._leaving.discard(number)
 
     def _drop(self, req_id: int) -> bool:
-        """Whether the request waited here."""
+        """Remove the request if it waits for an adapter. Returns whether it did."""
         for waiting in self._held.values():
             for place, request in enumerate(waiting):
                 if request.req_id == req_id:
@@ -163,7 +162,8 @@ class EngineAdapters:
 
 
 def _refusal(error: BaseException | None) -> str:
-    """Why there is no adapter; empty: there is one. What nobody expected is a refusal too: the name is free again."""
+    """Return the reason why an adapter was not read, or an empty string if it was. An unexpected error counts too, and
+    is logged: the adapter's name is free again."""
     if error is None:
         return ""
     if isinstance(error, ValueError | OSError | RuntimeError | MemoryError):

@@ -1,18 +1,18 @@
-"""What requests in the background may add to a step beside others, out of what steps took.
+"""Measures how many low-priority (background) tokens a step may have besides other requests' tokens.
 
-Two steps in a row that compute as much for others, and not as much for the background, tell what its tokens cost right
-there: between them nothing else has changed. So where a step reads its weights anyway they cost nothing, and many are
-taken; where each token takes its time, less than one a step. One step in `LOOK_EVERY` has none in the background, so
-that there always are such two.
+Two consecutive steps with equally many tokens of other requests but different low-priority ones show what the latter
+cost: nothing else has changed between them. So in steps that are bound by reading the weights they cost nothing and
+many are allowed; where each token takes time, less than one per step. One step in `LOOK_EVERY` has none, so that such
+pairs always exist.
 
-What a token costs on average says little of a large step where the first hundred cost nothing and each one more takes
-its time, as on a GPU. So it is known besides how much longer steps were by how many tokens they had (`_Sizes`): where
-some keep to their share and larger ones do not, the bound lies between. Such steps are compared with those without any
-that came before: where the next one without any says that all steps take another time now, that comparison was wrong,
-is forgotten, and what it took from the background is given back.
+The average cost per token says little about a large step in which the first hundred tokens are free and each further
+one takes time, as on a GPU. So `_Sizes` also records how much longer steps were, by their number of tokens: if some
+sizes stay within the share and larger ones do not, the limit lies between. Steps are compared with earlier ones without
+low-priority tokens; if the next such step shows that all steps now take another time, the comparison was wrong and its
+effect on the limit is undone.
 
-Invariants: nothing is decided here but `gain`; it grows only to twice of what a step has had, to a quarter more where
-that took half of its share; two steps of a size that take too long bring it down at once.
+Invariants: the only decision is `gain`; it grows at most to twice what a step has used, or by a quarter if that took
+half of its share; two steps of a size that take too long lower it at once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ REMEMBERED = 64 * LOOK_EVERY  # steps with tokens in the background; then a size
 
 
 class BackgroundShare:
-    """`gain`: see `TokenBudget.background`; at most `max_tokens`."""
+    """Adjusts `gain`, the token limit in `TokenBudget.background`, to the measured step times. `gain` is at most
+    `max_tokens`."""
 
     def __init__(self, max_tokens: int) -> None:
         self._most = max_tokens * TOKEN_PARTS
@@ -52,7 +53,7 @@ class BackgroundShare:
         self._largest = 0  # that the background has had in a step since the last look
 
     def measured(self, plan: StepPlan, seconds: float) -> bool:
-        """A step took `seconds`; whether `gain` is another one now."""
+        """Record that the step of `plan` took `seconds`. Returns whether `gain` has changed."""
         behind = plan.num_background
         others = plan.num_tokens - behind
         (before, before_behind, before_s), before_gain = self._previous, self.gain
@@ -97,15 +98,15 @@ class BackgroundShare:
         self._granted = min(found, max(self._granted, tried))
 
     def _by_token(self) -> int:
-        """What takes its share if each token takes as long."""
+        """Return the limit in parts of a token if every token costs the same time."""
         cost_s, step_s = self._token_s(), median_low(self._seconds)
         if cost_s * self._most <= SHARE * step_s * TOKEN_PARTS:
             return self._most
         return max(1, int(SHARE * step_s / cost_s * TOKEN_PARTS))
 
     def _token_s(self) -> float:
-        """Seconds that one more token in the background takes, by least squares, so that steps with many of them count
-        most."""
+        """Return the seconds that one more low-priority token takes, by least squares, so that steps with many of them
+        count most."""
         pairs = sorted(self._pairs, key=lambda pair: pair[0] / pair[1])
         cut = len(pairs) // OUTLIERS
         kept = pairs[cut : len(pairs) - cut]
@@ -113,7 +114,7 @@ class BackgroundShare:
 
 
 class _Sizes:
-    """How much longer steps were, as a share, with so many tokens in the background than with none, with as many of
+    """Records by which fraction steps with low-priority tokens were longer than steps without, at equal tokens of
     others."""
 
     def __init__(self) -> None:
@@ -121,8 +122,8 @@ class _Sizes:
         self._longer: dict[int, deque[tuple[float, int, int]]] = {}  # by size: a share, tokens, the step
 
     def without(self, others: int, seconds: float, step: int) -> bool:
-        """Whether steps take another time now whatever is in them: others' contexts are longer, or the machine has
-        something else to do. What was found since the last one of the kind has that time in it, and is forgotten."""
+        """Record a step without low-priority tokens. Returns whether steps take another time now for other reasons,
+        such as longer contexts or load on the machine; then the comparisons since the last such step are dropped."""
         if others not in self._without and len(self._without) == KNOWN:
             del self._without[next(iter(self._without))]
         lately = self._without.setdefault(others, deque(maxlen=LATELY))
@@ -139,7 +140,8 @@ class _Sizes:
         return median_low(seconds for seconds, _ in self._without[others]) if self._without.get(others) else 0.0
 
     def having(self, others: int, behind: int, seconds: float, step: int) -> float:
-        """The share that it was longer by; 0 where that is not known."""
+        """Record a step with `behind` low-priority tokens. Returns the fraction by which it was longer; 0 if that is
+        unknown."""
         without_s = self._usual_s(others)
         if not without_s:
             return 0.0
@@ -148,7 +150,7 @@ class _Sizes:
         return share
 
     def forget(self, step: int) -> None:
-        """All before that."""
+        """Drop all comparisons before step `step`."""
         self._keep(lambda at: at >= step)
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
@@ -163,9 +165,9 @@ class _Sizes:
         return median_low(share for share, _, _ in found) if found else 0.0
 
     def bounds(self) -> tuple[int, int]:
-        """Parts of tokens with which a step keeps to its share, and with which it does not; 0: none are known. A size
-        takes too long if all larger ones do, because more tokens never take less time, and by more than chance has it:
-        who knows less of it forgives more."""
+        """Return the largest limit that stays within the share and the smallest that does not, in parts of a token; 0
+        where none is known. A size takes too long only if all larger sizes do, since more tokens never take less time,
+        and if the excess is more than noise: few measurements are given more tolerance."""
         known = [found for _, found in sorted(self._longer.items()) if len(found) >= TWICE]
         after, after_share, deviation = 0, 0.0, self._deviation() if known else 0.0
         for found in reversed(known):
@@ -178,8 +180,8 @@ class _Sizes:
         return 0, after * TOKEN_PARTS
 
     def _deviation(self) -> float:
-        """By how much a step without any differs from others of its kind, in the middle: what else is on the machine
-        disturbs them."""
+        """Return the median relative deviation of steps without low-priority tokens from their median: the noise of the
+        machine."""
         seconds = [one for one, _ in max(self._without.values(), key=len)]
         middle = median_low(seconds)
         return median_low(abs(one / middle - 1) for one in seconds) if middle else 0.0

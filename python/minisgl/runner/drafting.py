@@ -1,12 +1,12 @@
-"""A small model that guesses how texts go on, for the large one that checks the guesses (`--speculative model:FILE`).
+"""Speculative decoding with a small draft model (`--speculative model:FILE`).
 
-It has an engine and a scheduler of its own. Each guess is a request there: the text so far is its prompt, and the guess
-its greedy answer. What it knows of a text from earlier guesses is what its prefix cache has, in pages of a token or a
-few. So there is nothing to undo: what was refused, and texts that ended or went back to wait, leave pages that nobody
-holds, which stay until others need them.
+The draft model has its own engine and scheduler. Each draft is a request there: its prompt is the sequence so far, and
+the draft is its greedy output. Earlier work on a sequence is in its prefix cache, in pages of one or a few tokens. So
+nothing has to be undone: pages of rejected drafts, and of sequences that ended or were retracted, stay cached until
+others need the space.
 
-Invariants: nobody lives and nothing is in flight there between two calls; a call computes at most one chunk of what is
-new, for all texts together, and then one forward for each further token; whatever fails here, there are fewer guesses.
+Invariants: no request is live and nothing is in flight between two calls; a call computes at most one chunk of new
+tokens for all sequences together, and then one forward for each further token; any failure only means fewer drafts.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ _log = logging.getLogger("minisgl.runner")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A text of which up to `count` tokens are to be guessed. `namespace`: only texts of the same one share what is
-    known of them."""
+    """A sequence for which up to `count` draft tokens are requested. Cached pages are shared within a `namespace` only.
+    """
 
     req_id: int
     tokens: Int32Array
@@ -52,17 +52,18 @@ class Asked:
 
 
 class Guesses(Protocol):
-    """Who guesses how texts go on."""
+    """Proposes draft tokens for running sequences (speculative decoding)."""
 
     def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        """The drafts of those texts that it knows something of."""
+        """Return drafts for those sequences for which it has any."""
 
     def close(self) -> None: ...
 
 
 class Trust:
-    """Whether a model is worth asking, by what all texts together have shown. Each text pauses by itself while guesses
-    are wrong, but learns that anew, and the model must read its prompt first: one that is of use to nobody rests."""
+    """Decides by the recent acceptance of first draft tokens, over all sequences, whether the draft model is used. Each
+    sequence also pauses after rejected drafts, but every new one starts afresh, and the model must compute its prompt
+    first: so a model that helps no sequence rests as a whole."""
 
     def __init__(self) -> None:
         self._verdicts: deque[bool] = deque(maxlen=NUM_VERDICTS)
@@ -71,12 +72,13 @@ class Trust:
         self._left = 0  # of it
 
     def asks(self) -> bool:
-        """There are texts that the model may guess: shall it?"""
+        """Return whether to request drafts now. Counts down the rest: call it once for each step that can use drafts.
+        """
         self._left = max(0, self._left - 1)
         return self._left == 0
 
     def judge(self, asked: Sequence[Asked]) -> None:
-        """Compare the last guesses with what the texts are now."""
+        """Compare the drafts of the last call with the current sequences, and start a rest if too few were right."""
         for one in asked:
             guess = self._guesses.pop(one.req_id, None)
             if guess is not None and guess.length < len(one.tokens):
@@ -104,7 +106,8 @@ class _Text:
 
 
 class DraftModel:
-    """`vocab_size`: that of the large model; guesses end before ids that it has not."""
+    """Draft model with its own engine and scheduler. `vocab_size` is that of the large model; drafts end before ids
+    that it does not have."""
 
     def __init__(self, engine: Engine, control_plane: ControlPlane, vocab_size: int) -> None:
         self.engine = engine
@@ -152,8 +155,8 @@ class DraftModel:
         return tuple(tokens[: next(beyond, len(tokens))])
 
     def _run(self, texts: Sequence[_Text]) -> None:
-        """Until all have what they asked for. Who has nothing after the first step has too much that is new: what was
-        computed of it stays, and the next call goes on from there."""
+        """Compute until every sequence has its draft. A sequence without a token after the first step has too many new
+        tokens: what was computed is cached, and the next call continues from there."""
         events = Events(self._failed)
         self._failed = []
         self._owners.clear()
@@ -190,8 +193,8 @@ class DraftModel:
 
 
 def draft_config(config: EngineConfig) -> EngineConfig:
-    """The config of the small model beside the one of `config`. Its pages have room for as many texts as are guessed at
-    once, at full length, but take an eighth of what is free at most."""
+    """Return the configuration of the draft model. Its KV pool holds all sequences that can be drafted at once, at full
+    length, but takes at most an eighth of the free memory."""
     return EngineConfig(
         model=config.draft_model or "",
         model_source=config.model_source,
@@ -208,8 +211,8 @@ def draft_config(config: EngineConfig) -> EngineConfig:
 
 
 def check_vocabulary(config: EngineConfig, large: EngineInfo, small: EngineInfo) -> None:
-    """Raise `ConfigError` unless the ids that both have mean the same to both. One may have more at the end: texts with
-    such are not guessed, or they are no guesses."""
+    """Raise `ConfigError` if the two vocabularies differ in an id that both have. One may have further ids at the end:
+    sequences with such ids get no drafts, and drafts with them are truncated."""
     flag = f"--speculative {config.speculative}"
     if large.model_dir is None or small.model_dir is None:
         raise ConfigError(f"{flag}: not with --engine {large.name}, which has no vocabulary of a model's")

@@ -1,8 +1,5 @@
-"""Request ids of several front ends in one engine process: a connection's number stands above a front end's own id.
-
-Invariants: what a front end gets of a step is its own rows in their order, with its own ids; nothing here is done token
-by token.
-"""
+"""Process-wide request ids for several front ends: the connection's id in the upper bits, the front end's own id in the
+lower. Invariants: of a step, a front end gets its own rows, in order, with its own ids; no work is done per token."""
 
 from __future__ import annotations
 
@@ -19,17 +16,17 @@ _Mask = npt.NDArray[np.bool_]
 
 
 def within(number: int, req_id: int) -> int:
-    """The id within this process of a front end's own id."""
+    """Return the process-wide id for a front end's own request id."""
     return number << ID_BITS | req_id
 
 
 def owner(req_id: int) -> int:
-    """The number of the connection that a request came from."""
+    """Return the id of the connection that a request came from."""
     return req_id >> ID_BITS
 
 
 def split(message: StepTokens) -> dict[int, StepTokens]:
-    """A step by number of connection."""
+    """Split a step's message by connection id."""
     ids = np.frombuffer(message.req_ids, np.int64)
     admitted = np.frombuffer(message.admitted_ids, np.int64)
     owners, admitted_owners = ids >> ID_BITS, admitted >> ID_BITS
@@ -52,12 +49,12 @@ def split(message: StepTokens) -> dict[int, StepTokens]:
 
 
 def _of_prompts(message: StepTokens) -> list[int]:
-    """Requests of whose prompts there are log probabilities or an embedding in it."""
+    """Return the ids of requests with prompt log probabilities or an embedding in the message."""
     return [one.req_id for one in message.prompt_logprobs] + [one.req_id for one in message.embeddings]
 
 
 def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> StepTokens:
-    """Return the message with the front end's own ids; `ids` and `admitted` are those of `message`."""
+    """Return the message with the front end's own ids. `ids` and `admitted` are the arrays of `message`."""
     return msgspec.structs.replace(
         message,
         req_ids=(ids & _OWN).tobytes(),
@@ -73,7 +70,8 @@ def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> Step
 def _selected(
     message: StepTokens, number: int, ids: Int64Array, rows: _Mask, admitted: Int64Array, new: _Mask
 ) -> tuple[StepTokens, Int64Array, Int64Array]:
-    """The rows and admissions of one connection, by masks; also as arrays."""
+    """Return one connection's part of the message, with its id arrays. `rows` and `new` are masks of rows and
+    admissions."""
     tokens, reasons = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.reasons, np.int32)
     cached = np.frombuffer(message.cached_lens, np.int32)
     index = np.cumsum(rows) - 1  # where a row goes

@@ -1,9 +1,7 @@
-"""The front ends of an engine process: it listens on a Unix socket, and several connect.
-
-Invariants: a request belongs to one connection, which alone gets what comes for it; a front end that dies has its
-requests aborted, and one that talks nonsense is told so and put out: the others notice nothing. The engine waits for a
-front end that cannot follow while no other could go on; else what it does not read is kept for it, in bounds.
-"""
+"""The front ends of an engine process, which connect to a Unix socket. Invariants: a request belongs to one connection,
+which alone gets its output; the requests of a front end that dies are aborted; a front end that sends invalid messages
+gets an error and is disconnected, without effect on others. If no front end with live requests can follow, the engine
+waits; otherwise output for a slow one is queued, within limits."""
 
 from __future__ import annotations
 
@@ -48,11 +46,12 @@ _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class ParentGone(Exception):
-    """The lifeline was closed."""
+    """Raised when the parent process has ended (its lifeline descriptor was closed)."""
 
 
 class FrontEnds:
-    """Use in one thread, but for `beat` and `last_words`. `lifeline`: a descriptor that ends with the parent."""
+    """Server side of the front ends' socket. Use it in one thread, except for `beat`, `wake` and `last_words`.
+    `lifeline` is a descriptor that closes when the parent ends."""
 
     def __init__(self, path: Path, codec: Codec, lifeline: int, activity: Activity) -> None:
         self.codec = codec
@@ -86,7 +85,7 @@ class FrontEnds:
     # ------------------------------------------------------------------------------------------------------- send
 
     def send(self, messages: Sequence[FromEngine]) -> None:
-        """Tokens to whom they belong, everything else to all."""
+        """Send each step's output to the front ends that own its requests, and every other message to all."""
         self._accept_early()
         for message in messages:
             if isinstance(message, StepTokens):
@@ -110,7 +109,7 @@ class FrontEnds:
                     connection.live.discard(req_id)
 
     def _remember(self, message: FromEngine) -> None:
-        """What a front end that connects later should know."""
+        """Keep the messages that a front end that connects later must get."""
         if isinstance(message, LoadProgress):
             if self._said and message.total and self._said[-1].text == message.text:
                 self._said.pop()  # of a step, how far it is now
@@ -122,7 +121,7 @@ class FrontEnds:
             self._stats = message
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """To all that read. In any thread."""
+        """Send a heartbeat to all front ends that can take it without queueing. Any thread."""
         self._accept_early()
         frame = framed(encode([heartbeat]))
         for connection in tuple(self.connections.values()):
@@ -131,9 +130,9 @@ class FrontEnds:
     # ---------------------------------------------------------------------------------------------------- receive
 
     def receive(self, *, block: bool) -> list[ToEngine]:
-        """Every message that is there, with ids within this process; with `block`, wait for the first, or for
-        `wake`. Also waits while no front end with live requests can follow and no other says anything.
-        Raises `ParentGone`."""
+        """Return the messages that have arrived, with process-wide ids. With `block`, wait for the first, or for
+        `wake`. Also waits while no front end with live requests can take output and no other sends a message. Raises
+        `ParentGone`."""
         if not self._receives:
             with self._accepting:
                 self._receives = True
@@ -147,7 +146,7 @@ class FrontEnds:
         return found
 
     def wake(self) -> None:
-        """`receive` need not wait for a message, now or when it is called next. In any thread."""
+        """End the current blocking `receive`, or the next. Any thread."""
         with contextlib.suppress(BlockingIOError):  # it is full: it will wake
             os.write(self._waker, b"!")
 
@@ -156,7 +155,7 @@ class FrontEnds:
         return bool(busy) and not any(busy) and not self._has_news
 
     def _look(self, timeout_ms: int | None) -> None:
-        """Take in what is there, and see who can follow."""
+        """Poll the sockets: read messages, accept connections, and note which front ends can take output."""
         at_once = timeout_ms == 0
         for fd, connection in self._by_fd.items():
             asks = connection.live and (at_once or not connection.has_room)
@@ -220,14 +219,14 @@ class FrontEnds:
     # ------------------------------------------------------------------------------------------------ come and go
 
     def _accept_early(self) -> None:
-        """While it loads nobody waits for connections."""
+        """Accept connections from a sending thread while the engine loads, before `receive` does."""
         if not self._receives:
             with self._accepting:
                 while not self._receives and self._accept():
                     pass
 
     def _accept(self) -> bool:
-        """Whether somebody came."""
+        """Accept a connection and send it the kept messages. Returns False if there is none."""
         try:
             sock, _ = self._listener.accept()
         except OSError:  # nobody, or who came has gone already
@@ -248,7 +247,8 @@ class FrontEnds:
         return True
 
     def _put_out(self, connection: Connection, reason: str = "") -> None:
-        """It is gone, or for a reason must go: its requests end, and the others' logs say so."""
+        """Remove a connection that has ended, or disconnect it with `reason`: abort its requests and tell the other
+        front ends' logs."""
         fd, live = connection.fileno(), connection.live
         self._poll.unregister(fd)
         del self.connections[connection.number], self._by_fd[fd], self._masks[fd]
@@ -262,8 +262,8 @@ class FrontEnds:
             self.send([LoadProgress(text.format(name=connection.name, reason=reason, num_live=len(live)))])
 
     def last_words(self, text: str, wait_ms: int, first_ms: int) -> None:
-        """Tell all that the engine process ends, and wait so long until that is on its way; if nobody has connected
-        yet, `first_ms` for the first. In any thread."""
+        """Send all front ends the reason why this process ends, and wait up to `wait_ms` until it is sent. If none has
+        ever connected, wait up to `first_ms` for one. Any thread."""
         deadline = time.monotonic() + first_ms / 1000
         waiting = select.poll()
         waiting.register(self._listener, select.POLLIN)
@@ -281,7 +281,7 @@ class FrontEnds:
         self.flush(wait_ms)
 
     def flush(self, wait_ms: int) -> None:
-        """Send what is queued, for at most so long."""
+        """Send queued data, waiting at most `wait_ms`."""
         deadline = time.monotonic() + wait_ms / 1000
         while waiting := {one.fileno(): one for one in tuple(self.connections.values()) if one.waits}:
             left = deadline - time.monotonic()
@@ -306,8 +306,8 @@ class FrontEnds:
 
 
 def _numbered(connection: Connection, message: AddRequest) -> AddRequest:
-    """With its id within this process. Whatever else is wrong with it is the request's alone (`StepLoop`). Raises
-    `MessageError`."""
+    """Return the message with a process-wide id. Raises `MessageError` for an id that is out of range or not above the
+    last one; any other error concerns that request alone (`StepLoop`)."""
     if _valid(message.req_id) <= connection.last_id:  # used again, it would be taken for the one that it was
         raise MessageError(RULES.not_above.format(req_id=message.req_id, last_id=connection.last_id))
     connection.last_id = message.req_id

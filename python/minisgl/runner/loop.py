@@ -1,9 +1,7 @@
-"""The step loop: it schedules a step, launches it on the engine, and processes the output of the step before.
-
+"""The step loop: it schedules a step, launches it on the engine, and processes the output of the previous step.
 Invariants: plans are launched in the order they were scheduled; every schedule gets exactly one commit, or the
-`ForwardFailed` that stands in for it; step n + 1 is scheduled and launched before step n is waited for (overlap depth
-one); every accepted request gets exactly one terminal reply; no message can stop the loop.
-"""
+`ForwardFailed` in place of it; step n + 1 is scheduled and launched before step n is waited for (overlap depth one);
+every accepted request gets exactly one final reply; no message can stop the loop."""
 
 from __future__ import annotations
 
@@ -61,7 +59,7 @@ class _InFlight:
 
 @dataclass(slots=True)
 class Timing:
-    """Who is told what the loop is doing and how long it takes. `step_time` bounds the time of a step, if anything."""
+    """Heartbeat activity, timers and the optional step-time controller of a step loop."""
 
     activity: Activity = field(default_factory=Activity)
     timers: StepTimers = field(default_factory=StepTimers)
@@ -69,7 +67,7 @@ class Timing:
 
     @contextlib.contextmanager
     def forward(self, step: int) -> Iterator[None]:
-        """While a forward is waited for."""
+        """Mark the time in which the loop waits for the forward of `step`."""
         self.activity.enter("forward", step)
         try:
             yield
@@ -80,7 +78,7 @@ class Timing:
         return [] if self.step_time is None else [self.step_time.budget]
 
     def computed(self, step: _InFlight) -> list[Event]:
-        """The budget, if it is another one after this step."""
+        """Record the step's duration. Returns the new token budget as an event if it has changed."""
         if self.timers.trace is None and self.step_time is None:
             return []
         began, ended = step.handle.span()
@@ -93,7 +91,8 @@ class Timing:
 
 @dataclass(slots=True)
 class Admitted:
-    """Prompts of all requests at their first admission: not again after a late mask, or at another scheduler."""
+    """Prompt counters over all requests at their first admission; a return after a late mask, or a failover, does not
+    count again."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -108,8 +107,8 @@ class Admitted:
 
 
 class StepLoop:
-    """Drive `control_plane` and `engine`, one step per `step` call; messages for clients go to `send`. `fallback` makes
-    the scheduler that goes on when `control_plane` breaks."""
+    """Drives `control_plane` and `engine`, one step per call of `step`. Messages for clients go to `send`. `fallback`
+    creates the scheduler that takes over when `control_plane` breaks; `None`: the error ends the loop."""
 
     def __init__(
         self,
@@ -165,17 +164,17 @@ class StepLoop:
 
     @property
     def shutdown(self) -> bool:
-        """Whether a front end has asked for the end."""
+        """Whether a front end has requested the shutdown."""
         return self._intake.shutdown
 
     @property
     def idle(self) -> bool:
-        """Nothing is in flight and nothing waits: a step would change nothing."""
+        """Whether nothing is in flight and nothing waits, so that a step would change nothing."""
         return self.rests and not self._intake.compiling and not self._intake.reading
 
     @property
     def rests(self) -> bool:
-        """A step would change nothing until a message comes, a grammar is compiled, or pages are read."""
+        """Whether a step would change nothing until a message arrives, a grammar is compiled or pages are read."""
         if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
         if self._left_something or self._intake.any_left:
@@ -183,21 +182,19 @@ class StepLoop:
         return self._control_plane.stats().num_live == 0
 
     def wait_for_grammar(self) -> None:
-        """If nothing else is to be done, until one is compiled: for those who wait for no messages."""
+        """Block until a grammar is compiled, if there is nothing else to do. For callers without incoming messages."""
         if self._intake.compiling and self.rests:
             self._intake.compiling.wait()
 
     def close(self) -> None:
-        """End what works beside the steps."""
+        """Stop the threads that read adapters and pages."""
         self.adapters.close()
         self._intake.reading.close()
 
     def step(self, messages: Sequence[ToEngine]) -> None:
-        """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).
-
-        Raises `ControlPlaneError` if there is no other scheduler to go on with, or what a dead engine raises; both
-        end the loop.
-        """
+        """Handle `messages`, schedule and launch one step, and commit the previous one (without overlap: this one).
+        Raises `ControlPlaneError` if the scheduler broke and there is no other, or the error of a dead engine; both end
+        the loop."""
         timers = self.timers
         drafts, self._left_something = self._ask_for_drafts(), False
         plan = self._schedule(self._events(messages, drafts))
@@ -214,8 +211,8 @@ class StepLoop:
             self._process_last()
 
     def _keeps_clear(self, plan: StepPlan) -> bool:
-        """Whether no step is to be scheduled while this one runs: it is for the background alone, and others were there
-        lately. Who of them comes back waits for the end of this step then, and not of another one behind it."""
+        """Return whether no step may be scheduled while this one runs: it has low-priority requests only, and there
+        were others lately. A new request of those then waits for the end of this step only."""
         if plan.num_background < plan.num_tokens:
             self._last_others = plan.step
             return False
@@ -245,8 +242,8 @@ class StepLoop:
         return events
 
     def _ask_for_drafts(self) -> list[Event]:
-        """What a model guesses of the texts that may be guessed. It computes while no step is in flight: two forwards
-        at once would be in each other's way, and all texts are guessed in the same forwards."""
+        """Return drafts for the sequences that can use them. The draft model runs while no step is in flight: two
+        forwards at once would slow each other down, and all sequences are drafted in the same forwards."""
         if self.guesses is None or self._failed_step is not None or not self._control_plane.drafts_wanted():
             return []
         if not self._trust.asks():
@@ -266,7 +263,8 @@ class StepLoop:
         return list(found)
 
     def _schedule(self, events: Events) -> StepPlan:
-        """Schedule; a request that the scheduler refuses gets an error, and the other events are sent again."""
+        """Schedule a step. A request that the scheduler refuses gets an error, and the call is repeated with the other
+        events."""
         while True:
             try:
                 plan = self._control_plane.schedule(self._intake.step, events)
@@ -312,8 +310,8 @@ class StepLoop:
         return assignments
 
     def _read_again(self, plan: StepPlan) -> None:
-        """Read stored pages of the requests that had to go back to wait. They are known by their slots, which are free
-        once no step in flight holds a row of theirs."""
+        """Start reading stored pages of retracted requests. They are found by their slots, which are free once no step
+        in flight has a row of them."""
         if plan.num_retracted:
             self._last_sent_back = plan.step
         if plan.step - self._last_sent_back >= FREED_WITHIN or not plan.num_freed:
@@ -332,7 +330,7 @@ class StepLoop:
         self._process_output(last)
 
     def _process_output(self, step: _InFlight) -> bool:
-        """Wait for `step`, commit it and send what it gave. False if its forward failed."""
+        """Wait for `step`, commit it and send its output. Returns False if its forward or its commit failed."""
         timers, number = self.timers, step.plan.step
         self._timing.activity.enter("forward", number)  # as `forward` does, which costs a microsecond more
         timers.rest()
@@ -376,7 +374,8 @@ class StepLoop:
         return self._control_plane.buffers.ring[plan.ring_index]
 
     def _forward_failed(self, plan: StepPlan, error: EngineStepError) -> None:
-        """Drop the step in flight behind the failed one: it read what that one should have written."""
+        """Record a failed forward and drop the step in flight after it, which read what the failed one should have
+        written."""
         step = self._failed_step = plan.step
         slots = self._entry(plan).req_slots[: plan.num_rows].tolist()
         self._failed_ids = {self._owners[slot] for slot in slots}
@@ -390,7 +389,7 @@ class StepLoop:
 
     @property
     def failovers(self) -> list[Failover]:
-        """The failovers so far. The part is "scheduler" where it was not one by itself."""
+        """Failovers so far. The part is "scheduler" if the whole scheduler was replaced."""
         backend, failures = backend_of(self._control_plane), part_failures(self._control_plane)
         return [*self._failovers, *((backend, part, why.partition(":")[0]) for part, why in failures.items())]
 
@@ -399,9 +398,9 @@ class StepLoop:
         return len(self._failovers) + (len(part_failures(self._control_plane)) if self._has_parts else 0)
 
     def _fail_over(self, error: ControlPlaneError, *uncommitted: UncommittedStep) -> None:
-        """The scheduler broke: process the steps in flight without it, and go on with another one, whose first call
-        gets what lives. (Events of the failed call need not be sent again: its arrivals are tracked, its ends are
-        reported here.)"""
+        """Replace the broken scheduler: process the steps in flight without it, and start the fallback with all live
+        requests. (Events of the failed call need not be repeated: its arrivals are tracked, its ends are reported
+        here.)"""
         if self._fallback is None:
             raise error
         backend, kind = backend_of(self._control_plane), type(error.__cause__ or error).__name__

@@ -1,10 +1,8 @@
-"""Prefixes that front ends keep in the prefix cache: what `AddPrefix`, `RemovePrefix` and `ClearCache` mean in the step
-loop. A prefix is computed as a request of its own that makes one token, which nobody gets.
-
-Invariants: such a request runs in the background and its id is negative: none of a front end is; a prefix is answered
-ready once it is computed, and computed again when the cache was lost (a failed forward, another scheduler); whatever is
-pinned belongs to a prefix that is there; without prefixes nothing here costs anything.
-"""
+"""Prefixes that front ends keep in the prefix cache: handles `AddPrefix`, `RemovePrefix` and `ClearCache` in the step
+loop. A prefix is computed by a request of its own that generates one token, which is discarded. Invariants: such a
+request has low priority and a negative id, which no front end's request has; a prefix is reported ready once it is
+computed, and is computed again when the cache was lost (failed forward, other scheduler); each pin belongs to an
+existing prefix; without prefixes nothing here costs anything."""
 
 from __future__ import annotations
 
@@ -38,14 +36,15 @@ class _Prefix:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A node in a tree of pages: the prefixes that end in this one or less than a page behind it."""
+    """Node in a tree of pages, with the prefixes that end at this page or less than a page after it."""
 
     children: dict[bytes, _Node] = field(default_factory=dict)
     prefixes: list[_Prefix] = field(default_factory=list)
 
 
 class Prefixes:
-    """`requests`: those of the loop, in which the requests for prefixes stand, too. `keeps`: there is a cache."""
+    """Registered prefixes and their requests. `requests` is the loop's tracker, which also holds the requests for
+    prefixes. `keeps`: there is a prefix cache."""
 
     def __init__(
         self,
@@ -69,7 +68,7 @@ class Prefixes:
         """For the next step, beside those that `take` returned."""
 
     def states(self) -> tuple[PrefixState, ...]:
-        """In the order in which they came."""
+        """Return the states of all prefixes, in the order of their arrival."""
         return tuple(
             PrefixState(one.prefix_id, len(one.tokens), one.is_ready, one.pin, one.num_hits)
             for one in self._by_id.values()
@@ -78,7 +77,7 @@ class Prefixes:
     # --------------------------------------------------------------------------------------------------------- orders
 
     def take(self, order: Order, num_evictable_pages: int) -> list[Event]:
-        """What a scheduler must be told at once. `num_evictable_pages`: before it is."""
+        """Handle a message and return the events for the scheduler. `num_evictable_pages` is the count before them."""
         match order:
             case AddPrefix():
                 return self._add(order)
@@ -108,7 +107,7 @@ class Prefixes:
         return [self._request(prefix)]
 
     def _refusal(self, tokens: Int32Array) -> tuple[str, bool] | None:
-        """Why not, and whether only room lacks."""
+        """Return the reason why a prefix is refused and whether only space is lacking; `None` if it is accepted."""
         page_size, longest = self._limits.page_size, self._limits.max_seq_len - 1
         if not self._keeps:
             return "cache: naive: nothing is kept", False
@@ -152,7 +151,7 @@ class Prefixes:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def _request(self, prefix: _Prefix) -> Event:
-        """The tokens of its full pages: nothing else of it would be kept."""
+        """Return the arrival of a request for the prefix's full pages: a partial page would not be cached."""
         self._last_req_id -= 1
         prefix.req_id, prefix.is_ready = self._last_req_id, False
         self.computed[prefix.req_id] = prefix
@@ -161,13 +160,13 @@ class Prefixes:
         return request.arrival()
 
     def refuse(self, req_id: int, field: str, reason: str) -> None:
-        """The scheduler did not take the request `req_id`."""
+        """Drop the prefix whose request the scheduler refused, and report the reason."""
         if (prefix := self.computed.pop(req_id)) is not None:
             self._forget(prefix)
             self._say(prefix, "refused", f"{field}: {reason}", is_full=field == "pin")
 
     def of_clients(self, output: StepOutput) -> StepOutput:
-        """`output` without the rows of prefixes, which are taken in here."""
+        """Return `output` without the rows of prefixes, which are handled here."""
         if not (own := output.req_ids < 0).any():
             return output
         for req_id, reason in zip(output.req_ids[own].tolist(), output.reasons[own].tolist(), strict=True):
@@ -193,8 +192,8 @@ class Prefixes:
             self._say(prefix, "failed", f"computing it failed {MAX_TRIES} times")
 
     def lost(self) -> None:
-        """The cache is empty, and nothing is pinned: compute again what was there. What is being computed is so by the
-        scheduler itself."""
+        """Compute all ready prefixes again after the cache was lost. Prefixes being computed are restarted by the
+        scheduler."""
         for prefix in self._by_id.values():
             if prefix.is_ready:
                 self.events.append(self._request(prefix))
@@ -203,7 +202,7 @@ class Prefixes:
     # ----------------------------------------------------------------------------------------------------------- hits
 
     def admitted(self, request: TrackedRequest, cached_len: int) -> None:
-        """A request has got a row for the first time, and `cached_len` of its tokens were in the cache."""
+        """Count the prefix hits of a request at its first admission, with `cached_len` cached tokens."""
         if not self._by_id or request.namespace:
             return
         page_size, prompt = self._limits.page_size, request.tokens[: request.num_prompt]
@@ -232,7 +231,7 @@ class Prefixes:
 
     @staticmethod
     def _prune(root: _Node, pages: list[bytes]) -> None:
-        """Drop what of the path holds nothing any more."""
+        """Remove the nodes of the path that hold neither a prefix nor children."""
         path = [root]
         for page in pages:
             path.append(path[-1].children[page])

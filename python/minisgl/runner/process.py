@@ -1,10 +1,7 @@
-"""The engine process: `python -m minisgl.runner.process`, started by `runner.launch`.
-
-It reads a `ProcessConfig` as one JSON line from stdin, loads, and runs the step loop until a `Shutdown` comes or stdin
-closes, which means that the parent is gone.
-
-Invariants: exit code 0 only after `Shutdown`; any other end sends `EngineFailed` with the reason first.
-"""
+"""The engine process: `python -m minisgl.runner.process`, started by `runner.launch`. It reads a `ProcessConfig` as one
+JSON line from stdin, loads, and runs the step loop until a `Shutdown` arrives or stdin closes, which means that the
+parent has ended. Invariants: exit code 0 only after `Shutdown`; any other end first sends `EngineFailed` with the
+reason."""
 
 from __future__ import annotations
 
@@ -60,7 +57,7 @@ _OF_SCHEDULER = frozenset(EngineStats.__struct_fields__) & {one.name for one in 
 
 
 class Link:
-    """The way to the front ends, and what is known of the loop: its time, its heartbeats."""
+    """Connection to the front ends, with the loop's timers and heartbeats."""
 
     def __init__(self, config: ProcessConfig) -> None:
         self.timers = step_timers(config.engine.debug.profile_steps, lambda text: self.send([LoadProgress(text)]))
@@ -85,7 +82,7 @@ class Link:
         self.send([Narration(tuple(lines))])
 
     def receive(self, *, block: bool) -> list[ToEngine]:
-        """See `FrontEnds.receive`."""
+        """Receive messages, and measure the time spent idle: see `FrontEnds.receive`."""
         timers = self.timers
         if block:
             self.activity.enter("idle")
@@ -98,7 +95,7 @@ class Link:
         return messages
 
     def rest(self, seconds: float) -> None:
-        """Do nothing, on purpose."""
+        """Sleep on purpose (for tests with slow steps), counted as idle time."""
         self.activity.enter("idle")
         self.timers.rest()
         time.sleep(seconds)
@@ -156,7 +153,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
 
 
 def _ranks_folder(config: ProcessConfig) -> Path:
-    """Without what an earlier process of the same place left when it was killed."""
+    """Return an empty folder for the ranks: files of a killed earlier process are removed."""
     folder = config.ranks_folder
     if folder != config.folder and config.engine.num_ranks > 1:
         shutil.rmtree(folder, ignore_errors=True)
@@ -188,7 +185,7 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
 
 
 def _milliseconds(file: Path) -> int:
-    """What stands in `file`; 0 without it."""
+    """Return the integer in `file`; 0 if it cannot be read."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
@@ -208,7 +205,7 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
 
 
 def failover_reason(loop: StepLoop) -> str:
-    """Return the error with which the scheduler, or a part of it, failed last; empty if none did."""
+    """Return the last error of the scheduler, or of a part of it; empty if none failed."""
     of_parts = [f"part {part}: {reason}" for part, reason in part_failures(loop.control_plane).items()]
     return of_parts[-1] if of_parts else loop.failover_reason
 
@@ -276,7 +273,7 @@ def _last_words(config: ProcessConfig, link: Link, reason: str, *, is_setting: b
 
 
 def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
-    """Called in a thread, because the loop may wait for ever."""
+    """Report the reason and exit with code 1. Runs in a thread of its own, because the loop may be stuck."""
     try:
         _last_words(config, link, reason)
     finally:
@@ -284,7 +281,7 @@ def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
 
 
 def import_engine() -> None:
-    """Import the engine that most have, before it is asked for."""
+    """Import the CPU engine ahead of time, since most servers use it."""
     from minisgl.engine import cpu_engine  # noqa: F401
 
 

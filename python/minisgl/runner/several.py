@@ -1,11 +1,9 @@
-"""Several engine processes behind a pool (`minisgl._rust.EnginePool`): what each gets of the machine (on a CPU its part
-of the threads and of the memory, else its CUDA devices, in order); starting them, starting one again that has died,
-ending them all. Front ends connect to the pool as if it were one engine process.
-
-Invariants: one engine gets what was asked for, unchanged; no device belongs to two engines; no child outlives its
-parent, `stop` or the `with` block; nothing is left in the file system; one that dies is started again as long as
-another runs, after a wait that doubles with each death in succession; the last one's death is the end.
-"""
+"""Several engine processes behind a pool (`minisgl._rust.EnginePool`): divides the machine among them (on a CPU threads
+and memory, else CUDA devices, in order), starts them, restarts one that has died, and ends them all. Front ends connect
+to the pool as if it were one engine process. Invariants: a single engine gets the configuration unchanged; no device
+belongs to two engines; no child outlives its parent, `stop` or the `with` block; no files are left; an engine that dies
+is restarted as long as another runs, after a delay that doubles with each successive death; the death of the last one
+is final."""
 
 from __future__ import annotations
 
@@ -41,8 +39,8 @@ TOOL_TIMEOUT_S = 20.0
 
 
 def num_cuda_devices() -> int:
-    """How many devices CUDA would find: as its variable says, else as the driver lists them, else as there are device
-    files."""
+    """Return the number of CUDA devices: from CUDA_VISIBLE_DEVICES, else from `nvidia-smi`, else from the device files.
+    """
     if (visible := envs.cuda_visible_devices()) is not None:
         names = [name.strip() for name in visible.split(",")]
         return next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))
@@ -57,7 +55,7 @@ def num_cuda_devices() -> int:
 
 
 def _devices(config: EngineConfig) -> int:
-    """How many CUDA devices engines may be dealt; 0: they compute on a CPU."""
+    """Return the number of CUDA devices for engines; 0 if they compute on a CPU."""
     if config.engine not in ("auto", "torch") or config.device not in ("auto", "cuda") or any(config.of_cpu_only()):
         return 0
     found = num_cuda_devices()
@@ -65,14 +63,15 @@ def _devices(config: EngineConfig) -> int:
 
 
 def with_number(config: ServerConfig) -> ServerConfig:
-    """With a number of engines for `auto`."""
+    """Return the configuration with `dp` as an integer; "auto" becomes the number of engines that the devices allow."""
     if config.dp != "auto":
         return config
     return msgspec.structs.replace(config, dp=max(1, _devices(config.engine) // config.engine.num_ranks))
 
 
 def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], str]:
-    """The configuration of each of `number` engines, and a line for the log. Raises `ConfigError`."""
+    """Return the configuration of each of `number` engines, and a line for the log. Raises `ConfigError` if there are
+    too few devices."""
     if number == 1:
         return [config], ""
     if config.engine in ("echo", "sim"):
@@ -108,7 +107,7 @@ STEADY_S = 30.0  # one that was ready for so long begins anew with the first wai
 
 
 def pool_class() -> Callable[[str], EnginePool]:
-    """The class in the extension. Raises `ConfigError` if there is none."""
+    """Return the extension's `EnginePool` class. Raises `ConfigError` if it is missing."""
     if why := why_missing():
         raise ConfigError(f"{NEED}: the pool of engines {NEEDS}: {why}")
     found: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
@@ -122,7 +121,7 @@ EVERY_POOL = {"watch": TIMES, "front_ends": RULES}
 
 
 def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> str:
-    """What the pool reads: JSON. `router` has fields of `routing.api.RouterConfig`."""
+    """Return the pool's configuration as JSON. `router` has the fields of `routing.api.RouterConfig`."""
     sockets = list(engines)
     router = {
         "policy": config.routing,
@@ -140,16 +139,16 @@ def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> st
 
 
 def _inflight_per_engine(config: ServerConfig) -> int:
-    """0 for any number; with API keys it is bounded in any case: shares hold where requests wait."""
+    """Return the limit of requests per engine, 0 for none. With API keys there always is one: their shares take effect
+    only among waiting requests."""
     if config.max_inflight_per_engine is not None or not config.api_keys:
         return config.max_inflight_per_engine or 0
     return 2 * _rows(config)
 
 
 def _inflight_per_key(config: ServerConfig, num_engines: int) -> int:
-    """Return how many requests a key may have in the engines that names no number: all rows but a sixteenth, which the
-    others find free, for an engine takes no row back; 0, which is any number, where there is no other key, or so few
-    rows that shares need each of them."""
+    """Return the default limit of running requests per API key: all rows but a sixteenth, which stays free for other
+    keys, since an engine never takes a row back. 0 (no limit) if there is no other key, or too few rows."""
     rows = min(_rows(config) * num_engines, config.max_inflight or sys.maxsize)
     num_owners = len(config.api_keys) + (config.api_key is not None)
     return 0 if num_owners < 2 or rows < LEAST_ROWS else most_of(rows)
@@ -161,7 +160,8 @@ def _rows(config: ServerConfig) -> int:
 
 @dataclass(slots=True)
 class Backoff:
-    """How long to wait before one is started again."""
+    """Delay before an engine is restarted. It doubles with each death, and starts anew after `STEADY_S` of readiness.
+    """
 
     wait_s: float = FIRST_WAIT_S
     ready_since: float | None = None
@@ -175,7 +175,8 @@ class Backoff:
 
 
 class EngineProcesses:
-    """Has what `serving` needs of an `EngineProcess`. Use `create`, and `with`."""
+    """Several engine processes and their pool, with the interface of `EngineProcess` that `serving` uses. Create it
+    with `create`, and use it in a `with` block."""
 
     def __init__(
         self,
@@ -201,7 +202,7 @@ class EngineProcesses:
 
     @classmethod
     def create(cls, config: ServerConfig) -> EngineProcesses:
-        """Raises `ConfigError`."""
+        """Prepare the engines of a server's configuration, without starting them. Raises `ConfigError`."""
         assert config.dp != "auto"
         make_pool = pool_class()
         shared, line = shares(config.engine, config.dp)
@@ -234,7 +235,7 @@ class EngineProcesses:
         return str(self.folder / SOCKET)
 
     def readings(self) -> Mapping[str, Any]:
-        """What the pool counted, and by which policy it chooses an engine."""
+        """Return the pool's counters and the routing policy."""
         assert self.pool is not None
         return {"routing": self.routing, **self.pool.readings()}
 
@@ -244,7 +245,8 @@ class EngineProcesses:
 
     @property
     def last_words(self) -> LastWords | None:
-        """Why the first of them ended that could say so. They are alike: a wrong setting is that of all."""
+        """Reason why the first ended engine that could write one ended; an invalid setting is reported without the
+        engine's number, because all share it. `None` if there is none."""
         for engine, child in enumerate(self._children):
             if (words := child.last_words) is not None:
                 return words if words.is_setting else LastWords(f"engine {engine}: {words.text}")
@@ -255,13 +257,15 @@ class EngineProcesses:
             child.start()
 
     def open(self) -> None:
-        """Let front ends in. Not before one comes: an engine that cannot start waits for somebody to tell."""
+        """Create the pool, so that front ends can connect. Call it when one is about to: an engine that cannot start
+        waits for a connection to report why."""
         self.pool = self._make_pool(child.socket for child in self._children)
 
     # ------------------------------------------------------------------------------------------------------ their life
 
     async def wait(self) -> int:
-        """Until one dies that nobody starts again: the exit code. After `keep` that is never: the pool tells."""
+        """Wait until an engine dies that is not restarted; return its exit code. Never returns after `keep`: the pool
+        reports deaths."""
         if self._keepers:
             await asyncio.Event().wait()
         ends = [asyncio.ensure_future(child.wait()) for child in self._children]
@@ -273,7 +277,7 @@ class EngineProcesses:
                 end.cancel()
 
     def heard(self, engine: int, state: str) -> None:
-        """What the pool says of one (`EngineState`)."""
+        """Handle an engine's state as reported by the pool (`EngineState`). A "silent" engine is killed."""
         self._ready[engine] = state == "ready"
         if state == "ready":
             self._backoffs[engine].ready_since = self._clock()
@@ -283,7 +287,7 @@ class EngineProcesses:
             self._children[engine].kill()
 
     def keep(self, say: Callable[[str], None]) -> None:
-        """From now on one that dies is started again; all were ready."""
+        """Restart engines that die from now on. Call it once all are ready."""
         now = self._clock()
         for backoff in self._backoffs:
             backoff.ready_since = now
@@ -313,13 +317,13 @@ class EngineProcesses:
             child.start()
 
     def leave(self) -> None:
-        """Start none again from now on. Idempotent."""
+        """Stop restarting engines. Idempotent."""
         for keeper in self._keepers:
             keeper.cancel()
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Wait for the children, which have a `Shutdown`, but not for one that is still starting; with `at_once` only
-        a little; then kill them. Removes the sockets."""
+        """Wait for the children, which have received a `Shutdown` (a short time with `at_once`), then kill them and
+        remove the sockets. A child that is still starting is killed at once."""
         self.leave()
         try:
             for engine, child in enumerate(self._children):
@@ -336,7 +340,7 @@ class EngineProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """If `stop` was not called."""
+        """Kill the children and remove the sockets, if `stop` was not called."""
         for child in self._children:
             child.kill()
         if self.pool is not None:

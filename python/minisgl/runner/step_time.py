@@ -1,9 +1,6 @@
-"""How many tokens the next steps may compute so that none takes longer than asked.
-
-The scheduler has no clock: it is told the outcome as an event, so a trace of its calls holds all that it decides by.
-
-Invariants: nothing is decided here but the numbers of a `TokenBudget`; without a measurement steps are small.
-"""
+"""Adapts the token budget of a step so that no step takes longer than requested. The scheduler has no clock: it gets
+the result as an event, so a trace of its calls has all inputs. Invariants: the only output is a `TokenBudget`; steps
+are small until one was measured."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ KEPT = 3  # measurements, of which the median counts: one that something else on
 
 
 class StepTime:
-    """`step_s`: seconds of a step while rows decode; None: any. `max_tokens`: those of a step, however fast it is.
-    Chunks are cut to borders of pages: a budget has half a page more, so that they are on average as long as there is
-    time for."""
+    """Controller of step times. `step_s`: limit in seconds while rows decode (`None`: no limit). `max_tokens`: token
+    limit of a step, however fast it is. Prefill chunks end at page boundaries, so half a page is added to a budget to
+    reach the limit on average."""
 
     def __init__(self, step_s: float | None, max_tokens: int, page_size: int = 1) -> None:
         self._step_s = step_s
@@ -38,7 +35,7 @@ class StepTime:
         """The last one."""
 
     def measured(self, plan: StepPlan, seconds: float) -> bool:
-        """A step took `seconds`; whether `budget` is another one now."""
+        """Record that the step of `plan` took `seconds`. Returns whether `budget` has changed."""
         before = self.budget
         if self._share.measured(plan, seconds):
             self.budget = replace(before, background=self._share.gain)
@@ -47,9 +44,9 @@ class StepTime:
         return self.budget != before
 
     def _measured(self, plan: StepPlan, seconds: float, step_s: float) -> None:
-        """What a token costs is taken from whole steps, the rows that decode with it and what a step costs whatever it
-        computes; it grows with the context. So the next step comes closer to its time whatever the costs consist of. A
-        step that was neither full nor late says nothing of a full one."""
+        """Update the cost per token from a whole step, including its decode rows and fixed costs; it grows with the
+        context. So the next step comes closer to its limit whatever the costs consist of. A step that was neither full
+        nor too long says nothing about a full one."""
         if plan.num_rows == plan.num_decode_rows:
             if plan.num_rows:
                 self._decode_s.append(seconds)
@@ -63,10 +60,9 @@ class StepTime:
         self.budget = TokenBudget(self._num_tokens(longest_s), self._num_tokens(ALONE * longest_s), self._share.gain)
 
     def _longest_s(self, step_s: float) -> float:
-        """Seconds that a step may take while rows decode. Each step reads all weights, and computes a token for each
-        that decodes, so that prompts would take much longer in steps that are hardly longer than that. So where the
-        machine is slow a step may take somewhat longer than asked for, and where decoding alone takes all of it,
-        prompts get as much again."""
+        """Return the limit in seconds of a step with decode rows. Each step reads all weights and decodes one token per
+        row, so prefill is inefficient in steps that are hardly longer than that. So on a slow machine a step may take
+        somewhat longer than requested, and if decoding alone takes all of the time, prompts get as much again."""
         decode_s = median_low(self._decode_s) if self._decode_s else 0.0
         return max(step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, MOST * step_s))
 

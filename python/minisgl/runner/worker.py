@@ -1,12 +1,9 @@
-"""An engine process of a rank above 0: `python -m minisgl.runner.worker`, started by `runner.ranks`.
-
-It reads a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until a
-`Stop` comes or stdin closes, which means that rank 0 is gone. It schedules nothing and samples nothing.
-
-Invariants: steps are launched in the order they came, each when no more are in flight than rank 0 had, so that a ring
-entry is not written while it is read, and a wipe comes where it came on rank 0; a step that failed is noticed even if
-no other comes; exit code 0 only after `Stop`; any other end says why on stdout first, if it can.
-"""
+"""The process of a tensor-parallel rank above 0: `python -m minisgl.runner.worker`, started by `runner.ranks`. It reads
+a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until a `Stop` arrives
+or stdin closes, which means that rank 0 has ended. It neither schedules nor samples. Invariants: steps are launched in
+order, each when no more are in flight than on rank 0, so that a ring entry is not written while it is read, and a reset
+comes at the same point as on rank 0; a failed step is noticed even if no other follows; exit code 0 only after `Stop`;
+any other end first writes the reason to stdout, if it can."""
 
 from __future__ import annotations
 
@@ -54,7 +51,8 @@ Jobs = queue.SimpleQueue[ToRank]
 
 
 def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
-    """Returns after `Stop`. Raises what loading or a dead engine raises; the process frees the rest."""
+    """Load the rank and run steps until `Stop`. Raises the error of loading or of a dead engine; resources are freed by
+    the process's end."""
     group = join_group(config.engine, config.rank, Path(config.rendezvous))
     engine = build_rank(config.engine, group, lambda *report: None)
     context = zmq.Context()
@@ -73,8 +71,8 @@ def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
 
 
 def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: Activity) -> None:
-    """Until `Stop`. `launched` is called with each step whose ring entry may be sent again. Raises what a dead engine
-    raises."""
+    """Run jobs until `Stop`. `launched` is called with each step whose ring entry may be reused. Raises the error of a
+    dead engine."""
     buffers: StepBuffers | None = None
     in_flight: deque[tuple[int, StepHandle]] = deque()
 
@@ -114,7 +112,7 @@ def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: 
 
 
 def _change_adapter(engine: Engine, job: RankAdapter) -> None:
-    """Rank 0 has read the same folder just now."""
+    """Load or unload an adapter. Rank 0 has just read it from the same folder, so it is valid."""
     assert isinstance(engine, Adapts)
     if job.folder is None:
         engine.remove_adapter(job.number)
@@ -123,7 +121,7 @@ def _change_adapter(engine: Engine, job: RankAdapter) -> None:
 
 
 def _receive(inbox: zmq.Socket[bytes], jobs: Jobs) -> None:
-    """Decode steps while the one before them runs."""
+    """Receive and decode jobs while the previous step runs. Ends the process on any error."""
     try:
         while True:
             jobs.put(decode(inbox.recv()))

@@ -345,7 +345,8 @@ class RadixTree:
             del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
 
     def _prune(self, node: Node) -> None:
-        """With recurrent layers, free `node` and its ancestors while they are unlocked leaves without a checkpoint."""
+        """Free `node` and its ancestors while they are unlocked leaves without a checkpoint. Does nothing without
+        recurrent layers."""
         while self.checkpoints is not None and node.is_evictable_leaf and node.checkpoint == NO_CHECKPOINT:
             parent = node.parent
             self._trim(node, len(node.pages))
