@@ -1,7 +1,5 @@
-"""The connection to an engine process, on one event loop.
-
-Invariants: nothing here waits; frames leave in order; what came stays in the socket until it is asked for.
-"""
+"""Connection to an engine process, on one event loop. Invariants: no call blocks; frames are sent in order; received
+data stays in the socket until it is read."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ LINGER_S = 0.5
 
 
 class EngineSocket:
-    """`open` first. `address`: ipc://PATH."""
+    """Non-blocking socket to an engine process. `address` is ipc://PATH. Call `open` first."""
 
     def __init__(self, address: str) -> None:
         self._path = address.removeprefix("ipc://")
@@ -30,7 +28,7 @@ class EngineSocket:
         self._unsent = bytearray()
 
     def open(self, on_readable: Callable[[], None]) -> None:
-        """Connect as soon as somebody listens; `on_readable` is called while there is something to read."""
+        """Connect as soon as the engine process listens. `on_readable` is called while there is data to read."""
         self._loop = asyncio.get_running_loop()
         self._on_readable = on_readable
         self._connect()
@@ -51,7 +49,7 @@ class EngineSocket:
         self._send()
 
     def write(self, frame: bytes) -> None:
-        """Soon and in order; what is not taken yet is kept."""
+        """Send a frame, in order; unsent bytes are queued."""
         waits = bool(self._unsent)
         self._unsent += framed(frame)
         if not waits:
@@ -74,11 +72,12 @@ class EngineSocket:
 
     @property
     def holds_bytes(self) -> bool:
-        """Whether something was taken out of the socket that `read` has not returned."""
+        """Whether data was read from the socket that `read` has not returned yet."""
         return not self._frames.is_empty
 
     def read(self) -> bytes | None:
-        """The next frame; None if it is not here yet. Raises `EOFError` behind the last, and `MessageError`."""
+        """Return the next frame, or `None` if it is not complete yet. Raises `EOFError` at the end of the connection,
+        and `MessageError`."""
         while (frame := self._frames.next()) is None:
             if self._socket is None:
                 return None
@@ -94,12 +93,12 @@ class EngineSocket:
         return frame
 
     def stop_reading(self) -> None:
-        """Idempotent."""
+        """Stop calling `on_readable`. Idempotent."""
         if self._loop is not None and self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
 
     def close(self) -> None:
-        """Close the socket. What was written and not sent has half a second. Idempotent."""
+        """Close the socket, after half a second at most for unsent data. Idempotent."""
         if self._retry is not None:
             self._retry.cancel()
         if self._loop is None or self._socket is None:

@@ -1,8 +1,5 @@
-"""A model's own sampling defaults: generation_config.json as fields of `SamplingParams`.
-
-Invariants: what it returns passes `SamplingParams.check`; without the file, or a field of it, nothing changes, but for
-the embedded model.
-"""
+"""A model's own sampling defaults: generation_config.json as fields of `SamplingParams`. Invariants: the result passes
+`SamplingParams.check`; a missing file or field changes nothing, except for the embedded model."""
 
 from __future__ import annotations
 
@@ -29,10 +26,9 @@ _FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
 
 
 def read_defaults(model_dir: str | Path | None, choice: GenerationConfig, model: str) -> Mapping[str, Any]:
-    """Return the fields of `SamplingParams` for requests that leave them out; none for the choice `none`.
-
-    `model` is what --model names, `model_dir` the folder of its texts. `do_sample` false means temperature 0, `top_k` 0
-    means all. Raises `ConfigError` for a value that cannot be."""
+    """Return the defaults of `SamplingParams` fields that requests omit; empty for the choice `none`. `model` is the
+    value of --model, `model_dir` the folder of its files. `do_sample` false means temperature 0, `top_k` 0 means all.
+    Raises `ConfigError` for an invalid value."""
     if model_dir is None or choice == "none":
         return {}
     if model == MODEL_SMOLLM2 and not Path(model).exists():  # else it is the user's own folder
@@ -69,5 +65,5 @@ def _number(name: str, value: Any, kind: type) -> Any:
 
 
 def show_defaults(defaults: Mapping[str, Any]) -> str:
-    """For the log: `temperature 0.6, top_p 0.9`."""
+    """Return the defaults for the log, such as `temperature 0.6, top_p 0.9`."""
     return ", ".join(f"{name} {value:g}" for name, value in defaults.items())

@@ -1,8 +1,6 @@
-"""From the tokens of steps to the text of requests: stop strings, log probabilities, finish reasons, usage.
-
-Invariants: a request's text does not depend on how many of its tokens come at once; a subscriber is notified once of
-all that came for its requests; tokens that nobody takes cost nothing but their place.
-"""
+"""Turns the tokens of steps into the text of requests: stop strings, log probabilities, finish reasons, usage.
+Invariants: a request's text does not depend on how its tokens are grouped; a subscriber is notified once for all new
+output of its requests; tokens that are not taken cost only memory."""
 
 from __future__ import annotations
 
@@ -28,7 +26,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token with its log probability (None for the first of a prompt) and the most likely ones in its place."""
+    """A token with its log probability (`None` for a prompt's first token) and the most likely tokens at its position.
+    """
 
     token_id: int
     logprob: float | None
@@ -37,7 +36,7 @@ class Logprob:
 
 @dataclass(slots=True)
 class Delta:
-    """New text of one request; `finish_reason` ("stop", "length", "abort", "error") with the last one."""
+    """New text of one request. `finish_reason` ("stop", "length", "abort" or "error") is set in the last one."""
 
     index: int
     text: str
@@ -47,7 +46,8 @@ class Delta:
 
 @dataclass(slots=True)
 class Before:
-    """What another server generated of a choice: with `ended` all of it. `cached_len`: what was cached there."""
+    """Tokens of a choice that another server has generated: all of them if `ended`. `cached_len` are the prompt tokens
+    that were cached there."""
 
     tokens: list[int]
     cached_len: int | None
@@ -55,7 +55,8 @@ class Before:
 
 
 class Subscriber:
-    """Who is notified of one or more requests: `notify` takes what came, and must not raise."""
+    """Callback for the output of one or more requests. `notify()` is called when output has arrived; it collects the
+    output itself and must not raise."""
 
     __slots__ = ("is_due", "notify")
 
@@ -65,9 +66,9 @@ class Subscriber:
 
 
 class RequestState:
-    """One request in an engine: what came for it, and its text so far. `sampling` is resolved (`request_states`); `key`
-    is the number of its caller's API key; `shown`: special tokens that are part of its text; `formats`: how its answer
-    is taken apart, None if it is its text."""
+    """State of one request in an engine: its new output and its text so far. `sampling` is resolved (`request_states`);
+    `key` is the index of its API key; `shown` are special tokens that appear in its text; `formats` say how the text is
+    parsed (`None`: not at all)."""
 
     __slots__ = (
         "_num_reported",
@@ -133,7 +134,7 @@ class RequestState:
         self._stream = tokenizer.new_stream(sampling.stop, shown, sampling.min_tokens, formats)
 
     def take(self) -> Delta | None:
-        """The text of what came since the last call; None if there is nothing to show."""
+        """Return the text of the output since the last call; `None` if there is nothing to show."""
         tokens, reason, logprobs = self.tokens, self.reason, self.logprobs
         if self.finish_reason is not None or not (tokens or reason):
             return None
@@ -156,16 +157,17 @@ class RequestState:
 
     @property
     def matched_stop(self) -> str | None:
-        """The stop string that ended it."""
+        """Stop string that ended the request, or `None`."""
         return self._stream.matched_stop
 
     def new_token_ids(self) -> list[int]:
-        """Those of `token_ids` that came since this was asked before."""
+        """Return the items of `token_ids` that were added since the last call."""
         found, self._num_reported = self.token_ids[self._num_reported :], len(self.token_ids)
         return found
 
     def prompt_tokens(self) -> list[Logprob]:
-        """The prompt with its log probabilities, once the first token is there. Its first token has none."""
+        """Return the prompt's tokens with their log probabilities, complete once the first token is generated. The
+        first has none."""
         prompt = self.prompt.tolist()
         found = [Logprob(token, None, ()) for token in prompt]
         for chunk in self.prompt_logprobs.values():
@@ -176,8 +178,8 @@ class RequestState:
 
 
 class OutputProcessor:
-    """The live requests of one engine. `process` adds what a step brings to their states; the subscribers whose turn it
-    is then come with `notify`, and take the text of their states."""
+    """The live requests of one engine. `process` adds a step's output to their states; `notify` then calls their
+    subscribers, which take the text."""
 
     def __init__(self) -> None:
         self.live: dict[int, RequestState] = {}
@@ -190,7 +192,7 @@ class OutputProcessor:
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody is to be notified."""
+        """Whether a subscriber waits for its notification."""
         return bool(self._due)
 
     def add(self, state: RequestState, req_id: int, *, background: bool = False) -> None:
@@ -207,7 +209,7 @@ class OutputProcessor:
         self._waits(state, 1)
 
     def remove(self, state: RequestState) -> bool:
-        """What still comes for it is dropped. False if it has ended."""
+        """Remove a request and drop its further output. Returns False if it has ended."""
         if self.live.pop(state.req_id, None) is None:
             return False
         self.num_background -= state.background
@@ -215,7 +217,7 @@ class OutputProcessor:
         return True
 
     def waiting_for(self, key: int) -> tuple[int, int]:
-        """Return the requests that wait of an API key's number, and the tokens of their prompts."""
+        """Return how many requests of an API key wait for their first step, and the tokens of their prompts."""
         return self._waiting_of.get(key, (0, 0))
 
     def remove_all(self) -> list[RequestState]:
@@ -226,7 +228,7 @@ class OutputProcessor:
         return found
 
     def fail(self, error: str) -> None:
-        """The engine is gone: everything that lives ends, and whoever has something to take is notified."""
+        """End all requests with `error`, because the engine is gone, and notify every subscriber with output."""
         due = dict.fromkeys(self._due)
         for state in self.remove_all():
             state.error = error
@@ -252,7 +254,8 @@ class OutputProcessor:
     # ----------------------------------------------------------------------------------------------------- outputs
 
     def process(self, message: StepTokens) -> None:
-        """Add what a step brought to the states of its requests. Raises `ValueError` for arrays that do not fit."""
+        """Add the output of a step to the states of its requests. Raises `ValueError` if the lengths of its arrays
+        differ."""
         live = self.live
         if message.admitted_ids:
             self._admitted(message)
@@ -295,7 +298,7 @@ class OutputProcessor:
                     self.queue.observe(time.monotonic() - state.sent_at)
 
     def notify(self, most: int | None = None) -> None:
-        """Up to `most` subscribers for whom something came; all by default."""
+        """Notify up to `most` subscribers with new output; `None`: all of them."""
         due = self._due
         for _ in range(len(due) if most is None else min(len(due), most)):
             subscriber = due.popleft()
@@ -316,9 +319,9 @@ def request_states(
     shown: frozenset[int] = frozenset(),
     formats: Formats | None = None,
 ) -> list[RequestState]:
-    """`sampling.n` requests of each prompt; number i * n + j belongs to prompt i. Each has its own seed and a limit,
-    which `min_tokens` cannot exceed either. `lengths`: these limits, by prompt, where they are known. `by_prompt`: the
-    parameters of each prompt, where they differ."""
+    """Return `sampling.n` states for each prompt; state i * n + j belongs to prompt i. Each has its own seed and a
+    token limit, which also limits `min_tokens`. `lengths`: known limits, by prompt. `by_prompt`: each prompt's own
+    parameters."""
     drawn = secrets.randbits(63)
     states: list[RequestState] = []
     for i, prompt in enumerate(prompts):
@@ -338,7 +341,7 @@ def request_states(
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
-    """Its `bad_words` as the engine knows them. Raises what `Tokenizer.encode` does."""
+    """Return the parameters with `bad_words` as token ids. Raises the errors of `Tokenizer.encode`."""
     if not sampling.bad_words:
         return sampling
     found = bad_token_ids(tokenizer, sampling.bad_words, vocab_size)

@@ -1,9 +1,6 @@
-"""Which tokens' hidden states a model's own embeddings are made of, and what texts begin with: modules.json,
-1_Pooling/config.json and config_sentence_transformers.json, as sentence-transformers writes them; the second as an
-imported GGUF file has it, too.
-
-Invariants: a model whose files ask for anything else than what is computed has none.
-"""
+"""A model's own pooling of hidden states for embeddings, and its prompt prefixes: modules.json, 1_Pooling/config.json
+and config_sentence_transformers.json in the format of sentence-transformers; imported GGUF files have the second, too.
+Invariants: a model whose files require anything that is not implemented has no pooling."""
 
 from __future__ import annotations
 
@@ -26,8 +23,8 @@ class Pooling(NamedTuple):
 
 
 def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
-    """The pooling that the folder says, or the mean where its files say nothing. `has_dense`: the engine computes dense
-    layers."""
+    """Return the pooling in the model's folder, mean pooling if its files name none. `has_dense`: the engine supports
+    dense layers."""
     folder = Path(model_dir or "none")
     computed = _COMPUTED if has_dense else _COMPUTED - {"Dense"}
     try:
@@ -48,18 +45,18 @@ def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
 
 
 class Prompts(NamedTuple):
-    """What texts begin with, by name. `default`: for requests that name none."""
+    """Prefixes of texts for embeddings, by name. `default` is the name for requests without one."""
 
     texts: Mapping[str, str]
     default: str | None
 
     def of(self, name: str | None) -> str:
-        """Raises `KeyError` for a name that the model does not know."""
+        """Return the prefix for `name`, or the default one for `None`. Raises `KeyError` for an unknown name."""
         name = self.default if name is None else name
         return "" if name is None else self.texts[name]
 
     def of_a_search(self) -> tuple[str, str]:
-        """What a query and what a document begin with, by the names that models have for them."""
+        """Return the prefixes for a query and for a document, by the names that models commonly use."""
         query = next((self.texts[name] for name in ("query", "search_query", "s2p_query") if name in self.texts), None)
         names = ("document", "passage", "search_document")
         document = next((self.texts[name] for name in names if name in self.texts), None)
@@ -67,7 +64,7 @@ class Prompts(NamedTuple):
 
 
 def own_prompts(model_dir: str | None) -> Prompts:
-    """The prompts that the folder says; none where its file does not say any."""
+    """Return the prefixes in the model's folder; empty if its file has none."""
     try:
         raw = _read(Path(model_dir or "none") / PROMPTS, {})
         texts = {str(name): str(text) for name, text in (raw.get("prompts") or {}).items() if text is not None}

@@ -1,7 +1,5 @@
-"""Adapters that are loaded, and prefixes that are computed and pinned, before a server takes requests.
-
-Invariants: all that were asked for, or an error that says which and why not.
-"""
+"""Loads adapters, and computes and pins prefixes, before a server accepts requests. Invariants: either all are there,
+or an error names the one that failed and why."""
 
 from __future__ import annotations
 
@@ -15,13 +13,14 @@ from minisgl.tokenizer import NotEncodable, Tokenizer, TooManyTokens
 
 
 class NotKept(RuntimeError):
-    """A prefix cannot be kept, or an adapter not loaded."""
+    """Error for a prefix that cannot be kept, or an adapter that cannot be loaded."""
 
 
 async def load_adapters(
     client: ProcessClient, adapters: Sequence[tuple[str, str]], report: Callable[[str, int, int], None]
 ) -> None:
-    """`adapters`: names and folders. Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
+    """Load adapters, given as names and folders, on all engines. `report` is a `progress.Report`. Raises `NotKept`,
+    `EngineGone`."""
     book = client.adapters
     found = [book.load(name, path) for name, path in adapters]
     for i, adapter in enumerate(found):
@@ -39,7 +38,8 @@ async def warm(
     max_seq_len: int,
     report: Callable[[str, int, int], None],
 ) -> None:
-    """`texts`, or their tokens. Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
+    """Compute and pin prefixes, given as text or token ids, on all engines. `report` is a `progress.Report`. Raises
+    `NotKept`, `EngineGone`."""
     book, found = client.prefixes, []
     for i, text in enumerate(texts):
         try:

@@ -1,11 +1,7 @@
-"""What is too much to ask for: bounds on sources that are looked at before the library sees them.
-
-Compiling cannot be cancelled. The library has limits of its own, counted and not timed, and check.py sets them low;
-here is what they do not reach. The automaton of a `multipleOf` has as many states as its digits say, and the engine
-pays for the whole rest of a literal at each of its tokens.
-
-Invariants: an error names the place; no bound depends on the machine or on what else runs.
-"""
+"""Size limits of grammar sources, checked before the grammar library sees them. Compilation cannot be cancelled. The
+library has its own limits, on counts and not on time, and check.py sets them low; this module covers the rest: the
+automaton of a `multipleOf` has as many states as its digits say, and the engine pays for the whole rest of a literal at
+each of its tokens. Invariants: an error names the path; no limit depends on the machine or its load."""
 
 from __future__ import annotations
 
@@ -54,10 +50,10 @@ def checked_choice(texts: list[str], field: str) -> list[str]:
 
 
 def checked_lark(text: str, field: str, served: Callable[[Any], Any] = lambda schema: schema) -> str:
-    """Schemas in it are bounded like others, and like them without the library's options; `served`: what is made of
-    each. What would set these for the
-    grammar, or says by number which tokens come, is refused; so are `A & B` and `~A`: whether anything is
-    left of them is found by going through all of their states, for minutes, whatever the library's limits are."""
+    """Check a Lark grammar and return it. Embedded schemas have the usual limits, and no library options; `served`
+    rewrites each. Raises `ParamError` for grammar-wide options, tokens named by id, and the operators `A & B` and `~A`:
+    whether those match anything takes a search through all their states, for minutes, whatever the library's limits
+    are."""
     pieces, at = list[str](), 0
     while found := _LEXEME.search(text, at):
         pieces.append(text[at : found.end()])
@@ -85,7 +81,8 @@ def checked_lark(text: str, field: str, served: Callable[[Any], Any] = lambda sc
 
 
 def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
-    """`value`, or what its text says, without what would set the library's options."""
+    """Check a schema, given as an object, a boolean or JSON text, and return it without library options. Raises
+    `ParamError`."""
     if isinstance(value, str):
         check_size(value, field)
         try:
@@ -118,7 +115,7 @@ def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
 
 
 def walk(value: Any) -> Iterator[tuple[tuple[str, ...], str, Any]]:
-    """Every entry of every object and list below, in its order: its path, its own name, its value."""
+    """Yield the path, the name and the value of every entry of every object and list in `value`, parents first."""
     todo: list[tuple[tuple[str, ...], Any]] = [((), value)]
     while todo:
         path, value = todo.pop()
@@ -129,26 +126,26 @@ def walk(value: Any) -> Iterator[tuple[tuple[str, ...], str, Any]]:
 
 
 def num_states(multiple: float) -> int:
-    """Return the states of an automaton that takes the multiples of a number: a power of ten has none of its own."""
+    """Return the number of states of an automaton for the multiples of a number; a power of ten adds none."""
     digits = "".join(map(str, Decimal(str(multiple)).as_tuple().digits)).strip("0")
     return int(digits or "1")
 
 
 def has_too_many_digits(multiple: float) -> bool:
-    """Return whether the library's numbers have no such `multipleOf`: 32 bits, and few places behind the point."""
+    """Return whether the library cannot represent a `multipleOf`: it has 32 bits, and few decimal places."""
     exponent = Decimal(str(multiple)).normalize().as_tuple().exponent
     num_places = max(0, -int(exponent))
     return num_places > MAX_PLACES or Decimal(str(multiple)).scaleb(num_places) >= 1 << 32
 
 
 def combines(schema: Any) -> bool:
-    """Return whether a schema may say several things of one value."""
+    """Return whether a schema may apply several subschemas to one value."""
     return any(name in _COMBINING for _, name, _ in walk(schema))
 
 
 def are_too_many(states: Sequence[int], combined: bool) -> bool:
-    """Return whether multiples with so many states are too many together. `combined`: two of them may be in one place,
-    where they are one of their least common multiple."""
+    """Return whether multiples with these state counts are too many together. `combined`: two may apply to one value,
+    which needs the states of their least common multiple."""
     return sum(states) > MAX_MULTIPLE or (combined and math.lcm(*states) > MAX_MULTIPLE)
 
 

@@ -1,11 +1,8 @@
-"""From what a client wrote to a grammar, or to an error that says what is wrong with it and where.
-
-Compiling cannot be cancelled, so bounds come first, then the library: it reads the grammar and begins an answer with
-it, on an alphabet of bytes. The engine compiles once more, with its own vocabulary.
-
-Invariants: what the library cannot do is obeyed in other words (schemas.py), left out and named, or refused; nothing
-of a client turns the library's checks off; whatever is sent, the answer comes within two seconds.
-"""
+"""Turns a client's grammar source into a grammar, or into an error that says what is wrong and where. Compilation
+cannot be cancelled, so limits come first, then the library: it parses the grammar and starts an output with it, on an
+alphabet of bytes. The engine compiles it again with its own vocabulary. Invariants: what the library does not support
+is rewritten (schemas.py), left out and reported, or refused; no client input disables the library's checks; any input
+is answered within two seconds."""
 
 from __future__ import annotations
 
@@ -50,13 +47,14 @@ _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """`text`: as `SamplingParams.grammar` has it."""
+    """A checked grammar: `text` is the value for `SamplingParams.grammar`, `left_out` the schema fields that are not
+    enforced."""
 
     text: str
     left_out: tuple[str, ...] = ()
 
     def named(self) -> tuple[str, ...]:
-        """Return the fields of `left_out` for a header: few of them, without characters that mean something there."""
+        """Return the fields of `left_out` for an HTTP header: a limited number, without special characters."""
         fields = (re.sub(r"[^!-+\--~]", "_", one)[:MAX_NAME] for one in self.left_out)
         found = list(dict.fromkeys(fields))
         return (*found[:MAX_NAMED], *([f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else ()))
@@ -69,8 +67,8 @@ def grammar_of(source: GrammarSource) -> Made:
 
 
 def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None = None) -> GrammarSource:
-    """Within bounds, with a value that `pieces.piece` takes: a schema as an object, a grammar in Lark's notation.
-    `without`: keywords that the library refused. Raises `ParamError`."""
+    """Return `source` within the limits and in the form that `pieces.piece` takes: a schema as an object, a grammar in
+    Lark. `without`: keywords that the library refused. Raises `ParamError`."""
     value, left_out = source.value, list[str]()
 
     def served_schema(given: Any) -> Any:
@@ -93,8 +91,8 @@ def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None 
 
 
 def taken(source: GrammarSource) -> GrammarSource:
-    """Return `source` checked, as the library takes it: without the keywords that it refuses, unless `strict` wants
-    them. Takes up to seconds. Raises `ParamError`."""
+    """Return `source` checked and accepted by the library: without the keywords that it refuses, unless `strict`
+    requires them. Takes up to seconds. Raises `ParamError`."""
     without = dict[str, frozenset[str]]()
     while True:
         found = checked(source, without)
@@ -110,7 +108,7 @@ def taken(source: GrammarSource) -> GrammarSource:
 
 
 def _refused(reason: str, schema: Any) -> dict[str, frozenset[str]]:
-    """Return the keywords for which the library does not take a schema, with their values, if it can do without."""
+    """Return the keywords for which the library refuses a schema, with their values, if they can be left out."""
     for words, names in _REFUSALS:
         if not re.search(words, reason):
             continue
@@ -133,12 +131,13 @@ def _grammar_of(schema: Any) -> str:
 
 
 def _is_empty(schema: Any) -> bool:
-    """Return whether nothing fits a schema of strings."""
+    """Return whether a schema of strings matches no value."""
     return not why_missing() and bool(re.search("Unsatisfiable|is empty", _reason(_grammar_of(schema))))
 
 
 def validate(grammar: str, field: str, value: object = None) -> None:
-    """Whether the library takes it. `value`: what the client wrote in `field`, for the error. Raises `ParamError`."""
+    """Raise `ParamError` if the library refuses the grammar. `value` is what the client sent in `field`, for the error.
+    """
     if why_missing():
         raise ParamError(field, value, f"the compiler of grammars {NEEDS}: {HOW_TO_BUILD}", "unsupported_value")
     if reason := _reason(grammar):
@@ -146,7 +145,7 @@ def validate(grammar: str, field: str, value: object = None) -> None:
 
 
 def _reason(grammar: str) -> str:
-    """Why not; empty if it does. Most grammars come again: what was found is kept, not the grammar."""
+    """Return why the library refuses the grammar; empty if it accepts it. Results are cached by digest."""
     key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
     with _lock:
         if (known := _known.get(key)) is not None:
@@ -166,7 +165,7 @@ def _found(grammar: str) -> str:
 
 
 def _brief(text: str) -> str:
-    """Without the grammar itself, on one line."""
+    """Shorten an error of the library to one line, without the grammar itself."""
     head = text.split("\n   1 |", 1)[0].split("<non-verbose/>", 1)[0].strip()
     if head == "NoExtensionBias":
         head = "nothing can satisfy it"
@@ -176,7 +175,7 @@ def _brief(text: str) -> str:
 
 
 def _as_lark(text: str, field: str) -> str:
-    """Return a grammar that is in Lark or in llama.cpp's GBNF as Lark. Raises `ParamError`."""
+    """Return a grammar in Lark or llama.cpp's GBNF as Lark. Raises `ParamError`."""
     if _IS_LARK.search(text):
         return text
     if missing("llguidance"):

@@ -1,9 +1,7 @@
-"""Work on grammars in threads beside the loop: grammars are compiled, and masks that take long are made.
-
-Invariants: a grammar is compiled once for all requests that have it; each of them gets a copy that shares nothing, so
-that what breaks one breaks no other; before the first grammar nothing is imported or built; what nobody waits for any
-more is not begun; nothing raises: what is wrong with a grammar is its answer.
-"""
+"""Compiles grammars, and computes slow masks, in threads besides the step loop. Invariants: a grammar is compiled once
+for all requests that have it; each request gets an independent copy, so that an error in one affects no other; nothing
+is imported or built before the first grammar; work that no request waits for is not started; nothing raises: an error
+in a grammar is part of the result."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ NUM_MASKING = max(1, min(4, (os.cpu_count() or 1) // 4))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """A matcher that a request may go on with."""
+    """Result for a request: a matcher that it can use, or the error."""
 
     key: int
     matcher: Matcher | None
@@ -45,7 +43,7 @@ class _Job:
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """Jobs of a kind, and the threads that do them."""
+    """A job queue and the threads that work on it."""
 
     name: str
     num_threads: int
@@ -55,8 +53,8 @@ class _Lane:
 
 
 class GrammarCompiler:
-    """For the model of a folder, or the echo tokenizer without one. `wake` is called, in a thread, when there is
-    something to take. `threaded` False works in `submit` and `prepare`, for tests that want no concurrency."""
+    """Grammar compiler for the model in `model_dir`, or for the echo tokenizer if that is `None`. `wake` is called in a
+    thread when there is a result. `threaded` False does the work in `submit` and `prepare`, for deterministic tests."""
 
     def __init__(
         self,
@@ -85,7 +83,7 @@ class GrammarCompiler:
         self._done: list[Compiled] = []
 
     def submit(self, key: int, grammar: str) -> None:
-        """A matcher of `grammar` is wanted. `key` is new."""
+        """Start compiling `grammar`. `key`, which must be new, identifies the result."""
         with self._changed:
             job = self._by_grammar.get(grammar)
             if job is not None:
@@ -96,23 +94,23 @@ class GrammarCompiler:
         self._add(self._compiling, key, job)
 
     def prepare(self, key: int, matcher: Matcher) -> None:
-        """Its next mask takes long. `key` is new."""
+        """Compute the slow next mask of `matcher`. `key`, which must be new, identifies the result."""
         self._add(self._masking, key, _Job(deque([key]), matcher=matcher))
 
     def cancel(self, key: int) -> None:
-        """It is never taken, and not begun if nobody else waits for the same. What is under way is done to its end."""
+        """Cancel the result for `key`. A job that no other key waits for is not started; a running one finishes."""
         with self._changed:
             job = self._jobs.pop(key, None)
             if job is not None and key in job.keys:
                 job.keys.remove(key)
 
     def wait(self) -> None:
-        """Until there is something to take. Only with something submitted."""
+        """Block until there is a result. Call it only with work submitted."""
         with self._changed:
             self._changed.wait_for(lambda: self._done)
 
     def take(self) -> list[Compiled]:
-        """What is done."""
+        """Return the results since the last call."""
         if not self._jobs:
             return []
         with self._changed:
@@ -121,7 +119,7 @@ class GrammarCompiler:
         return found
 
     def close(self) -> None:
-        """End the threads, behind what they are at. Idempotent."""
+        """Stop the threads after their current jobs. Idempotent."""
         with self._changed:
             self._wake = lambda: None
             self._closed = True
@@ -178,7 +176,7 @@ class GrammarCompiler:
                 self._by_grammar.pop(job.grammar, None)
 
     def _finish(self, job: _Job, matcher: Matcher | None, error: str = "") -> None:
-        """Who waits longest gets what it waits for; all of them an error."""
+        """Give the result to the key that has waited longest; an error to all keys of the job."""
         with self._changed:
             for _ in range(len(job.keys) if error else min(1, len(job.keys))):
                 self._done.append(Compiled(job.keys.popleft(), matcher, error))
@@ -186,7 +184,8 @@ class GrammarCompiler:
         self._wake()
 
     def _start(self, grammar: str) -> Matcher:
-        """At the start of the grammar, with its first mask. Nobody moves it: it is copied."""
+        """Return the matcher at the start of the grammar, with its first mask. It is cached and only copied, never
+        advanced."""
         with self._changed:
             if (kept := self._kept.get(grammar)) is not None:
                 self._kept.move_to_end(grammar)

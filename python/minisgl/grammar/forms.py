@@ -1,7 +1,5 @@
-"""Whether the keywords of a JSON schema have the forms that they must have.
-
-Invariants: null is any keyword's form and asks for nothing; what describes is not looked at; an error names the place.
-"""
+"""Checks the types of JSON schema keywords. Invariants: null is valid for every keyword and has no effect; annotations
+are not checked; an error names the path."""
 
 from __future__ import annotations
 
@@ -53,8 +51,8 @@ _FORMS: dict[str, _Form] = {
 
 
 def check_forms(schema: Any, field: str) -> dict[int, tuple[str, ...]]:
-    """Return where each schema is that is an object, by its identity. Raises `ParamError` for the first keyword that
-    has another form."""
+    """Return the path of each object schema, by its identity. Raises `ParamError` for the first keyword with an invalid
+    value."""
     logic, places = Logic(schema), dict[int, tuple[str, ...]]()
     todo: list[tuple[tuple[str, ...], Any]] = [((), schema)]
     referenced: list[tuple[tuple[str, ...], Any]] = []  # maybe where no keyword leads

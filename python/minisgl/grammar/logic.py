@@ -1,7 +1,5 @@
-"""What JSON schemas have to do with each other: which values they leave, whether they exclude each other, what the
-opposite of one is.
-
-Invariants: an answer is exact or "unknown" (None, False, all types), never a guess, after a bounded number of steps.
+"""Logic of JSON schemas: which values a schema allows, whether two exclude each other, what the negation is.
+Invariants: a result is exact or "unknown" (`None`, False, all types), never a guess, after a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ _COMBINING = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Return whether JSON has them as one value: 1 is 1.0, and not true."""
+    """Return whether two values are equal in JSON: 1 equals 1.0, and not true."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
@@ -55,12 +53,12 @@ def is_equal(a: Any, b: Any) -> bool:
 
 
 def one_of(texts: Collection[str]) -> str:
-    """Return a pattern that these texts match."""
+    """Return a pattern that matches exactly these texts."""
     return f"^(?:{'|'.join(map(_escaped, texts))})$" if texts else "^[^\\s\\S]$"
 
 
 def none_of(texts: Iterable[str]) -> str:
-    """Return a pattern that all other texts match."""
+    """Return a pattern that matches all texts but these."""
     return f"^(?:{_but_for(sorted(set(texts)))})$"
 
 
@@ -79,7 +77,7 @@ def _escaped(text: str) -> str:
 
 
 class Logic:
-    """Questions about the schemas below `root`, where references lead."""
+    """Answers questions about the schemas in `root`, which references resolve to."""
 
     def __init__(self, root: Any) -> None:
         self._root = root if isinstance(root, Mapping) else {}
@@ -90,7 +88,7 @@ class Logic:
     # ------------------------------------------------------------------------------------------------- references
 
     def target(self, reference: Any) -> Any:
-        """Return the schema that it leads to; None: unknown."""
+        """Return the schema that a reference leads to; `None` if it is unknown."""
         found = self._root
         if (pointer := self.pointer(reference)) is None:
             return None
@@ -105,7 +103,7 @@ class Logic:
         return found
 
     def pointer(self, given: Any) -> str | None:
-        """Return the pointer into the schema for a reference; None: it leads elsewhere."""
+        """Return the JSON pointer for a reference within the schema; `None` if it leads elsewhere."""
         if not isinstance(given, str):
             return None
         reference: str = given
@@ -128,7 +126,7 @@ class Logic:
         return found[0] if len(found) == 1 else None
 
     def names(self) -> list[str]:
-        """Return the properties that the whole schema names, at most `MAX_NAMES`."""
+        """Return the property names in the whole schema, at most `MAX_NAMES`."""
         if self._names is None:
             found: dict[str, None] = {}
             todo = [self._root]
@@ -143,7 +141,7 @@ class Logic:
         return self._names
 
     def resolved(self, given: Any) -> Any:
-        """Return the schema behind references that stand alone, without what only describes."""
+        """Resolve a schema that consists of a reference only, and return it without annotations."""
         for _ in range(MAX_DEPTH):
             if not isinstance(given, Mapping):
                 return given
@@ -168,7 +166,7 @@ class Logic:
     # ------------------------------------------------------------------------------------------------------ values
 
     def types(self, given: Any, depth: int = 0) -> frozenset[str]:
-        """Return the types that values may have."""
+        """Return the types that the schema's values may have."""
         if given is False:
             return frozenset()
         if not isinstance(given, Mapping) or not self._goes_on(depth):
@@ -192,7 +190,7 @@ class Logic:
         return found
 
     def values(self, given: Any, depth: int = 0) -> list[Any] | None:
-        """Return a list with all values that fit, and maybe others; None: unknown."""
+        """Return a list that contains all values that fit, and maybe others; `None` if there is no such list."""
         if given is False:
             return []
         if not isinstance(given, Mapping) or not self._goes_on(depth):
@@ -214,7 +212,7 @@ class Logic:
     # ---------------------------------------------------------------------------------------------------- disjoint
 
     def is_disjoint(self, a: Any, b: Any, depth: int = 0) -> bool:
-        """Return whether certainly nothing fits both."""
+        """Return whether certainly no value fits both schemas."""
         if a is False or b is False:
             return True
         if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or not self._goes_on(depth):
@@ -241,7 +239,7 @@ class Logic:
         return False
 
     def are_tagged(self, alternatives: list[Any]) -> bool:
-        """Return whether one property, which all require, has other values in each."""
+        """Return whether one property, required by all alternatives, distinguishes them by its values."""
         schemas = [self.resolved(one) for one in alternatives]
         if not all(isinstance(one, Mapping) and self.types(one) == {"object"} for one in schemas):
             return False
@@ -253,7 +251,7 @@ class Logic:
         return False
 
     def _differs(self, a: Mapping[str, Any], b: Mapping[str, Any], depth: int) -> bool:
-        """Return whether a property that `a` requires has no value that fits both."""
+        """Return whether no value of some property that `a` requires fits both schemas."""
         for name in _listed(a, "required"):
             if isinstance(name, str) and self.is_disjoint(_property(a, name), _property(b, name), depth + 1):
                 return True
@@ -262,7 +260,7 @@ class Logic:
     # ---------------------------------------------------------------------------------------------------- opposite
 
     def negated(self, given: Any, depth: int = 0) -> Any:
-        """Return a schema that all other values fit, without `not`; None: unknown."""
+        """Return a schema, without `not`, for all values that do not fit; `None` if it is unknown."""
         given = self.resolved(given)
         if given is True or given == {}:
             return False
@@ -280,7 +278,8 @@ class Logic:
         return found[0] if len(found) == 1 else {"anyOf": found} if found else False
 
     def unless(self, one: Any, other: Any) -> Any:
-        """Return what keeps a value that fits `one` from fitting `other`; None: unknown. It may keep away more."""
+        """Return a schema that keeps values that fit `one` from fitting `other`; it may exclude more. `None` if it is
+        unknown."""
         if (found := self.negated(other)) is not None:
             return found
         if self.types(one) != {"object"}:  # nothing that is no object lacks a property
@@ -292,7 +291,7 @@ class Logic:
         return {"anyOf": [{"properties": {name: False}} for name in missing]} if missing else None
 
     def _opposite(self, name: str, value: Any, given: Mapping[str, Any], depth: int) -> list[Any] | None:
-        """Return the alternatives that break a keyword of `given`."""
+        """Return alternatives that violate one keyword of `given`; `None` if they are unknown."""
         match name:
             case "type":
                 return _other_types(TYPES - self.types({"type": value}))
@@ -326,8 +325,8 @@ class Logic:
     # --------------------------------------------------------------------------------------------------- evaluated
 
     def evaluated(self, given: Any, depth: int = 0) -> list[tuple[dict[str, Any], Any] | None]:
-        """Return the alternatives of what a schema evaluates of an object: the properties and patterns that it names,
-        and what an object must fit for it. None in place of one: all of them. No alternative: unknown."""
+        """Return the alternatives of what a schema evaluates of an object: its named properties and patterns, and what
+        an object must fit for that. An entry `None` stands for all properties. An empty list means unknown."""
         given = self.resolved(given)
         if isinstance(given, bool):
             return [({"properties": {}, "patternProperties": {}}, given)]
@@ -403,7 +402,7 @@ def _other_types(left: frozenset[str]) -> list[Any] | None:
 
 
 def _other_values(values: Any) -> list[Any] | None:
-    """Return alternatives that take every value but these."""
+    """Return alternatives that match every value but these; `None` if they are unknown."""
     if not isinstance(values, list):
         return None
     kinds = {_type_of(value) for value in values}
@@ -431,7 +430,7 @@ def _listed(given: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _property(given: Mapping[str, Any], name: str) -> Any:
-    """Return what `given` by itself says of the values of a property."""
+    """Return the schema for a property's values in `given` itself."""
     properties = given.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
@@ -439,7 +438,7 @@ def _property(given: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_below(a: Mapping[str, Any], b: Mapping[str, Any], types: Any, most: Any, least: Any) -> bool:
-    """Return whether what `a` allows at most is less than what `b` asks for at least."""
+    """Return whether an upper bound of `a` is below a lower bound of `b`."""
     uppers = [(a[name], name.startswith("exclusive")) for name in most if _is_number(a.get(name))]
     lowers = [(b[name], name.startswith("exclusive")) for name in least if _is_number(b.get(name))]
     return any(x < y or (x == y and (open_x or open_y)) for x, open_x in uppers for y, open_y in lowers)

@@ -1,10 +1,7 @@
-"""Expressions with look-ahead, which the library lacks, as several without: a text that matches all of them matches.
-
-Only what stands at the beginning of a whole expression is rewritten: `^(?=A)B`, and `^(?!A)B` where texts that do not
-begin with A can be said. Generators write these for decimals, mail addresses and host names.
-
-Invariants: the expressions take what the given one takes, or it is returned as it is.
-"""
+"""Rewrites regular expressions with look-ahead, which the library lacks, as several without: a text must match all of
+them. Only look-ahead at the start of a whole expression is rewritten: `^(?=A)B`, and `^(?!A)B` if there is a pattern
+for texts that do not begin with A. Generators write these for decimals, mail addresses and host names. Invariants: the
+expressions together match what the given one matches, or it is returned unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ def without_lookahead(pattern: str) -> list[str]:
 
 
 def _unless(inside: str) -> str | None:
-    """Return what texts match that do not begin with it."""
+    """Return a pattern for texts that do not begin with `inside`; `None` if none is known."""
     if _SINGLE.fullmatch(inside):
         return f"^(?:$|{_other(inside)})"
     if found := _REPEATED.fullmatch(inside):
@@ -48,14 +45,14 @@ def _unless(inside: str) -> str | None:
 
 
 def _other(one: str) -> str:
-    """Return what any other character matches."""
+    """Return a pattern for every character that `one` does not match."""
     if one.startswith("["):
         return f"[{one[2:]}" if one.startswith("[^") else f"[^{one[1:]}"
     return f"[^{one}]" if one != "-" else "[^\\-]"
 
 
 def _end(text: str) -> int:
-    """Return where the group ends that `text` begins with."""
+    """Return the end of the group at the start of `text`."""
     depth = 0
     for at, one in _marks(text):
         depth += {"(": 1, ")": -1}.get(one, 0)
@@ -65,7 +62,7 @@ def _end(text: str) -> int:
 
 
 def _has_choice(text: str) -> bool:
-    """Return whether `|` stands outside of all groups."""
+    """Return whether the pattern has a `|` outside of all groups."""
     depth = 0
     for _, one in _marks(text):
         depth += {"(": 1, ")": -1}.get(one, 0)
@@ -75,7 +72,7 @@ def _has_choice(text: str) -> bool:
 
 
 def _marks(text: str) -> list[tuple[int, str]]:
-    """Return the parentheses and bars that are no characters of a text."""
+    """Return the positions of parentheses and bars that are operators of the pattern."""
     skipped = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
     plain = skipped.sub(lambda found: "x" * len(found[0]), text)
     return [(at, one) for at, one in enumerate(plain) if one in "()|"]

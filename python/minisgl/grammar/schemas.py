@@ -1,13 +1,9 @@
-"""JSON schemas in the keywords that the library of grammars has.
-
-Each keyword of a draft is passed on, rewritten in keywords that the library has, or left out. What demands nothing goes
-without a word: `uniqueItems: false`, `propertyNames: true`, null for a keyword. An object that names its properties is
-closed: whoever reads the answer takes no others, and a small model goes on with an object that may go on.
-
-Invariants: what fits the served schema fits the given one, but for the places in `left_out`. Under `strict` only
-formats that the library does not know are left out, which are annotations; every other keyword is obeyed or refused.
-Closing leaves something that fits: where several places describe one object, nothing is closed.
-"""
+"""Rewrites JSON schemas in the keywords that the grammar library supports. Each keyword of a draft is passed on,
+rewritten, or left out. Keywords without effect are dropped silently: `uniqueItems: false`, `propertyNames: true`, null.
+An object that names its properties is closed: clients expect no other properties, and a small model tends to add some.
+Invariants: what fits the served schema fits the given one, except for the places in `left_out`. Under `strict` only
+unknown formats are left out, which are annotations; every other keyword is enforced or refused. Closing keeps the
+schema satisfiable: if several places describe one object, nothing is closed."""
 
 from __future__ import annotations
 
@@ -89,8 +85,9 @@ def served(
     is_empty: Callable[[Any], bool] = lambda _: False,
     without: Mapping[str, frozenset[str]] | None = None,
 ) -> Served:
-    """Return `schema` as the library takes it. `is_empty`: whether nothing fits a schema of strings. `without`: what
-    the library refused, by keyword: its values, or `WHOLE`. Raises `ParamError` under `strict`."""
+    """Rewrite `schema` for the library. `is_empty`: returns whether a schema of strings matches no value. `without`: by
+    keyword, the values that the library refused, or `WHOLE`. Raises `ParamError` under `strict` for what cannot be
+    enforced."""
     work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field), combines(schema))
     closing = not _composes(schema)
     found = work.schema(schema, (), closing)
@@ -102,12 +99,12 @@ def served(
 
 
 def closed(schema: Any) -> Any:
-    """Return `schema` with `additionalProperties` false at each object that names its properties."""
+    """Return `schema` with `additionalProperties` false in each object that names its properties."""
     return served(schema).schema
 
 
 def _composes(schema: Any, root: bool = True) -> bool:
-    """Return whether an object may be described in several places."""
+    """Return whether one object may be described in several places."""
     todo = [schema]
     while todo:
         one = todo.pop()
@@ -124,7 +121,7 @@ def _composes(schema: Any, root: bool = True) -> bool:
 
 
 def _refers(parts: Sequence[Any]) -> bool:
-    """Return whether one of these alternatives is described elsewhere."""
+    """Return whether one of these alternatives is a reference."""
     for part in parts:
         if isinstance(part, str):
             return True
@@ -159,7 +156,7 @@ class _Work:
         self.left_out.append(".".join((*path, name)))
 
     def schema(self, given: Any, path: Path, closing: bool) -> Any:
-        """Return what the library is given for a schema, which is at `path` unless a client wrote it elsewhere."""
+        """Return the rewritten schema. It is at `path` unless the client wrote it elsewhere."""
         if not isinstance(given, Mapping):
             return given
         path = self.places.get(id(given), path)
@@ -214,7 +211,8 @@ class _Work:
         return _in_order(out)
 
     def _reference(self, given: Any) -> Any:
-        """Return a reference to a definition: what else it leads to may be served as something else."""
+        """Return a reference to a definition; other targets are served as new definitions, because they may be
+        rewritten in place."""
         found = self.logic.pointer(given)
         if found is None or found == "#" or _DEFINITION.fullmatch(found) or self.logic.target(found) is None:
             return given if found is None else found
@@ -224,7 +222,7 @@ class _Work:
         return f"#/$defs/{self.moved[found].replace(' ', '%20')}"
 
     def _leaves(self, name: str, value: Any, path: Path, given: Mapping[str, Any]) -> bool:
-        """Leave out what has no effect by itself, or what the library refused before."""
+        """Return whether a keyword is left out: it has no effect here, or the library has refused it."""
         if name == "format" and isinstance(value, str) and value not in FORMATS:
             self.left_out.append(".".join((*path, name)))
             return True
@@ -241,8 +239,8 @@ class _Work:
     # ------------------------------------------------------------------------------------------------ in their place
 
     def _numbers(self, node: Mapping[str, Any], out: dict[str, Any], path: Path) -> None:
-        """Bounds that the library's numbers do not have are moved inward; those that lead beyond its numbers and
-        multiples that it does not have are left out; where no multiple is within, nothing fits."""
+        """Adapt bounds and multiples to the library's number range: inexact bounds move inward, bounds beyond the range
+        and unsupported multiples are left out, and a range without a multiple matches nothing."""
         for name in (*LEAST, *MOST):
             value: Any = out.get(name)
             up = name in LEAST
@@ -283,8 +281,8 @@ class _Work:
                 out["enum"] = []
 
     def _property_counts(self, node: Mapping[str, Any], out: dict[str, Any], path: Path, closing: bool) -> None:
-        """`minProperties` and `maxProperties` beside optional properties are alternatives. The keys of a map may come
-        twice, so that a second one counts for nothing."""
+        """Rewrite `minProperties` and `maxProperties` for objects with optional properties as alternatives. Keys of a
+        map may be repeated in the output, so minimum counts of such keys cannot be enforced."""
         least, most = out.pop("minProperties", 0), out.pop("maxProperties", None)
         named = out.get("properties", {})
         required = list(dict.fromkeys(out.get("required", ())))
@@ -312,8 +310,8 @@ class _Work:
         out |= {} if most is None else {"maxProperties": most}
 
     def _patterns(self, out: dict[str, Any], path: Path) -> None:
-        """A pattern that matches no other names than the schema has is these names: where they are taken, it would
-        leave a comma that nothing follows."""
+        """Replace a pattern that matches only names in the schema by these names: if all are taken, the pattern would
+        allow a comma that nothing follows."""
         if (patterns := out.get("patternProperties")) is None:
             return
         named = out.get("properties", {})
@@ -336,7 +334,7 @@ class _Work:
             out["properties"] = named
 
     def _names(self, pattern: str) -> list[str] | None:
-        """Return the names that match, if all of them are in the schema."""
+        """Return the schema's names that match a pattern; `None` if other names match, or that is unknown."""
         names = self.logic.names()
         if _ENDLESS.search(_CLASS.sub("x", pattern)) or self.num_asked > MAX_ASKED:
             return None
@@ -349,7 +347,8 @@ class _Work:
     # ---------------------------------------------------------------------- rules: True demands nothing, None: unknown
 
     def one_of(self, node: Mapping[str, Any], path: Path) -> Any:
-        """Alternatives that exclude each other are those of `anyOf`; others are what the rest of them do not take."""
+        """Rewrite `oneOf`: alternatives that exclude each other as `anyOf`; for others, each excludes what the rest
+        match."""
         alternatives = node["oneOf"]
         found, overlap = [], len(alternatives) > MAX_COMPARED
         if self.logic.are_tagged(alternatives):
@@ -380,7 +379,7 @@ class _Work:
         return {"anyOf": [one for one in branches if False not in one["allOf"]]}
 
     def contains(self, node: Mapping[str, Any], path: Path) -> Any:
-        """The first items are those that it asks for."""
+        """Rewrite `contains`: the first items must be the required ones."""
         one, least, most = node["contains"], _count(node, "minContains", 1), node.get("maxContains")
         if (one is False and least) or (most is not None and most < least):
             return self.logic.negated({"type": "array"})
@@ -396,7 +395,7 @@ class _Work:
         return found if rest is True else {**found, "additionalItems": rest}
 
     def unique(self, node: Mapping[str, Any], path: Path) -> Any:
-        """Few values in every order, without a second one of any."""
+        """Rewrite `uniqueItems` over few values as all their permutations; `None` if there are too many."""
         most = _count(node, "maxItems", 1 << 60)
         if not node["uniqueItems"] or most < 2:
             return True
@@ -439,7 +438,7 @@ class _Work:
         return {"patternProperties": {pattern: True}, "additionalProperties": False} if pattern else True
 
     def _name_pattern(self, given: Any) -> str | None:
-        """Return what the texts match that fit; None: no one expression says it."""
+        """Return a pattern for the texts that fit; `None` if no single expression does it."""
         one = {name: value for name, value in self.logic.resolved(given).items() if name in KEYWORDS}
         one.pop("type", None)
         if one.get("format", "") not in FORMATS:
@@ -523,7 +522,7 @@ _NAMES_OF_FORMAT = {
 
 
 def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords without those that are null or demand nothing, with counts that are integers."""
+    """Return the keywords except for those that are null or have no effect, with counts as integers."""
     found = {}
     for name, value in given.items():
         if value is None and name != "const":
@@ -559,8 +558,8 @@ def _is_closable(node: Mapping[str, Any], counted: bool = False) -> bool:
 
 
 def _in_order(out: dict[str, Any]) -> dict[str, Any]:
-    """Return `out` with what describes a value in one piece: the library reads what stands before a `$ref` or `anyOf`
-    without what stands behind it."""
+    """Return `out` with the keywords that describe the value together: the library reads those before a `$ref` or
+    `anyOf` without those after it."""
     own = {name: value for name, value in out.items() if name not in _APPLICATORS}
     first = next(iter(out), "")
     others = {name: value for name, value in out.items() if name in _APPLICATORS}
@@ -568,7 +567,7 @@ def _in_order(out: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choices(required: list[str], optional: list[str], least: int, most: int | None) -> list[Any] | None:
-    """Return the alternatives of a closed object with so many properties; None: they are too many."""
+    """Return the alternatives of a closed object with `least` to `most` properties; `None` if there are too many."""
     fewest, largest = max(0, least - len(required)), len(optional)
     if most is not None:
         largest = min(largest, most - len(required))
@@ -627,7 +626,7 @@ def _is_exact(value: Any) -> bool:
 
 
 def _has_no_multiple(out: Mapping[str, Any], step: Fraction) -> bool:
-    """Return whether no multiple is within the bounds."""
+    """Return whether no multiple of `step` is within the bounds."""
     bounds = [[Fraction(str(one)) / step for one in _bounds(out, names)] for names in (LEAST, MOST)]
     if not all(bounds):
         return False
@@ -640,7 +639,7 @@ def _has_no_multiple(out: Mapping[str, Any], step: Fraction) -> bool:
 
 
 def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every keyword of a schema and of those in it, with its value."""
+    """Yield every keyword of a schema and its subschemas, with its value."""
     todo = [schema]
     while todo:
         one = todo.pop()

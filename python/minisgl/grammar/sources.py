@@ -1,7 +1,5 @@
-"""What clients write to say how an answer must look: one value of one kind, and the field it came in.
-
-Invariants: a request has one source; two that ask for the same are one, two that differ are an error that names both.
-"""
+"""Grammar sources: what clients send to constrain an output, one value of one kind, and its field. Invariants: a
+request has one source; two equal ones count as one, two different ones are an error that names both."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ ANY_OBJECT = {"type": "object"}
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """`value`: a JSON schema as an object, a boolean or JSON text; a regular expression; a list of texts; a grammar in
-    Lark's or llama.cpp's notation."""
+    """A client's grammar. `value`: a JSON schema as an object, a boolean or JSON text; a regular expression; a list of
+    texts; a grammar in Lark or llama.cpp's GBNF."""
 
     kind: Kind
     value: Any
@@ -43,7 +41,7 @@ class GrammarSource:
 
 
 def the_one(found: Sequence[GrammarSource]) -> GrammarSource | None:
-    """The one source of all that a request gives. Raises `ParamError`."""
+    """Return the single source of a request, `None` if it has none. Raises `ParamError` for two different ones."""
     for other in found[1:]:
         if not other.asks_the_same(found[0]):
             reason = f"give one of {found[0].field} and {other.field}: an answer has one form"

@@ -1,8 +1,6 @@
-"""Heartbeats, and the watchdog that judges them. A process says every half second what it is doing and since when; the
-HTTP process watches the engine process so, and rank 0 watches the other ranks.
-
-Invariants: heartbeats go on while a loop waits for a forward or hangs, and stop with the process.
-"""
+"""Heartbeats and the watchdog that evaluates them. A process reports every half second what its loop does and for how
+long; the HTTP process watches the engine process this way, and rank 0 the other ranks. Invariants: heartbeats continue
+while a loop waits for a forward or hangs, and stop with the process."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from minisgl.message import Heartbeat
 
 
 class WatchTimes(msgspec.Struct, frozen=True):
-    """The gateway and the pool are told them."""
+    """Intervals and limits of the watchdog, in seconds. The gateway and the pool get them too."""
 
     interval_s: float = 0.5  # between two heartbeats
     silent_s: float = 1.5  # a process that was silent for so long does not merely wait for another one
@@ -32,16 +30,15 @@ Phase = Literal["idle", "working", "forward"]
 
 
 class Activity:
-    """What a loop is doing, and since when. Written by the loop and read by a thread: one tuple, so that its parts
-    belong together. Idle until the loop begins: loading may take minutes, and its last heartbeats may be read after
-    it."""
+    """Current phase of a loop and its start. Written by the loop and read by a thread, as one tuple, so that its parts
+    match. Idle until the loop begins: loading may take minutes, and heartbeats from that time may be read later."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._state: tuple[Phase, int, float] = ("idle", -1, clock())
 
     def enter(self, phase: Phase, step: int = -1) -> None:
-        """From now on the loop is idle, works, or waits for the forward of `step`."""
+        """Enter a phase: the loop is idle, works, or waits for the forward of `step`."""
         self._state = (phase, step, self._clock())
 
     def heartbeat(self) -> Heartbeat:
@@ -53,8 +50,8 @@ Sender = AbstractContextManager[Callable[[Heartbeat], None]]
 
 
 class HeartbeatThread:
-    """Sends what `heartbeat` returns, at once and every interval. `sender` is entered and left in the thread: a
-    socket belongs to one thread."""
+    """Thread that sends the result of `heartbeat` at once and every interval. `sender` is entered and left in the
+    thread, because a socket belongs to one thread."""
 
     def __init__(self, heartbeat: Callable[[], Heartbeat], sender: Sender) -> None:
         self._heartbeat = heartbeat
@@ -64,7 +61,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the thread and wait for it. Idempotent."""
         self._stop.set()
         self._thread.join()
 
@@ -77,9 +74,8 @@ class HeartbeatThread:
 
 
 class Watchdog:
-    """Whether processes get on, by their last heartbeats. Any thread.
-
-    `names` puts some of them into words. `silence_s`: so long none may be silent; None: as long as a step may take."""
+    """Detects processes that hang or have died, by their last heartbeats. Any thread. `names` formats process ids for
+    messages. `silence_s` is the longest allowed silence; `None`: as long as a step may take."""
 
     def __init__(
         self,
@@ -101,18 +97,18 @@ class Watchdog:
             self._heard[process], self._beats[process] = self._clock(), beat
 
     def beats(self) -> dict[int, Heartbeat]:
-        """The last of each process."""
+        """Return the last heartbeat of each process."""
         with self._lock:
             return dict(self._beats)
 
     def expect(self) -> None:
-        """From now on silence counts."""
+        """Count silence from now on, for instance after loading."""
         with self._lock:
             self._heard = dict.fromkeys(self._heard, self._clock())
 
     def look(self, step_timeout_s: float) -> str:
-        """`trouble`, for who asks every `look_every_s`: time in which this process itself stood still does not
-        count."""
+        """Return `trouble(step_timeout_s)`; call it every `look_every_s`. Time in which this process itself was
+        suspended does not count."""
         with self._lock:
             now = self._clock()
             late, self._last_look = now - self._last_look > TIMES.silent_s, now
@@ -121,7 +117,8 @@ class Watchdog:
         return self.trouble(step_timeout_s)
 
     def trouble(self, step_timeout_s: float) -> str:
-        """Which process does not get on, and since when; empty if all do. A forward may take `step_timeout_s`."""
+        """Return which process makes no progress and since when; empty if all do. A forward may take `step_timeout_s`.
+        """
         with self._lock:
             now, beats = self._clock(), self._beats
             silent = {process: now - heard for process, heard in self._heard.items()}

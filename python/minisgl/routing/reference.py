@@ -1,8 +1,6 @@
-"""The plain router: what people read, and what the Rust one is compared with.
-
-Invariants: a request waits or is on one engine; limits hold at every moment; nobody starves, neither within a key
-(priorities age) nor between keys (who has had least goes next).
-"""
+"""The reference router in Python, with which the Rust one is compared. Invariants: a request waits or is on one engine;
+limits hold at every moment; no request starves, neither within a key (priorities age) nor between keys (the key that
+has had least goes next)."""
 
 from __future__ import annotations
 
@@ -35,7 +33,8 @@ class _Request:
 
 @dataclass(slots=True)
 class _Key:
-    """`had`: what it has had, in parts of tokens, divided by its share. `active`: it has somebody who may go."""
+    """Queue of an API key. `had`: work done for it, in parts of tokens divided by its share. `active`: it has a request
+    that may be placed."""
 
     share: KeyShare
     num_inflight: int = 0
@@ -46,8 +45,9 @@ class _Key:
 
 @dataclass(slots=True)
 class _Engine:
-    """`extra`: requests that it reported beyond its load: others sent them. `turn`: when it was chosen last. `held`:
-    pages, those that go first in front; of pages used at once the deepest goes first."""
+    """State of an engine. `extra`: requests beyond its load that it reported, from other senders. `turn`: the last
+    placement on it. `held`: remembered pages, least recently used first; among pages used at once the deepest comes
+    first."""
 
     up: bool = False
     load: int = 0
@@ -58,7 +58,7 @@ class _Engine:
 
 
 class ReferenceRouter:
-    """See `routing.api.Router`."""
+    """Router in Python: see `routing.api.Router`."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config.check()
@@ -141,7 +141,7 @@ class ReferenceRouter:
         self._refresh(request.key)
 
     def _first(self) -> _Request | None:
-        """Whoever goes next, if an engine takes it."""
+        """Return the request that goes next if an engine accepts it; `None` if none may go."""
         first = [(key.had, min(key.waiting, key=lambda r: r.place)) for key in self._keys if key.active]
         if back := [request for _, request in first if not request.place[0]]:
             return min(back, key=lambda r: r.place)
@@ -192,7 +192,7 @@ class ReferenceRouter:
         return [i for i, one in enumerate(self._engines) if one.up and (limit == 0 or one.load < limit)]
 
     def _choose(self, request: _Request) -> tuple[int, int]:
-        """An engine, and how many pages of the prompt it is thought to have."""
+        """Return an engine, and how many pages of the prompt it probably has cached."""
         taking = self._taking()
         match self._config.policy:
             case "round_robin":
@@ -221,11 +221,12 @@ class ReferenceRouter:
         return self._engines[engine].load + self._engines[engine].extra
 
     def _best(self, among: Iterable[int]) -> int:
-        """By load, then whoever's last turn is longest ago, then by number."""
+        """Return the engine with the least load; among equals, the one whose last placement is oldest, then the lowest
+        id."""
         return min(among, key=lambda engine: (self._load(engine), self._engines[engine].turn, engine))
 
     def _draw(self) -> int:
-        """64 bits: `splitmix64`."""
+        """Return the next 64 random bits of `splitmix64`."""
         self._random = drawn = (self._random + 0x9E3779B97F4A7C15) & BITS
         drawn = (drawn ^ (drawn >> 30)) * 0xBF58476D1CE4E5B9 & BITS
         drawn = (drawn ^ (drawn >> 27)) * 0x94D049BB133111EB & BITS
@@ -234,7 +235,7 @@ class ReferenceRouter:
     # ---------------------------------------------------------------------------------------------------- prefixes
 
     def _pages(self, tokens: Int32Array, namespace: int) -> list[bytes]:
-        """For each full page what stands for all tokens up to its end, in `namespace`."""
+        """Return a digest for each full page, of all tokens up to its end, in `namespace`."""
         if self._config.policy != "cache_aware":
             return []
         size, digest, found = self._config.page_size, str(namespace).encode(), list[bytes]()
@@ -248,7 +249,7 @@ class ReferenceRouter:
         return next((i for i, page in enumerate(pages) if page not in held), len(pages))
 
     def _keep(self, engine: int, pages: list[bytes]) -> None:
-        """It computes them: they are the youngest now, and the oldest go."""
+        """Mark `pages` as the most recently used ones of the engine's cache, and drop the oldest beyond its limit."""
         one = self._engines[engine]
         held, pages = one.held, pages[: one.tree_pages]
         for page in pages:
