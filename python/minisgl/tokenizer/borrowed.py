@@ -1,8 +1,6 @@
-"""`--tokenizer`: the tokenizer of another folder, GGUF file or hub id in place of the model's own.
-
-Invariants: the folder that is made holds all that texts need of both, so whoever reads it knows no difference; it is
-keyed by the content of its files.
-"""
+"""The flag `--tokenizer`: the tokenizer of another folder, GGUF file or hub id replaces the model's own. Invariants:
+the new folder has every text-related file of both, so code that reads it needs no special case; its name is a digest of
+the files' content."""
 
 from __future__ import annotations
 
@@ -27,9 +25,9 @@ TEMPLATES = "additional_chat_templates"
 
 
 def text_folder(config: EngineConfig, folder: Path, vocab_size: int | None, say: Report) -> Path:
-    """Where the tokenizer, the chat template and the sampling defaults of the model in `folder` lie. With `--tokenizer`
-    that is a folder of the model's configuration and the other's tokenizer; the chat template is the tokenizer's, or
-    the model's where that has none. Raises `ConfigError`, also where a text could have ids that are none of the
+    """Return the folder with the tokenizer, chat template and sampling defaults of the model in `folder`. With
+    `--tokenizer` it is a new folder with the model's configuration and the other tokenizer; the chat template is the
+    tokenizer's, or the model's if that has none. Raises `ConfigError`, also if the tokenizer has text ids beyond the
     model's `vocab_size`."""
     if config.tokenizer is None:
         return folder
@@ -65,7 +63,7 @@ def text_folder(config: EngineConfig, folder: Path, vocab_size: int | None, say:
 
 
 def _settings(source: Path, templates_of: Path) -> str:
-    """The tokenizer_config.json of `source`, with the chat template of `templates_of`."""
+    """Return the tokenizer_config.json of `source` with the chat template of `templates_of`."""
 
     def read(file: Path) -> dict[str, object]:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}

@@ -1,7 +1,6 @@
-"""A model's chat template: the prompt of a conversation in OpenAI's shape, and what the template takes and shows.
-
-Invariants: a conversation changes its shape only where the template would refuse it or leave out a part of it.
-"""
+"""A model's chat template: renders a conversation in OpenAI's format as a prompt, and finds out which message formats
+the template supports. Invariants: a conversation is rearranged only if the template would refuse it or omit a part of
+it."""
 
 from __future__ import annotations
 
@@ -28,7 +27,8 @@ _CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the s
 
 
 def read_chat_template(given: str) -> str:
-    """The template that `--chat-template` names or is. Raises `ConfigError`, also if it does not parse."""
+    """Return the template that is, or is in the file named by, the value of `--chat-template`. Raises `ConfigError` if
+    it cannot be read or parsed."""
     source = given
     if not any(mark in given for mark in ("{{", "{%", "{#", "\n")):
         try:
@@ -44,8 +44,8 @@ def read_chat_template(given: str) -> str:
 
 
 class ChatTemplate:
-    """One template with the special tokens it may name (`bos_token`, `eos_token`, ...). Compiled on first use, so that
-    a model with a broken template still serves completions."""
+    """A chat template with the special tokens it may name (`bos_token`, `eos_token`, ...). It is compiled on first use,
+    so that a model with a broken template still serves completions."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], marks: Marks | None = None) -> None:
         self.source = source
@@ -66,14 +66,12 @@ class ChatTemplate:
         explain: Explain | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a conversation in OpenAI's shape; keys with the value None count as missing. Encode what
-        comes as it is: a `Prompt` says where texts of the conversation spell a marker, which they do not become.
-
-        `continue_final_message`: the prompt ends within the last message, for the model to go on with it; excludes
-        `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
-        `explain` makes, of messages and tools, messages for a template that knows no tools; it may add markers.
-        Raises `ChatTemplateError`; `TooMuchWork` beyond `most`.
-        """
+        """Return the prompt of a conversation in OpenAI's format; keys with the value `None` count as missing. Encode
+        the result as it is: it may be a `Prompt`, which marks where texts of the conversation spell a marker that they
+        must not become. `continue_final_message`: the prompt ends within the last message, which the model continues;
+        excludes `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
+        `explain` turns messages and tools into messages for a template without tool support; it may add markers. Raises
+        `ChatTemplateError`; `TooMuchWork` beyond `most`."""
         if not messages:
             raise ChatTemplateError("messages: must not be empty")
         if continue_final_message and add_generation_prompt:
@@ -102,7 +100,8 @@ class ChatTemplate:
         return Prompt.of(_cut_at_mark(text) if continue_final_message else text, guard)
 
     def _guarded(self, messages: Sequence[Message], tools: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
-        """Return the guard character, empty where no text spells a marker, and what may have guards in it."""
+        """Return the guard character, empty if no text spells a marker, and the messages, tools and variables with
+        guards."""
         if self._marks is None or not self._marks.has_markers((messages, tools, kwargs)):
             return "", messages, tools, kwargs
         try:
@@ -124,8 +123,8 @@ class ChatTemplate:
 
     @cached_property
     def content_shape(self) -> ContentShape:
-        """Return the shape of its syntax tree, unless a trial shows that it takes only the other one. Raises
-        `ChatTemplateError`."""
+        """Content format that the template takes: by its syntax tree, unless rendering shows that it takes only the
+        other one. Raises `ChatTemplateError`."""
         _ = self._template
         found = content_shape(environment().parse(self.source))
         takes_text, takes_parts = self._shows_user("question"), self._shows_user([{"type": "text", "text": "question"}])
@@ -140,15 +139,15 @@ class ChatTemplate:
         return False
 
     def _takes_parts(self, role: str) -> bool:
-        """Return whether parts of a message of this role are shown as their texts: some templates show one part of a
-        system message, or all in the notation of Python. True, too, if a text is not shown either."""
+        """Return whether content parts in a message of this role are rendered as their texts: some templates show only
+        one part of a system message, or Python's notation of the list. True, too, if plain text is not shown either."""
         if (found := self._parts.get(role)) is None:
             parts = [{"type": "text", "text": "question"}, {"type": "text", "text": "answer"}]
             found = self._parts[role] = self._shows(role, parts) or not self._shows(role, "question answer")
         return found
 
     def _shows(self, role: str, content: Any) -> bool:
-        """Return whether a trial with a message of this role shows its words, and nothing of its form."""
+        """Return whether a test message of this role is rendered with its words and without its data structure."""
         user = self._shape({"role": "user", "content": "hello"})
         call = {"id": "call00000", "type": "function", "function": {"name": "trial", "arguments": {}}}
         message = {"role": role, "content": content}
@@ -167,12 +166,12 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """All that it asks for from outside. Raises `ChatTemplateError`."""
+        """Variables that the template reads from outside. Raises `ChatTemplateError`."""
         _ = self._template
         return frozenset(jinja2.meta.find_undeclared_variables(environment().parse(self.source)))
 
     def find_out(self) -> None:
-        """Find out now what `render` needs to know of the template. Raises `ChatTemplateError`."""
+        """Compute now what `render` needs to know about the template. Raises `ChatTemplateError`."""
         _ = self.content_shape, self.variables, self._shown(False), self._shown(True)
 
     def _shown(self, with_tools: bool) -> Shown:
@@ -211,7 +210,7 @@ class ChatTemplate:
 
 
 def _whole_tools(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools with a description and parameters each, which some templates ask for, and requests may lack."""
+    """Return the tools with description and parameters added where they lack: some templates require them."""
     empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
 
     def whole(tool: Any) -> Any:
@@ -225,7 +224,7 @@ def _whole_tools(tools: Sequence[Any]) -> list[Any]:
 
 
 def _marked(content: Any) -> str | list[Any]:
-    """`content` with the mark behind its last text."""
+    """Return `content` with the continuation mark at the end of its last text."""
     if isinstance(content, str):
         return content + _CONTINUE
     if isinstance(content, list):
@@ -256,7 +255,8 @@ def _with_parsed_calls(message: Message) -> dict[str, Any]:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """OpenAI carries arguments as a JSON string, templates expect the object."""
+    """Return a tool call with its arguments as an object, which templates expect; OpenAI's format has them as JSON
+    text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

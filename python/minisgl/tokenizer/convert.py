@@ -1,8 +1,6 @@
-"""Tokenizers that have no tokenizer.json: transformers makes one of their files, once.
-
-Invariants: transformers runs in a process of its own, reaches no network and runs no code of the model's; the model's
-folder is only read; what was made is known by the content of the files it was made of.
-"""
+"""Converts tokenizers without a tokenizer.json, once, with transformers. Invariants: transformers runs in a process of
+its own, without network access and without running the model's code; the model's folder is only read; a result is
+identified by the content of its source files."""
 
 from __future__ import annotations
 
@@ -31,17 +29,17 @@ made.save_pretrained(sys.argv[2])
 
 
 class NoConversion(ValueError):
-    """transformers makes no tokenizer.json of these files; the text says why."""
+    """Error if transformers makes no tokenizer.json of the files; the text says why."""
 
 
 def sources(folder: Path) -> list[str]:
-    """Names of files that a tokenizer can be made of."""
+    """Return the names of files from which a tokenizer can be converted."""
     return sorted({file.name for pattern in _SOURCES for file in folder.glob(pattern) if file.is_file()})
 
 
 def converted(folder: Path, say: Callable[[str], None]) -> Path:
-    """A folder with the tokenizer.json and tokenizer_config.json that stand for the files of `folder`. Raises
-    `NoConversion`."""
+    """Return a folder with the converted tokenizer.json and tokenizer_config.json of `folder`, converting on first use.
+    Raises `NoConversion`."""
     if missing("transformers"):
         raise NoConversion(f"it is not installed: {how_to_get('torch')}")
 

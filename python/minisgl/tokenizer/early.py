@@ -1,7 +1,5 @@
-"""A tokenizer that is loaded while its engine loads, where the folder is known before the engine names it.
-
-Invariants: what is taken is what loading it afterwards would have given, and so are the complaints.
-"""
+"""Loads the tokenizer while the engine loads, if its folder is known before the engine names it. Invariants: the
+tokenizer, or the error, is that of loading it afterwards."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from minisgl.weights.sources import folder_at_hand
 
 
 class EarlyTokenizer:
-    """Starts when it is made, in a thread of its own."""
+    """A tokenizer that is loaded in a thread, which starts with the object."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -26,7 +24,8 @@ class EarlyTokenizer:
         self._thread.start()
 
     def take(self, model_dir: str | None, say: Callable[[str], None]) -> Tokenizer:
-        """The tokenizer of the folder that the engine names; waits. Raises `TokenizerError`."""
+        """Return the tokenizer of the folder that the engine named. Blocks until it is loaded. Raises `TokenizerError`.
+        """
         self._thread.join()
         if self._found is not None and self._found[0] == model_dir:
             return self._found[1]

@@ -1,8 +1,6 @@
-"""Fill-in-the-middle: a prompt of what stands before a gap and after it, for models whose tokenizer has the tokens.
-
-Invariants: only ids placed here are markers. A text that spells a special token is read as plain text: it is cut inside
-the spelling, since not all tokenizers mark these tokens as special.
-"""
+"""Fill-in-the-middle prompts from the text before and after a gap, for models whose tokenizer has the marker tokens.
+Invariants: only ids placed here are markers. Text that spells a special token is encoded as plain text: it is split
+inside the spelling, since not all tokenizers mark these tokens as special."""
 
 from __future__ import annotations
 
@@ -21,7 +19,8 @@ BEFORE, AFTER = "before", "after"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`layout`: markers and the two texts in order. `ends`: what ends a middle, if the tokenizer has it."""
+    """Fill-in-the-middle markers of a model family. `layout`: markers and the two texts in order. `ends`: tokens that
+    end a middle, where the tokenizer has them."""
 
     layout: tuple[str, ...]
     ends: tuple[str, ...] = ()
@@ -59,7 +58,7 @@ _LEAD = "☺"  # of a text whose first token must not get a space, as the models
 
 
 class FillIn:
-    """The markers of one tokenizer; see `of`."""
+    """Encoder of fill-in-the-middle prompts for one tokenizer. Create it with `of`."""
 
     def __init__(self, tokenizer: Tokenizer, family: Family) -> None:
         self._tokenizer, self._layout = tokenizer, family.layout
@@ -77,7 +76,7 @@ class FillIn:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
-        """None if the tokenizer has no such tokens."""
+        """Return the encoder for a tokenizer; `None` if it has no fill-in-the-middle tokens."""
         for family in FAMILIES:
             if all(tokenizer.token_id(text) is not None for text in family.markers):
                 return cls(tokenizer, family)
@@ -85,11 +84,12 @@ class FillIn:
 
     @property
     def last_marker(self) -> int:
-        """The highest id that every prompt has."""
+        """Highest marker id in every prompt."""
         return max(self._ids.values())
 
     def encode(self, before: str, after: str, *, most: int) -> Int32Array:
-        """The prompt. Raises `NotEncodable` and `TooManyTokens`."""
+        """Return the prompt for the text before and after the gap. Raises `NotEncodable`, and `TooManyTokens` beyond
+        `most`."""
         found = [self._tokenizer.leading_ids]
         for part in self._layout:
             if part == BEFORE:
@@ -122,7 +122,7 @@ class FillIn:
         return ids[len(lead) :]
 
     def _cut(self, text: str) -> Sequence[str]:
-        """After the first character of each spelling, those that overlap too."""
+        """Split a text after the first character of each spelling of a special token, overlapping ones included."""
         cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
         return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b]
 

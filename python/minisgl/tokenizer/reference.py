@@ -1,12 +1,9 @@
-"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and it serves
-where the extension is missing.
-
-Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes, and the
-bytes of an unfinished character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
-
-Invariants: the ids and the pieces of text are those of `minisgl._rust.TextTokenizer`, `TextDecoder` and `TextStream`.
-It knows no lower bound of a text's number of tokens: a text that is too long is encoded to its end first.
-"""
+"""The text path in plain Python, on the package `tokenizers`: the reference for `rust/minisgl-text`, and its fallback
+if the extension is missing. Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a
+table from id to bytes, and the bytes of an incomplete character wait for the next id. Other decoders (WordPiece, CTC)
+decode a short window of ids. Invariants: token ids and decoded text are those of `minisgl._rust.TextTokenizer`,
+`TextDecoder` and `TextStream`. It has no lower bound for a text's token count: a text that is too long is encoded
+completely first."""
 
 from __future__ import annotations
 
@@ -44,13 +41,13 @@ _CHAR_TO_BYTE = char_to_byte()
 
 
 class NotEncodable(ValueError):
-    """A text that is not Unicode (lone surrogates), or has a character that is not in the vocabulary of a tokenizer
-    without a token for unknown ones."""
+    """Error for a text that is not valid Unicode (lone surrogates), or has a character that the tokenizer cannot
+    encode."""
 
 
 class TooManyTokens(ValueError):
-    """A text that has more tokens than its caller can use: as many as `count`, or more if it was not encoded to its
-    end."""
+    """Error for a text with more tokens than allowed: `count` of them, or `at_least` that many if it was not encoded to
+    its end."""
 
     def __init__(self, count: int, at_least: bool = False) -> None:
         super().__init__(f"{'at least ' if at_least else ''}{count} tokens")
@@ -59,8 +56,8 @@ class TooManyTokens(ValueError):
 
 
 class ReferenceTokenizer:
-    """A tokenizer.json, by its file or its text. Raises `ValueError` if it cannot be read. Its methods are those of
-    `minisgl._rust.TextTokenizer`, which `_rust.pyi` describes."""
+    """Tokenizer from a tokenizer.json, given as a file or as text. Raises `ValueError` if it cannot be read. The
+    methods are those of `minisgl._rust.TextTokenizer`, see `_rust.pyi`."""
 
     def __init__(self, file: str | PathLike[str] | None = None, text: str | None = None) -> None:
         import tokenizers  # a server with the extension need not wait for it
@@ -163,7 +160,7 @@ class ReferenceTokenizer:
         return token.encode()
 
     def is_byte(self, token_id: int) -> bool:
-        """Return whether a tokenizer with byte fallback spells a single byte with this id."""
+        """Return whether the id stands for a single byte in a tokenizer with byte fallback."""
         token = self._token(token_id) if self._falls_back else None
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
@@ -197,13 +194,13 @@ class ReferenceTokenizer:
 
 
 def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a decoder's steps in order, sequences of sequences made flat."""
+    """Return a decoder's steps in order, with nested sequences flattened."""
     return [one for part in step["decoders"] for one in _flat(part)] if step["type"] == "Sequence" else [step]
 
 
 def _is_literal(steps: list[dict[str, Any]]) -> bool:
     """Return whether a token's text is the token with characters replaced, or one byte. A strip at the beginning of the
-    whole text is none of a text that goes on."""
+    whole text is allowed: it does not affect continued text."""
     return (
         _LITERAL.fullmatch("".join(_LETTERS.get(step["type"], "?") for step in steps)) is not None
         and all("String" in step["pattern"] for step in steps if step["type"] == "Replace")
@@ -220,7 +217,7 @@ def _replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 class ReferenceDecoder(ABC):
-    """The text of one stream of ids; `skipped` ids are no text."""
+    """Incremental decoder of one stream of token ids; `skipped` ids give no text."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -231,20 +228,20 @@ class ReferenceDecoder(ABC):
         return "".join([self._push_one(token_id) for token_id in ids if token_id not in self._skipped])
 
     def place(self, token_id: int) -> tuple[int, str]:
-        """Return the number of characters of the new text that stand before the one in which the id begins (those of
-        held back bytes that the id does not continue), and the text of `push`."""
+        """Return the number of characters in the new text before the one in which the id begins (those of pending bytes
+        that the id does not continue), and the text of `push`."""
         return 0, self.push((token_id,))
 
     @abstractmethod
     def flush(self) -> str:
-        """Return what was held back: the bytes of an unfinished character as U+FFFD."""
+        """Return the pending text: the bytes of an incomplete character as U+FFFD."""
 
     @abstractmethod
     def _push_one(self, token_id: int) -> str: ...
 
 
 class _ByteLevelDecoder(ReferenceDecoder):
-    """Every token is some bytes."""
+    """Decoder for tokens that are sequences of bytes."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
         super().__init__(tokenizer, skipped)
@@ -264,7 +261,8 @@ class _ByteLevelDecoder(ReferenceDecoder):
 
 
 class _LiteralDecoder(ReferenceDecoder):
-    """A token is its own text; a run of byte tokens is text if it is valid UTF-8, else each byte is one U+FFFD."""
+    """Decoder for tokens that are their own text; a run of byte tokens is text if it is valid UTF-8, else one U+FFFD
+    per byte."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
         super().__init__(tokenizer, skipped)
@@ -304,8 +302,9 @@ class _LiteralDecoder(ReferenceDecoder):
 
 
 class _WindowDecoder(ReferenceDecoder):
-    """The last few ids are decoded with and without the new ones; the difference is the text. That is approximate: the
-    first id is decoded as if it began the text, and rules of wider reach are missed."""
+    """Decoder for all other tokenizers: decodes the last few ids with and without the new ones and returns the
+    difference. Approximate: the first id is decoded as if it began the text, and rules with a wider reach are missed.
+    """
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int], library_skips: bool) -> None:
         super().__init__(tokenizer, skipped)
@@ -334,8 +333,8 @@ class _WindowDecoder(ReferenceDecoder):
 
 
 class _Search:
-    """One stop string, looked for by Knuth, Morris and Pratt's method: linear whatever stop string and text are. Its
-    table grows with the matched length, so that a long stop string costs nothing before text resembles it."""
+    """Incremental search for one stop string by the Knuth-Morris-Pratt algorithm, in linear time. Its table grows with
+    the matched length, so that a long stop string costs nothing before a similar text."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
@@ -343,7 +342,7 @@ class _Search:
         self._borders = [0, 0]  # [n]: the same of the stop string's own first n characters, short of all n
 
     def push(self, text: str) -> int | None:
-        """Return where in `text` the first match ends. Not to be called after a match."""
+        """Return where the first match ends in `text`, or `None`. Not to be called after a match."""
         stop, matched, at = self.stop, self.matched_len, 0
         while at < len(text):
             if not matched and (at := text.find(stop[0], at)) < 0:
@@ -361,7 +360,7 @@ class _Search:
         return None
 
     def _extend(self, length: int) -> None:
-        """Find the border of the first `length` characters; those of fewer are known."""
+        """Compute the border of the first `length` characters from those of fewer."""
         if len(self._borders) > length:
             return
         char, border = self.stop[length - 1], self._borders[length - 1]
@@ -371,9 +370,9 @@ class _Search:
 
 
 class ReferenceStream:
-    """The text of one answer as its ids come, cut at the first stop string; text that may begin one is held back. Its
-    methods are those of `minisgl._rust.TextStream`, which `_rust.pyi` describes. `shown`: special tokens that are text,
-    but for stop strings. `formats`: how the answer is taken apart; only its content is searched."""
+    """Text of one output, truncated at the first stop string; text that may begin one is held back. The methods are
+    those of `minisgl._rust.TextStream`, see `_rust.pyi`. `shown`: special tokens that appear as text but match no stop
+    string. `formats`: parser of the output; only its content is searched for stop strings."""
 
     def __init__(
         self,
@@ -422,7 +421,7 @@ class ReferenceStream:
         return "".join(parts), len(ids)
 
     def _decided(self, text: str, is_searched: bool, *, ended: bool = False) -> str:
-        """Return what of the text is certain to be shown."""
+        """Return the text that can be shown now."""
         if self._scan is None:
             return self._search(text) if is_searched else self._skip(text)
         self._scanned.extend([is_searched] * len(text))
@@ -442,7 +441,7 @@ class ReferenceStream:
         return self._take_held() + text
 
     def _search(self, text: str) -> str:
-        """Return the text before a match, else all that cannot belong to a match to come. Not to be called after a
+        """Return the text before a match, else all that cannot be part of a later match. Not to be called after a
         match."""
         ends = [(end, -len(one.stop), one.stop) for one in self._searches if (end := one.push(text)) is not None]
         text = self._held + text

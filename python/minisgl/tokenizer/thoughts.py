@@ -1,7 +1,5 @@
-"""Finds out which earlier reasoning of a session a chat template shows, and which of its variables makes it show more.
-
-What a template leaves out of earlier turns is missing in the prompt of the next one: the prefix cache ends there.
-"""
+"""Finds out how much reasoning of earlier turns a chat template shows, and which variable makes it show more. Reasoning
+that a template omits from earlier turns is missing in the next prompt: the cached prefix ends there."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ _SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The number of thoughts of a session with tools that a template shows in its next turn."""
+    """How many of a test session's `of` reasoning texts a template shows in the next turn."""
 
     shown: int
     most: int
@@ -41,7 +39,7 @@ class Kept:
 
 
 def kept(template: ChatTemplate) -> Kept:
-    """Return what a template shows of the reasoning of earlier turns. Raises `ChatTemplateError`."""
+    """Return how much reasoning of earlier turns the template shows. Raises `ChatTemplateError`."""
     shown = most = _num_shown(template)
     kwarg: tuple[str, bool] | None = None
     for name in sorted(template.variables - _SWITCHES):
