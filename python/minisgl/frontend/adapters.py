@@ -1,6 +1,8 @@
-"""LoRA adapters that a front end has its engines load, by the names that clients use. Invariants: every engine gets the
-same orders; adapter ids are never reused, so cached pages of an unloaded adapter match no other; a name can be
-requested once every serving engine has its adapter."""
+"""LoRA adapters that a front end has its engines load, by the names that clients use.
+
+Invariants: every engine gets the same orders; adapter ids are never reused, so cached pages of an unloaded adapter
+match no other; a name can be requested once every serving engine has its adapter.
+"""
 
 from __future__ import annotations
 

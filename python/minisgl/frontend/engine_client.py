@@ -1,7 +1,9 @@
 """Client side of one engine or a pool of engines: submits requests and receives their output. The engine is a process
-behind a socket (`ProcessClient`) or a loop in this thread (`InProcessClient`). Invariants: request ids are never
-reused; every submitted request ends exactly once, even if the engine dies; a stream holds only tokens that its consumer
-has not taken; an engine that does not serve has no requests and no pages."""
+behind a socket (`ProcessClient`) or a loop in this thread (`InProcessClient`).
+
+Invariants: request ids are never reused; every submitted request ends exactly once, even if the engine dies; a stream
+holds only tokens that its consumer has not taken; an engine that does not serve has no requests and no pages.
+"""
 
 from __future__ import annotations
 

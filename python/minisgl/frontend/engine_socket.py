@@ -1,5 +1,7 @@
-"""Connection to an engine process, on one event loop. Invariants: no call blocks; frames are sent in order; received
-data stays in the socket until it is read."""
+"""Connection to an engine process, on one event loop.
+
+Invariants: no call blocks; frames are sent in order; received data stays in the socket until it is read.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""A model's own sampling defaults: generation_config.json as fields of `SamplingParams`. Invariants: the result passes
-`SamplingParams.check`; a missing file or field changes nothing, except for the embedded model."""
+"""A model's own sampling defaults: generation_config.json as fields of `SamplingParams`.
+
+Invariants: the result passes `SamplingParams.check`; a missing file or field changes nothing, except for the embedded
+model.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Turns the tokens of steps into the text of requests: stop strings, log probabilities, finish reasons, usage.
+
 Invariants: a request's text does not depend on how its tokens are grouped; a subscriber is notified once for all new
-output of its requests; tokens that are not taken cost only memory."""
+output of its requests; tokens that are not taken cost only memory.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """A model's own pooling of hidden states for embeddings, and its prompt prefixes: modules.json, 1_Pooling/config.json
 and config_sentence_transformers.json in the format of sentence-transformers; imported GGUF files have the second, too.
-Invariants: a model whose files require anything that is not implemented has no pooling."""
+
+Invariants: a model whose files require anything that is not implemented has no pooling.
+"""
 
 from __future__ import annotations
 

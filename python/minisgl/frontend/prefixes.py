@@ -1,5 +1,7 @@
-"""Prefixes that a front end keeps in the caches of its engines, with the engines' reports. Invariants: every engine
-gets the same orders; ids are never reused; no call waits forever for a lost engine."""
+"""Prefixes that a front end keeps in the caches of its engines, with the engines' reports.
+
+Invariants: every engine gets the same orders; ids are never reused; no call waits forever for a lost engine.
+"""
 
 from __future__ import annotations
 

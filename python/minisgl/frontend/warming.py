@@ -1,5 +1,7 @@
-"""Loads adapters, and computes and pins prefixes, before a server accepts requests. Invariants: either all are there,
-or an error names the one that failed and why."""
+"""Loads adapters, and computes and pins prefixes, before a server accepts requests.
+
+Invariants: either all are there, or an error names the one that failed and why.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 """Size limits of grammar sources, checked before the grammar library sees them. Compilation cannot be cancelled. The
 library has its own limits, on counts and not on time, and check.py sets them low; this module covers the rest: the
 automaton of a `multipleOf` has as many states as its digits say, and the engine pays for the whole rest of a literal at
-each of its tokens. Invariants: an error names the path; no limit depends on the machine or its load."""
+each of its tokens.
+
+Invariants: an error names the path; no limit depends on the machine or its load.
+"""
 
 from __future__ import annotations
 

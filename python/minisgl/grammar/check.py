@@ -1,8 +1,10 @@
 """Turns a client's grammar source into a grammar, or into an error that says what is wrong and where. Compilation
 cannot be cancelled, so limits come first, then the library: it parses the grammar and starts an output with it, on an
-alphabet of bytes. The engine compiles it again with its own vocabulary. Invariants: what the library does not support
-is rewritten (schemas.py), left out and reported, or refused; no client input disables the library's checks; any input
-is answered within two seconds."""
+alphabet of bytes. The engine compiles it again with its own vocabulary.
+
+Invariants: what the library does not support is rewritten (schemas.py), left out and reported, or refused; no client
+input disables the library's checks; any input is answered within two seconds.
+"""
 
 from __future__ import annotations
 

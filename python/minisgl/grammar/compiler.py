@@ -1,7 +1,9 @@
-"""Compiles grammars, and computes slow masks, in threads besides the step loop. Invariants: a grammar is compiled once
-for all requests that have it; each request gets an independent copy, so that an error in one affects no other; nothing
-is imported or built before the first grammar; work that no request waits for is not started; nothing raises: an error
-in a grammar is part of the result."""
+"""Compiles grammars, and computes slow masks, in threads besides the step loop.
+
+Invariants: a grammar is compiled once for all requests that have it; each request gets an independent copy, so that an
+error in one affects no other; nothing is imported or built before the first grammar; work that no request waits for is
+not started; nothing raises: an error in a grammar is part of the result.
+"""
 
 from __future__ import annotations
 

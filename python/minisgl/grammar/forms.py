@@ -1,5 +1,7 @@
-"""Checks the types of JSON schema keywords. Invariants: null is valid for every keyword and has no effect; annotations
-are not checked; an error names the path."""
+"""Checks the types of JSON schema keywords.
+
+Invariants: null is valid for every keyword and has no effect; annotations are not checked; an error names the path.
+"""
 
 from __future__ import annotations
 

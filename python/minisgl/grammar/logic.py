@@ -1,4 +1,5 @@
 """Logic of JSON schemas: which values a schema allows, whether two exclude each other, what the negation is.
+
 Invariants: a result is exact or "unknown" (`None`, False, all types), never a guess, after a bounded number of steps.
 """
 

@@ -1,5 +1,7 @@
-"""Structured output for the offline API: `SamplingParams(grammar=structured_outputs(json=schema))`. Invariants: the
-checks and errors are those of the server."""
+"""Structured output for the offline API: `SamplingParams(grammar=structured_outputs(json=schema))`.
+
+Invariants: the checks and errors are those of the server.
+"""
 
 from __future__ import annotations
 

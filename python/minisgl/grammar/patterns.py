@@ -1,7 +1,9 @@
 """Rewrites regular expressions with look-ahead, which the library lacks, as several without: a text must match all of
 them. Only look-ahead at the start of a whole expression is rewritten: `^(?=A)B`, and `^(?!A)B` if there is a pattern
-for texts that do not begin with A. Generators write these for decimals, mail addresses and host names. Invariants: the
-expressions together match what the given one matches, or it is returned unchanged."""
+for texts that do not begin with A. Generators write these for decimals, mail addresses and host names.
+
+Invariants: the expressions together match what the given one matches, or it is returned unchanged.
+"""
 
 from __future__ import annotations
 

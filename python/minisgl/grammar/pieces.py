@@ -1,6 +1,8 @@
 """Writes grammar sources in llguidance's dialect of Lark; each becomes a piece that can be part of a larger rule.
+
 Invariants: no client text can end the literal, expression or schema that contains it; JSON output has at most 32
-consecutive whitespace characters, so that it does not end in them."""
+consecutive whitespace characters, so that it does not end in them.
+"""
 
 from __future__ import annotations
 

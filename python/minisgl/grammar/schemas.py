@@ -1,9 +1,13 @@
-"""Rewrites JSON schemas in the keywords that the grammar library supports. Each keyword of a draft is passed on,
-rewritten, or left out. Keywords without effect are dropped silently: `uniqueItems: false`, `propertyNames: true`, null.
-An object that names its properties is closed: clients expect no other properties, and a small model tends to add some.
+"""Rewrites JSON schemas in the keywords that the grammar library supports.
+
+Each keyword of a draft is passed on, rewritten, or left out. Keywords without effect are dropped silently:
+`uniqueItems: false`, `propertyNames: true`, null. An object that names its properties is closed: clients expect no
+other properties, and a small model tends to add some.
+
 Invariants: what fits the served schema fits the given one, except for the places in `left_out`. Under `strict` only
 unknown formats are left out, which are annotations; every other keyword is enforced or refused. Closing keeps the
-schema satisfiable: if several places describe one object, nothing is closed."""
+schema satisfiable: if several places describe one object, nothing is closed.
+"""
 
 from __future__ import annotations
 

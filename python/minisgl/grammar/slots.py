@@ -1,6 +1,8 @@
-"""Grammar matchers by request slot: they decide which tokens a request may sample next. Invariants: a slot without a
-grammar costs nothing; a matcher has consumed what its slot's request generated, in forward order; an error in a matcher
-ends its own request only; a row whose mask is late has no token in its step, and none until its slot is assigned again.
+"""Grammar matchers by request slot: they decide which tokens a request may sample next.
+
+Invariants: a slot without a grammar costs nothing; a matcher has consumed what its slot's request generated, in forward
+order; an error in a matcher ends its own request only; a row whose mask is late has no token in its step, and none
+until its slot is assigned again.
 """
 
 from __future__ import annotations

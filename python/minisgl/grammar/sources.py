@@ -1,5 +1,7 @@
-"""Grammar sources: what clients send to constrain an output, one value of one kind, and its field. Invariants: a
-request has one source; two equal ones count as one, two different ones are an error that names both."""
+"""Grammar sources: what clients send to constrain an output, one value of one kind, and its field.
+
+Invariants: a request has one source; two equal ones count as one, two different ones are an error that names both.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Typed messages between the HTTP process and the engine process. Token ids and request ids are packed little-endian
 arrays, never lists. Sockets belong to the two ends (`frontend/engine_socket.py`, `runner/front_ends.py`). Start with
-`AddRequest` and `StepTokens`; docs/request.md#messages has the bytes. Invariants: a message means the same on both
-sides as long as `SCHEMA_VERSION` agrees (checked by codec.py)."""
+`AddRequest` and `StepTokens`; docs/request.md#messages has the bytes.
+
+Invariants: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by codec.py).
+"""
 
 from __future__ import annotations
 

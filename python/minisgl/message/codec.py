@@ -1,8 +1,10 @@
 """Encoding of messages: a frame is the schema version followed by a list of messages as msgpack. A stamped frame has
 the time of sending between the two, eight bytes of the system-wide monotonic clock, so both processes must run on one
-machine. On a stream socket each frame is preceded by its length (four bytes, little-endian). Invariants: a frame of
-another version, or one that does not match the types, is a `MessageError`, never a wrong message. Only whole frames are
-returned; an incomplete one uses no more memory than its received bytes."""
+machine. On a stream socket each frame is preceded by its length (four bytes, little-endian).
+
+Invariants: a frame of another version, or one that does not match the types, is a `MessageError`, never a wrong
+message. Only whole frames are returned; an incomplete one uses no more memory than its received bytes.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Heartbeats and the watchdog that evaluates them. A process reports every half second what its loop does and for how
-long; the HTTP process watches the engine process this way, and rank 0 the other ranks. Invariants: heartbeats continue
-while a loop waits for a forward or hangs, and stop with the process."""
+long; the HTTP process watches the engine process this way, and rank 0 the other ranks.
+
+Invariants: heartbeats continue while a loop waits for a forward or hangs, and stop with the process.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Parts of a model's output, and the interface of the streaming parser (`rust/minisgl-text/src/answer`). Invariants:
-the joined parts do not depend on how the text is split; no character is lost except the markers around reasoning and
-calls; an invalid call is text."""
+"""Parts of a model's output, and the interface of the streaming parser (`rust/minisgl-text/src/answer`).
+
+Invariants: the joined parts do not depend on how the text is split; no character is lost except the markers around
+reasoning and calls; an invalid call is text.
+"""
 
 from __future__ import annotations
 

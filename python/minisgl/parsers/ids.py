@@ -1,5 +1,7 @@
-"""Ids and creation times in responses. Invariants: a response that another server continues (`server/core/resume.py`)
-keeps its ids."""
+"""Ids and creation times in responses.
+
+Invariants: a response that another server continues (`server/core/resume.py`) keeps its ids.
+"""
 
 from __future__ import annotations
 

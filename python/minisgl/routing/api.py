@@ -1,5 +1,7 @@
-"""The router's interface: the protocol that the reference and the Rust implementation share. Invariants: integers only,
-no clock; equal calls give equal placements."""
+"""The router's interface: the protocol that the reference and the Rust implementation share.
+
+Invariants: integers only, no clock; equal calls give equal placements.
+"""
 
 from __future__ import annotations
 

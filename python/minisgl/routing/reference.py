@@ -1,6 +1,8 @@
-"""The reference router in Python, with which the Rust one is compared. Invariants: a request waits or is on one engine;
-limits hold at every moment; no request starves, neither within a key (priorities age) nor between keys (the key that
-has had least goes next)."""
+"""The reference router in Python, with which the Rust one is compared.
+
+Invariants: a request waits or is on one engine; limits hold at every moment; no request starves, neither within a key
+(priorities age) nor between keys (the key that has had least goes next).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """LoRA adapters in the engine process: read from disk while steps run, added to the engine between two steps, and
-removed once no request uses them. Invariants: a request that names an adapter reaches the scheduler once the adapter is
-in the engine, or is refused; an admitted request keeps its adapter to its end; no step waits for a file."""
+removed once no request uses them.
+
+Invariants: a request that names an adapter reaches the scheduler once the adapter is in the engine, or is refused; an
+admitted request keeps its adapter to its end; no step waits for a file.
+"""
 
 from __future__ import annotations
 

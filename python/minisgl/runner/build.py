@@ -1,5 +1,7 @@
-"""Builds a loaded engine, and a scheduler that fits it, from a configuration. Invariants: the two agree on every size,
-because both get them here."""
+"""Builds a loaded engine, and a scheduler that fits it, from a configuration.
+
+Invariants: the two agree on every size, because both get them here.
+"""
 
 from __future__ import annotations
 

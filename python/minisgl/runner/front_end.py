@@ -1,6 +1,8 @@
-"""A front end's connection, as the engine process sees it, and the limits that apply to front ends. Invariants: frames
-are sent whole and in order, from whichever thread; sending never blocks: what the socket does not accept is queued,
-within limits."""
+"""A front end's connection, as the engine process sees it, and the limits that apply to front ends.
+
+Invariants: frames are sent whole and in order, from whichever thread; sending never blocks: what the socket does not
+accept is queued, within limits.
+"""
 
 from __future__ import annotations
 

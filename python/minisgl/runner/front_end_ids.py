@@ -1,5 +1,8 @@
 """Process-wide request ids for several front ends: the connection's id in the upper bits, the front end's own id in the
-lower. Invariants: of a step, a front end gets its own rows, in order, with its own ids; no work is done per token."""
+lower.
+
+Invariants: of a step, a front end gets its own rows, in order, with its own ids; no work is done per token.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The front ends of an engine process, which connect to a Unix socket. Invariants: a request belongs to one connection,
-which alone gets its output; the requests of a front end that dies are aborted; a front end that sends invalid messages
-gets an error and is disconnected, without effect on others. If no front end with live requests can follow, the engine
-waits; otherwise output for a slow one is queued, within limits."""
+"""The front ends of an engine process, which connect to a Unix socket.
+
+Invariants: a request belongs to one connection, which alone gets its output; the requests of a front end that dies are
+aborted; a front end that sends invalid messages gets an error and is disconnected, without effect on others. If no
+front end with live requests can follow, the engine waits; otherwise output for a slow one is queued, within limits.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Turns messages into the scheduler's events, and tracks requests, prefixes and adapters. Invariants: a request reaches
-the scheduler once its grammar is compiled, its adapter is loaded and its stored pages were looked up, or it is refused;
-a client's abort or finish takes effect wherever the request is."""
+"""Turns messages into the scheduler's events, and tracks requests, prefixes and adapters.
+
+Invariants: a request reaches the scheduler once its grammar is compiled, its adapter is loaded and its stored pages
+were looked up, or it is refused; a client's abort or finish takes effect wherever the request is.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Starts, watches and ends an engine process, and defines its start-up configuration. A process may be forked ahead of
-time, before it has its settings. This module imports nothing heavy, so that the child starts early. Invariants: the
-child outlives neither its parent (it watches its stdin) nor `stop` nor the `with` block; no files are left."""
+time, before it has its settings. This module imports nothing heavy, so that the child starts early.
+
+Invariants: the child outlives neither its parent (it watches its stdin) nor `stop` nor the `with` block; no files are
+left.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """The step loop: it schedules a step, launches it on the engine, and processes the output of the previous step.
+
 Invariants: plans are launched in the order they were scheduled; every schedule gets exactly one commit, or the
 `ForwardFailed` in place of it; step n + 1 is scheduled and launched before step n is waited for (overlap depth one);
-every accepted request gets exactly one final reply; no message can stop the loop."""
+every accepted request gets exactly one final reply; no message can stop the loop.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Prefixes that front ends keep in the prefix cache: handles `AddPrefix`, `RemovePrefix` and `ClearCache` in the step
-loop. A prefix is computed by a request of its own that generates one token, which is discarded. Invariants: such a
-request has low priority and a negative id, which no front end's request has; a prefix is reported ready once it is
-computed, and is computed again when the cache was lost (failed forward, other scheduler); each pin belongs to an
-existing prefix; without prefixes nothing here costs anything."""
+loop. A prefix is computed by a request of its own that generates one token, which is discarded.
+
+Invariants: such a request has low priority and a negative id, which no front end's request has; a prefix is reported
+ready once it is computed, and is computed again when the cache was lost (failed forward, other scheduler); each pin
+belongs to an existing prefix; without prefixes nothing here costs anything.
+"""
 
 from __future__ import annotations
 

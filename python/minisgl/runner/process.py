@@ -1,7 +1,9 @@
 """The engine process: `python -m minisgl.runner.process`, started by `runner.launch`. It reads a `ProcessConfig` as one
 JSON line from stdin, loads, and runs the step loop until a `Shutdown` arrives or stdin closes, which means that the
-parent has ended. Invariants: exit code 0 only after `Shutdown`; any other end first sends `EngineFailed` with the
-reason."""
+parent has ended.
+
+Invariants: exit code 0 only after `Shutdown`; any other end first sends `EngineFailed` with the reason.
+"""
 
 from __future__ import annotations
 

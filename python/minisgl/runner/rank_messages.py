@@ -1,5 +1,7 @@
 """Messages between rank 0 and the ranks above it: a step is one message with the live regions of rank 0's buffers.
-Invariants: the received regions, written into buffers of the same sizes, have the digest of the sent ones."""
+
+Invariants: the received regions, written into buffers of the same sizes, have the digest of the sent ones.
+"""
 
 from __future__ import annotations
 

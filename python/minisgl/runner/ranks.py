@@ -1,9 +1,12 @@
-"""Rank 0's side of tensor parallelism: the processes of the other ranks, and the engine that sends them steps. Each
-rank above 0 is a `runner.worker` process. It ends when its stdin is closed. On its stdout it writes a `RankReady`,
-heartbeats and the reason of its end; the end of its stdout is the end of the process. Invariants: every rank gets every
-step, in order, before rank 0 runs it; a ring entry is overwritten only when all ranks have launched its step; a rank
-that ends unexpectedly, or hangs, ends all others and makes every later call raise `RankDied`; no rank outlives `close`,
-or this process."""
+"""Rank 0's side of tensor parallelism: the processes of the other ranks, and the engine that sends them steps.
+
+Each rank above 0 is a `runner.worker` process. It ends when its stdin is closed. On its stdout it writes a `RankReady`,
+heartbeats and the reason of its end; the end of its stdout is the end of the process.
+
+Invariants: every rank gets every step, in order, before rank 0 runs it; a ring entry is overwritten only when all ranks
+have launched its step; a rank that ends unexpectedly, or hangs, ends all others and makes every later call raise
+`RankDied`; no rank outlives `close`, or this process.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,11 @@ class RankDied(RuntimeError):
 
 class Ranks:
     """The processes of the ranks above 0. `on_death` is called once, in a thread of its own, with the reason why a rank
-    ended unexpectedly or made no progress for `step_timeout` seconds. `folder`, for sockets and the rendezvous file,
-    belongs to the caller. `None` makes a temporary one, which `close` removes: a rank that is ready may still be
-    connecting, and CUDA groups read the file all the time."""
+    ended unexpectedly or made no progress for `step_timeout` seconds.
+
+    `folder`, for sockets and the rendezvous file, belongs to the caller. `None` makes a temporary one, which `close`
+    removes: a rank that is ready may still be connecting, and CUDA groups read the file all the time.
+    """
 
     def __init__(
         self,

@@ -1,7 +1,9 @@
 """Looks up and reads stored KV pages of requests before the scheduler gets them, so that loading a page is a memory
-copy; also pages of retracted requests, which the scheduler learns of in a `PagesRead`. Invariants: no step waits for a
-disk; each request leaves once, in order of arrival, with the pages that were found, possibly none, unless it is
-dropped."""
+copy; also pages of retracted requests, which the scheduler learns of in a `PagesRead`.
+
+Invariants: no step waits for a disk; each request leaves once, in order of arrival, with the pages that were found,
+possibly none, unless it is dropped.
+"""
 
 from __future__ import annotations
 

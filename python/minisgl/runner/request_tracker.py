@@ -1,10 +1,13 @@
 """State of live requests in the step loop: prompt, sampling parameters, generated tokens. Also holds requests whose
 grammar is being compiled or whose next mask is late, builds the messages for clients, and takes over the steps in
-flight when a scheduler breaks. Invariants: O(1) Python work per step whatever the batch size: outputs are stored as
-they come, and applied to the requests when a sequence is needed or too many are pending. A request with a grammar
-leaves `Compiling` once: with a matcher, refused, or ended by its client. When a scheduler breaks no token is lost or
-repeated: the tokens of the steps in flight are applied in step order with the scheduler's own stop conditions (an end
-in one step drops the token of the next); requested ends take effect."""
+flight when a scheduler breaks.
+
+Invariants: O(1) Python work per step whatever the batch size: outputs are stored as they come, and applied to the
+requests when a sequence is needed or too many are pending. A request with a grammar leaves `Compiling` once: with a
+matcher, refused, or ended by its client. When a scheduler breaks no token is lost or repeated: the tokens of the steps
+in flight are applied in step order with the scheduler's own stop conditions (an end in one step drops the token of the
+next); requested ends take effect.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Several engine processes behind a pool (`minisgl._rust.EnginePool`): divides the machine among them (on a CPU threads
 and memory, else CUDA devices, in order), starts them, restarts one that has died, and ends them all. Front ends connect
-to the pool as if it were one engine process. Invariants: a single engine gets the configuration unchanged; no device
-belongs to two engines; no child outlives its parent, `stop` or the `with` block; no files are left; an engine that dies
-is restarted as long as another runs, after a delay that doubles with each successive death; the death of the last one
-is final."""
+to the pool as if it were one engine process.
+
+Invariants: a single engine gets the configuration unchanged; no device belongs to two engines; no child outlives its
+parent, `stop` or the `with` block; no files are left; an engine that dies is restarted as long as another runs, after a
+delay that doubles with each successive death; the death of the last one is final.
+"""
 
 from __future__ import annotations
 

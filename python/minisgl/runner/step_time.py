@@ -1,6 +1,8 @@
 """Adapts the token budget of a step so that no step takes longer than requested. The scheduler has no clock: it gets
-the result as an event, so a trace of its calls has all inputs. Invariants: the only output is a `TokenBudget`; steps
-are small until one was measured."""
+the result as an event, so a trace of its calls has all inputs.
+
+Invariants: the only output is a `TokenBudget`; steps are small until one was measured.
+"""
 
 from __future__ import annotations
 

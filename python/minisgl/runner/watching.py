@@ -1,6 +1,8 @@
-"""Sends views of recent steps to front ends while someone watches. Invariants: without watchers nothing is sent, and at
-most one step per `KEEP_EVERY_S` is stored, at a cost of less than a hundredth of that time; the number of stored steps
-is limited."""
+"""Sends views of recent steps to front ends while someone watches.
+
+Invariants: without watchers nothing is sent, and at most one step per `KEEP_EVERY_S` is stored, at a cost of less than
+a hundredth of that time; the number of stored steps is limited.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """The process of a tensor-parallel rank above 0: `python -m minisgl.runner.worker`, started by `runner.ranks`. It reads
 a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until a `Stop` arrives
-or stdin closes, which means that rank 0 has ended. It neither schedules nor samples. Invariants: steps are launched in
-order, each when no more are in flight than on rank 0, so that a ring entry is not written while it is read, and a reset
-comes at the same point as on rank 0; a failed step is noticed even if no other follows; exit code 0 only after `Stop`;
-any other end first writes the reason to stdout, if it can."""
+or stdin closes, which means that rank 0 has ended. It neither schedules nor samples.
+
+Invariants: steps are launched in order, each when no more are in flight than on rank 0, so that a ring entry is not
+written while it is read, and a reset comes at the same point as on rank 0; a failed step is noticed even if no other
+follows; exit code 0 only after `Stop`; any other end first writes the reason to stdout, if it can.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The scheduler's interface: the `ControlPlane` protocol that the Python reference and the Rust implementation share.
-Invariants: two calls per engine step, whatever the batch size; equal events give bit-identical plans."""
+
+Invariants: two calls per engine step, whatever the batch size; equal events give bit-identical plans.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Finds the fields in which two schedulers differ after the same call; used by shadow mode and by trace replay.
+
 Invariants: fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`; calls
-with equal results yield nothing."""
+with equal results yield nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""64-bit digests of plans and outputs, to compare two schedulers. Invariants: equal plans, or outputs, have equal
-digests on every machine; only live regions count. A digest is the BLAKE2b hash of 8 bytes, read as a little-endian
-integer, over the header's fields in the order of their declaration as int32 (those of states, page loads and
-low-priority tokens only if one of them is not 0), then the live regions in the order of `RingEntry.__slots__`; request
-ids count as int64. All values are little-endian."""
+"""64-bit digests of plans and outputs, to compare two schedulers.
+
+Invariants: equal plans, or outputs, have equal digests on every machine; only live regions count. A digest is the
+BLAKE2b hash of 8 bytes, read as a little-endian integer, over the header's fields in the order of their declaration as
+int32 (those of states, page loads and low-priority tokens only if one of them is not 0), then the live regions in the
+order of `RingEntry.__slots__`; request ids count as int64. All values are little-endian.
+"""
 
 from __future__ import annotations
 

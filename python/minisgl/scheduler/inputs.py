@@ -1,5 +1,7 @@
-"""Validates the scheduler's input: the configuration, the events and the sampled tokens. Invariants: an event that
-passes can be applied without an error; `EventError` names the first that does not pass."""
+"""Validates the scheduler's input: the configuration, the events and the sampled tokens.
+
+Invariants: an event that passes can be applied without an error; `EventError` names the first that does not pass.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""The Rust parts of a scheduler (`minisgl.hotpath`), each with its Python version as a fallback. Invariants: decisions
-are bit-identical to those of the Python parts. A function that fails is replaced by its Python version, in the same
-call and for good. A prefix cache that fails cannot be replaced: it raises `PartFailed`, and the step loop continues
-with another scheduler."""
+"""The Rust parts of a scheduler (`minisgl.hotpath`), each with its Python version as a fallback.
+
+Invariants: decisions are bit-identical to those of the Python parts. A function that fails is replaced by its Python
+version, in the same call and for good. A prefix cache that fails cannot be replaced: it raises `PartFailed`, and the
+step loop continues with another scheduler.
+"""
 
 from __future__ import annotations
 

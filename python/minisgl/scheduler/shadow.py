@@ -1,7 +1,9 @@
 """Shadow mode: a primary scheduler serves, and a second one gets the same calls and is compared with it. Also reads the
-report of the differences, which may end in the middle of a line. Invariants: only the primary's results are used; a
-shadow that differs too often, or fails, is no longer called; every difference is in the report with the calls that led
-to it."""
+report of the differences, which may end in the middle of a line.
+
+Invariants: only the primary's results are used; a shadow that differs too often, or fails, is no longer called; every
+difference is in the report with the calls that led to it.
+"""
 
 from __future__ import annotations
 

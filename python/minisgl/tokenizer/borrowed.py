@@ -1,6 +1,8 @@
-"""The flag `--tokenizer`: the tokenizer of another folder, GGUF file or hub id replaces the model's own. Invariants:
-the new folder has every text-related file of both, so code that reads it needs no special case; its name is a digest of
-the files' content."""
+"""The flag `--tokenizer`: the tokenizer of another folder, GGUF file or hub id replaces the model's own.
+
+Invariants: the new folder has every text-related file of both, so code that reads it needs no special case; its name is
+a digest of the files' content.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """A model's chat template: renders a conversation in OpenAI's format as a prompt, and finds out which message formats
-the template supports. Invariants: a conversation is rearranged only if the template would refuse it or omit a part of
-it."""
+the template supports.
+
+Invariants: a conversation is rearranged only if the template would refuse it or omit a part of it.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,11 @@
-"""Rearranges the messages of a conversation so that a chat template shows all of them. `Shown.of` finds out once what a
-template shows: it renders small conversations and looks for their words in the prompt, in order. `arranged` then
-changes a conversation only where the template would refuse or omit a part of it. Invariants: the result for a message
-depends only on the messages before it, on the results of its calls and on a neighbour that it is joined with, so that
-the next turn's prompt begins with the previous one; no text is omitted."""
+"""Rearranges the messages of a conversation so that a chat template shows all of them.
+
+`Shown.of` finds out once what a template shows: it renders small conversations and looks for their words in the prompt,
+in order. `arranged` then changes a conversation only where the template would refuse or omit a part of it.
+
+Invariants: the result for a message depends only on the messages before it, on the results of its calls and on a
+neighbour that it is joined with, so that the next turn's prompt begins with the previous one; no text is omitted.
+"""
 
 from __future__ import annotations
 

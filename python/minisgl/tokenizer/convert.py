@@ -1,6 +1,8 @@
-"""Converts tokenizers without a tokenizer.json, once, with transformers. Invariants: transformers runs in a process of
-its own, without network access and without running the model's code; the model's folder is only read; a result is
-identified by the content of its source files."""
+"""Converts tokenizers without a tokenizer.json, once, with transformers.
+
+Invariants: transformers runs in a process of its own, without network access and without running the model's code; the
+model's folder is only read; a result is identified by the content of its source files.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Loads the tokenizer while the engine loads, if its folder is known before the engine names it. Invariants: the
-tokenizer, or the error, is that of loading it afterwards."""
+"""Loads the tokenizer while the engine loads, if its folder is known before the engine names it.
+
+Invariants: the tokenizer, or the error, is that of loading it afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Fill-in-the-middle prompts from the text before and after a gap, for models whose tokenizer has the marker tokens.
+
 Invariants: only ids placed here are markers. Text that spells a special token is encoded as plain text: it is split
-inside the spelling, since not all tokenizers mark these tokens as special."""
+inside the spelling, since not all tokenizers mark these tokens as special.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Guards for request texts in a prompt: only the chat template creates markers; texts that it shows never become any. A
-marker is an added token that is special or looks like one of turns, calls or reasoning (`guarded.rs`, `is_marker`).
+"""Guards for request texts in a prompt: only the chat template creates markers; texts that it shows never become any.
+
+A marker is an added token that is special or looks like one of turns, calls or reasoning (`guarded.rs`, `is_marker`).
 Where a text spells one, a guard character is inserted after its first character before the template renders it. It is
-removed afterwards; its offset is kept, and no added token is matched across it. Invariants: a conversation that spells
-no marker is rendered and encoded as if there were no guards. The guard character is printable, without case, no white
-space, and occurs neither in the conversation nor in the template."""
+removed afterwards; its offset is kept, and no added token is matched across it.
+
+Invariants: a conversation that spells no marker is rendered and encoded as if there were no guards. The guard character
+is printable, without case, no white space, and occurs neither in the conversation nor in the template.
+"""
 
 from __future__ import annotations
 

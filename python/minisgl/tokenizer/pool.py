@@ -1,6 +1,8 @@
-"""Encodes prompts off the event loop: one thread for short texts, in batches, and one for all other work. Invariants:
-the event loop stays responsive; a long text delays no short one; a text that cannot be encoded fails alone. More
-threads would only wait for each other at the interpreter lock."""
+"""Encodes prompts off the event loop: one thread for short texts, in batches, and one for all other work.
+
+Invariants: the event loop stays responsive; a long text delays no short one; a text that cannot be encoded fails alone.
+More threads would only wait for each other at the interpreter lock.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
 """The text path in plain Python, on the package `tokenizers`: the reference for `rust/minisgl-text`, and its fallback
-if the extension is missing. Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a
-table from id to bytes, and the bytes of an incomplete character wait for the next id. Other decoders (WordPiece, CTC)
-decode a short window of ids. Invariants: token ids and decoded text are those of `minisgl._rust.TextTokenizer`,
-`TextDecoder` and `TextStream`. It has no lower bound for a text's token count: a text that is too long is encoded
-completely first."""
+if the extension is missing.
+
+Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes, and the
+bytes of an incomplete character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
+
+Invariants: token ids and decoded text are those of `minisgl._rust.TextTokenizer`, `TextDecoder` and `TextStream`. It
+has no lower bound for a text's token count: a text that is too long is encoded completely first.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """The reference for `rust/minisgl-text/src/guarded.rs`: encodes texts with offsets across which no added token is
-matched. Invariants: markers and token ids are those of `minisgl._rust.TextTokenizer`. Added tokens that match
-normalized text are searched as they are spelled."""
+matched.
+
+Invariants: markers and token ids are those of `minisgl._rust.TextTokenizer`. Added tokens that match normalized text
+are searched as they are spelled.
+"""
 
 from __future__ import annotations
 

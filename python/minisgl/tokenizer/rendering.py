@@ -1,6 +1,8 @@
-"""Renders chat templates like transformers: the same jinja environment, filters and globals. Invariants: a template
-runs in jinja's immutable sandbox; its output, its loop iterations plus macro calls, and its time are limited; an error
-in it is a `ChatTemplateError` for the client."""
+"""Renders chat templates like transformers: the same jinja environment, filters and globals.
+
+Invariants: a template runs in jinja's immutable sandbox; its output, its loop iterations plus macro calls, and its time
+are limited; an error in it is a `ChatTemplateError` for the client.
+"""
 
 from __future__ import annotations
 

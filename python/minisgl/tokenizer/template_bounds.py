@@ -1,8 +1,10 @@
 """Limits on the values that a chat template creates: each is checked before it is created, or while it cannot be large.
+
 Invariants: no text, number or container that a template creates is longer than `MAX_SIZE` when written out; all its
 texts and lists together have at most `MAX_MADE` characters and items. The result size of filters and methods that may
 expand their input is estimated before they run (`_FILTERS`, `_METHODS`). Namespaces print nothing of their content:
-only containers nest."""
+only containers nest.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """How many of a test session's `of` reasoning texts a template shows in the next turn."""
+    """Reasoning texts of a test session, out of `of`, that a template shows in the next turn."""
 
     shown: int
     most: int

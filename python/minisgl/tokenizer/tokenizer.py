@@ -1,6 +1,8 @@
 """A model's tokenizer: loads it from files. Encoding and decoding are in `rust/minisgl-text`, or in `reference.py` if
-the extension is missing. Invariants: the ids equal those of transformers for the same files; safe to use from several
-threads."""
+the extension is missing.
+
+Invariants: the ids equal those of transformers for the same files; safe to use from several threads.
+"""
 
 from __future__ import annotations
 

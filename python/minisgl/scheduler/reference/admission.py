@@ -1,8 +1,10 @@
 """Sizes of prefill chunks, and admission of waiting requests. Sizing changes nothing, so an admission that fails has no
-effect; arithmetic is on integers only, so that two implementations agree. An admitted request gets the pages of its
-first chunk only. Whether it may start is decided by an estimate: the rest of its prompt and a fraction (the reserve
-ratio) of the output it may still generate, and the same for every started request, must fit into the free and evictable
-pages. The ratio falls slowly and rises after each retraction."""
+effect; arithmetic is on integers only, so that two implementations agree.
+
+An admitted request gets the pages of its first chunk only. Whether it may start is decided by an estimate: the rest of
+its prompt and a fraction (the reserve ratio) of the output it may still generate, and the same for every started
+request, must fit into the free and evictable pages. The ratio falls slowly and rises after each retraction.
+"""
 
 from __future__ import annotations
 
@@ -56,12 +58,15 @@ class Room:
 
 
 def size_chunk(request: Request, tree: PrefixTree, room: Room, plan_chunks: PlanChunks) -> Chunk:
-    """Return the next chunk of a prefilling or waiting request. Changes nothing. The match continues from the request's
-    own node and leaves at least one token to compute: a full hit stops at (length - 1) // page_size pages. Then
-    `plan_chunks` decides. With recurrent layers the match ends at a state checkpoint. Later tokens whose pages are
-    cached are recomputed only for the state: the row uses those pages and writes nothing to them. If a stored state is
-    available further on, the row begins with that state, and all pages before it that are not cached are loaded at
-    once."""
+    """Return the next chunk of a prefilling or waiting request. Changes nothing.
+
+    The match continues from the request's own node and leaves at least one token to compute: a full hit stops at
+    (length - 1) // page_size pages. Then `plan_chunks` decides.
+
+    With recurrent layers the match ends at a state checkpoint. Later tokens whose pages are cached are recomputed only
+    for the state: the row uses those pages and writes nothing to them. If a stored state is available further on, the
+    row begins with that state, and all pages before it that are not cached are loaded at once.
+    """
     length = request.prefill_len if request.handle is not None else len(request.tokens)
     match, num_unlocked, num_found, num_loadable, has_state = _find(request, length, tree, room.step)
     counts = len(request.pages), len(match.pages), num_unlocked, num_found, num_loadable
@@ -117,9 +122,11 @@ def _plan_chunk(
 ) -> tuple[int, int, bool, int, int, int]:
     """Return a `PlannedChunk` without its last field: min(`budget`, remaining) tokens, rounded down to a page boundary
     unless they reach the end, and reduced to the pages that are free or evictable (not counting matched ones, which
-    will be locked). All 0 if the page-table entries exceed `max_page_changes`. Loadable pages come first, as many as
-    the budget allows (see `LOADED_TOKENS`), if a page is left to compute in. If it allows only some of them, one page
-    is computed, and the next chunk loads more."""
+    will be locked). All 0 if the page-table entries exceed `max_page_changes`.
+
+    Loadable pages come first, as many as the budget allows (see `LOADED_TOKENS`), if a page is left to compute in. If
+    it allows only some of them, one page is computed, and the next chunk loads more.
+    """
     length, num_pages, num_matched, num_unlocked, num_found, num_loadable, has_state, _ = row
     available -= num_unlocked
     num_loads = num_loadable if has_state else min(num_loadable, max(budget, 0) * LOADED_TOKENS // size)
@@ -175,11 +182,14 @@ Saves = list[tuple[int, int]]
 
 
 def apply_chunk(request: Request, chunk: Chunk, tree: PrefixTree) -> tuple[Handle, int]:
-    """Lock the matched pages, allocate the others, and insert the full ones into the tree, locked by the request. They
-    are inserted before they are computed or loaded. That is sound because forwards run in order, and a forward stores
-    the KV of all its rows, layer by layer, before any row attends. A page that the tree already has (a full hit stopped
-    before it) and a partial page stay with the request. Returns where the chunk begins: the node that ends there, and
-    the number of pages before it."""
+    """Lock the matched pages, allocate the others, and insert the full ones into the tree, locked by the request.
+
+    They are inserted before they are computed or loaded. That is sound because forwards run in order, and a forward
+    stores the KV of all its rows, layer by layer, before any row attends. A page that the tree already has (a full hit
+    stopped before it) and a partial page stay with the request.
+
+    Returns where the chunk begins: the node that ends there, and the number of pages before it.
+    """
     size = tree.page_size
     handle = tree.root if request.handle is None else request.handle
     if request.uses_cache:

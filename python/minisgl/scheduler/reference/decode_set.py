@@ -1,6 +1,8 @@
-"""Decode rows: started requests whose prompt is computed, one token per step. Invariants: a row is scheduled only if
-its new token is within the request's limits, which is known before the token is; its input is the last token of the
-sequence, whether the host knows it yet or not."""
+"""Decode rows: started requests whose prompt is computed, one token per step.
+
+Invariants: a row is scheduled only if its new token is within the request's limits, which is known before the token is;
+its input is the last token of the sequence, whether the host knows it yet or not.
+"""
 
 from __future__ import annotations
 

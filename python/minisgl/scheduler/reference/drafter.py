@@ -1,8 +1,10 @@
-"""Prompt-lookup drafting for one sequence, with an adaptive draft length. Invariants: equal sequences and acceptance
-counts give equal drafts; a draft costs O(its length). The draft is what followed the last `NGRAM` tokens at their
-previous occurrence in the sequence (prompt lookup; Saxena 2023). Drafts get longer while tokens are accepted. A draft
-without an accepted token is followed by a pause, and each further one by a pause twice as long: so a sequence that does
-not repeat soon costs nothing."""
+"""Prompt-lookup drafting for one sequence, with an adaptive draft length.
+
+Invariants: equal sequences and acceptance counts give equal drafts; a draft costs O(its length). The draft is what
+followed the last `NGRAM` tokens at their previous occurrence in the sequence (prompt lookup; Saxena 2023). Drafts get
+longer while tokens are accepted. A draft without an accepted token is followed by a pause, and each further one by a
+pause twice as long: so a sequence that does not repeat soon costs nothing.
+"""
 
 from __future__ import annotations
 

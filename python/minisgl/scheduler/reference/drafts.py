@@ -1,11 +1,15 @@
-"""Draft tokens: a step computes them after the sampled token, because they may follow it (speculative decoding). Each
-draft token has its own decode row with the request's slot, at the next positions. So every engine computes it like any
-decode row, bit for bit, and each row samples one token. A row's token is accepted if the sampled tokens before it equal
-the tokens that it was computed from; the KV of the others is freed at the commit. Invariants: a request owns pages
-beyond its `kv_len` only while its draft is in flight. It has no row in the step after one with its draft: its next
-token is not known before the commit. Drafts come from the prefix cache, below the request's own node: another sequence
-continued there after the same tokens. If that has none, from the request's own sequence (`drafter`), or from a draft
-model by a `Draft` event."""
+"""Draft tokens: a step computes them after the sampled token, because they may follow it (speculative decoding).
+
+Each draft token has its own decode row with the request's slot, at the next positions. So every engine computes it like
+any decode row, bit for bit, and each row samples one token. A row's token is accepted if the sampled tokens before it
+equal the tokens that it was computed from; the KV of the others is freed at the commit.
+
+Invariants: a request owns pages beyond its `kv_len` only while its draft is in flight. It has no row in the step after
+one with its draft: its next token is not known before the commit.
+
+Drafts come from the prefix cache, below the request's own node: another sequence continued there after the same tokens.
+If that has none, from the request's own sequence (`drafter`), or from a draft model by a `Draft` event.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Writes a decided step into its ring entry, which the engine reads. Invariants: every live region named in `RingEntry`
-is written in full in each step; the cost does not grow with the context length of a decode row. Decode rows cost a few
-list passes in all, prefill rows a few slices each."""
+"""Writes a decided step into its ring entry, which the engine reads.
+
+Invariants: every live region named in `RingEntry` is written in full in each step; the cost does not grow with the
+context length of a decode row. Decode rows cost a few list passes in all, prefill rows a few slices each.
+"""
 
 from __future__ import annotations
 

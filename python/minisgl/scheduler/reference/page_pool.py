@@ -1,5 +1,7 @@
-"""The free pages of the KV pool: a stack, so that the allocation order is specified. Invariants: a page is on the stack
-at most once; at start, and after `reset`, the lowest page is on top."""
+"""The free pages of the KV pool: a stack, so that the allocation order is specified.
+
+Invariants: a page is on the stack at most once; at start, and after `reset`, the lowest page is on top.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Pins: prompt pages that stay in the tree after their request has ended. Invariants: the pages of all pins, shared
-ones counted for each, are within the limit from the arrival of their requests on; a pin locks its pages from the step
-on in which the last of them was scheduled, whatever happens to the request. Because it locks so early, every request
-that finishes normally has its pin: a retraction before its last token removes nothing."""
+"""Pins: prompt pages that stay in the tree after their request has ended.
+
+Invariants: the pages of all pins, shared ones counted for each, are within the limit from the arrival of their requests
+on; a pin locks its pages from the step on in which the last of them was scheduled, whatever happens to the request.
+Because it locks so early, every request that finishes normally has its pin: a retraction before its last token removes
+nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A request as the scheduler sees it, and the sorted queue of requests. Invariants: a request keeps its object for life
-(ids are never reused); its order key never changes. A started request is *prefilling* until the KV of all tokens known
-at its admission is scheduled, then it *decodes*. Tokens that a retracted request has generated count as prompt when it
-is admitted again."""
+"""A request as the scheduler sees it, and the sorted queue of requests.
+
+Invariants: a request keeps its object for life (ids are never reused); its order key never changes. A started request
+is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*. Tokens that a
+retracted request has generated count as prompt when it is admitted again.
+"""
 
 from __future__ import annotations
 
@@ -101,9 +103,11 @@ def make_request(
     arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool, max_draft_len: int = 0
 ) -> Request:
     """Create the request for a valid `arrival`. `count` is the number of earlier arrivals of its kind: low-priority
-    ones are counted separately, and have no drafts. `caches` is false if the cache is "naive". Each arrival gets a
-    higher age than the ones before it, so a request of priority p is overtaken by at most (p - q) * AGE later ones of
-    priority q, however many arrive."""
+    ones are counted separately, and have no drafts. `caches` is false if the cache is "naive".
+
+    Each arrival gets a higher age than the ones before it, so a request of priority p is overtaken by at most (p - q) *
+    AGE later ones of priority q, however many arrive.
+    """
     drafts = max_draft_len > 0 and not (arrival.no_drafts or arrival.background)
     return Request(
         req_id=int(arrival.req_id),

@@ -1,7 +1,11 @@
 """Releases a request's pages: at its end, and at a retraction (back to the waiting queue, because pages are short).
+
 Invariants: a released page belongs to the tree or the pool when the call returns; a page that the tree already has is
-freed; locks are released last, deepest node first. Pages may be allocated again at once, while a step in flight still
-reads them: forwards run in one ordered stream, so the next owner writes later."""
+freed; locks are released last, deepest node first.
+
+Pages may be allocated again at once, while a step in flight still reads them: forwards run in one ordered stream, so
+the next owner writes later.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +25,11 @@ def pick_victim(started: RequestQueue, for_request: Request) -> Request | None:
 
 def give_up_pages(request: Request, tree: PrefixTree) -> None:
     """Insert the request's own full pages into the tree (not with a "naive" cache), free the others by ascending
-    column, and release the lock. With recurrent layers, only pages up to the request's checkpoint are inserted. All
-    inserted tokens are known: only the token that the last scheduled row samples can be unknown, and that has no KV
-    yet."""
+    column, and release the lock. With recurrent layers, only pages up to the request's checkpoint are inserted.
+
+    All inserted tokens are known: only the token that the last scheduled row samples can be unknown, and that has no KV
+    yet.
+    """
     handle = request.handle
     if handle is None:
         raise ControlPlaneError(f"request {request.req_id} has no pages to give up")

@@ -1,6 +1,8 @@
-"""Request slots: rows of the engine's request table, which holds sampling parameters and page tables. Invariants: a
-slot is free, in use by one started request, or *draining*: its request has left, but a step in flight still holds a row
-of it. The plan of the next step names each freed slot once."""
+"""Request slots: rows of the engine's request table, which holds sampling parameters and page tables.
+
+Invariants: a slot is free, in use by one started request, or *draining*: its request has left, but a step in flight
+still holds a row of it. The plan of the next step names each freed slot once.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,11 @@
-"""Eviction order of the radix tree's leaves: a heap of unlocked leaves with lazy deletion. Invariants: every unlocked
-leaf has a live entry; at most half of the entries (and a few) are dead, so that finding the next leaf is O(log n)
-amortized. An entry is live as long as its node is an unlocked leaf with the entry's stamp. A lock, a child or a removal
-makes it dead without a search; the heap drops it when it reaches the top."""
+"""Eviction order of the radix tree's leaves: a heap of unlocked leaves with lazy deletion.
+
+Invariants: every unlocked leaf has a live entry; at most half of the entries (and a few) are dead, so that finding the
+next leaf is O(log n) amortized.
+
+An entry is live as long as its node is an unlocked leaf with the entry's stamp. A lock, a child or a removal makes it
+dead without a search; the heap drops it when it reaches the top.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +20,11 @@ Entry = tuple[int, int, int, Node]  # frequency (0 under LRU), stamp, tie-break 
 
 
 class EvictionHeap:
-    """Heap of leaves by stamp (LRU), or by frequency and then stamp (LFU). Two unlocked leaves never share a stamp: a
-    stamp is given to one node, and only a split copies it, to a parent of that node."""
+    """Heap of leaves by stamp (LRU), or by frequency and then stamp (LFU).
+
+    Two unlocked leaves never share a stamp: a stamp is given to one node, and only a split copies it, to a parent of
+    that node.
+    """
 
     __slots__ = ("_by_frequency", "_count", "_heap")
 

@@ -1,5 +1,7 @@
-"""View of the radix tree for monitoring: its largest nodes. Invariants: reads only; the view equals that of the Rust
-implementation for an equal tree."""
+"""View of the radix tree for monitoring: its largest nodes.
+
+Invariants: reads only; the view equals that of the Rust implementation for an equal tree.
+"""
 
 from __future__ import annotations
 

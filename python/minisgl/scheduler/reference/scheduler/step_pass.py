@@ -1,6 +1,8 @@
-"""The pass that decides a step: first rows for started requests, in order, then admissions. Invariants: decode rows
-come first in the token budget; a failed admission changes nothing; nothing is admitted after a retraction; a
-low-priority row takes nothing from other requests."""
+"""The pass that decides a step: first rows for started requests, in order, then admissions.
+
+Invariants: decode rows come first in the token budget; a failed admission changes nothing; nothing is admitted after a
+retraction; a low-priority row takes nothing from other requests.
+"""
 
 from __future__ import annotations
 
