@@ -40,7 +40,7 @@ class AdapterBook:
         self._serving = serving
         self._changed = changed
         self._next_number = 1
-        self.by_name: dict[str, Adapter] = {}  # those that are being loaded, too
+        self.by_name: dict[str, Adapter] = {}  # includes adapters being loaded
 
     def ready(self) -> list[Adapter]:
         return [one for one in self.by_name.values() if one.is_ready]

@@ -54,10 +54,10 @@ if TYPE_CHECKING:
     from minisgl.tokenizer.reference import Formats
 
 SHUTTING_DOWN = "the server is shutting down"
-ENGINE = 0  # of the watchdog's processes
-LOST_S = 1.0  # from the end of a connection to the end of its requests
-MAX_FRAMES = 8  # taken at once
-MAX_NOTIFIED = 256  # subscribers in one turn of the event loop
+ENGINE = 0  # process id for the watchdog
+LOST_S = 1.0  # seconds from the end of the connection to the end of its requests
+MAX_FRAMES = 8  # frames handled at once
+MAX_NOTIFIED = 256  # subscribers notified per turn of the event loop
 
 
 class EngineGone(RuntimeError):
@@ -115,9 +115,8 @@ class EngineClient(ABC):
         before: Sequence[Before] | None = None,
         background: bool = False,
     ) -> list[RequestState]:
-        """Submit `sampling.n` requests for each prompt and return their states, see `request_states`. `before`: for
-        each request, the tokens that another engine has already generated. `background`: low priority. Raises
-        `EngineGone`."""
+        """Submit `sampling.n` requests for each prompt and return their states, see `request_states`. `before`: the
+        tokens that another engine has generated, by request. `background`: low priority. Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
         states = request_states(
@@ -197,8 +196,8 @@ class ProcessClient(EngineClient):
         self._views = EngineViews(num_engines)
         self._socket = EngineSocket(address)
         self._pending: list[ToEngine] = [Hello(name)]
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it reads
-        self._goes_on = False  # in the next turn, with what was taken out of the socket already
+        self._loop: asyncio.AbstractEventLoop | None = None  # None: not reading
+        self._goes_on = False  # another read is scheduled for the next turn
         self.ready: asyncio.Future[EngineReady] | None = None
         self._info: EngineReady | None = None
         self.lost = asyncio.Event()  # the engine process has ended the connection
@@ -207,7 +206,7 @@ class ProcessClient(EngineClient):
         self.dispatch = Meter("dispatch")  # time to receive, and to notify
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
         self.on_narration: Callable[[Sequence[str]], None] = lambda lines: None
-        self.on_watched: Callable[[int, Watched], None] | None = None  # while somebody looks
+        self.on_watched: Callable[[int, Watched], None] | None = None  # None: no one watches
         self.on_engine_state: Callable[[int, str], None] = lambda engine, state: None
 
     # ------------------------------------------------------------------------------------------------------- state
@@ -218,7 +217,7 @@ class ProcessClient(EngineClient):
     @property
     def info(self) -> EngineReady | None:
         """The engine's description; `None` until it is ready."""
-        if self._info is None:  # asked many times a request
+        if self._info is None:  # read often per request
             ready = self.ready
             is_there = ready is not None and ready.done() and ready.exception() is None
             self._info = ready.result() if ready is not None and is_there else None
@@ -237,7 +236,7 @@ class ProcessClient(EngineClient):
     def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ready, self._info = loop.create_future(), None
-        self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
+        self.ready.add_done_callback(lambda future: future.exception())  # no warning if nothing awaits it
         self._flush()
         self._socket.open(self._on_readable)
 
@@ -343,8 +342,7 @@ class ProcessClient(EngineClient):
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """Schedule another read in the next turn if data was already read from the socket, of which the event loop does
-        not know."""
+        """Read again in the next turn if the socket's data is already in `frames`, which the event loop cannot see."""
         if self._loop is not None and self._socket.holds_bytes:
             self._goes_on = True
             self._loop.call_soon(self._go_on)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from minisgl.message.codec import FrameReader, framed
 
-RETRY_S = 0.005  # between two attempts to connect: the engine process may listen later
+RETRY_S = 0.005  # interval of connection attempts: the engine process may listen later
 READ_BYTES = 1 << 14
 LINGER_S = 0.5
 
@@ -64,7 +64,7 @@ class EngineSocket:
         with contextlib.suppress(BlockingIOError):
             try:
                 taken = self._socket.send(self._unsent) if self._unsent else 0
-            except (BrokenPipeError, ConnectionResetError):  # who reads finds out
+            except (BrokenPipeError, ConnectionResetError):  # the read side notices it
                 taken = len(self._unsent)
         del self._unsent[:taken]
         if self._unsent:

@@ -17,8 +17,8 @@ from minisgl.sampling_params import ParamError, SamplingParams
 FILE = "generation_config.json"
 _HINT = "or use --generation-config none"
 EMBEDDED: Mapping[str, Any] = {"temperature": 0.2, "top_p": 0.9}
-"""The sampling that the makers of the embedded model advise on its page; its GGUF file does not have it."""
-_FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
+"""Sampling defaults of the embedded model, from its model card; its GGUF file lacks them."""
+_FIELDS: dict[str, tuple[str, type]] = {  # field of the file -> field and type of SamplingParams
     "temperature": ("temperature", float),
     "top_p": ("top_p", float),
     "top_k": ("top_k", int),
@@ -34,7 +34,7 @@ def read_defaults(model_dir: str | Path | None, choice: GenerationConfig, model:
     Raises `ConfigError` for an invalid value."""
     if model_dir is None or choice == "none":
         return {}
-    if model == MODEL_SMOLLM2 and not Path(model).exists():  # else it is the user's own folder
+    if model == MODEL_SMOLLM2 and not Path(model).exists():  # not a folder of that name
         return EMBEDDED
     file = Path(model_dir) / FILE
     if not file.is_file():

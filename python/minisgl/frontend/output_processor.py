@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token with its log probability (`None` for a prompt's first token) and the most likely tokens at its position.
-    """
+    """A token, its log probability (`None` for a prompt's first token) and the most likely tokens at its position."""
 
     token_id: int
     logprob: float | None
@@ -43,7 +42,7 @@ class Delta:
     index: int
     text: str
     finish_reason: str | None
-    logprobs: tuple[Logprob, ...] = ()  # of the text; only for requests that ask for them
+    logprobs: tuple[Logprob, ...] = ()  # log probabilities of the text, if requested
 
 
 @dataclass(slots=True)
@@ -114,25 +113,25 @@ class RequestState:
         self.prompt = prompt
         self.sampling = sampling
         self.subscriber = subscriber
-        self.req_id = -1  # from `EngineClient.submit` on, as the next three
+        self.req_id = -1  # set by `EngineClient.submit`, like the next three
         self.sent_at = 0.0
-        self.waits = False  # for its first step
+        self.waits = False  # waits for its first step
         self.background = False
         self.cached_len: int | None = None
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by first position
-        self.embedding: bytes | None = None  # float32, of no particular length
+        self.embedding: bytes | None = None  # float32 bytes, of no fixed length
         self.error: str | None = None
         self.engine_gone = False
-        # came, and not taken yet
+        # received and not taken yet
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.reason = FinishReason.NONE
-        # taken
-        self.token_ids: list[int] = []  # the stop token that ended it included
+        # already taken
+        self.token_ids: list[int] = []  # includes a final stop token
         self.finish_reason: str | None = None
-        self.found_stop = False  # a stop string
-        self.last_time: float | None = None  # for whoever measures the time between tokens
-        self._num_reported = 0  # of `token_ids`, by `new_token_ids`
+        self.found_stop = False  # ended by a stop string
+        self.last_time: float | None = None  # for meters of the time between tokens
+        self._num_reported = 0  # items of `token_ids` returned by `new_token_ids`
         self._stream = tokenizer.new_stream(sampling.stop, shown, sampling.min_tokens, formats)
 
     def take(self) -> Delta | None:
@@ -141,7 +140,7 @@ class RequestState:
         if self.finish_reason is not None or not (tokens or reason):
             return None
         self.tokens = []
-        if not (reason or logprobs or self.sampling.stop):  # nearly always
+        if not (reason or logprobs or self.sampling.stop):  # the common case
             self.token_ids += tokens
             text = self._stream.push(tokens)
             return Delta(self.index, text, None) if text else None
@@ -153,7 +152,7 @@ class RequestState:
             self.found_stop, reason = True, FinishReason.STOP
         if reason:
             self.finish_reason = reason.name.lower()
-        shown = tokens[:-1] if by_token else tokens  # a stop token is no text
+        shown = tokens[:-1] if by_token else tokens  # a stop token gives no text
         found = tuple(map(_logprob, shown[:num_used], logprobs)) if logprobs else ()
         return Delta(self.index, text, self.finish_reason, found) if text or reason or found else None
 
@@ -168,8 +167,7 @@ class RequestState:
         return found
 
     def prompt_tokens(self) -> list[Logprob]:
-        """Return the prompt's tokens with their log probabilities, complete once the first token is generated. The
-        first has none."""
+        """Return the prompt's tokens with log probabilities (`None` for the first), once a token is generated."""
         prompt = self.prompt.tolist()
         found = [Logprob(token, None, ()) for token in prompt]
         for chunk in self.prompt_logprobs.values():
@@ -185,12 +183,12 @@ class OutputProcessor:
 
     def __init__(self) -> None:
         self.live: dict[int, RequestState] = {}
-        self.num_background = 0  # of them, those that nobody waits for
-        self.num_waiting = 0  # of the others: sent, and not known to have a row
-        self.num_waiting_tokens = 0  # of their prompts
-        self._waiting_of: dict[int, tuple[int, int]] = {}  # by API key: requests, and tokens
+        self.num_background = 0  # live low-priority requests
+        self.num_waiting = 0  # other live requests without a first step yet
+        self.num_waiting_tokens = 0  # tokens of their prompts
+        self._waiting_of: dict[int, tuple[int, int]] = {}  # (requests, prompt tokens) by API key
         self.queue: Histogram | None = None  # time from sending a request to its first step
-        self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
+        self._due: collections.deque[Subscriber] = collections.deque()  # in the order of arrival
 
     @property
     def is_due(self) -> bool:
@@ -205,7 +203,7 @@ class OutputProcessor:
             not background,
             background,
         )
-        if background:  # it keeps nobody waiting
+        if background:  # does not count as waiting
             self.num_background += 1
             return
         self._waits(state, 1)
@@ -256,8 +254,7 @@ class OutputProcessor:
     # ----------------------------------------------------------------------------------------------------- outputs
 
     def process(self, message: StepTokens) -> None:
-        """Add the output of a step to the states of its requests. Raises `ValueError` if the lengths of its arrays
-        differ."""
+        """Add a step's output to its requests' states. Raises `ValueError` if its arrays' lengths differ."""
         live = self.live
         if message.admitted_ids:
             self._admitted(message)
@@ -274,10 +271,10 @@ class OutputProcessor:
             if (state := live.get(ids[found.index])) is not None:
                 state.logprobs.append(found)
         due = self._due
-        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once a token: no calls on the way
+        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once per token: no function calls
             state = live.get(req_id)
             if state is None:
-                continue  # aborted or finished here, the engine did not know yet
+                continue  # aborted or finished here; the engine did not know it yet
             if token >= 0:
                 state.tokens.append(token)
             if reason:
@@ -293,7 +290,7 @@ class OutputProcessor:
         lens = np.frombuffer(message.cached_lens, np.int32).tolist()
         for req_id, cached_len in zip(np.frombuffer(message.admitted_ids, np.int64).tolist(), lens, strict=True):
             if (state := self.live.get(req_id)) is not None:
-                if state.cached_len is None:  # else another server has said it
+                if state.cached_len is None:  # otherwise known from another server
                     state.cached_len = cached_len
                 self._no_longer_waits(state)
                 if self.queue is not None and not state.background:
@@ -322,8 +319,7 @@ def request_states(
     formats: Formats | None = None,
 ) -> list[RequestState]:
     """Return `sampling.n` states for each prompt; state i * n + j belongs to prompt i. Each has its own seed and a
-    token limit, which also limits `min_tokens`. `lengths`: known limits, by prompt. `by_prompt`: each prompt's own
-    parameters."""
+    token limit, which also limits `min_tokens`. `lengths`, `by_prompt`: each prompt's limit and parameters."""
     drawn = secrets.randbits(63)
     states: list[RequestState] = []
     for i, prompt in enumerate(prompts):

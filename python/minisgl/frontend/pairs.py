@@ -22,7 +22,7 @@ _SYSTEM = (
     'Note that the answer can only be "yes" or "no".'
 )
 JUDGED = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-"""What stands behind both texts where a model judges them."""
+"""Text after both texts in the format of Qwen3-Reranker."""
 
 
 def judging(instruction: str | None) -> str:

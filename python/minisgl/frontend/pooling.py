@@ -21,12 +21,11 @@ _MODE = "pooling_mode_"
 class Pooling(NamedTuple):
     name: Name | None
     why: str = ""
-    """There is none."""
+    """Reason why there is no pooling."""
 
 
 def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
-    """Return the pooling in the model's folder, mean pooling if its files name none. `has_dense`: the engine supports
-    dense layers."""
+    """Return the folder's pooling, or mean pooling if its files name none. `has_dense`: the engine has dense layers."""
     folder = Path(model_dir or "none")
     computed = _COMPUTED if has_dense else _COMPUTED - {"Dense"}
     try:

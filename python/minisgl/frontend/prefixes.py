@@ -40,8 +40,7 @@ class Clearing:
 
 
 class PrefixBook:
-    """The prefixes of a front end. `serving` returns the last statistics of the engines that serve now, by engine id.
-    """
+    """The prefixes of a front end. `serving` returns the last statistics of each serving engine, by engine id."""
 
     def __init__(
         self, post: Callable[[ToEngine], None], serving: Callable[[], Mapping[int, EngineStats | None]]
@@ -49,7 +48,7 @@ class PrefixBook:
         self._post = post
         self._serving = serving
         self._next_id = 1
-        self._removed: dict[int, Prefix] = {}  # and not yet by every engine
+        self._removed: dict[int, Prefix] = {}  # removed, but not by every engine yet
         self._clearings: list[Clearing] = []  # not answered by every engine
         self._listeners: dict[int, Callable[[], None]] = {}
         self._next_listener = 0
@@ -119,8 +118,7 @@ class PrefixBook:
         self.tell()
 
     def lost(self, engine: int) -> None:
-        """Forget the reports of a lost engine, so that nothing waits for it. When it returns, it gets the orders again.
-        """
+        """Forget the reports of a lost engine, so that nothing waits for it. On return it gets the orders again."""
         for prefix in (*self.prefixes.values(), *self._removed.values()):
             prefix.said.pop(engine, None)
         for clearing in self._clearings:

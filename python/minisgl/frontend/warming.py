@@ -21,8 +21,7 @@ class NotKept(RuntimeError):
 async def load_adapters(
     client: ProcessClient, adapters: Sequence[tuple[str, str]], report: Callable[[str, int, int], None]
 ) -> None:
-    """Load adapters, given as names and folders, on all engines. `report` is a `progress.Report`. Raises `NotKept`,
-    `EngineGone`."""
+    """Load adapters (names, folders) on all engines. `report`: a `progress.Report`. Raises `NotKept`, `EngineGone`."""
     book = client.adapters
     found = [book.load(name, path) for name, path in adapters]
     for i, adapter in enumerate(found):

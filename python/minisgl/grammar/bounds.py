@@ -19,11 +19,11 @@ import pydantic_core
 
 from minisgl.sampling_params import ParamError
 
-MAX_BYTES = 1 << 16  # of a source
-MAX_DEPTH = 128  # of a schema, counting its objects and lists
-MAX_TEXT_BYTES = 4096  # of one text that an answer may have to spell
-MAX_MULTIPLE = 10_000  # of all multipleOf together, without their powers of ten
-MAX_PLACES = 15  # behind the point of a multipleOf
+MAX_BYTES = 1 << 16  # bytes of a source
+MAX_DEPTH = 128  # nesting of a schema's objects and lists
+MAX_TEXT_BYTES = 4096  # bytes of one literal text
+MAX_MULTIPLE = 10_000  # product of all multipleOf, without powers of ten
+MAX_PLACES = 15  # decimal places of a multipleOf
 # of Lark as the library reads it: texts, expressions and comments, in which nothing else begins; then what is looked at
 _LEXEME = re.compile(
     r'"(?:\\.|[^"\\\n])*+"|//[^\n]*+|\#[^\n]*+|/(?:\\.|[^/\\])++/'
@@ -55,8 +55,7 @@ def checked_choice(texts: list[str], field: str) -> list[str]:
 def checked_lark(text: str, field: str, served: Callable[[Any], Any] = lambda schema: schema) -> str:
     """Check a Lark grammar and return it. Embedded schemas have the usual limits, and no library options; `served`
     rewrites each. Raises `ParamError` for grammar-wide options, tokens named by id, and the operators `A & B` and `~A`:
-    whether those match anything takes a search through all their states, for minutes, whatever the library's limits
-    are."""
+    to find whether those match anything, the library searches all their states, for minutes."""
     pieces, at = list[str](), 0
     while found := _LEXEME.search(text, at):
         pieces.append(text[at : found.end()])
@@ -84,8 +83,7 @@ def checked_lark(text: str, field: str, served: Callable[[Any], Any] = lambda sc
 
 
 def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
-    """Check a schema, given as an object, a boolean or JSON text, and return it without library options. Raises
-    `ParamError`."""
+    """Check a schema (object, boolean or JSON text) and return it without library options. Raises `ParamError`."""
     if isinstance(value, str):
         check_size(value, field)
         try:
@@ -106,7 +104,7 @@ def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
                 check_size(spelled, ".".join([field, *path[:-1]]), MAX_TEXT_BYTES)
                 size += len(spelled)
         size += 1
-        if size > MAX_BYTES:  # before it is written out, which takes the interpreter for as long as it takes
+        if size > MAX_BYTES:  # before writing it as JSON, which would block the interpreter
             raise ParamError(field, value, f"more than {MAX_BYTES} bytes")
     try:
         check_size(json.dumps(found, allow_nan=False, ensure_ascii=False), field)

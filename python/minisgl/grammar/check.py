@@ -27,8 +27,8 @@ from minisgl.utils.installed import how_to_get, missing
 MAX_REASON_CHARS = 400
 # of the library's own million: the expressions of a grammar then take less than 0.1 s and few megabytes
 LEXER_FUEL = 100_000
-NUM_STEPS = 32  # of an answer that is begun
-_BEGINS = b'{["'  # these lead deepest into JSON
+NUM_STEPS = 32  # tokens of the test output
+_BEGINS = b'{["'  # the bytes that lead deepest into JSON
 _REFUSALS = (
     ("[Ll]ook-?(?:around|ahead|behind)|[Bb]ackreference|regex parse error|determine if regex is empty", ("pattern",)),
     ("patternProperty regexes", ("patternProperties",)),
@@ -36,12 +36,12 @@ _REFUSALS = (
     ("circular references with sibling", ("$ref",)),
     ("too many expressions", ("multipleOf",)),
 )
-"""The words by which the library refuses keywords that an answer can do without, and which ones they are."""
+"""(pattern of the library's error, refused keywords) for keywords that can be left out."""
 MAX_NAMED = 16  # fields in a header
-MAX_NAME = 160  # characters of one
-MAX_KNOWN = 4096  # grammars: about a megabyte
+MAX_NAME = 160  # characters of a field
+MAX_KNOWN = 4096  # cached results, about a megabyte
 MAX_KEPT_CHARS = 1000
-_known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> why it is none; empty: it is one
+_known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> its error, empty if it is valid
 _lock = threading.Lock()
 _IS_LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
@@ -49,8 +49,7 @@ _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A checked grammar: `text` is the value for `SamplingParams.grammar`, `left_out` the schema fields that are not
-    enforced."""
+    """A checked grammar: `text` is for `SamplingParams.grammar`, `left_out` are schema fields that are not enforced."""
 
     text: str
     left_out: tuple[str, ...] = ()
@@ -138,8 +137,7 @@ def _is_empty(schema: Any) -> bool:
 
 
 def validate(grammar: str, field: str, value: object = None) -> None:
-    """Raise `ParamError` if the library refuses the grammar. `value` is what the client sent in `field`, for the error.
-    """
+    """Raise `ParamError` if the library refuses the grammar. `value` is the client's `field`, for the error."""
     if why_missing():
         raise ParamError(field, value, f"the compiler of grammars {NEEDS}: {HOW_TO_BUILD}", "unsupported_value")
     if reason := _reason(grammar):

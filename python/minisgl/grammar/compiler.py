@@ -19,9 +19,9 @@ from minisgl.grammar.slots import Matcher
 from minisgl.tokenizer.tokenizer import tokenizer_json
 from minisgl.utils.memory import give_back
 
-MAX_KEPT_BYTES = 64 << 20  # of compiled grammars, for requests to come
-COPIES_AT_ONCE = 8  # then others have their turn
-NICE = 10  # of the threads that make masks: forwards, whose threads wait for each other, go first
+MAX_KEPT_BYTES = 64 << 20  # memory of the cache of compiled grammars
+COPIES_AT_ONCE = 8  # copies of one matcher before other jobs get their turn
+NICE = 10  # niceness of the mask threads: forwards, whose threads wait for each other, go first
 NUM_COMPILING = 2
 NUM_MASKING = max(1, min(4, (os.cpu_count() or 1) // 4))
 
@@ -32,15 +32,15 @@ class Compiled:
 
     key: int
     matcher: Matcher | None
-    error: str = ""  # why there is none
+    error: str = ""  # reason for a missing matcher
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    keys: deque[int]  # who waits for it
+    keys: deque[int]  # requests that wait for it
     grammar: str = ""
-    start: Matcher | None = None  # of the grammar, once it is compiled
-    matcher: Matcher | None = None  # whose next mask is to be made
+    start: Matcher | None = None  # initial state, once the grammar is compiled
+    matcher: Matcher | None = None  # matcher whose next mask to compute
 
 
 @dataclass(slots=True, eq=False)
@@ -72,15 +72,15 @@ class GrammarCompiler:
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
         self._wake = wake
         self._threaded = threaded
-        self._making = threading.Lock()  # of `_tokenizer`
+        self._making = threading.Lock()  # guards `_tokenizer`
         self._tokenizer: _rust.GrammarTokenizer | None = None
-        self._changed = threading.Condition()  # of all below
+        self._changed = threading.Condition()  # guards all fields below
         self._closed = False
         self._compiling = _Lane("grammar-compile", NUM_COMPILING, 0)
         self._masking = _Lane("grammar-mask", NUM_MASKING, NICE)
-        self._jobs: dict[int, _Job] = {}  # by who waits, until it is taken or cancelled
-        self._by_grammar: dict[str, _Job] = {}  # that are not done
-        self._kept: OrderedDict[str, Matcher] = OrderedDict()  # at the start of their grammars, the last used last
+        self._jobs: dict[int, _Job] = {}  # by key, until taken or cancelled
+        self._by_grammar: dict[str, _Job] = {}  # unfinished jobs
+        self._kept: OrderedDict[str, Matcher] = OrderedDict()  # initial matchers, least recently used first
         self._num_kept_bytes = 0
         self._done: list[Compiled] = []
 
@@ -144,7 +144,7 @@ class GrammarCompiler:
 
     def _work(self, lane: _Lane) -> None:
         if lane.nice:
-            with contextlib.suppress(OSError, AttributeError):  # of this thread, where threads have one of their own
+            with contextlib.suppress(OSError, AttributeError):  # niceness of this thread, where threads have their own
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lane.nice)
         while True:
             with self._changed:
@@ -156,7 +156,7 @@ class GrammarCompiler:
 
     def _work_at(self, lane: _Lane, job: _Job) -> None:
         with self._changed:
-            if not job.keys:  # all have left
+            if not job.keys:  # all were cancelled
                 self._by_grammar.pop(job.grammar, None)
                 return
         if job.matcher is not None:
@@ -167,7 +167,7 @@ class GrammarCompiler:
         try:
             start = job.start = job.start or self._start(job.grammar)
             error = start.error
-        except Exception as raised:  # the library's, or of a model without a tokenizer that it knows
+        except Exception as raised:  # an error of the library, or an unsupported tokenizer
             error = str(raised).partition("\n")[0].strip() or type(raised).__name__
         for _ in range(COPIES_AT_ONCE):
             self._finish(job, None if error or start is None else start.copy(), error)
@@ -186,8 +186,7 @@ class GrammarCompiler:
         self._wake()
 
     def _start(self, grammar: str) -> Matcher:
-        """Return the matcher at the start of the grammar, with its first mask. It is cached and only copied, never
-        advanced."""
+        """Return the matcher at the grammar's start, with its first mask. It is cached; callers only copy it."""
         with self._changed:
             if (kept := self._kept.get(grammar)) is not None:
                 self._kept.move_to_end(grammar)
@@ -211,7 +210,7 @@ class GrammarCompiler:
                 text = tokenizer_json(self._model_dir)
                 self._tokenizer = _rust.GrammarTokenizer(text, self._vocab_size, self._eos_ids)
                 del text
-                give_back()  # tens of megabytes, of a large vocabulary
+                give_back()  # a large vocabulary used tens of megabytes
         return _rust.GrammarMatcher(self._tokenizer, grammar)
 
 

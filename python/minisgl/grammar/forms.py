@@ -53,11 +53,10 @@ _FORMS: dict[str, _Form] = {
 
 
 def check_forms(schema: Any, field: str) -> dict[int, tuple[str, ...]]:
-    """Return the path of each object schema, by its identity. Raises `ParamError` for the first keyword with an invalid
-    value."""
+    """Return the path of each object schema, by its identity. Raises `ParamError` for the first invalid keyword."""
     logic, places = Logic(schema), dict[int, tuple[str, ...]]()
     todo: list[tuple[tuple[str, ...], Any]] = [((), schema)]
-    referenced: list[tuple[tuple[str, ...], Any]] = []  # maybe where no keyword leads
+    referenced: list[tuple[tuple[str, ...], Any]] = []  # targets of references, which may be outside of known keywords
     while todo or referenced:
         path, one = todo.pop() if todo else referenced.pop()
         if not _is_schema(one):

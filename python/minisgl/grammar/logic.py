@@ -12,11 +12,11 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 TYPES = frozenset(("null", "boolean", "integer", "float", "string", "array", "object"))
-"""The types of values: `number` is `integer` or `float`."""
+"""Types of values: `number` is `integer` or `float`."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 )
-"""The formats that are obeyed; others are annotations."""
+"""Formats that are enforced; others are annotations."""
 COUNTS = frozenset(
     (
         *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
@@ -33,10 +33,10 @@ KEYWORDS = frozenset(
         *("pattern", "format", "multipleOf", *COUNTS, *LEAST, *MOST),
     )
 )
-"""The keywords that may forbid a value; all others describe."""
+"""Keywords that may forbid a value; all others are annotations."""
 MAX_STEPS = 50_000
 MAX_DEPTH = 16
-MAX_TEXT = 512  # characters of the texts that one pattern excludes
+MAX_TEXT = 512  # characters of all texts that one pattern excludes
 MAX_ALTERNATIVES = 16
 MAX_NAMES = 256
 _COMBINING = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
@@ -279,11 +279,10 @@ class Logic:
         return found[0] if len(found) == 1 else {"anyOf": found} if found else False
 
     def unless(self, one: Any, other: Any) -> Any:
-        """Return a schema that keeps values that fit `one` from fitting `other`; it may exclude more. `None` if it is
-        unknown."""
+        """Return a schema that keeps values of `one` from fitting `other`, and maybe more; `None` if it is unknown."""
         if (found := self.negated(other)) is not None:
             return found
-        if self.types(one) != {"object"}:  # nothing that is no object lacks a property
+        if self.types(one) != {"object"}:  # only an object can lack a property
             return None
         own, needs = (
             _listed(x, "required") if isinstance(x := self.resolved(part), Mapping) else [] for part in (one, other)

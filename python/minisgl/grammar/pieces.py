@@ -21,16 +21,14 @@ _BREAKS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of a grammar rule. `body` fits anywhere in a rule, on one line; `grammars` are the further grammars that it
-    names."""
+    """Part of a grammar rule. `body` fits anywhere in a rule, on one line; `grammars` are those that it refers to."""
 
     body: str
     grammars: tuple[dict[str, Any], ...] = ()
 
 
 def piece(source: GrammarSource, name: str = "asked") -> Piece:
-    """Return the piece for a checked source (see check.py). `name` is for a grammar of its own, if the source needs
-    one."""
+    """Return the piece for a checked source (see check.py). `name`: for a grammar of its own, if it needs one."""
     match source.kind:
         case "json_schema":
             return Piece(schema(source.value, source.whitespace))

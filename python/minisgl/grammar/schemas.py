@@ -27,7 +27,7 @@ from minisgl.grammar.patterns import without_lookahead
 from minisgl.sampling_params import ParamError
 
 WHOLE = "/"
-"""An entry of `without` that stands for every place of a keyword."""
+"""Entry of `without` for all uses of a keyword."""
 DRAFTS = frozenset(
     f"{scheme}://json-schema.org/{draft}/schema"
     for scheme, draft in (
@@ -38,18 +38,18 @@ DRAFTS = frozenset(
         ("http", "draft-04"),
     )
 )
-MAX_BRANCHES = 32  # alternatives that one keyword becomes
-MAX_ASKED = 512  # times that the library is, for patterns of names
-MAX_COMPARED = 64  # alternatives, each with each
-MAX_ADDED = 2000  # schemas that a schema grows by
-EXACT = 1 << 53  # beyond it the library's numbers are not those of the schema
-FAR = (1 << 63) - 1024  # the largest of the library's numbers
-LONG = 10**18  # from here on the library has no range that is open to that side
+MAX_BRANCHES = 32  # alternatives into which one keyword is rewritten
+MAX_ASKED = 512  # queries of the library, for patterns of names
+MAX_COMPARED = 64  # alternatives compared pairwise
+MAX_ADDED = 2000  # subschemas added to a schema
+EXACT = 1 << 53  # above this the library's numbers are inexact
+FAR = (1 << 63) - 1024  # largest number of the library
+LONG = 10**18  # above this the library has no half-open ranges
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _LISTS = frozenset(("allOf", "anyOf", "prefixItems"))
 _SINGLE = frozenset(("items", "additionalItems", "additionalProperties"))
 _APPLICATORS = frozenset(("const", "enum", "allOf", "anyOf", "$ref"))
-_APART = frozenset(("allOf", "anyOf", "$ref", "required"))  # mean the same whatever stands beside them
+_APART = frozenset(("allOf", "anyOf", "$ref", "required"))  # independent of the keywords next to them
 _IN_PLACE = frozenset(("$ref", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef"))
 _OF_OBJECTS = frozenset(
     ("properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
@@ -70,7 +70,7 @@ _BASES = frozenset(("$id", "id", "$anchor", "$schema"))
 _CLASS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
 _ENDLESS = re.compile(
     r"[*+]|\{\d+,\}|^(?!.*\$)", re.DOTALL
-)  # expressions that surely match more names than a schema has
+)  # expressions that match more names than any schema has
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 Path = tuple[str, ...]
 
@@ -79,7 +79,7 @@ Path = tuple[str, ...]
 class Served:
     schema: Any
     left_out: list[str]
-    """Places of keywords that an answer need not obey, as `properties.a.format`."""
+    """Paths of keywords that are not enforced, such as `properties.a.format`."""
 
 
 def served(
@@ -90,8 +90,7 @@ def served(
     without: Mapping[str, frozenset[str]] | None = None,
 ) -> Served:
     """Rewrite `schema` for the library. `is_empty`: returns whether a schema of strings matches no value. `without`: by
-    keyword, the values that the library refused, or `WHOLE`. Raises `ParamError` under `strict` for what cannot be
-    enforced."""
+    keyword, the values that the library refused, or `WHOLE`. Raises `ParamError` under `strict`."""
     work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field), combines(schema))
     closing = not _composes(schema)
     found = work.schema(schema, (), closing)
@@ -148,9 +147,9 @@ class _Work:
     num_added: int = 0
     num_asked: int = 0
     states: list[int] = dataclasses.field(default_factory=list)
-    """The states of the multiples that are served."""
+    """State counts of the served multiples."""
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
-    """References to the definitions that they are served as."""
+    """New definition names by reference."""
     waiting: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     def leave(self, path: Path, name: str, value: Any) -> None:
@@ -255,7 +254,7 @@ class _Work:
                 self.leave(path, name, node[name])
                 continue
             bound = int(max(-FAR, min(value, FAR)))
-            if name in ("exclusiveMinimum", "exclusiveMaximum"):  # the library's numbers have no neighbour there
+            if name in ("exclusiveMinimum", "exclusiveMaximum"):  # exclusive bounds are not representable there
                 bound += 1 if up else -1
             own, other, inner = ("minimum", "maximum", max) if up else ("maximum", "minimum", min)
             out[own] = inner([_inward(bound, up), *_bounds(out, (own,))])
@@ -279,7 +278,7 @@ class _Work:
         if multiple is not None and multiple > 0 and self.logic.types(node) <= {"integer", "float"}:
             step = Fraction(str(multiple))
             if self.logic.types(node) == {"integer"}:
-                step = Fraction(step.numerator)  # the least integer among its multiples
+                step = Fraction(step.numerator)  # the smallest integer multiple
             if _has_no_multiple(out, step):
                 out.pop("multipleOf")
                 out["enum"] = []
@@ -351,8 +350,7 @@ class _Work:
     # ---------------------------------------------------------------------- rules: True demands nothing, None: unknown
 
     def one_of(self, node: Mapping[str, Any], path: Path) -> Any:
-        """Rewrite `oneOf`: alternatives that exclude each other as `anyOf`; for others, each excludes what the rest
-        match."""
+        """Rewrite `oneOf` as `anyOf`; of alternatives that overlap, each excludes what the rest match."""
         alternatives = node["oneOf"]
         found, overlap = [], len(alternatives) > MAX_COMPARED
         if self.logic.are_tagged(alternatives):
@@ -517,7 +515,7 @@ _DATE = f"(?:(?:{_YEAR})-(?:{_FEWER_DAYS})|(?:{_LEAP_YEAR})-02-29)"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_CLOCK}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""The formats in which the library takes days and seconds that there are not."""
+"""Patterns for formats whose library versions accept invalid days and seconds."""
 _NAMES_OF_FORMAT = {
     **_FORMATS,
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",

@@ -49,8 +49,8 @@ class Matcher(Protocol):
         """Advance by one sampled token. An invalid token may be reported only by the next `fill`."""
 
 
-STEP_S = 0.005  # of a step, for masks that are not quick
-LATE = ""  # why a row has no token: its mask takes long; it may go on where it was, once that is made
+STEP_S = 0.005  # seconds per step for masks that are not fast
+LATE = ""  # reason for a row without token: its mask is late; the request continues once the mask is computed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,8 +91,7 @@ class GrammarSlots:
         return bool(self._matchers)
 
     def masks(self, slots: Sequence[int]) -> TokenMasks | None:
-        """Return the masks of the rows in `slots` that have a grammar, or `None` if none has. A late row may sample any
-        id."""
+        """Return the masks of the rows in `slots` that have a grammar, or `None`. Late rows may sample any id."""
         if not self._matchers:
             return None
         rows = [row for row, slot in enumerate(slots) if slot in self._matchers]

@@ -16,7 +16,7 @@ from minisgl.sampling_params import ParamError
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
 ANY_OBJECT = {"type": "object"}
-"""The schema of `json_object`."""
+"""Schema for `json_object`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +26,10 @@ class GrammarSource:
 
     kind: Kind
     value: Any
-    field: str  # as the client wrote it
-    whitespace: str | None = None  # of JSON, between tokens: a regular expression; empty: none
-    strict: bool = False  # every keyword of a schema is obeyed, or refused
-    left_out: tuple[str, ...] = ()  # of a checked one: fields of keywords that an answer need not obey
+    field: str  # the client's field, for errors
+    whitespace: str | None = None  # pattern of whitespace between JSON tokens; empty: none
+    strict: bool = False  # enforce or refuse every schema keyword
+    left_out: tuple[str, ...] = ()  # fields of a checked schema that are not enforced
 
     def asks_the_same(self, other: GrammarSource) -> bool:
         return self._meaning() == other._meaning()

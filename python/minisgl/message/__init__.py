@@ -12,10 +12,10 @@ import msgspec
 from minisgl.sampling_params import SamplingParams
 
 SCHEMA_VERSION = 16
-ID_BITS = 40  # of a front end's request ids; the engine process uses those above
+ID_BITS = 40  # bits of a front end's request ids; the engine process uses the higher ones
 ID_LIMIT = 1 << ID_BITS
-WATCH_S = 3.0  # how long one `Watch` lasts
-GRAMMAR_REFUSED = "grammar: "  # so begins the error of a request whose grammar the engine process could not compile
+WATCH_S = 3.0  # seconds that a `Watch` lasts
+GRAMMAR_REFUSED = "grammar: "  # prefix of the error for a grammar that the engine process cannot compile
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
@@ -114,8 +114,7 @@ ToEngine = (
 
 
 class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True):
-    """Progress of the engine process before it is ready: a line of text, or with `total` how much of the task `text` is
-    done."""
+    """Progress of a loading engine process: a line of text, or with `total` how much of the task `text` is done."""
 
     text: str
     done: int = 0
@@ -123,8 +122,7 @@ class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True)
 
 
 class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
-    """Message that the engine has loaded its weights and is warmed up. The fields are those of `engine.api.EngineInfo`.
-    """
+    """Message that the engine has loaded its weights and is warm. The fields are those of `engine.api.EngineInfo`."""
 
     engine: str
     model_dir: str | None
@@ -136,10 +134,10 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     device: str
     dtype: str
     cpu_backend: str
-    cpu_backend_fallback: str = ""  # why it is not the one that was asked for
+    cpu_backend_fallback: str = ""  # why it is not the requested one
     simulated: str = ""
     engine_details: str = ""
-    kind: str = "decoder"  # else "encoder", "cross_encoder" or "judge": it gives no text
+    kind: str = "decoder"  # or "encoder", "cross_encoder", "judge", which generate no text
 
     @property
     def gives_scores(self) -> bool:
@@ -176,7 +174,7 @@ class PrefixState(msgspec.Struct, frozen=True, array_like=True):
 
 
 SHADOW_RESULTS = ("equal", "different", "failed")
-"""The results of a call that a shadow compared; `EngineStats` counts each."""
+"""Results of a call that a shadow scheduler compared; `EngineStats` counts each."""
 
 
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
@@ -193,30 +191,30 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_prompt_tokens_total: int
     num_cached_tokens_total: int
     num_steps_total: int
-    cpu_backend: str = ""  # the one that serves now
+    cpu_backend: str = ""  # the current scheduler
     num_control_plane_calls_total: int = 0
     num_failovers_total: int = 0
     failover_reason: str = ""
-    num_rows_total: int = 0  # of all steps, and their tokens
+    num_rows_total: int = 0  # rows of all steps; below, their tokens
     num_step_tokens_total: int = 0
-    batch_rows: int = 0  # of the last step
-    cpu_s: float = 0.0  # of the engine process
+    batch_rows: int = 0  # rows of the last step
+    cpu_s: float = 0.0  # CPU seconds of the engine process
     resident_bytes: int = 0
     meters: dict[str, MeterReading] = {}  # by the names of metrics.steps
     ranks: tuple[RankUsage, ...] = ()
-    num_pinned_pages: int = 0  # of the protected ones
-    num_inserted_pages_total: int = 0  # into the prefix cache
+    num_pinned_pages: int = 0  # protected pages that pins hold
+    num_inserted_pages_total: int = 0  # pages that entered the prefix cache
     num_evicted_pages_total: int = 0
-    num_hits_total: int = 0  # requests that found some of their prompt in the cache, at their first admission
+    num_hits_total: int = 0  # requests with cached tokens at their first admission
     num_misses_total: int = 0
     prefixes: tuple[PrefixState, ...] = ()
-    num_drafted_total: int = 0  # tokens that were guessed and computed
-    num_accepted_total: int = 0  # of them, those that were right
-    num_checkpoints: int = 0  # slots in use for states of a model that has some; the totals are those of the scheduler
+    num_drafted_total: int = 0  # draft tokens that were computed
+    num_accepted_total: int = 0  # draft tokens that were accepted
+    num_checkpoints: int = 0  # state slots in use, of models with recurrent layers; the totals are in `Stats`
     num_saved_total: int = 0
     num_cut_short_total: int = 0
     num_computed_again_total: int = 0
-    store_bytes: int = 0  # of the folder with pages; the totals are those of `StoreCounts`
+    store_bytes: int = 0  # size of the page store; the totals are in `StoreCounts`
     num_store_written_total: int = 0
     num_store_loaded_total: int = 0
     num_store_dropped_total: int = 0
@@ -246,7 +244,7 @@ class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    index: int  # into StepTokens
+    index: int  # index into the arrays of StepTokens
     logprob: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
@@ -307,8 +305,7 @@ class CacheCleared(msgspec.Struct, tag="cleared", frozen=True, array_like=True):
 
 
 class AdapterChanged(msgspec.Struct, tag="adapter", frozen=True, array_like=True):
-    """State of an adapter. `state`: loaded, refused (for `reason`), unloaded (sent at once, although its last requests
-    may still run)."""
+    """State of an adapter: loaded, refused (for `reason`), or unloaded (its last requests may still run)."""
 
     adapter: int
     state: str

@@ -125,7 +125,7 @@ class MeasuredCodec(Codec):
 
 
 LENGTH_BYTES = 4
-MAX_FRAME_BYTES = 1 << 30  # far above any frame: a length beyond it is none
+MAX_FRAME_BYTES = 1 << 30  # far above any frame: a larger length is an error
 
 
 def framed(frame: bytes) -> bytes:
@@ -140,7 +140,7 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._at = 0  # what lies before was taken
+        self._at = 0  # start of the unread data
 
     @property
     def is_empty(self) -> bool:

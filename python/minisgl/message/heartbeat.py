@@ -20,10 +20,10 @@ from minisgl.message import Heartbeat
 class WatchTimes(msgspec.Struct, frozen=True):
     """Intervals and limits of the watchdog, in seconds. The gateway and the pool get them too."""
 
-    interval_s: float = 0.5  # between two heartbeats
-    silent_s: float = 1.5  # a process that was silent for so long does not merely wait for another one
+    interval_s: float = 0.5  # seconds between two heartbeats
+    silent_s: float = 1.5  # silence after which a process no longer counts as waiting for another
     silence_s: float = 3.0  # the longest silence of an engine process
-    loop_timeout_s: float = 3.0  # between two forwards; a step of the loop takes milliseconds
+    loop_timeout_s: float = 3.0  # limit between two forwards; it usually takes milliseconds
 
 
 TIMES = WatchTimes()
@@ -114,13 +114,12 @@ class Watchdog:
         with self._lock:
             now = self._clock()
             late, self._last_look = now - self._last_look > TIMES.silent_s, now
-            if late:  # what the others said meanwhile is yet to be read
+            if late:  # heartbeats of the meantime are still unread
                 self._began, self._heard = now, dict.fromkeys(self._heard, now)
         return self.trouble(step_timeout_s)
 
     def trouble(self, step_timeout_s: float) -> str:
-        """Return which process makes no progress and since when; empty if all do. A forward may take `step_timeout_s`.
-        """
+        """Return which process makes no progress, for how long; empty if none. `step_timeout_s` limits a forward."""
         with self._lock:
             now, beats = self._clock(), self._beats
             silent = {process: now - heard for process, heard in self._heard.items()}
@@ -130,7 +129,7 @@ class Watchdog:
         slow = [process for process, age_s in running.items() if age_s > step_timeout_s]
         gone = [process for process, seconds in silent.items() if seconds > TIMES.silent_s]
         longest = max(silent.values())
-        # of ranks, those that are slow may only wait for a silent one: then it is to blame
+        # slow ranks may be waiting for a silent one, which is then the cause
         if gone and (slow or longest > (step_timeout_s if self._silence_s is None else self._silence_s)):
             known = limit if self._silence_s is None else ""
             return f"no heartbeat from {self._names(gone)} for {longest:.1f} s{known}"

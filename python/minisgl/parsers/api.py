@@ -51,8 +51,7 @@ class MessageParser(Protocol):
         """Parse more text and return the parts that are certain now."""
 
     def finish(self, cut: bool = False) -> list[Part]:
-        """Return the rest at the end of the text. `cut`: a limit ended it, so an incomplete call is dropped, and is not
-        text either."""
+        """Return the rest at the end of the text. `cut`: a limit ended it, so an incomplete call is dropped."""
 
     @property
     def broken(self) -> list[int]:

@@ -35,8 +35,7 @@ def tool_call_parsers() -> list[str]:
 
 
 def reasoning_parsers() -> list[str]:
-    """Return all names of reasoning formats, including those of other servers; without the extension only `auto` and
-    `none`."""
+    """Return all names of reasoning formats, with those of other servers; without the extension `auto` and `none`."""
     return ["auto", "none", *(() if why_missing() else _rust.Thinking.names())]
 
 

@@ -13,7 +13,7 @@ from minisgl.step import Int32Array
 Policy = Literal["round_robin", "least_load", "random", "cache_aware"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 MAX_SHARE = 2**20
-"""The largest share of a key: a charge divided by it is above 0."""
+"""Largest share of a key: a charge divided by it is still above 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,7 @@ class RouterConfig:
     """Router configuration. `tree_pages`: pages of `page_size` tokens that the router remembers of each engine's prefix
     cache. A limit of 0 means none. `cache_aware` only: an engine that has the whole prompt cached may have a load of
     `balance_requests`, or `balance_percent` of the least load if that is more, above the least load; with a part of the
-    prompt cached, that part of it. `keys`: request key k is `keys[k - 1]`; key 0, with share 1 and no limits, is for
-    all others."""
+    prompt cached, that part of it. `keys[k - 1]` is for request key k; key 0 has share 1 and no limits."""
 
     policy: Policy
     num_engines: int
@@ -40,7 +39,7 @@ class RouterConfig:
     max_inflight_per_engine: int = 0
     balance_requests: int = 8
     balance_percent: int = 50
-    seed: int = 0  # of `random`
+    seed: int = 0  # seed of `random`
     keys: tuple[KeyShare, ...] = ()
 
     def check(self) -> RouterConfig:

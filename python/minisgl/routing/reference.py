@@ -15,10 +15,10 @@ from minisgl.routing.api import MAX_SHARE, KeyShare, Placed, RouterConfig
 from minisgl.step import Int32Array
 
 AGE = 64
-"""Arrivals by which one step of priority comes earlier, as in the scheduler."""
+"""Arrivals by which one step of priority goes earlier, as in the scheduler."""
 REMEMBERED = 2
-"""Pages remembered for each that an engine's cache has: it evicts by page what is remembered by prompt, and what is
-left of a conversation is worth going back to."""
+"""Pages remembered per page of an engine's cache: engines evict parts of prompts that are remembered whole, and the
+rest is still worth a placement."""
 BITS = 2**64 - 1
 
 
@@ -28,7 +28,7 @@ class _Request:
     key: int
     prompt_len: int
     pages: list[bytes]
-    place: tuple[bool, int, int]  # in the line of its key; those that were placed before go first
+    place: tuple[bool, int, int]  # key in its queue; requests that were placed before go first
     engine: int = -1
     placement: int = 0
 
@@ -48,8 +48,7 @@ class _Key:
 @dataclass(slots=True)
 class _Engine:
     """State of an engine. `extra`: requests beyond its load that it reported, from other senders. `turn`: the last
-    placement on it. `held`: remembered pages, least recently used first; among pages used at once the deepest comes
-    first."""
+    placement on it. `held`: remembered pages, least recently used first (of one use, the deepest first)."""
 
     up: bool = False
     load: int = 0
@@ -67,10 +66,10 @@ class ReferenceRouter:
         self._keys = [_Key(share) for share in (KeyShare(), *config.keys)]
         self._engines = [_Engine() for _ in range(config.num_engines)]
         self._requests: dict[int, _Request] = {}
-        self._now = 0  # what the key that went last had had before: whoever comes back starts there
+        self._now = 0  # work of the last placed key before the placement: a returning key starts there
         self._num_arrivals = 0
         self._num_placements = 0
-        self._next = 0  # of round_robin
+        self._next = 0  # next engine of round_robin
         self._random = config.seed
 
     # --------------------------------------------------------------------------------------------------- engines
@@ -156,7 +155,7 @@ class ReferenceRouter:
         key = self._keys[number]
         limit = key.share.max_inflight
         active = bool(key.waiting) and (limit == 0 or key.num_inflight < limit)
-        if active and not key.active:  # no credit for the time between
+        if active and not key.active:  # no credit for the time without requests
             key.had = max(key.had, self._now)
         key.active = active
 
@@ -178,7 +177,7 @@ class ReferenceRouter:
         key = self._keys[request.key]
         key.waiting.remove(request)
         key.num_inflight += 1
-        if request.place[0]:  # what comes back has been charged
+        if request.place[0]:  # returning requests were charged before
             self._now = max(self._now, key.had)
             self._charge(key, max(1, request.prompt_len))
         self._refresh(request.key)
@@ -223,8 +222,7 @@ class ReferenceRouter:
         return self._engines[engine].load + self._engines[engine].extra
 
     def _best(self, among: Iterable[int]) -> int:
-        """Return the engine with the least load; among equals, the one whose last placement is oldest, then the lowest
-        id."""
+        """Return the engine with the least load; then the one with the oldest placement, then the lowest id."""
         return min(among, key=lambda engine: (self._load(engine), self._engines[engine].turn, engine))
 
     def _draw(self) -> int:

@@ -31,7 +31,7 @@ from minisgl.step import FinishReason
 _log = logging.getLogger("minisgl.engine")
 LOADED, REFUSED, UNLOADED = "loaded", "refused", "unloaded"
 End = Callable[[int, FinishReason, str], None]
-"""(request id, how, why)"""
+"""Callback (request id, reason, error text) that reports a request's end."""
 
 
 class EngineAdapters:
@@ -55,7 +55,7 @@ class EngineAdapters:
         self._reader: ThreadPoolExecutor | None = None
         self._done: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
         self._loaded: set[int] = set()
-        self._held: dict[int, list[AddRequest]] = {}  # by adapter that is being read: who waits for it
+        self._held: dict[int, list[AddRequest]] = {}  # waiting requests by adapter that is being read
         self._leaving: set[int] = set()
 
     @property

@@ -24,33 +24,32 @@ from statistics import median_low
 
 from minisgl.step import TOKEN_PARTS, StepPlan
 
-SHARE = 0.045  # of a step's time; of several steps' where one token takes more
-LOOK_EVERY = 32  # steps with tokens in the background
-PAIRS = 64  # of steps, of which the costs are taken
-ENOUGH = 4  # of them
-OUTLIERS = 32  # one pair in so many, at both ends, does not count: something else on the machine disturbed it
-KNOWN = 15  # steps, the median of which is what one takes
-SIZES = 4  # of steps, between one number of tokens and twice as many
-TWICE = 2  # steps of a size say something
-CHANCE = 6  # deviations: a step that differs by more from those of its kind does so for a reason
-LATELY = 7  # steps without any, of a kind: they grow with the context
-REMEMBERED = 64 * LOOK_EVERY  # steps with tokens in the background; then a size that took too long is tried again
+SHARE = 0.045  # fraction of a step's time; of several steps' if one token takes more
+LOOK_EVERY = 32  # interval of comparison, in steps with low-priority tokens
+PAIRS = 64  # pairs of steps from which the cost is computed
+ENOUGH = 4  # fewest pairs for that
+OUTLIERS = 32  # one in this many pairs at each end is ignored as noise
+KNOWN = 15  # steps whose median is the usual time
+SIZES = 4  # size classes per doubling of the tokens
+TWICE = 2  # fewest steps of a size that count
+CHANCE = 6  # deviations that are no longer noise
+LATELY = 7  # recent steps without low-priority tokens, per kind: times grow with the context
+REMEMBERED = 64 * LOOK_EVERY  # low-priority steps after which a size that took too long is tried again
 
 
 class BackgroundShare:
-    """Adjusts `gain`, the token limit in `TokenBudget.background`, to the measured step times. `gain` is at most
-    `max_tokens`."""
+    """Adapts `gain`, the limit in `TokenBudget.background` (at most `max_tokens`), to the measured step times."""
 
     def __init__(self, max_tokens: int) -> None:
         self._most = max_tokens * TOKEN_PARTS
         self._granted = self.gain = TOKEN_PARTS
-        self._granted_before = TOKEN_PARTS  # when a step had none the last time
+        self._granted_before = TOKEN_PARTS  # at the last step without low-priority tokens
         self._seconds: deque[float] = deque(maxlen=KNOWN)
-        self._pairs: deque[tuple[float, int]] = deque(maxlen=PAIRS)  # seconds more, tokens more
+        self._pairs: deque[tuple[float, int]] = deque(maxlen=PAIRS)  # (additional seconds, additional tokens)
         self._sizes = _Sizes()
-        self._previous = (0, 0, 0.0)  # tokens of others, of the background, seconds
+        self._previous = (0, 0, 0.0)  # tokens of others, low-priority tokens, seconds
         self._num_steps = 0
-        self._largest = 0  # that the background has had in a step since the last look
+        self._largest = 0  # most low-priority tokens in a step since the last `_look`
 
     def measured(self, plan: StepPlan, seconds: float) -> bool:
         """Record that the step of `plan` took `seconds`. Returns whether `gain` has changed."""
@@ -105,8 +104,7 @@ class BackgroundShare:
         return max(1, int(SHARE * step_s / cost_s * TOKEN_PARTS))
 
     def _token_s(self) -> float:
-        """Return the seconds that one more low-priority token takes, by least squares, so that steps with many of them
-        count most."""
+        """Return the seconds that one more low-priority token takes, by least squares: steps with many count most."""
         pairs = sorted(self._pairs, key=lambda pair: pair[0] / pair[1])
         cut = len(pairs) // OUTLIERS
         kept = pairs[cut : len(pairs) - cut]
@@ -114,12 +112,11 @@ class BackgroundShare:
 
 
 class _Sizes:
-    """Records by which fraction steps with low-priority tokens were longer than steps without, at equal tokens of
-    others."""
+    """Records by which fraction steps with low-priority tokens were longer than those without, at equal others."""
 
     def __init__(self) -> None:
-        self._without: dict[int, deque[tuple[float, int]]] = {}  # by tokens of others: seconds, the step
-        self._longer: dict[int, deque[tuple[float, int, int]]] = {}  # by size: a share, tokens, the step
+        self._without: dict[int, deque[tuple[float, int]]] = {}  # (seconds, step) by tokens of others
+        self._longer: dict[int, deque[tuple[float, int, int]]] = {}  # (fraction, tokens, step) by size class
 
     def without(self, others: int, seconds: float, step: int) -> bool:
         """Record a step without low-priority tokens. Returns whether steps take another time now for other reasons,
@@ -140,8 +137,7 @@ class _Sizes:
         return median_low(seconds for seconds, _ in self._without[others]) if self._without.get(others) else 0.0
 
     def having(self, others: int, behind: int, seconds: float, step: int) -> float:
-        """Record a step with `behind` low-priority tokens. Returns the fraction by which it was longer; 0 if that is
-        unknown."""
+        """Record a step with `behind` low-priority tokens. Returns the fraction of time it was longer; 0 if unknown."""
         without_s = self._usual_s(others)
         if not without_s:
             return 0.0
@@ -180,8 +176,7 @@ class _Sizes:
         return 0, after * TOKEN_PARTS
 
     def _deviation(self) -> float:
-        """Return the median relative deviation of steps without low-priority tokens from their median: the noise of the
-        machine."""
+        """Return the noise of the machine: the median relative deviation of steps without low-priority tokens."""
         seconds = [one for one, _ in max(self._without.values(), key=len)]
         middle = median_low(seconds)
         return median_low(abs(one / middle - 1) for one in seconds) if middle else 0.0

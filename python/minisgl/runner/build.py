@@ -57,7 +57,7 @@ def build_engines(
     small, own = _build_small(config, report), draft_config(config)
     try:
         if config.memory is not None:
-            left = max(1, config.memory - small.pool_bytes)  # of which the process holds nothing yet
+            left = max(1, config.memory - small.pool_bytes)  # the engine's part, not allocated yet
             config = msgspec.structs.replace(config, memory=left)
         engine = build_engine(config, report, folder=folder, on_rank_death=on_rank_death, step_timeout=step_timeout)
         try:
@@ -155,8 +155,7 @@ def _auto_ranks(config: EngineConfig, report: Report) -> int:
 
 
 def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
-    """Check and resolve what all ranks share before they start: the model's shape, the downloaded model, the device,
-    the tokenizer."""
+    """Check and resolve what all ranks share before they start: model shape, download, device, tokenizer."""
     if config.engine != "torch":
         return config
     from minisgl.engine.loading import check_ranks, device_of, folder_of  # imports torch
@@ -171,8 +170,7 @@ def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
 
 
 def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:
-    """Join the group of ranks through the file `rendezvous`; blocks until all have. Raises `GroupError`, `ConfigError`.
-    """
+    """Join the group of ranks through the file `rendezvous`; blocks for all. Raises `GroupError`, `ConfigError`."""
     import torch
 
     from minisgl.distributed.torch_group import TorchGroup
@@ -183,7 +181,7 @@ def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:
 
         device = device_of(config, rank)
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # before anything makes a context on another one
+            torch.cuda.set_device(device)  # before a context is created on another device
     return TorchGroup(rendezvous, rank, config.num_ranks, device)
 
 

@@ -24,17 +24,17 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneError
 from minisgl.step import Abort, Arrival, Draft, Event, Events, ForwardFailed, Int32Array, StepPlan
 from minisgl.tokenizer import Tokenizer
 
-CHUNK = 256  # tokens of texts that a call computes at most, beside one for each guessed one
-MEMORY_RATIO = 1 / 8  # of what is free, for the pages
-PAGE_SIZE = 4  # tokens: as many are computed again at most
-NUM_VERDICTS = 16  # the last guesses, of all texts, of which at least `NUM_RIGHT` must have begun rightly
+CHUNK = 256  # new tokens that a call computes at most, besides draft tokens
+MEMORY_RATIO = 1 / 8  # fraction of the free memory for the KV pool
+PAGE_SIZE = 4  # tokens; at most these are recomputed
+NUM_VERDICTS = 16  # recent drafts, of which at least `NUM_RIGHT` must have a right first token
 NUM_RIGHT = 2
-NUM_GUESSES = 64  # that wait to be compared, at most: texts end
-NUM_NEW = 4  # of them that are new after a rest
+NUM_GUESSES = 64  # drafts stored for comparison, at most: sequences end
+NUM_NEW = 4  # verdicts that are renewed after a rest
 REST = (
     64,
     1024,
-)  # times that a model is not asked, the first time and at most: each rest is twice as long as the last one
+)  # skipped calls of the first and of the longest rest; each rest doubles
 GREEDY = SamplingParams(temperature=0, seed=0)
 
 _log = logging.getLogger("minisgl.runner")
@@ -42,8 +42,7 @@ _log = logging.getLogger("minisgl.runner")
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A sequence for which up to `count` draft tokens are requested. Cached pages are shared within a `namespace` only.
-    """
+    """A sequence that needs up to `count` draft tokens. Cached pages are shared within a `namespace` only."""
 
     req_id: int
     tokens: Int32Array
@@ -67,13 +66,12 @@ class Trust:
 
     def __init__(self) -> None:
         self._verdicts: deque[bool] = deque(maxlen=NUM_VERDICTS)
-        self._guesses: dict[int, Draft] = {}  # that were not compared yet, by request
-        self._rest = 0  # the last one
-        self._left = 0  # of it
+        self._guesses: dict[int, Draft] = {}  # drafts not compared yet, by request id
+        self._rest = 0  # length of the last rest
+        self._left = 0  # calls left of it
 
     def asks(self) -> bool:
-        """Return whether to request drafts now. Counts down the rest: call it once for each step that can use drafts.
-        """
+        """Return whether to request drafts now. Counts the rest down: call it once per step that can use drafts."""
         self._left = max(0, self._left - 1)
         return self._left == 0
 
@@ -115,15 +113,15 @@ class DraftModel:
         self._vocab_size = vocab_size
         self._step = 0
         self._next_id = 0
-        self._owners: dict[int, _Text] = {}  # who lives, by the number of its request
+        self._owners: dict[int, _Text] = {}  # live sequences by request id
         self._failed: list[Event] = []  # for the next step
-        self._known_lens: dict[int, int] = {}  # of the texts of the last call, by request: how much was computed
+        self._known_lens: dict[int, int] = {}  # computed lengths of the last call's sequences, by request id
         self._broken = False
 
     def guess(self, asked: Sequence[Asked]) -> list[Draft]:
         texts = [_Text(one) for one in asked if self._takes(one)]
         known = self._known_lens
-        texts.sort(key=lambda text: len(text.asked.tokens) - known.get(text.asked.req_id, 0))  # the least new first
+        texts.sort(key=lambda text: len(text.asked.tokens) - known.get(text.asked.req_id, 0))  # fewest new tokens first
         if self._broken or not texts:
             return []
         try:
@@ -178,7 +176,7 @@ class DraftModel:
         columns = output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist()
         for number, token, reason in zip(*columns, strict=True):
             text = self._owners.pop(number, None) if reason else self._owners[number]
-            if token >= 0 and text is not None:  # not one of a step that failed
+            if token >= 0 and text is not None:  # a failed step has none
                 text.found.append(token)
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:

@@ -24,7 +24,7 @@ class FrontEndRules(msgspec.Struct, frozen=True):
     max_front_ends: int = 64
     max_name: int = 64
     send_buffer_bytes: int = 1 << 17
-    max_queued_bytes: int = 64 << 20  # for one that stalls while others go on
+    max_queued_bytes: int = 64 << 20  # limit for one that stalls while others continue
     too_many: str = "the engine process has too many front ends"
     hello_first: str = "the first message of a connection must be hello"
     does_not_read: str = "it does not read what is sent to it"
@@ -36,7 +36,7 @@ class FrontEndRules(msgspec.Struct, frozen=True):
 
 RULES = FrontEndRules()
 READ_BYTES = 1 << 18
-MAX_READ_BYTES = 16 << 20  # in one turn
+MAX_READ_BYTES = 16 << 20  # limit of one `read`
 
 
 class Connection:
@@ -48,8 +48,8 @@ class Connection:
         self.name = f"front end {number}"
         self.greeted = False
         self.live: set[int] = set()
-        self.last_id = -1  # the front end's own
-        self.has_room = True  # as far as is known
+        self.last_id = -1  # the front end's own id
+        self.has_room = True  # at the last poll
         self.frames = FrameReader()
         self._socket = sock
         self._lock = threading.Lock()
@@ -72,8 +72,7 @@ class Connection:
         return self._num_queued > RULES.max_queued_bytes
 
     def send(self, frame: bytes, *, droppable: bool = False) -> None:
-        """Send a frame, which includes its length prefix, or queue it. A `droppable` frame is dropped instead of
-        queued."""
+        """Send or queue a frame, which includes its length prefix. A `droppable` frame is dropped, not queued."""
         with self._lock:
             if self._queue:
                 if not droppable:
@@ -100,8 +99,7 @@ class Connection:
         self._num_queued += len(data)
 
     def _write(self, data: bytes | memoryview) -> int:
-        """Send and return how many bytes were accepted. A disconnected peer accepts all: the read side notices its end.
-        """
+        """Send and return how many bytes were accepted: all if the peer has disconnected, as reading will show."""
         try:
             return self._socket.send(data)
         except BlockingIOError:

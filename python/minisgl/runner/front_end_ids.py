@@ -13,7 +13,7 @@ import numpy.typing as npt
 from minisgl.message import ID_BITS, ID_LIMIT, StepTokens
 from minisgl.step import Int64Array
 
-MAX_CONNECTIONS = 1 << (63 - ID_BITS)  # ever; their numbers lie below
+MAX_CONNECTIONS = 1 << (63 - ID_BITS)  # over the process's life; ids are below
 _OWN = ID_LIMIT - 1
 _Mask = npt.NDArray[np.bool_]
 
@@ -73,11 +73,10 @@ def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> Step
 def _selected(
     message: StepTokens, number: int, ids: Int64Array, rows: _Mask, admitted: Int64Array, new: _Mask
 ) -> tuple[StepTokens, Int64Array, Int64Array]:
-    """Return one connection's part of the message, with its id arrays. `rows` and `new` are masks of rows and
-    admissions."""
+    """Return one connection's part of the message and its id arrays, by the masks `rows` and `new` (admissions)."""
     tokens, reasons = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.reasons, np.int32)
     cached = np.frombuffer(message.cached_lens, np.int32)
-    index = np.cumsum(rows) - 1  # where a row goes
+    index = np.cumsum(rows) - 1  # new index of each row
     found = StepTokens(
         step=message.step,
         req_ids=b"",

@@ -43,7 +43,7 @@ from minisgl.message.heartbeat import Activity
 from minisgl.runner.front_end import RULES, Connection
 from minisgl.runner.front_end_ids import MAX_CONNECTIONS, owner, split, within
 
-NUM_LINES = 256  # of what was said while loading, for front ends that connect later
+NUM_LINES = 256  # progress messages kept for front ends that connect later
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
@@ -65,7 +65,7 @@ class FrontEnds:
         path.chmod(0o600)  # before anyone can connect
         self._listener.listen(RULES.max_front_ends)
         self._listener.setblocking(False)
-        self.connections: dict[int, Connection] = {}  # by number
+        self.connections: dict[int, Connection] = {}  # by connection id
         self._by_fd: dict[int, Connection] = {}
         self._masks: dict[int, int] = {}
         self._next_number = 0
@@ -73,10 +73,10 @@ class FrontEnds:
         self._ready: EngineReady | None = None
         self._stats: EngineStats | None = None
         self._inbox: list[ToEngine] = []
-        self._receives = False  # has begun to; until then whoever sends takes in new connections
+        self._receives = False  # set by the first `receive`; until then `send` accepts connections
         self._accepting = threading.Lock()
-        self._has_news = False  # since `receive` began, from one that can follow
-        self._woken = False  # by `wake`
+        self._has_news = False  # a message from a front end that can follow, since `receive` began
+        self._woken = False  # set by `wake`
         self._waking, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._poll = select.poll()
@@ -95,7 +95,7 @@ class FrontEnds:
                 continue
             frame = framed(self.codec.encode([message]))
             droppable = isinstance(message, EngineStats | Narration | Watched)
-            with self._accepting:  # who comes just now gets it once: with what was said so far, or now
+            with self._accepting:  # a connection accepted now gets the message once
                 self._remember(message)
                 for connection in tuple(self.connections.values()):
                     connection.send(frame, droppable=droppable)
@@ -114,7 +114,7 @@ class FrontEnds:
         """Keep the messages that a front end that connects later must get."""
         if isinstance(message, LoadProgress):
             if self._said and message.total and self._said[-1].text == message.text:
-                self._said.pop()  # of a step, how far it is now
+                self._said.pop()  # an update of the same task
             if self._ready is None:
                 self._said.append(message)
         elif isinstance(message, EngineReady):
@@ -133,15 +133,15 @@ class FrontEnds:
 
     def receive(self, *, block: bool) -> list[ToEngine]:
         """Return the messages that have arrived, with process-wide ids. With `block`, wait for the first, or for
-        `wake`. Also waits while no front end with live requests can take output and no other sends a message. Raises
-        `ParentGone`."""
+        `wake`. Also waits while no front end with live requests takes output and no other sends. Raises `ParentGone`.
+        """
         if not self._receives:
             with self._accepting:
                 self._receives = True
         self._has_news = False
         self._look(None if block else 0)
         while not (self._inbox or self._woken) if block else self._must_wait():
-            self._activity.enter("idle")  # it waits for others
+            self._activity.enter("idle")  # the engine waits for a front end
             self._look(None)
         self._woken = False
         found, self._inbox = self._inbox, []
@@ -149,7 +149,7 @@ class FrontEnds:
 
     def wake(self) -> None:
         """End the current blocking `receive`, or the next. Any thread."""
-        with contextlib.suppress(BlockingIOError):  # it is full: it will wake
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes, too
             os.write(self._waker, b"!")
 
     def _must_wait(self) -> bool:
@@ -212,7 +212,7 @@ class FrontEnds:
         elif isinstance(message, AbortRequest | FinishRequest):
             req_id = within(connection.number, _valid(message.req_id))
             if req_id not in connection.live:
-                return  # it has ended meanwhile
+                return  # it has already ended
             message = msgspec.structs.replace(message, req_id=req_id)
         elif isinstance(message, AddPrefix) and len(message.tokens) % 4:
             raise MessageError(f"the tokens of prefix {message.prefix_id} are no multiple of 4 bytes")
@@ -231,7 +231,7 @@ class FrontEnds:
         """Accept a connection and send it the kept messages. Returns False if there is none."""
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # nobody, or who came has gone already
+        except OSError:  # no connection, or it was closed already
             return False
         connection = Connection(self._next_number, sock)
         if len(self.connections) >= RULES.max_front_ends or connection.number >= MAX_CONNECTIONS:
@@ -310,7 +310,7 @@ class FrontEnds:
 def _numbered(connection: Connection, message: AddRequest) -> AddRequest:
     """Return the message with a process-wide id. Raises `MessageError` for an id that is out of range or not above the
     last one; any other error concerns that request alone (`StepLoop`)."""
-    if _valid(message.req_id) <= connection.last_id:  # used again, it would be taken for the one that it was
+    if _valid(message.req_id) <= connection.last_id:  # a reused id could be confused with the old request
         raise MessageError(RULES.not_above.format(req_id=message.req_id, last_id=connection.last_id))
     connection.last_id = message.req_id
     return msgspec.structs.replace(message, req_id=within(connection.number, message.req_id))

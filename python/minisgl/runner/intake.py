@@ -38,7 +38,7 @@ from minisgl.sampling_params import ParamError
 from minisgl.scheduler.api import AGE, ControlPlane
 from minisgl.step import Abort, Arrival, Event, Events, Finish, FinishReason
 
-OWN_NAMESPACES = 1 << 30  # of the prefix cache, from here on; below are those of adapters
+OWN_NAMESPACES = 1 << 30  # namespaces of API keys start here; below are those of adapters
 Send = Callable[[Sequence[FromEngine]], None]
 
 
@@ -89,12 +89,12 @@ class Intake:
         self._stores = engine if isinstance(engine, Stores) and engine.store is not None else None
         store = None if self._stores is None else self._stores.store
         self.reading = Reading(store, limits.page_size, beside.wake)
-        self.ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
-        self.watch: Watch | None = None  # that the loop has not seen
+        self.ending: dict[int, FinishReason] = {}  # requested ends that are not reported yet
+        self.watch: Watch | None = None  # not handled by the loop yet
         self.shutdown = False
         self._own_cache_keys = dict(settings.own_cache_keys)
-        self._namespaces: dict[tuple[int, int], int] = {}  # of these keys, by key and adapter
-        self._num_arrivals = 0  # at the scheduler
+        self._namespaces: dict[tuple[int, int], int] = {}  # by API key and adapter
+        self._num_arrivals = 0  # arrivals at the scheduler
 
     @property
     def any_left(self) -> bool:
@@ -204,8 +204,7 @@ class Intake:
         return request
 
     def _space_of(self, adapter: int, own: bytes | None) -> bytes:
-        """Return the namespace's name in the page store, where it outlives the process; empty for the shared namespace.
-        """
+        """Return the namespace's name in the page store, valid across processes; empty for the shared one."""
         if self._stores is None or (not adapter and own is None):
             return b""
         digest = self._stores.adapter_digest(adapter) if adapter else b""

@@ -25,7 +25,7 @@ import msgspec
 
 from minisgl.config import EngineConfig, Limits, PrefixFile
 
-SOCKET = "engine"  # the name of the one that front ends connect to
+SOCKET = "engine"  # name of the socket for front ends
 
 
 def last_words_file(socket: Path) -> Path:
@@ -43,7 +43,7 @@ class LastWords(msgspec.Struct, frozen=True):
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
-    address: str  # ipc://PATH, where this process listens
+    address: str  # ipc://PATH on which this process listens
     step_timeout: float = Limits().step_timeout
 
     @property
@@ -84,7 +84,7 @@ class Forked:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # `wait` was told of its end just now
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(self.pid, signal.SIGKILL)
 
 
@@ -98,7 +98,7 @@ def end_with(work: Callable[[], int]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # nothing of the process that was forked ends here
+        os._exit(code)  # skips exit handlers inherited from the parent
 
 
 _waiting: list[Forked] = []
@@ -106,8 +106,7 @@ _waiting: list[Forked] = []
 
 def fork(work: Callable[[], int]) -> None:
     """Fork a process that will run `work`, such as `process.main`. The next `EngineProcess.start` uses the first one
-    that waits; it ends with this process. Call this while the process has a single thread and has imported what `work`
-    needs."""
+    that waits; it ends with this process. Call this with a single thread, after importing what `work` needs."""
     _waiting.append(Forked(work))
 
 
@@ -127,7 +126,7 @@ class EngineProcess:
         self._name = name
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._ended: Future[int] = Future()
-        self._ended.set_running_or_notify_cancel()  # nobody can cancel it
+        self._ended.set_running_or_notify_cancel()  # makes it uncancellable
         self.address = f"ipc://{folder / name}"
 
     @classmethod
@@ -163,7 +162,7 @@ class EngineProcess:
 
     def start(self) -> None:
         pages = tuple(one for one in self._config.warm_prefixes if isinstance(one, PrefixFile))
-        engine = msgspec.structs.replace(self._config, warm_prefixes=pages, lora=())  # a front end sees to the others
+        engine = msgspec.structs.replace(self._config, warm_prefixes=pages, lora=())  # a front end handles the others
         config = ProcessConfig(engine=engine, address=self.address, step_timeout=self._step_timeout)
         process = self._process = _take()
         assert process.stdin is not None

@@ -43,14 +43,14 @@ from minisgl.step import (
 )
 
 FREED_WITHIN = 3
-"""Steps after which the slot of a request that was sent back to wait is free: no step in flight holds a row of it."""
+"""Steps after which a retracted request's slot is free, because no step in flight holds a row of it."""
 CLEAR_STEPS = 64
-"""For the background alone, since others were there, that run without another one scheduled behind them."""
+"""Low-priority steps after the last ordinary request that run without overlap."""
 DEFAULTS = LoopSettings()
 NOBODY = Beside()
 
 Failover = tuple[str, str, str]
-"""The scheduler, its part that failed, the kind of the error."""
+"""(scheduler name, failed part, error type)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,8 +93,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Admitted:
-    """Prompt counters over all requests at their first admission; a return after a late mask, or a failover, does not
-    count again."""
+    """Prompt counters of all requests' first admissions, not counting returns after a late mask or a failover."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -139,21 +138,21 @@ class StepLoop:
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
-        self._row_errors: dict[int, str] = {}  # why requests of the output that is being sent cannot go on
-        self._owners: dict[int, int] = {}  # the request that each slot was last assigned to
-        self._failed_ids: set[int] = set()  # with a row in the failed step
-        self._replay: list[Event] = []  # for the next schedule
-        self._last_sent_back = -FREED_WITHIN  # the step that sent somebody back to wait
-        self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
-        self._last_others = -CLEAR_STEPS  # the last step that had others than those in the background
-        self._left_something = False  # in the cache, by the last output: the next step sees to the budget
+        self._row_errors: dict[int, str] = {}  # errors of requests in the output being sent
+        self._owners: dict[int, int] = {}  # last request id of each slot
+        self._failed_ids: set[int] = set()  # requests with a row in the failed step
+        self._replay: list[Event] = []  # events for the next schedule
+        self._last_sent_back = -FREED_WITHIN  # last step that retracted a request
+        self._new_budget = self._timing.budget()  # budget event for the next schedule
+        self._last_others = -CLEAR_STEPS  # last step with ordinary requests
+        self._left_something = False  # the last output left pages in the cache: the next step applies the cache budget
         self._failovers: list[Failover] = []
-        self._has_parts = hasattr(control_plane, "part_failures")  # one without is not asked at each step
+        self._has_parts = hasattr(control_plane, "part_failures")  # avoids a lookup per step
         self.failover_reason = ""
         self.admitted = Admitted()
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
-        self._watching: Watching | None = None  # while somebody looks
+        self._watching: Watching | None = None  # None: no one watches
         self._recent = Recent(self.timers, self._owners)
 
     @property
@@ -195,8 +194,7 @@ class StepLoop:
 
     def step(self, messages: Sequence[ToEngine]) -> None:
         """Handle `messages`, schedule and launch one step, and commit the previous one (without overlap: this one).
-        Raises `ControlPlaneError` if the scheduler broke and there is no other, or the error of a dead engine; both end
-        the loop."""
+        Raises `ControlPlaneError` if the scheduler broke for good, or the error of a dead engine; both end the loop."""
         timers = self.timers
         drafts, self._left_something = self._ask_for_drafts(), False
         plan = self._schedule(self._events(messages, drafts))
@@ -240,7 +238,7 @@ class StepLoop:
             self._watching = self._watching or Watching(self._send, self.timers, self._owners, self._recent.steps)
             self._watching.renew(steps=watch.steps, tree=watch.tree)
         if failed:
-            self.prefixes.lost()  # for the next step: until this one the old pins are there
+            self.prefixes.lost()  # after this step, which still has the old pins
         return events
 
     def _ask_for_drafts(self) -> list[Event]:
@@ -265,8 +263,7 @@ class StepLoop:
         return list(found)
 
     def _schedule(self, events: Events) -> StepPlan:
-        """Schedule a step. A request that the scheduler refuses gets an error, and the call is repeated with the other
-        events."""
+        """Schedule a step. A request that the scheduler refuses gets an error, and the call is repeated without it."""
         while True:
             try:
                 plan = self._control_plane.schedule(self._intake.step, events)
@@ -301,7 +298,7 @@ class StepLoop:
             self._intake.reading.started(req_id)
             if not request.admitted:
                 request.admitted = True
-                if slot in loading:  # a step's budget bounds what it loads: the rest comes with the next ones
+                if slot in loading:  # further pages are loaded by the next chunks
                     cached_len = max(cached_len, request.stored_len(self._control_plane.buffers.limits.page_size))
                 self.admitted.add(len(request.tokens), cached_len)
                 if req_id >= 0:
@@ -334,7 +331,7 @@ class StepLoop:
     def _process_output(self, step: _InFlight) -> bool:
         """Wait for `step`, commit it and send its output. Returns False if its forward or its commit failed."""
         timers, number = self.timers, step.plan.step
-        self._timing.activity.enter("forward", number)  # as `forward` does, which costs a microsecond more
+        self._timing.activity.enter("forward", number)  # inlined `forward`, which costs a microsecond more
         timers.rest()
         try:
             result = step.handle.wait()
@@ -376,8 +373,7 @@ class StepLoop:
         return self._control_plane.buffers.ring[plan.ring_index]
 
     def _forward_failed(self, plan: StepPlan, error: EngineStepError) -> None:
-        """Record a failed forward and drop the step in flight after it, which read what the failed one should have
-        written."""
+        """Record a failed forward and drop the step in flight after it, which depends on its results."""
         step = self._failed_step = plan.step
         slots = self._entry(plan).req_slots[: plan.num_rows].tolist()
         self._failed_ids = {self._owners[slot] for slot in slots}
@@ -385,7 +381,7 @@ class StepLoop:
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
             with self._timing.forward(later.plan.step), contextlib.suppress(EngineStepError):
-                later.handle.wait()  # the same event stands in for it
+                later.handle.wait()  # covered by the same `ForwardFailed`
 
     # ---------------------------------------------------------------------------------------------------- failover
 
@@ -401,8 +397,7 @@ class StepLoop:
 
     def _fail_over(self, error: ControlPlaneError, *uncommitted: UncommittedStep) -> None:
         """Replace the broken scheduler: process the steps in flight without it, and start the fallback with all live
-        requests. (Events of the failed call need not be repeated: its arrivals are tracked, its ends are reported
-        here.)"""
+        requests. (Events of the failed call are not repeated: arrivals are tracked, ends are reported here.)"""
         if self._fallback is None:
             raise error
         backend, kind = backend_of(self._control_plane), type(error.__cause__ or error).__name__
@@ -417,7 +412,7 @@ class StepLoop:
             output = take_tokens(step, self._owners, self._requests, limits, eos_ids, self._ending)
             self._report(output, step.result or StepResult(np.empty(0, np.int32)))
         self._requests.flush()
-        self._ending.update(dict.fromkeys(self._failed_ids, FinishReason.ERROR))  # the event of it is lost, too
+        self._ending.update(dict.fromkeys(self._failed_ids, FinishReason.ERROR))  # their `ForwardFailed` is lost, too
         self._failed_ids.clear()
         left = ends_of(self._ending, self._requests, self._intake.step)
         self._report(left, StepResult(np.empty(0, np.int32)))
@@ -427,7 +422,7 @@ class StepLoop:
         self._control_plane, self._fallback = self._fallback(), None
         self._has_parts = hasattr(self._control_plane, "part_failures")
         self.prefixes.lost()
-        self.prefixes.events.clear()  # they are live as the others
+        self.prefixes.events.clear()  # arrivals of all live requests follow
         self._replay = self._timing.budget() + self._intake.arrivals()
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:

@@ -20,7 +20,7 @@ from minisgl.step import Abort, Event, FinishReason, Int32Array, StepLimits, Ste
 from minisgl.step import ClearCache as ClearCacheEvent
 
 MAX_PREFIXES = 1024
-MAX_TRIES = 3  # of one whose forward fails
+MAX_TRIES = 3  # attempts for a prefix whose forward fails
 Order = AddPrefix | RemovePrefix | ClearCache
 _SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 
@@ -30,7 +30,7 @@ class _Prefix:
     prefix_id: int
     tokens: Int32Array
     pin: bool
-    req_id: int = 0  # that computes it, or did
+    req_id: int = 0  # request that computes it, or did
     is_ready: bool = False
     num_tries: int = 0
     num_hits: int = 0
@@ -62,12 +62,12 @@ class Prefixes:
         self._send = send
         self._by_id: dict[int, _Prefix] = {}
         self.computed: dict[int, _Prefix | None] = {}
-        """Just now, by the id of the request; None: removed."""
+        """Prefixes being computed, by request id; `None` for removed ones."""
         self._num_tokens = 0
         self._last_req_id = 0
         self._root = _Node()
         self.events: list[Event] = []
-        """For the next step, beside those that `take` returned."""
+        """Events for the next step, in addition to those that `take` returned."""
 
     def states(self) -> tuple[PrefixState, ...]:
         """Return the states of all prefixes, in the order of their arrival."""
@@ -194,8 +194,7 @@ class Prefixes:
             self._say(prefix, "failed", f"computing it failed {MAX_TRIES} times")
 
     def lost(self) -> None:
-        """Compute all ready prefixes again after the cache was lost. Prefixes being computed are restarted by the
-        scheduler."""
+        """Compute all ready prefixes again after the cache was lost. The scheduler restarts those being computed."""
         for prefix in self._by_id.values():
             if prefix.is_ready:
                 self.events.append(self._request(prefix))
@@ -208,7 +207,7 @@ class Prefixes:
         if not self._by_id or request.namespace:
             return
         page_size, prompt = self._limits.page_size, request.tokens[: request.num_prompt]
-        # of a prompt that is cached as a whole the last token is computed all the same, and with it its page
+        # the last token is always computed, so a fully cached prompt counts its last page as not cached
         whole = len(prompt) // page_size * page_size
         covered = whole if cached_len >= (len(prompt) - 1) // page_size * page_size else cached_len
         node = self._root

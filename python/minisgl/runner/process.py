@@ -53,7 +53,7 @@ from minisgl.scheduler.backend import Chosen
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
-LAST_WORDS_MS = 20_000  # of a process that could not start: the HTTP process may still be starting
+LAST_WORDS_MS = 20_000  # wait for the HTTP process, which may still be starting
 _OF_ENGINE = frozenset(EngineReady.__struct_fields__) & {one.name for one in fields(EngineInfo)}
 _OF_SCHEDULER = frozenset(EngineStats.__struct_fields__) & {one.name for one in fields(Stats)}
 
@@ -72,12 +72,12 @@ class Link:
         self.send = self._front_ends.send
         self.wake = self._front_ends.wake
         self.last_words = self._front_ends.last_words
-        self.has_news: Callable[[], bool] = lambda: False  # of what goes on beside the steps; asked in another thread
+        self.has_news: Callable[[], bool] = lambda: False  # whether store counters changed; called in another thread
         self._heartbeat = HeartbeatThread(self._beat, contextlib.nullcontext(self._front_ends.beat))
 
     def _beat(self) -> Heartbeat:
         if self.has_news():
-            self.wake()  # a loop that rests sends its stats again
+            self.wake()  # an idle loop sends its statistics again
         return self.activity.heartbeat()
 
     def narrate(self, lines: Sequence[str]) -> None:
@@ -128,7 +128,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         link.activity.enter("working")
         link.send([_ready(engine, chosen)])
         gc.collect()
-        gc.freeze()  # what is loaded now lives as long as the process: collections need not visit it
+        gc.freeze()  # garbage collections need not visit the loaded objects, which stay
         loop = StepLoop(
             chosen.control_plane,
             engine,
@@ -143,7 +143,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         _run(config, loop, chosen, engine, link)
         collections.stop()
         loop.close()
-        if chosen.shadow is not None:  # the front ends listen no more: this process says it itself
+        if chosen.shadow is not None:  # the front ends have disconnected: print it here
             print(chosen.shadow.line(), file=sys.stderr, flush=True)
     finally:
         link.timers.close()
@@ -216,7 +216,7 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     control_plane = loop.control_plane
     stats = control_plane.stats()
     timers = loop.timers
-    usage: Callable[[], Iterable[RankUsage]] = getattr(engine, "usage", tuple)  # of a `RankEngine`
+    usage: Callable[[], Iterable[RankUsage]] = getattr(engine, "usage", tuple)  # defined by `RankEngine` only
     of_scheduler = {name: getattr(stats, name) for name in _OF_SCHEDULER}
     admitted = loop.admitted
     of_admitted = {
@@ -292,15 +292,15 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()  # unbuffered: the poller must see what follows the line
     if not line:
-        return 1  # nobody wants it any more
+        return 1  # the parent has ended
     config = msgspec.json.decode(line, type=ProcessConfig)
     link = Link(config)
     try:
         serve(config, link)
-    except ParentGone:  # killed, or it would have stopped this process: nobody else knows what it left
+    except ParentGone:  # the parent was killed: remove its files
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
-    except BaseException as error:  # the last words of a process that ends either way
+    except BaseException as error:  # the process ends anyway: report the reason
         if isinstance(error, MemoryError):
             error = ConfigError(f"out of memory: {error}: lower --num-pages, --memory-ratio or --max-seq-len")
         expected = isinstance(error, ConfigError)
@@ -315,4 +315,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_with(main)  # torch's own exit handlers may wait for threads that nobody needs any more
+    end_with(main)  # skips torch's exit handlers, which may wait for unneeded threads

@@ -33,7 +33,7 @@ class RankReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
     """Message of a rank that has finished loading."""
 
 
-FromRank = RankReady | Heartbeat | EngineFailed  # lines of JSON on a worker's stdout; the last says why it ends
+FromRank = RankReady | Heartbeat | EngineFailed  # JSON lines on a worker's stdout; `EngineFailed` is the last
 
 
 class NewBuffers(msgspec.Struct, frozen=True, array_like=True, tag="buffers"):
@@ -103,8 +103,7 @@ def pack(plan: StepPlan, buffers: StepBuffers, assignments: list[SlotAssignment]
 
 
 def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotAssignment]]:
-    """Write the step into its ring entry in `buffers`; return its plan and assignments. Raises `ValueError` for a wrong
-    length."""
+    """Write the step into its ring entry. Returns its plan and assignments. Raises `ValueError` for a wrong length."""
     plan, at = StepPlan(*step.plan), 0
     for region in live_regions(plan, buffers.ring[plan.ring_index]):
         region[...] = np.frombuffer(step.data, region.dtype, region.size, at).reshape(region.shape)

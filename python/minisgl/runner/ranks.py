@@ -43,7 +43,7 @@ from minisgl.step import StepBuffers, StepPlan
 
 OnDeath = Callable[[str], None]
 STOP_TIMEOUT_S = 5.0
-REASON_TIMEOUT_S = 2.0  # a broken collective is seen before the end of the rank that caused it
+REASON_TIMEOUT_S = 2.0  # a broken collective shows before the end of the rank that caused it
 CHECK_INTERVAL_MS = 100
 LINGER_MS = 1000
 
@@ -107,7 +107,7 @@ class Ranks:
         )
         self.processes.append(process)
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed below
+        with contextlib.suppress(BrokenPipeError):  # `_listen` notices its end
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             process.stdin.flush()
         threading.Thread(target=self._listen, args=(config.rank, process), name="rank-listen", daemon=True).start()
@@ -117,7 +117,7 @@ class Ranks:
         assert process.stdout is not None
         why = ""
         for line in process.stdout:
-            if not line.endswith(b"\n"):  # killed while it wrote
+            if not line.endswith(b"\n"):  # killed while writing
                 break
             message = msgspec.json.decode(line, type=FromRank)
             if isinstance(message, Heartbeat):
@@ -192,8 +192,7 @@ class Ranks:
             outbox.send(frame, zmq.NOBLOCK)
 
     def receive_ack(self, *, block: bool) -> int | None:
-        """Return the number of a step that a rank has launched; `None` if there is no further one. Raises `RankDied`.
-        """
+        """Return the number of a step that a rank has launched; `None` if there is none now. Raises `RankDied`."""
         while not self._acks.poll(CHECK_INTERVAL_MS if block else 0):
             if not block:
                 return None
@@ -245,11 +244,11 @@ def _all_or_none(ranks: Ranks) -> Iterator[None]:
     """Kill all ranks if the body raises an error that only rank 0 has, because the others would wait for it."""
     try:
         yield
-    except EngineStepError:  # on every rank alike
+    except EngineStepError:  # all ranks have the same error
         raise
     except GroupError as error:
         raise ranks.explain(error) from error
-    except BaseException:  # the others would wait for this rank for ever; or one of them has failed
+    except BaseException:  # the others would wait for this rank forever, or one has failed
         ranks.check()
         ranks.kill()
         raise
@@ -265,7 +264,7 @@ class _Handle:
         self._waited()
         with _all_or_none(self._ranks):
             result = self._handle.wait()
-            self._ranks.check()  # a collective that was aborted ends like any other
+            self._ranks.check()  # an aborted collective looks like a finished one
             return result
 
     def done(self) -> bool:
@@ -283,9 +282,9 @@ class RankEngine:
         self._group = group
         self._ranks = ranks
         self._buffers: StepBuffers | None = None
-        self._sent: list[int | None] = []  # by ring entry: the step that lies there
-        self._unacked: dict[int, int] = {}  # by step: ranks that have not launched it
-        self._in_flight: set[int] = set()  # steps that were launched and not waited for
+        self._sent: list[int | None] = []  # step in each ring entry
+        self._unacked: dict[int, int] = {}  # number of ranks that have not launched a step
+        self._in_flight: set[int] = set()  # launched steps that were not waited for
 
     @property
     def info(self) -> EngineInfo:

@@ -27,7 +27,7 @@ class Reading:
         self._wake = wake
         self._reader: ThreadPoolExecutor | None = None
         self._waiting: dict[int, TrackedRequest] = {}
-        self._sent_back: dict[int, TrackedRequest] = {}  # at the scheduler
+        self._sent_back: dict[int, TrackedRequest] = {}  # retracted, at the scheduler
         self._done: queue.SimpleQueue[tuple[TrackedRequest, Future[StoredPages]]] = queue.SimpleQueue()
 
     @property

@@ -36,7 +36,7 @@ from minisgl.step import (
 )
 
 MAX_PENDING = 65_536
-RETURNS_AT_ONCE = 1  # in a step, which computes some of their tokens again
+RETURNS_AT_ONCE = 1  # per step, which recomputes some of their tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -52,11 +52,11 @@ class TrackedRequest:
     pin: bool = False
     admitted: bool = False
     grammar: Matcher | None = None
-    namespace: int = 0  # of the prefix cache
-    space: bytes = b""  # the same in a store, where it lasts
-    number: int = 0  # of arrivals before it
-    stored: StoredPages | None = None  # until it gets a slot: what was read of its pages
-    is_judged: bool = False  # its score is of its last token, which sees those before it alone
+    namespace: int = 0  # namespace of the prefix cache
+    space: bytes = b""  # its name in the page store
+    number: int = 0  # number of earlier arrivals
+    stored: StoredPages | None = None  # pages read from the store, until it gets a slot
+    is_judged: bool = False  # scored from the last token by a causal model
 
     @property
     def no_match(self) -> bool:
@@ -106,7 +106,7 @@ class RequestTracker:
     def __init__(self, *, judges: bool = False) -> None:
         self._judges = judges
         self._live: dict[int, TrackedRequest] = {}
-        self._pending: list[StepOutput] = []  # not flushed
+        self._pending: list[StepOutput] = []  # outputs not applied yet
         self._num_pending = 0
 
     def __contains__(self, req_id: int) -> bool:
@@ -191,7 +191,7 @@ class Compiling:
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
         self._waiting: dict[int, AddRequest | TrackedRequest] = {}
-        self._returning: list[int] = []  # of them, those whose masks are there
+        self._returning: list[int] = []  # waiting requests whose masks are computed
 
     @property
     def any_returns(self) -> bool:
@@ -284,8 +284,7 @@ def reply(
 
 
 def ended(step: int, req_id: int, reason: FinishReason, error: str = "") -> StepTokens:
-    """Return the message that ends a request which is not at the scheduler. `error` is the reason why it was refused.
-    """
+    """Return the message that ends a request which is not at the scheduler. `error`: why it was refused."""
     output = step_output(step, [(req_id, -1, reason, -1)])
     return StepTokens(
         step=output.step,
@@ -375,8 +374,7 @@ def take_tokens(
     eos_ids: Sequence[int],
     ending: Mapping[int, FinishReason],
 ) -> StepOutput:
-    """Return the output that committing `step` would have given. `owners` maps slots to request ids. Records nothing.
-    """
+    """Return the output of a commit of `step`, without recording it. `owners` maps slots to request ids."""
     requests.flush()
     entries: list[Ended] = []
     slots = step.entry.req_slots[: step.plan.num_rows].tolist()
@@ -385,7 +383,7 @@ def take_tokens(
             if (req_id := owners[slot]) in requests and req_id not in ending:
                 entries.append((req_id, -1, FinishReason.ERROR, -1))
         return step_output(step.plan.step, entries)
-    texts: dict[int, _Text] = {}  # by slot
+    texts: dict[int, _Text] = {}  # sequences by slot
     for row in step.entry.sample_rows[: step.plan.num_samples].tolist():
         req_id, token, slot = owners[slots[row]], int(step.result.tokens[row]), slots[row]
         if req_id not in requests or req_id in ending:
@@ -422,8 +420,7 @@ class _Text:
         self.length += 1
 
     def goes_on_in(self, row: int, entry: RingEntry) -> bool:
-        """Return whether the token of a draft row belongs to the sequence: the row's position and input token match it.
-        """
+        """Return whether a draft row's token belongs to the sequence: its position and input token match."""
         known = entry.seq_lens[row] == self.length and entry.input_ids[row] == self.last
         return self.reason == FinishReason.NONE and bool(known)
 
@@ -436,8 +433,8 @@ def ends_of(ending: Mapping[int, FinishReason], requests: RequestTracker, step: 
 def _end_test(
     request: TrackedRequest, token: int, length: int, limits: StepLimits, eos_ids: Sequence[int]
 ) -> FinishReason:
-    """Return why a sequence of `length` tokens ends with `token`, or `NONE`: the condition of `Request.accept` in the
-    scheduler."""
+    """Return why `token` ends a sequence of `length` tokens, or `NONE`, by the rule of the schedulers'
+    `Request.accept`."""
     sampling = request.sampling
     assert sampling.max_tokens is not None
     stops = token in sampling.stop_token_ids or (token in eos_ids and not sampling.ignore_eos)

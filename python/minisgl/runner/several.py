@@ -41,8 +41,7 @@ TOOL_TIMEOUT_S = 20.0
 
 
 def num_cuda_devices() -> int:
-    """Return the number of CUDA devices: from CUDA_VISIBLE_DEVICES, else from `nvidia-smi`, else from the device files.
-    """
+    """Return the number of CUDA devices, by CUDA_VISIBLE_DEVICES, else by `nvidia-smi`, else by device files."""
     if (visible := envs.cuda_visible_devices()) is not None:
         names = [name.strip() for name in visible.split(",")]
         return next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))
@@ -104,8 +103,8 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 10.0
 NEED = "--dp, --max-inflight, --api-key-file"
 LEAST_ROWS = 8
-"""Engines with fewer rows keep none back for another key."""
-STEADY_S = 30.0  # one that was ready for so long begins anew with the first wait
+"""Rows below which no row is reserved for other keys."""
+STEADY_S = 30.0  # readiness after which the delay is reset
 
 
 def pool_class() -> Callable[[str], EnginePool]:
@@ -119,7 +118,7 @@ def pool_class() -> Callable[[str], EnginePool]:
 
 
 EVERY_POOL = {"watch": TIMES, "front_ends": RULES}
-"""What it is told whatever it is made of."""
+"""Fields of the pool's configuration that are always the same."""
 
 
 def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> str:
@@ -162,8 +161,7 @@ def _rows(config: ServerConfig) -> int:
 
 @dataclass(slots=True)
 class Backoff:
-    """Delay before an engine is restarted. It doubles with each death, and starts anew after `STEADY_S` of readiness.
-    """
+    """Delay before an engine is restarted. It doubles with each death, and is reset after `STEADY_S` of readiness."""
 
     wait_s: float = FIRST_WAIT_S
     ready_since: float | None = None
@@ -213,7 +211,7 @@ class EngineProcesses:
 
         def make(engine: int) -> EngineProcess:
             made = _engine(configs[engine], folder, config.limits.step_timeout, engine)
-            # who is started again finds the pages of files in its folder
+            # a restarted engine finds the files' pages in its store
             configs[engine] = msgspec.structs.replace(configs[engine], warm_prefixes=())
             return made
 
@@ -228,7 +226,7 @@ class EngineProcesses:
         return found
 
     line = ""
-    """What to say of them at the start."""
+    """Line for the log at the start."""
     routing = ""
     """The policy by which the pool chooses an engine (`--routing`)."""
 
@@ -266,8 +264,7 @@ class EngineProcesses:
     # ------------------------------------------------------------------------------------------------------ their life
 
     async def wait(self) -> int:
-        """Wait until an engine dies that is not restarted; return its exit code. Never returns after `keep`: the pool
-        reports deaths."""
+        """Wait until an engine dies for good; return its exit code. Never returns after `keep`."""
         if self._keepers:
             await asyncio.Event().wait()
         ends = [asyncio.ensure_future(child.wait()) for child in self._children]
@@ -314,7 +311,7 @@ class EngineProcesses:
                 return
             child = self._make(engine)
             with contextlib.suppress(FileNotFoundError):
-                Path(child.socket).unlink()  # a dead one's: nobody can listen there before
+                Path(child.socket).unlink()  # left by the dead engine; it would block the new one
             self._children[engine] = child
             child.start()
 

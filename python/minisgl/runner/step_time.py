@@ -13,11 +13,11 @@ from statistics import median_low
 from minisgl.runner.background_share import BackgroundShare
 from minisgl.step import StepPlan, TokenBudget
 
-FIRST_TOKENS = 32  # of a step before anything is known of the machine
-ALONE = 4  # a step beside which nobody decodes may take so many times longer: only who comes next waits for it
-EFFICIENT, ENOUGH = 5, 2  # so many times what decoding alone takes: reading the weights is little of it, or half
-MOST = 1.6  # times the time asked for, so that a step is efficient
-KEPT = 3  # measurements, of which the median counts: one that something else on the machine disturbed changes nothing
+FIRST_TOKENS = 32  # token limit of a step before the first measurement
+ALONE = 4  # factor for steps without decode rows: only new requests wait for them
+EFFICIENT, ENOUGH = 5, 2  # multiples of a decode-only step: reading weights is a small part of it, or half
+MOST = 1.6  # limit, in multiples of the requested time, for an efficient step
+KEPT = 3  # measurements whose median counts: one outlier has no effect
 
 
 class StepTime:
@@ -34,7 +34,7 @@ class StepTime:
         self._share = BackgroundShare(max_tokens)
         first = max_tokens if step_s is None else min(FIRST_TOKENS, max_tokens)
         self.budget = TokenBudget(first, first, self._share.gain)
-        """The last one."""
+        """Current token budget."""
 
     def measured(self, plan: StepPlan, seconds: float) -> bool:
         """Record that the step of `plan` took `seconds`. Returns whether `budget` has changed."""

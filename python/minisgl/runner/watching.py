@@ -16,8 +16,8 @@ from minisgl.scheduler.api import ControlPlane
 from minisgl.step import RingEntry, StepOutput, StepPlan
 
 SEND_S = 0.1
-MAX_STEPS = 64  # of a message
-MAX_ROWS = 256  # of a step
+MAX_STEPS = 64  # steps in one message
+MAX_ROWS = 256  # rows in one step view
 MAX_NODES = 200
 KEEP_EVERY_S = 0.005
 
@@ -118,9 +118,9 @@ class Watching:
         self._timers = timers
         self._clock = clock
         self._slots = dict(owners)
-        self._holders = {req_id: slot for slot, req_id in owners.items()}  # that have not ended, and maybe some others
-        self._num_retracted = 0  # that are not told yet
-        self._cached: dict[int, int] = {}  # by slot, of those assigned since it began
+        self._holders = {req_id: slot for slot, req_id in owners.items()}  # includes all live requests
+        self._num_retracted = 0  # retracted requests not reported yet
+        self._cached: dict[int, int] = {}  # cached tokens by slot, for slots assigned since the start
         self._steps = deque(recent, MAX_STEPS)
         self._num_told = len(recent)
         self._sent_at = 0.0
@@ -172,8 +172,7 @@ class Watching:
         return step_view(plan, phases, rows, (admitted, finished, retracted), (num_waiting, num_free_pages))
 
     def _slots_of(self, plan: StepPlan, entry: RingEntry) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the requests that were retracted in this step, and those that were admitted with their cached tokens.
-        """
+        """Return the requests that this step retracted, and those that it admitted with their cached tokens."""
         retracted, admitted = [], []
         self._num_retracted += plan.num_retracted
         for slot in entry.freed[: plan.num_freed].tolist():

@@ -48,7 +48,7 @@ from minisgl.runner.rank_messages import (
 from minisgl.step import StepBuffers
 
 GRACE_S = 10.0
-LOOK_EVERY_S = 0.05  # between two looks at the step in flight, while no other comes
+LOOK_EVERY_S = 0.05  # interval of checks of the step in flight, while no other arrives
 Jobs = queue.SimpleQueue[ToRank]
 
 
@@ -73,13 +73,12 @@ def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
 
 
 def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: Activity) -> None:
-    """Run jobs until `Stop`. `launched` is called with each step whose ring entry may be reused. Raises the error of a
-    dead engine."""
+    """Run jobs until `Stop`. Calls `launched` with each step whose ring entry is free. Raises a dead engine's error."""
     buffers: StepBuffers | None = None
     in_flight: deque[tuple[int, StepHandle]] = deque()
 
     def finish() -> None:
-        with contextlib.suppress(EngineStepError):  # every rank has it, rank 0 reports it
+        with contextlib.suppress(EngineStepError):  # all ranks have it; rank 0 reports it
             in_flight[0][1].wait()
         in_flight.popleft()
         if in_flight:
@@ -127,7 +126,7 @@ def _receive(inbox: zmq.Socket[bytes], jobs: Jobs) -> None:
     try:
         while True:
             jobs.put(decode(inbox.recv()))
-    except BaseException:  # if only this thread died, all ranks would wait for ever
+    except BaseException:  # without this thread all ranks would wait forever
         traceback.print_exc()
         os._exit(1)
 
@@ -145,7 +144,7 @@ def _end_with_parent() -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0's parent decides
     stdout = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not reach rank 0 as a message
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not reach rank 0 as a message
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         config = msgspec.json.decode(stdin.readline(), type=RankConfig)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
@@ -158,10 +157,10 @@ def main() -> int:
     try:
         run(config, send)
     except GroupError as error:
-        time.sleep(GRACE_S)  # a peer has ended: rank 0 says which, and ends this one
+        time.sleep(GRACE_S)  # a peer has ended: rank 0 reports it and ends this process
         send(EngineFailed(str(error)))
         return 1
-    except BaseException as error:  # the last words of a process that ends either way
+    except BaseException as error:  # the process ends anyway: report the reason
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()
@@ -171,4 +170,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_with(main)  # torch's own exit handlers may wait for threads that nobody needs any more
+    end_with(main)  # skips torch's exit handlers, which may wait for unneeded threads

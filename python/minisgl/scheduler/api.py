@@ -11,7 +11,7 @@ from typing import Protocol
 from minisgl.scheduler.policies import CachePolicy, SchedulePolicy
 from minisgl.step import Events, Int32Array, StepBuffers, StepLimits, StepOutput, StepPlan
 
-AGE = 64  # arrivals that a step of priority is worth
+AGE = 64  # arrivals by which one step of priority goes earlier
 
 
 class ControlPlaneError(RuntimeError):
@@ -69,8 +69,8 @@ class ControlPlaneConfig:
         return self.num_pages - -(-(self.limits().max_seq_len - 1) // self.page_size)
 
     def limits(self) -> StepLimits:
-        """Return the largest sizes of a step. All decode rows run whatever the budget, and the first prefill row gets a
-        page at least."""
+        """Return the maximal sizes of a step. Decode rows run whatever the budget; the first prefill row gets a page.
+        """
         return StepLimits(
             max_rows=self.max_running_requests,
             max_tokens=self.max_running_requests + max(self.max_prefill_length, self.page_size),
@@ -83,8 +83,7 @@ class ControlPlaneConfig:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Scheduler counters. Without `_total` they are current values. free + evictable + protected + held pages = all
-    pages."""
+    """Scheduler counters; without `_total`, current values. free + evictable + protected + held pages = all pages."""
 
     num_waiting: int
     num_running: int  # started rows, prefilling or decoding
@@ -94,22 +93,22 @@ class Stats:
     num_protected_pages: int
     num_held_pages: int
     num_retracted_total: int
-    num_prompt_tokens_total: int  # of admitted requests, first admission only
-    num_cached_tokens_total: int  # of these, found in the cache or loaded with the first chunk
-    num_pinned_pages: int = 0  # of the protected ones, those that pins hold
-    num_inserted_pages_total: int = 0  # into the tree
-    num_evicted_pages_total: int = 0  # that have left the tree, for whatever reason
-    num_hits_total: int = 0  # requests of whose prompt some was cached at their first admission
-    num_misses_total: int = 0  # the other requests that were admitted
-    num_drafted_total: int = 0  # tokens that were guessed and computed
-    num_accepted_total: int = 0  # of them, those that were right
-    num_checkpoints: int = 0  # slots of states that nodes or requests have
-    num_saved_total: int = 0  # states that were saved
+    num_prompt_tokens_total: int  # tokens of prompts at their first admission
+    num_cached_tokens_total: int  # prompt tokens that were cached, or loaded with the first chunk
+    num_pinned_pages: int = 0  # protected pages that pins hold
+    num_inserted_pages_total: int = 0  # pages that entered the prefix cache
+    num_evicted_pages_total: int = 0  # pages that left the prefix cache, for any reason
+    num_hits_total: int = 0  # requests with cached tokens at their first admission
+    num_misses_total: int = 0  # requests without cached tokens at their first admission
+    num_drafted_total: int = 0  # draft tokens that were computed
+    num_accepted_total: int = 0  # draft tokens that were accepted
+    num_checkpoints: int = 0  # state slots in use
+    num_saved_total: int = 0  # saved states
     num_cut_short_total: int = (
-        0  # requests that found less at their first admission than was cached: without a checkpoint
+        0  # requests that could not use all of their cached pages, for lack of a checkpoint
     )
-    num_computed_again_total: int = 0  # tokens that were cached, and computed for their states
-    num_loaded_pages_total: int = 0  # that the engine was told to load
+    num_computed_again_total: int = 0  # cached tokens that were recomputed for their states
+    num_loaded_pages_total: int = 0  # pages loaded from the page store
 
     @property
     def num_live(self) -> int:
@@ -117,11 +116,11 @@ class Stats:
 
 
 TreeNode = tuple[int, int, int, int, int, int, int, bool, bool, list[int]]
-"""A node of the prefix cache: id (above 0), that of its parent (0: the root), tokens, tokens from the root to its end,
-locks, age (ticks of the cache's clock since nobody holds it), children, whether a pin holds it, whether the state
-at its end is kept (of a model that has states), its first tokens."""
+"""A node of the prefix cache: id (above 0), parent's id (0: the root), tokens, tokens from the root to its end, locks,
+age (ticks of the cache's clock since its last unlock), children, whether a pin holds it, whether it has a state
+checkpoint, its first tokens."""
 TreeView = tuple[int, int, list[TreeNode]]
-"""Nodes and tokens of the whole tree, and of its nodes those with the most tokens, of as many those with lower ids."""
+"""Node count and token count of the whole tree, and its largest nodes (among equal sizes, those with lower ids)."""
 
 
 class ControlPlane(Protocol):

@@ -55,8 +55,7 @@ def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
 
 
 def make_rust_parts(names: Sequence[str], config: ControlPlaneConfig) -> ControlPlane:
-    """Create the reference scheduler with the parts `names` in Rust. Raises `ExtensionMissing` if the extension does
-    not load."""
+    """Create the reference scheduler with the parts `names` in Rust. Raises `ExtensionMissing`."""
     try:
         return ReferenceControlPlane(config, parts=make_parts(names))
     except AttributeError as error:

@@ -22,8 +22,7 @@ _FIELDS = tuple(field.name for field in fields(StepPlan) if field.name not in ("
 
 
 def plan_digest(plan: StepPlan, buffers: StepBuffers) -> int:
-    """Return the digest of a plan: its header (without the ring index, which depends on the ring's length) and its
-    arrays."""
+    """Return the digest of a plan: its header (without the ring index, which depends on the ring) and its arrays."""
     header = [getattr(plan, name) for name in _FIELDS]
     if plan.num_state_begins or plan.num_state_saves:
         header += [getattr(plan, name) for name in _STATES]

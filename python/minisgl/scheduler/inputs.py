@@ -151,8 +151,7 @@ def _check_pin(index: int, arrival: Arrival, num_pinned: int, config: ControlPla
 
 def sampled_tokens(step: int, num_rows: int, sample_rows: list[int], tokens: Int32Array) -> tuple[list[int], list[int]]:
     """Return the sampled tokens of `sample_rows`, in order, and the other rows that are `NOT_FINITE`. Raises
-    `ControlPlaneError` for a wrong dtype or shape, and for any other negative token: as an input it would look like a
-    placeholder."""
+    `ControlPlaneError` for a wrong dtype or shape, and for other negative tokens: they would look like placeholders."""
     if tokens.dtype != np.int32 or tokens.shape != (num_rows,):
         raise ControlPlaneError(f"tokens of step {step}: {tokens.dtype} {tokens.shape} for {num_rows} rows")
     sampled: list[int] = tokens[sample_rows].tolist() if sample_rows else []

@@ -1,6 +1,5 @@
 """Interfaces of the three replaceable parts of the Python scheduler: the prefix cache, the sizing of prefill chunks,
-and the step's metadata arrays. `ReferenceControlPlane` takes the Python parts, the Rust ones (`minisgl.hotpath`) or
-custom ones."""
+and the step's metadata arrays. `ReferenceControlPlane` takes Python parts, Rust ones (`minisgl.hotpath`) or others."""
 
 from __future__ import annotations
 
@@ -13,9 +12,9 @@ from minisgl.scheduler.policies import CachePolicy
 from minisgl.step import Int32Array
 
 Handle = Any
-"""A node of a prefix cache: a `Node` in Python, a number in Rust. Only the cache looks into it."""
+"""A node of a prefix cache, opaque to callers: a `Node` in Python, an integer in Rust."""
 Shape = list[tuple[Any, Any, int, list[int], int]]
-"""The key of each node but the root, the key of its parent, its locks, its pages, its checkpoint (-1: none)."""
+"""All nodes but the root, each as key, parent's key, lock count, pages, checkpoint slot (-1: none)."""
 
 
 class PrefixMatch(Protocol):
@@ -97,13 +96,13 @@ class PrefixTree(Protocol):
 
 
 Candidate = tuple[int, int, int, int, int, int, bool, int]
-"""A row that wants a chunk: tokens of its text, pages that it has, pages behind them that are in the cache and can be
-used, how many of these are not locked, pages that are in the cache at all, pages that can be loaded behind, whether
-with the state there, tokens that it may yet make."""
+"""A request that needs a chunk: tokens of its sequence, its pages, matched pages after those, how many of these are
+not locked, all cached pages, pages that can be loaded after the match, whether the row then begins with a stored state,
+tokens that it may still generate."""
 PlannedChunk = tuple[int, int, bool, int, int, int, int]
-"""Tokens to compute, new pages, whether more pages would give more tokens, cached pages to compute again for the state,
-pages to load, cost in tokens of the budget, pages that the estimate lacks. All 0 for a row that gets nothing, but the
-last."""
+"""Tokens to compute, new pages, whether more pages would give more tokens, cached pages to recompute for the state,
+pages to load, cost in tokens of the budget, pages that the estimate lacks. For a row that gets nothing all but the last
+are 0."""
 
 
 class PlanChunks(Protocol):
@@ -132,7 +131,7 @@ class MakeMetadata(Protocol):
 
 
 MakeTree = Callable[[int, int, CachePolicy, int | None], PrefixTree]
-"""A function of the number of pages, tokens of a page, policy, and slots for states (None: the model keeps none)."""
+"""Creates a prefix cache: number of pages, page size, policy, state slots (`None`: no recurrent layers)."""
 
 
 @dataclass(frozen=True, slots=True)

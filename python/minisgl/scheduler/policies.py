@@ -9,9 +9,9 @@ SchedulePolicy = Literal["fcfs", "lpm", "srpf"]
 
 BACKENDS = ("python", "rust_hotpath")
 AUTO = "auto"
-"""rust_hotpath if the extension loads."""
+"""Name for the default scheduler: rust_hotpath if the extension loads, else python."""
 RUST_PARTS = "rust_parts"
-"""The scheduler in Python with its parts in Rust; rust_parts:radix,metadata: with those."""
+"""Name for the Python scheduler with its parts in Rust; `rust_parts:radix,metadata` uses only the listed ones."""
 PART_NAMES = ("radix", "admission", "metadata")
 
 

@@ -29,14 +29,13 @@ class Guarded:
         if not self.failure:
             try:
                 return self._function(*arguments, **named)
-            except Exception as error:  # whatever it is, the twin can answer
+            except Exception as error:  # any error: the Python version takes over
                 self.failure = f"{type(error).__name__}: {error}"
         return self._twin(*arguments, **named)
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """Return the part names in `rust_parts` (all of them) or `rust_parts:radix,metadata`. Raises `ValueError` for an
-    unknown part."""
+    """Return the parts in `rust_parts` (all) or `rust_parts:radix,metadata`. Raises `ValueError` for others."""
     _, colon, listed = text.partition(":")
     if problem := scheduler_problem(text):
         raise ValueError(problem)

@@ -26,7 +26,7 @@ from minisgl.scheduler.differences import (
 from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import Events, Int32Array, StepOutput, StepPlan
 
-TRAIL = 32  # calls that a report shows
+TRAIL = 32  # calls recorded with each difference
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class ShadowSummary:
     num_different: int = 0
     num_failed: int = 0
     num_diffs: int = 0  # fields that differed
-    stopped: str = ""  # why the shadow is left out
-    first: dict[str, Any] | None = None  # the first difference, as a line of the report
-    first_index: int = 0  # of its call
+    stopped: str = ""  # why the shadow was dropped
+    first: dict[str, Any] | None = None  # first difference, as in the report
+    first_index: int = 0  # index of its call
 
     def line(self) -> str:
         """Return the counts as one line of text."""
@@ -74,7 +74,7 @@ class ShadowControlPlane(WrappedControlPlane):
         self.summary = ShadowSummary()
 
     def schedule(self, step: int, events: Events) -> StepPlan:
-        plan = self._inner.schedule(step, events)  # an error of the primary is the caller's; the shadow never saw it
+        plan = self._inner.schedule(step, events)  # if this raises, the shadow is not called
         self._note(call="schedule", step=step, events=[_as_json(event) for event in events])
         self._follow(lambda: self._compare_plans(plan, self._shadow.schedule(step, events)))
         return plan
@@ -229,7 +229,7 @@ def _diffs(path: Path) -> Iterator[dict[str, Any]]:
             found = json.loads(line)
         except ValueError as error:
             if number == len(lines):
-                return  # cut off: every whole line ends with a newline
+                return  # truncated: a complete line ends with a newline
             raise ValueError(f"{path.name}: line {number}: {error}") from error
         if not isinstance(found, dict) or not {"what", "primary", "shadow", "trail"} <= found.keys():
             raise ValueError(f"{path.name}: line {number}: not a shadow's report")

@@ -78,7 +78,7 @@ class _Policy(msgspec.Struct, tag="policy", array_like=True):
 
 _KINDS: dict[str, type[Any]] = {
     "arrival": Arrival,
-    "stored": Arrival,  # of which pages can be loaded
+    "stored": Arrival,  # an arrival with stored pages
     "finish": Finish,
     "abort": Abort,
     "failed": ForwardFailed,
@@ -88,7 +88,7 @@ _KINDS: dict[str, type[Any]] = {
     "read": PagesRead,
     "draft": Draft,
 }
-"""The events by the tags that they have in a frame."""
+"""Event types by their tags in a frame."""
 
 
 def _form(tag: str, kind: type[Any]) -> type[msgspec.Struct]:
@@ -222,7 +222,7 @@ def _frames(data: bytes, name: str) -> Iterator[_Frame]:
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 4], "little")
         if at + 4 + size > len(data):
-            return  # cut off in the middle of a frame
+            return  # truncated in the middle of a frame
         try:
             yield _decoder.decode(data[at + 4 : at + 4 + size])
         except msgspec.MsgspecError as error:
@@ -232,8 +232,7 @@ def _frames(data: bytes, name: str) -> Iterator[_Frame]:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Result of a replay: the digest and the duration of each call, up to the first that failed; `error` has its text.
-    """
+    """Result of a replay: digest and duration of each call, up to the first that failed; `error` has its text."""
 
     digests: list[int]
     schedule_ns: list[int]

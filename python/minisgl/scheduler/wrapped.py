@@ -63,8 +63,8 @@ class WrappedControlPlane:
 
 
 Narrate = Callable[[Sequence[str]], None]
-Describe = Callable[[int], str]  # of a token id, for a person
-MAX_NAMED = 8  # requests of a step by number
+Describe = Callable[[int], str]  # text of a token id, for people
+MAX_NAMED = 8  # requests that one line names
 
 
 class NarratingControlPlane(WrappedControlPlane):
@@ -75,7 +75,7 @@ class NarratingControlPlane(WrappedControlPlane):
         self._narrate = narrate
         self._describe = describe
         self._num_prompt: dict[int, int] = {}
-        self._owners: dict[int, int] = {}  # request by slot
+        self._owners: dict[int, int] = {}  # request id by slot
 
     def schedule(self, step: int, events: Events) -> StepPlan:
         plan = self._inner.schedule(step, events)
@@ -139,8 +139,7 @@ When = Literal["before", "after"]
 
 
 class FaultyControlPlane(WrappedControlPlane):
-    """A scheduler that raises `ControlPlaneError` in `call` of step `step`, before or after the call took effect in
-    `inner`."""
+    """A scheduler that raises `ControlPlaneError` in `call` of step `step`, before or after `inner` is called."""
 
     def __init__(self, inner: ControlPlane, call: Call, step: int, when: When) -> None:
         super().__init__(inner)

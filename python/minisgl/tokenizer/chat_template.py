@@ -53,8 +53,8 @@ class ChatTemplate:
         self.source = source
         self._marks = marks
         self._special_tokens = dict(special_tokens)
-        self._found: dict[bool, Shown] = {}  # by whether there are tools
-        self._parts: dict[str, bool] = {"user": True}  # by role: whether it takes parts; of users `content_shape` says
+        self._found: dict[bool, Shown] = {}  # with and without tools
+        self._parts: dict[str, bool] = {"user": True}  # whether a role takes parts; for users see `content_shape`
 
     def render(
         self,
@@ -102,8 +102,7 @@ class ChatTemplate:
         return Prompt.of(_cut_at_mark(text) if continue_final_message else text, guard)
 
     def _guarded(self, messages: Sequence[Message], tools: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
-        """Return the guard character, empty if no text spells a marker, and the messages, tools and variables with
-        guards."""
+        """Return the guard character (empty: none is needed) and the guarded messages, tools and variables."""
         if self._marks is None or not self._marks.has_markers((messages, tools, kwargs)):
             return "", messages, tools, kwargs
         try:
@@ -240,7 +239,7 @@ def _cut_at_mark(text: str) -> str:
     at = text.rfind(_CONTINUE.rstrip())
     if at < 0:
         raise ChatTemplateError("continue_final_message: the chat template leaves out the end of the last message")
-    # a template that trims a message has to see its end as the message's own
+    # for a template that trims messages, so that it trims the end
     return text[:at] if text.startswith(_CONTINUE, at) else text[:at].rstrip()
 
 
@@ -257,8 +256,7 @@ def _with_parsed_calls(message: Message) -> dict[str, Any]:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """Return a tool call with its arguments as an object, which templates expect; OpenAI's format has them as JSON
-    text."""
+    """Return a tool call with its arguments as an object, as templates expect them, instead of OpenAI's JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

@@ -22,33 +22,33 @@ Kind = Literal["system", "user", "text", "call", "tool"]
 Render = Callable[[list[Message]], str]
 """Returns the prompt of messages that `arranged` returned. Raises `ValueError` if the template refuses them."""
 
-BETWEEN = "\n\n"  # joined texts
+BETWEEN = "\n\n"  # separator of joined texts
 RESULT = "Result of the call: "
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which chat templates read an assistant's reasoning; clients' requests use the first."""
+"""Fields in which chat templates expect an assistant's reasoning; clients use the first."""
 TRIAL_TOOL: Message = {
     "type": "function",
     "function": {"name": "trial", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
-"""The tool of trials with tools."""
+"""Tool of test conversations with tools."""
 EMPTY: Message = {"role": "assistant", "content": ""}
-UNNAMED = "function"  # name of a call that has none
+UNNAMED = "function"  # name for a call without one
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _BETWEEN = re.compile(r"[,:\[{]")
 _ALWAYS_CHARS, _MOST_VALUES = 1 << 16, 1 << 16
-_BROKEN = "arguments"  # name of the only argument of a call whose arguments are not an object
+_BROKEN = "arguments"  # argument name for arguments that are not an object
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
     """Format in which a template reads tool calls and their results."""
 
-    as_object: bool = True  # arguments are an object; else JSON text
+    as_object: bool = True  # arguments as an object; False: as JSON text
     ids: Literal["given", "nine", "named"] = (
         "given"  # "nine": of nine letters and digits; "named": functions.NAME:NUMBER
     )
-    names_results: bool = False  # a result has its function's name
-    has_content: bool = True  # a message with calls has a content, which may be empty
+    names_results: bool = False  # a result must have its function's name
+    has_content: bool = True  # a message with calls must have content, possibly empty
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,29 +57,29 @@ class Shown:
 
     refused: frozenset[tuple[Kind | None, Kind]] = (
         frozenset()
-    )  # kinds that may not follow each other; None: the beginning
-    late_system: bool = True  # a system message after others, in its place
+    )  # pairs of kinds that may not be neighbours; None: the beginning
+    late_system: bool = True  # shows a system message after others, in its place
     lone_system: bool = (
-        True  # a conversation of nothing but a system message; True too if that is refused with a reason
+        True  # shows a single system message; True also if it refuses one with an error
     )
-    empty_text: bool = True  # an assistant's message without any
-    calls: CallForm | None = CallForm()  # None: no calls
-    several_calls: bool = True  # more than one in a message
-    text_beside_calls: bool = True  # content in a message with calls
-    late_results: bool = True  # a result behind a text that follows its call
-    text_arguments: bool = False  # arguments that are a text are shown letter by letter
-    reasoning: str = REASONING[0]  # the field that has it
-    reasoning_beside_text: bool = True  # reasoning, content and calls in one message
+    empty_text: bool = True  # accepts an assistant's message without text
+    calls: CallForm | None = CallForm()  # None: shows no calls
+    several_calls: bool = True  # shows several calls in one message
+    text_beside_calls: bool = True  # shows content in a message with calls
+    late_results: bool = True  # shows a result after a text that follows its call
+    text_arguments: bool = False  # shows arguments given as text verbatim
+    reasoning: str = REASONING[0]  # field for reasoning
+    reasoning_beside_text: bool = True  # shows reasoning, content and calls in one message
 
     @staticmethod
     def of(render: Render) -> Shown:
         """Find out what the template behind `render` shows."""
         trial = _Trial(render)
         if not trial.shows("user", "text", "user"):
-            return Shown()  # it does not show a plain conversation: what it wants is not known
+            return Shown()  # it does not even show a plain conversation: nothing can be found out
         calls = next((form for form in _call_forms() if trial.with_calls(form).shows("user", "call", "tool")), None)
         refused = frozenset(pair for pair in _pairs(calls) if not trial.shows(*_around(*pair, calls)))
-        if ("text", "text") in refused:  # it may count only texts, and find one missing later
+        if ("text", "text") in refused:  # it may count only texts, and miss one later
             others: tuple[Kind | None, ...] = (None, "system", "user", "text")
             refused |= {("text", "call"), *((before, "tool") for before in others)}
             if (None, "text") in refused:
@@ -212,8 +212,7 @@ def _around(one: Kind | None, other: Kind, calls: CallForm | None) -> tuple[Kind
 
 
 def _endings(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
-    """Yield test conversations that end with each kind: a template may show a leading system message before some ends
-    only."""
+    """Yield test conversations that end with each kind: some templates show a system message before some ends only."""
     yield from (("user", "text", "user"), ("user", "text"))
     if calls:
         yield from (("user", "call"), ("user", "call", "tool"), ("user", "call", "tool", "text", "user"))
@@ -228,8 +227,7 @@ def _late_systems(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
 
 
 def _about_calls(trial: _Trial) -> dict[str, Any]:
-    """Find out what the template shows of messages with tool calls. Each test has two of them: the first may be a
-    special case."""
+    """Find out what the template shows of messages with calls. Each test has two: the first may be a special case."""
     question = {"role": "user", "content": "question"}
     one, other, third, last = map(_call, range(4))
     broken = {**one, "function": {"name": "name", "arguments": (text := '{"key":  verbatim')}}
@@ -307,8 +305,7 @@ def _together(one: Message, other: Message) -> Message:
 
 
 def _with_systems(messages: list[Message], shown: Shown) -> Iterator[Message]:
-    """Yield the messages with system messages only where the template shows them; others become messages of the user.
-    """
+    """Yield the messages with system messages only where the template shows them, others as the user's."""
     num_leading = sum(1 for _ in itertools.takewhile(lambda one: _kind(one) == "system", messages))
     leading, others = messages[:num_leading], messages[num_leading:]
     if len(leading) > 1 and ("system", "system") in shown.refused:
@@ -457,8 +454,7 @@ def _with_calls(message: Message, shown: Shown, at: int) -> Message:
 
 
 def _read_call(call: Any, field: str) -> Message:
-    """Return a call as a function call, also one of OpenAI's custom calls. Raises `ValueError` if it is not an object.
-    """
+    """Return a call as a function call, also one of OpenAI's custom calls. Raises `ValueError` for no object."""
     if not isinstance(call, Mapping):
         raise ValueError(f"{field}: must be an object")
     function = call.get("function", call)
@@ -509,8 +505,8 @@ def _arguments(given: Any, as_object: bool, text_arguments: bool) -> Any:
 def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
     """Return the messages with calls and results in the format that the template reads."""
     found: list[Message] = []
-    names: dict[Any, str] = {}  # of functions, by the ids of calls
-    ids: dict[Any, str] = {}  # as the template reads them, by those that were given
+    names: dict[Any, str] = {}  # function names by call id
+    ids: dict[Any, str] = {}  # template's call ids by the given ones
     for message in messages:
         if message.get("role") == "tool":
             call_id = _hashed(message.get("tool_call_id"))

@@ -19,7 +19,7 @@ from minisgl.utils.made_once import made_once
 
 FORMAT = "1"  # part of the key: a change of what is written makes new folders
 _SOURCES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
-_READ = ("*.model", "*.tiktoken", "*.json", "*.txt")  # what a tokenizer's class may look at
+_READ = ("*.model", "*.tiktoken", "*.json", "*.txt")  # files that a tokenizer's class may read
 _PROGRAM = """
 import sys
 from transformers import AutoTokenizer

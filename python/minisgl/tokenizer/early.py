@@ -26,19 +26,18 @@ class EarlyTokenizer:
         self._thread.start()
 
     def take(self, model_dir: str | None, say: Callable[[str], None]) -> Tokenizer:
-        """Return the tokenizer of the folder that the engine named. Blocks until it is loaded. Raises `TokenizerError`.
-        """
+        """Return the tokenizer of the folder that the engine named. Blocks until then. Raises `TokenizerError`."""
         self._thread.join()
         if self._found is not None and self._found[0] == model_dir:
             return self._found[1]
-        return Tokenizer.open(model_dir, self._template, say)  # may have to make one
+        return Tokenizer.open(model_dir, self._template, say)  # may have to convert it
 
     def _load(self) -> None:
-        if self._config.engine == "echo" or self._config.tokenizer is not None:  # which the engine finds
+        if self._config.engine == "echo" or self._config.tokenizer is not None:  # the engine finds it
             return
         try:
             folder: Path | None = folder_at_hand(self._config.model)
             if folder is not None and (folder / FILE).is_file():
                 self._found = str(folder), Tokenizer.open(folder, self._template)
-        except (ConfigError, OSError, ValueError):  # told by the engine, or by whoever loads it again
+        except (ConfigError, OSError, ValueError):  # the engine, or loading it again, reports it
             pass

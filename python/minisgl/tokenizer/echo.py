@@ -17,8 +17,7 @@ ECHO_CHAT_TEMPLATE = (
 
 
 def char_to_byte() -> dict[str, int]:
-    """Return the alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes are themselves, the others follow from
-    U+0100."""
+    """Return the alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes stay, the others begin at U+0100."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -56,7 +56,7 @@ FAMILIES = (
     # Codestral
     Family(("[SUFFIX]", AFTER, "[PREFIX]", BEFORE)),
 )
-_LEAD = "☺"  # of a text whose first token must not get a space, as the models' own tokenizers do it
+_LEAD = "☺"  # temporary prefix that keeps a text's first token without space, as in the models' own tokenizers
 
 
 class FillIn:
@@ -67,7 +67,7 @@ class FillIn:
         self._ids = {text: _id(tokenizer, text) for text in family.markers}
         ends = (tokenizer.token_id(text) for text in family.ends)
         self.end_ids = tuple(sorted({token for token in ends if token is not None}))
-        """What the model may say after the middle."""
+        """Ids of tokens that end the middle."""
         special = tokenizer.special_ids.union(self._ids.values(), self.end_ids)
         spelled = {tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
         spelled |= {*family.markers, *family.ends}
@@ -90,8 +90,7 @@ class FillIn:
         return max(self._ids.values())
 
     def encode(self, before: str, after: str, *, most: int) -> Int32Array:
-        """Return the prompt for the text before and after the gap. Raises `NotEncodable`, and `TooManyTokens` beyond
-        `most`."""
+        """Return the prompt for the text around the gap. Raises `NotEncodable`, and `TooManyTokens` beyond `most`."""
         found = [self._tokenizer.leading_ids]
         for part in self._layout:
             if part == BEFORE:

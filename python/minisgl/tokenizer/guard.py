@@ -49,8 +49,7 @@ def guards_of(text: str) -> tuple[int, ...]:
 
 
 def searched(tree: nodes.Template) -> list[str]:
-    """Return the strings that a template searches for in texts: such markers stay unguarded in an assistant's content.
-    """
+    """Return the strings that a template searches for in texts: an assistant's content keeps these markers."""
     compared = (
         (compare.expr, *(operand.expr for operand in compare.ops))
         for compare in tree.find_all(nodes.Compare)

@@ -23,7 +23,7 @@ from minisgl.tokenizer.rendering import MAX_WORK, TooMuchWork, Work
 
 MAX_SHORT_CHARS = 16_384
 MAX_BATCH = 16
-MAX_SHORT_WORK = Work(4096, 0.05)  # so many turns take 15 ms; what needs more is begun again in the other lane
+MAX_SHORT_WORK = Work(4096, 0.05)  # about 15 ms; longer work is restarted in the other thread
 T = TypeVar("T")
 
 
@@ -103,7 +103,7 @@ class TokenizePool:
         and to the callers, and such a cycle would keep their texts until a full garbage collection."""
         self._start()
         result = job.result
-        result.add_done_callback(job.forget)  # above all of who is gone before its turn
+        result.add_done_callback(job.forget)  # above all for jobs cancelled before their turn
         lane.put(job)
         del job
         try:
@@ -173,19 +173,19 @@ class TokenizePool:
         try:
             return work()
         except self._expected as error:
-            # where it was found leads to the job, which leads to the error; see `_result`
+            # the traceback would refer to the job, and the job to the error; see `_result`
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
-        except Exception as error:  # handed over to whoever waits
+        except Exception as error:  # raised in the waiting task
             return error
-        except BaseException as error:  # a panic in the library is no `Exception`; a lane must not lose its thread
+        except BaseException as error:  # a panic in the library is no `Exception`, and must not end the thread
             return RuntimeError(f"{type(error).__name__}: {error}")
 
     def _deliver(self, found: list[tuple[_Job, Any]], began: int) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._set_results, found, time.perf_counter_ns() - began)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed, so no task waits
             return
 
     def _set_results(self, found: list[tuple[_Job, Any]], ns: int) -> None:

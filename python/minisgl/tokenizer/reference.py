@@ -36,21 +36,19 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LITERAL = re.compile(r"R+B?(FS?)?")
-"""The decoders of sentencepiece, by the first letters of their steps: a token's text depends on no neighbour."""
+"""Decoders like sentencepiece's, by the letters of their steps, in which a token's text depends on no neighbour."""
 _LETTERS = {"Replace": "R", "Metaspace": "R", "ByteFallback": "B", "Fuse": "F", "Strip": "S"}
-_WINDOW_HOLD = 8  # ids that a window holds back at most for a character that does not come
-_WINDOW_CONTEXT = 4  # ids that a window decodes again, so that rules which join have a left neighbour
+_WINDOW_HOLD = 8  # most ids held back for an incomplete character
+_WINDOW_CONTEXT = 4  # ids decoded again as left context
 _CHAR_TO_BYTE = char_to_byte()
 
 
 class NotEncodable(ValueError):
-    """Error for a text that is not valid Unicode (lone surrogates), or has a character that the tokenizer cannot
-    encode."""
+    """Error for a text that is not valid Unicode (lone surrogates), or that the tokenizer cannot encode."""
 
 
 class TooManyTokens(ValueError):
-    """Error for a text with more tokens than allowed: `count` of them, or `at_least` that many if it was not encoded to
-    its end."""
+    """Error for a text with too many tokens: `count`, or `at_least` that many if it was not encoded to its end."""
 
     def __init__(self, count: int, at_least: bool = False) -> None:
         super().__init__(f"{'at least ' if at_least else ''}{count} tokens")
@@ -63,7 +61,7 @@ class ReferenceTokenizer:
     methods are those of `minisgl._rust.TextTokenizer`, see `_rust.pyi`."""
 
     def __init__(self, file: str | PathLike[str] | None = None, text: str | None = None) -> None:
-        import tokenizers  # a server with the extension need not wait for it
+        import tokenizers  # slow to import, and unused with the extension
 
         library = tokenizers.Tokenizer
         try:
@@ -129,7 +127,7 @@ class ReferenceTokenizer:
 
     def _ids(self, inputs: list[Any], add_special_tokens: bool) -> list[Int32Array]:
         for text in inputs:
-            "".join(text).encode()  # the library calls a lone surrogate a wrong type
+            "".join(text).encode()  # raises for lone surrogates, for which the library raises TypeError
         try:
             found = self.backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises nothing narrower
@@ -264,12 +262,11 @@ class _ByteLevelDecoder(ReferenceDecoder):
 
 
 class _LiteralDecoder(ReferenceDecoder):
-    """Decoder for tokens that are their own text; a run of byte tokens is text if it is valid UTF-8, else one U+FFFD
-    per byte."""
+    """Decoder for tokens that are their own text; a run of byte tokens is UTF-8 if valid, else one U+FFFD per byte."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
         super().__init__(tokenizer, skipped)
-        self._pending = b""  # bytes of the current run that are not delivered
+        self._pending = b""  # undelivered bytes of the current run
         self._run_is_invalid = False
 
     def _push_one(self, token_id: int) -> str:
@@ -312,7 +309,7 @@ class _WindowDecoder(ReferenceDecoder):
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int], library_skips: bool) -> None:
         super().__init__(tokenizer, skipped)
         self._library_skips = library_skips
-        self._context: list[int] = []  # ids that are delivered
+        self._context: list[int] = []  # delivered ids
         self._held: list[int] = []
 
     def _push_one(self, token_id: int) -> str:
@@ -341,8 +338,8 @@ class _Search:
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
-        self.matched_len = 0  # length of the longest end of the text with which the stop string begins
-        self._borders = [0, 0]  # [n]: the same of the stop string's own first n characters, short of all n
+        self.matched_len = 0  # longest suffix of the text that is a prefix of the stop string
+        self._borders = [0, 0]  # [n]: longest proper border of the stop string's first n characters
 
     def push(self, text: str) -> int | None:
         """Return where the first match ends in `text`, or `None`. Not to be called after a match."""
@@ -388,10 +385,10 @@ class ReferenceStream:
         self._decoder = decoder
         self._searches = [_Search(one) for one in stop if one]
         self._shown = frozenset(shown)
-        self._num_unsearched = min_tokens - 1  # so many of the next ids belong to no stop string
+        self._num_unsearched = min_tokens - 1  # ids to come that cannot be part of a stop string
         self._held = ""
         self._scan = None if formats is None or not self._searches else _rust.ContentScan(formats)
-        self._scanned: collections.deque[bool] = collections.deque()  # of characters: whether they are searched
+        self._scanned: collections.deque[bool] = collections.deque()  # by character: whether it is searched
         self.matched_stop: str | None = None
 
     @property
@@ -444,8 +441,7 @@ class ReferenceStream:
         return self._take_held() + text
 
     def _search(self, text: str) -> str:
-        """Return the text before a match, else all that cannot be part of a later match. Not to be called after a
-        match."""
+        """Return the text before a match, else all that cannot be part of a later one. Not to be called after one."""
         ends = [(end, -len(one.stop), one.stop) for one in self._searches if (end := one.push(text)) is not None]
         text = self._held + text
         if ends:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _TAGS = "table caption thead tbody tfoot tr th td h1 h2 h3 h4 h5 h6 blockquote strong em b i u s sub sup code"
 _TAG = re.compile(rf"<[</]*(?:{'|'.join(_TAGS.split())})>+")
-_LEAD = "a"  # stands before a text that is not at the beginning, and is taken off again
+_LEAD = "a"  # temporary prefix of a text that is not at the beginning
 
 
 def is_marker(token: tokenizers.AddedToken) -> bool:

@@ -23,14 +23,13 @@ import jinja2.sandbox
 
 from minisgl.tokenizer import template_bounds
 
-MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
-_TURN = "true"  # a variable whose name no template can read or set: there it is a constant
-_GUARD = "guard of texts"  # another one
+MAX_RENDERED = 32 * 2**20  # characters + pieces: beyond any context, soon reached by an endless template
+_TURN = "true"  # variable that no template can read or set: there its name is a constant
+_GUARD = "guard of texts"  # another such variable
 
 
 class ChatTemplateError(ValueError):
-    """Error for a conversation that does not fit the template, or for a missing template. The text is meant for the
-    client."""
+    """Error, meant for the client, for a conversation that does not fit the template, or a missing template."""
 
 
 class TooMuchWork(ChatTemplateError):
@@ -46,7 +45,7 @@ class Work(NamedTuple):
 
 
 TRIAL_WORK = Work(1 << 14, 1.0)
-MAX_WORK = Work(1 << 21, 10.0)  # as many turns take some seconds; the gateway's renderer counts its steps
+MAX_WORK = Work(1 << 21, 10.0)  # that many iterations take some seconds; the gateway's renderer counts its own steps
 
 
 class _Generation(jinja2.ext.Extension):
@@ -61,8 +60,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _CodeGenerator(template_bounds.BoundedCode):
-    """Code generator without constant folding: jinja would compute constants of any size, even in branches that never
-    run."""
+    """Code generator without constant folding: jinja would compute huge constants, even in branches that never run."""
 
     def _output_child_to_const(
         self,
@@ -111,7 +109,7 @@ class _Environment(template_bounds.BoundedEnvironment):
         for node in source.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
             assert isinstance(node, jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock)
             line = node.lineno
-            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # turns that it leaves out count, too
+            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # skipped iterations count, too
                 node.test = jinja2.nodes.And(turn(line), node.test, lineno=line)
             else:
                 node.body.insert(0, jinja2.nodes.ExprStmt(turn(line), lineno=line))
@@ -175,7 +173,7 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, gua
         return True
 
     try:
-        # as `Template.generate`, which copies all that there is
+        # `Template.generate` without its copy of all variables
         context = template.new_context({**template.globals, **variables, _TURN: turn, _GUARD: guard}, shared=True)
         for piece in template.root_render_func(context):
             pieces.append(piece)
@@ -187,6 +185,6 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, gua
     except ChatTemplateError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        # a template is a program: its own mistakes on odd input are the input's mistakes to the client
+        # a template's own error on unusual input is reported as an error of the input
         raise ChatTemplateError(f"messages: the chat template fails on them: {error}") from error
     return "".join(pieces)

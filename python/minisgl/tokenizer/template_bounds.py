@@ -23,12 +23,12 @@ from jinja2.utils import Namespace, _PassArg, pass_context
 
 MAX_SIZE = 1 << 25
 MAX_MADE = 1 << 29
-MAX_BITS = 1 << 12  # of a number that is calculated with
+MAX_BITS = 1 << 12  # bits of an operand
 MAX_WIDTH = 1 << 12
 MAX_PRETTY = 1 << 16
 _SMALL = 1 << 62
-_FEW = 256  # characters of a text that is not counted: the turns of loops are
-_WIDE = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a width of five digits, or one that an argument says
+_FEW = 256  # longest text that is not counted: loop iterations are
+_WIDE = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a width of five digits, or one given by an argument
 
 
 class TooLarge(ValueError):
@@ -43,15 +43,14 @@ class _Made(threading.local):
 
     size = 0
     given: Sequence[Any] = ()
-    sizes: Mapping[int, int] | None = None  # of the given ones, by their `id`
+    sizes: Mapping[int, int] | None = None  # sizes of the given values, by `id`
 
 
 _made = _Made()
 
 
 def begin(given: Sequence[Any]) -> None:
-    """Reset the counters for a new rendering. `given`: values of the request, which a template may put into lists
-    repeatedly."""
+    """Reset the counters for a new rendering. `given`: values of the request, which a template may copy often."""
     _made.size, _made.given, _made.sizes = 0, given, None
 
 
@@ -176,7 +175,7 @@ def _lines(text: Any, *values: Any) -> int:
 
 
 def _pretty(value: Any, *_: Any) -> int:
-    return MAX_SIZE // MAX_PRETTY * _size(value)  # takes long
+    return MAX_SIZE // MAX_PRETTY * _size(value)  # slow to compute
 
 
 def _tabs(text: Any, size: Any = 8, *_: Any) -> int:
@@ -191,7 +190,7 @@ _METHODS: dict[str, Callable[..., int]] = {
     "join": _joined,
     "translate": _translated,
 }
-"""By name: how long a method's result is at most, of the object and the arguments."""
+"""By method name: function of the object and the arguments that returns the longest result."""
 
 _FILTERS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("center", "batch", "slice", "round"), _widths),
@@ -205,7 +204,7 @@ _FILTERS: dict[str, Callable[..., int]] = {
 _MAKE_NOTHING = frozenset(
     ("length", "count", "first", "last", "default", "d", "select", "selectattr", "reject", "rejectattr", "map", "items")
 )
-"""Filters that give a number, one of the values that they are given, or one after the other."""
+"""Filters that return a number or existing values only."""
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,8 +276,7 @@ class BoundedCode(jinja2.compiler.CodeGenerator):
 
 
 class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Sandbox with limits on created values. Call `bound_filters` once all filters are set, and `begin` before each
-    rendering."""
+    """Sandbox with limits on created values. Call `bound_filters` after adding filters, `begin` before rendering."""
 
     code_generator_class = BoundedCode
     intercepted_binops = frozenset(jinja2.sandbox.SandboxedEnvironment.default_binop_table) - {"+"}  # see `added`
@@ -348,7 +346,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         """Return the result of a call, like the sandbox. Raises `TooLarge`."""
         method = __obj if type(__obj) is BuiltinMethodType else getattr(__obj, "__wrapped__", None)
         owner = getattr(method, "__self__", None)
-        if type(owner) is dict:  # gives what is in it
+        if type(owner) is dict:  # returns only its own content
             return super().call(__context, __obj, *args, **kwargs)
         if isinstance(owner, str | bytes | int) and (estimate := _METHODS.get(getattr(method, "__name__", ""))):
             _take(estimate(owner, *args, *kwargs.values()))

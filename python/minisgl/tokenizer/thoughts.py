@@ -23,7 +23,7 @@ _SESSION: list[dict[str, Any]] = [
     {"role": "user", "content": "last"},
 ]
 _SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
-"""Variables that say whether the next answer has reasoning, and nothing of earlier ones."""
+"""Variables that switch the next output's reasoning, and do not concern earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Kept:
 
     shown: int
     most: int
-    """With `kwarg`."""
+    """Texts shown with `kwarg`."""
     kwarg: tuple[str, bool] | None
-    """The variable, and its value, with which the template shows the most; None if none shows more."""
+    """Variable and value with which the template shows most; `None` if none shows more."""
     of: int = len(_THOUGHTS)
 
 
@@ -44,7 +44,7 @@ def kept(template: ChatTemplate) -> Kept:
     kwarg: tuple[str, bool] | None = None
     for name in sorted(template.variables - _SWITCHES):
         for value in (True, False):
-            with contextlib.suppress(ChatTemplateError, TypeError):  # TypeError: a name that the request itself sets
+            with contextlib.suppress(ChatTemplateError, TypeError):  # TypeError: a name that is set for every request
                 found = _num_shown(template, **{name: value})
                 if found > most:
                     most, kwarg = found, (name, value)

@@ -60,7 +60,7 @@ class Tokenizer:
         self, text: TextBackend, special_tokens: dict[str, str], chat_templates: Mapping[str, str] | None = None
     ) -> None:
         self.text = text
-        """What encodes and decodes; the gateway uses the same one."""
+        """Encoder and decoder, shared with the gateway."""
         self.special_tokens = special_tokens
         self._chat_templates = {
             name: ChatTemplate(source, special_tokens, text) for name, source in (chat_templates or {}).items()
@@ -70,8 +70,7 @@ class Tokenizer:
     def open(
         cls, model_dir: str | Path | None, chat_template: str | None = None, say: Callable[[str], None] = _silent
     ) -> Tokenizer:
-        """Load the tokenizer of a folder, or the echo tokenizer for `None`. The text `chat_template` replaces all its
-        templates."""
+        """Load a folder's tokenizer, or the echo tokenizer for `None`. `chat_template` replaces its templates."""
         found = cls.echo() if model_dir is None else cls.load(model_dir, say)
         if chat_template is not None:
             found._chat_templates = {"default": ChatTemplate(chat_template, found.special_tokens, found.text)}
@@ -102,8 +101,7 @@ class Tokenizer:
         return cls(_text_tokenizer("", text=text), special_tokens or {}, chat_templates)
 
     def compile_templates(self) -> None:
-        """Compile the chat templates ahead of the first conversation. One that does not parse fails its requests only.
-        """
+        """Compile the chat templates ahead of the first conversation. An invalid one fails its requests only."""
         for template in self._chat_templates.values():
             with contextlib.suppress(ChatTemplateError):
                 template.find_out()
@@ -124,8 +122,7 @@ class Tokenizer:
             return self.text.encode_batch(texts, add_special_tokens, most)
 
     def encode_pair(self, one: str, other: str) -> Int32Array:
-        """Return the token ids of a pair of texts in the model's format, special tokens included. Raises
-        `NotEncodable`."""
+        """Return the token ids of two texts in the model's pair format with special tokens. Raises `NotEncodable`."""
         with _text_only():
             return self.text.encode_pair(one, other)
 
@@ -145,8 +142,7 @@ class Tokenizer:
         return self.text.decode(ids, skip_special_tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes that an id stands for, which may be a part of a character; special tokens have theirs, too.
-        """
+        """Return the bytes that an id stands for, maybe a part of a character; special tokens have theirs, too."""
         return self.text.token_bytes(token_id)
 
     @property
@@ -155,8 +151,7 @@ class Tokenizer:
         return self.text.num_ids
 
     def word_ids(self, count: int) -> Int32Array:
-        """Return the first `count` ids of tokens that are a space and a lower-case ASCII word; all ids if there are
-        none."""
+        """Return the first `count` ids that are a space and a lower-case ASCII word; all ids if there are none."""
         words = (i for i in range(self.num_ids) if _WORD.fullmatch(self.token_bytes(i)))
         found = np.fromiter(itertools.islice(words, count), np.int32)
         return found if len(found) else np.arange(self.num_ids, dtype=np.int32)
@@ -320,8 +315,7 @@ def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
 
 
 def _named_templates(found: Any) -> dict[str, str]:
-    """Return the templates in a JSON value by name. Raises `TokenizerError` for a list entry without name or template.
-    """
+    """Return the templates in a JSON value by name. Raises `TokenizerError` for a list entry without both texts."""
     if not isinstance(found, list):
         return {"default": found} if isinstance(found, str) else {}
     named = dict[str, str]()

@@ -19,7 +19,7 @@ RATIO_BITS = 10  # the ratio is in 1/1024
 RATIO_START, RATIO_MIN, RATIO_MAX = 716, 102, 1024
 RATIO_UP, RATIO_DOWN = 256, 1
 NOTHING = (0, 0, False, 0, 0, 0)
-LOADED_TOKENS = 256  # as many that are loaded count as one that is computed: small models copy no more in its time
+LOADED_TOKENS = 256  # loaded tokens that cost as much budget as one computed token (the copies of a small model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,12 +33,12 @@ class Chunk:
     num_tokens: int
     num_new_pages: int
     lacks_pages: bool
-    num_covered: int  # pages that are cached without a state, and computed again, into nothing
+    num_covered: int  # cached pages that are recomputed for the state, without writing KV
     num_loads: int
     cost: int
     num_missing: int
-    num_found: int  # pages that are cached, those of `match` and those that no checkpoint leads to
-    begins_stored: bool  # with the state that is at hand behind the pages that are loaded
+    num_found: int  # cached pages: those of `match`, and those after its last checkpoint
+    begins_stored: bool  # the row begins with the stored state after the loaded pages
 
     @property
     def num_page_changes(self) -> int:
@@ -98,7 +98,7 @@ def prefill_admission_plan(
     plan: list[PlannedChunk] = []
     for row in candidates:
         length, num_pages, num_matched, num_unlocked, _, num_loadable, _, num_unscheduled = row
-        chunk = NOTHING  # where another one took what it matched
+        chunk = NOTHING  # an earlier candidate took the pages that it matched
         if available >= num_unlocked + num_loadable:
             chunk = _plan_chunk(row, budget, available, page_size, max_page_changes)
         num_tokens, num_new_pages, _, num_covered, num_loads, cost = chunk
@@ -178,7 +178,7 @@ def _find(request: Request, length: int, tree: PrefixTree, step: int) -> tuple[P
 
 
 Saves = list[tuple[int, int]]
-"""Tokens into the row, and the slot to which its state goes when it has passed them."""
+"""State saves of a row: after how many of its tokens, and to which checkpoint slot."""
 
 
 def apply_chunk(request: Request, chunk: Chunk, tree: PrefixTree) -> tuple[Handle, int]:
@@ -218,8 +218,7 @@ def save_states(
     request: Request, chunk: Chunk, tree: PrefixTree, begin: tuple[Handle, int], interval: int, step: int
 ) -> Saves:
     """Allocate a checkpoint slot for each boundary of `_borders` and return the saves of the row. A boundary without a
-    free slot is skipped. Slots may be taken from other nodes, which may be removed for it: the caller locks what must
-    stay."""
+    slot is skipped. Slots may be taken from other nodes, which may be removed for it: lock what must stay."""
     node, first = begin
     saves: Saves = []
     computed = first + chunk.num_loads
@@ -237,7 +236,7 @@ def _borders(request: Request, chunk: Chunk, first: int, tree: PrefixTree, inter
     if not tree.has_states or not request.uses_cache:
         return []
     size, step = tree.page_size, interval // tree.page_size
-    last = request.num_tree_pages  # what the request does not lock may be gone before it is saved
+    last = request.num_tree_pages  # unlocked pages may be evicted before the save
     found = {(request.prefill_len - 1) // size}
     found.update(range(first // step * step + step, last + 1, step))
     if chunk.num_found > len(chunk.match.pages):
@@ -273,8 +272,7 @@ def _reserve(num_unscheduled: int, ratio: int, page_size: int) -> int:
 
 
 def needed_pages(started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
-    """Return the estimated pages that started requests will still allocate: the rest of their prompts and their
-    reserves."""
+    """Return an estimate of the pages that started requests will still allocate, for their prompts and reserves."""
     total = 0
     for request in started:
         prompt_pages = -(-request.prefill_len // page_size)

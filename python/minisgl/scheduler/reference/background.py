@@ -16,8 +16,8 @@ from __future__ import annotations
 from minisgl.step import TOKEN_PARTS, UNBOUNDED
 
 PREFILL_SHARE = 20
-"""Requests in the background get one token for so many that others compute: a step with a prompt takes as much longer
-at most where it takes the longer the more it computes, though a step of few tokens would not."""
+"""Prefilled tokens of others per low-priority token: where step time grows with tokens, a step with a prompt takes at
+most that fraction longer."""
 
 
 class Background:

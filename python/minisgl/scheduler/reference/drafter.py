@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-NGRAM = 5  # tokens that must have stood in the text
-FIRST_LEN = 2  # of a draft of a text whose guesses were not right yet
-MAX_PAUSE = 256  # tokens without a draft, at most
+NGRAM = 5  # tokens that must have occurred before
+FIRST_LEN = 2  # draft length before any token was accepted
+MAX_PAUSE = 256  # longest pause, in tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -21,13 +21,13 @@ class Drafter:
     flight verifies. Lengths in tokens."""
 
     max_len: int
-    draft_len: int  # of the next one, at most
+    draft_len: int  # limit for the next draft
     draft: list[int] = field(default_factory=list)
     in_flight: list[int] = field(default_factory=list)
-    pause: int = 0  # the last one
-    paused_until: int = 0  # length of the text
-    _ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # by n-gram, where it ended the last time
-    _num_seen: int = 0  # length of the text up to which `_ends` goes
+    pause: int = 0  # length of the last pause
+    paused_until: int = 0  # sequence length at which the pause ends
+    _ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # end of the last occurrence, by n-gram
+    _num_seen: int = 0  # sequence length that `_ends` covers
 
     def guess(self, tokens: list[int], count: int) -> list[int]:
         """Return up to `count` draft tokens that may follow `tokens`, which must extend those of the last call. Empty

@@ -79,8 +79,7 @@ def schedule_draft(request: Request, num_tokens: int, tree: PrefixTree) -> None:
 
 
 def settle(request: Request, tree: PrefixTree) -> None:
-    """Finish the request's draft after the commit of its step: count accepted tokens and free the pages of rejected
-    ones."""
+    """Finish the request's draft after its step's commit: count accepted tokens, free the pages of rejected ones."""
     drafter = request.drafter
     if drafter is None:
         return

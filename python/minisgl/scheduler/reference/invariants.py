@@ -73,8 +73,8 @@ def _check_pins(state: SchedulerState) -> None:
 
 
 def _check_started(request: Request, tree: PrefixTree) -> None:
-    """Check that a started request's page table is the path to its locked node followed by its own pages, and covers
-    its KV exactly."""
+    """Check that a started request's page table is the path to its locked node and its own pages, for exactly its KV.
+    """
     who = f"request {request.req_id}"
     size, length = tree.page_size, len(request.tokens) + request.num_pending
     drafted = len(request.drafter.in_flight) if request.drafter is not None else 0
@@ -140,8 +140,7 @@ def _check_pending(state: SchedulerState) -> None:
 
 
 class TableWatch:
-    """Checks that page tables only grow between two checks, from an admission to the request's end. Pages of drafts are
-    exempt."""
+    """Checks that page tables only grow from one check to the next until the request's end; drafts are exempt."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size

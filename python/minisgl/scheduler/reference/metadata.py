@@ -23,11 +23,11 @@ class PrefillRow:
     request: Request
     num_tokens: int
     first_column: int
-    samples: bool  # its chunk reaches the end of the known sequence
-    num_covered: int  # of its tokens, the first ones whose KV is cached: it writes none for them
-    begins: int | None  # the checkpoint that its state begins with, as in the plan; None if it has its state
-    saves: list[tuple[int, int]]  # tokens into the row, and to which checkpoint its state goes then
-    num_loads: int = 0  # pages before its tokens that are loaded
+    samples: bool  # whether its chunk ends the known sequence
+    num_covered: int  # leading tokens whose KV is cached and not written
+    begins: int | None  # checkpoint of its initial state, as in the plan; None: it continues with its own
+    saves: list[tuple[int, int]]  # (tokens of the row, checkpoint slot that gets the state after them)
+    num_loads: int = 0  # pages to load before its tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -36,16 +36,16 @@ class DecidedStep:
 
     step: int
     decode_rows: list[Request] = field(default_factory=list)
-    drafting: list[Request] = field(default_factory=list)  # those of them whose drafts are computed
+    drafting: list[Request] = field(default_factory=list)  # requests with draft rows
     num_draft_rows: int = 0
     prefill_rows: list[PrefillRow] = field(default_factory=list)
     assigned: list[tuple[Request, int]] = field(default_factory=list)  # with the cached length in tokens
     freed: list[int] = field(default_factory=list)  # slots
     num_retracted: int = 0
-    num_gave_way: int = 0  # of them, those in the background
+    num_gave_way: int = 0  # retracted low-priority requests
     num_prefill_page_changes: int = 0
-    tail_saves: list[tuple[int, int, int]] = field(default_factory=list)  # of decode rows, as in the plan
-    num_background: int = 0  # tokens of rows in the background
+    tail_saves: list[tuple[int, int, int]] = field(default_factory=list)  # states that decode rows save, as in the plan
+    num_background: int = 0  # tokens of low-priority rows
 
     @property
     def num_decode_rows(self) -> int:
@@ -174,7 +174,7 @@ def make_metadata_buffers(
         positions, own = first, table
     else:
         positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(first - qo_indptr[:-1], lens)
-        before = np.cumsum(num_pages - first // page_size, dtype=np.int32) - num_pages  # as if column 0 were there
+        before = np.cumsum(num_pages - first // page_size, dtype=np.int32) - num_pages  # of column 0
         own = table[positions // page_size + np.repeat(before, lens)]
     out_loc = own * page_size + positions % page_size
     made = (positions, out_loc, ends, last % page_size + 1, qo_indptr, kv_indptr)

@@ -19,12 +19,11 @@ from minisgl.scheduler.reference.request import Request
 
 @dataclass(slots=True, eq=False)
 class Pin:
-    """A pin on the first `num_pages` pages of a prompt. `handle` is the node of the tree that it locks, `None` before
-    it does."""
+    """A pin on the first `num_pages` pages of a prompt. `handle` is the locked node of the tree, `None` before."""
 
     num_pages: int
     handle: Handle | None = None
-    saved: Handle | None = None  # the deepest node on its path that has a checkpoint, which it holds
+    saved: Handle | None = None  # the deepest node with a checkpoint on its path, held too
 
 
 class Pins:
@@ -34,7 +33,7 @@ class Pins:
 
     def __init__(self, max_pages: int) -> None:
         self.max_pages = max_pages
-        self.num_pages = 0  # shared ones counted each time
+        self.num_pages = 0  # shared pages count once per pin
         self._pins: dict[int, Pin] = {}
 
     def items(self) -> ItemsView[int, Pin]:
@@ -49,8 +48,7 @@ class Pins:
         self.num_pages += num_pages
 
     def take(self, request: Request, tree: PrefixTree) -> bool:
-        """Lock the pages of the request's pin once the last of them is scheduled. Returns whether it locked them now.
-        """
+        """Lock the pages of the request's pin once the last of them is scheduled. Returns whether it did so now."""
         pin = self._pins.get(request.req_id)
         if pin is None or pin.handle is not None or request.kv_len < pin.num_pages * tree.page_size:
             return False
@@ -61,8 +59,7 @@ class Pins:
         return True
 
     def hold(self, req_id: int, tree: PrefixTree) -> None:
-        """Exempt the deepest checkpoint on the pinned path from eviction. Called after the step's saves: the last may
-        be new."""
+        """Exempt the deepest checkpoint on the pinned path from eviction. Called after the step's saves."""
         pin = self._pins[req_id]
         if tree.has_states:
             pin.saved = tree.hold_deepest(pin.handle)

@@ -34,7 +34,7 @@ from minisgl.scheduler.reference.admission import cached_len
 from minisgl.scheduler.reference.request import NO_STEP, Request, RequestQueue
 
 WINDOWS: dict[SchedulePolicy, int] = {"fcfs": 1, "lpm": AGE, "srpf": 16 * AGE}
-"""How many ages the candidates are of, and at most how many they are: of several priorities there could be more."""
+"""Range of the candidates' ages, and their greatest number: with several priorities more could share the range."""
 SHORT = 1024  # tokens
 MATCH_STEPS = 16
 MAX_LOOK_UPS = 64
@@ -61,8 +61,7 @@ RANKS: dict[SchedulePolicy, Callable[[Request], int]] = {
 
 
 class Ranking:
-    """Chooses the next waiting request by the schedule policy. `last_start` is the last step in which a request
-    started."""
+    """Chooses the next waiting request by the policy. `last_start` is the last step in which a request started."""
 
     __slots__ = ("last_start", "policy")
 

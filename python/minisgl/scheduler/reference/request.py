@@ -18,7 +18,7 @@ from minisgl.scheduler.reference.drafter import Drafter, make_drafter
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.step import Arrival, FinishReason
 
-OrderKey = tuple[bool, int, int]  # whether it is in the background, its age, id
+OrderKey = tuple[bool, int, int]  # (low priority, age, id)
 NO_SLOT = -1
 NO_STEP = -1
 
@@ -40,30 +40,30 @@ class Request:
     tokens: list[int]
     num_prompt: int
     max_len: int  # total length at which it ends: min(num_prompt + max_tokens, StepLimits.max_seq_len)
-    stop_ids: frozenset[int]  # with the model's EOS ids, unless they are ignored
+    stop_ids: frozenset[int]  # includes the model's EOS ids, unless ignored
     min_len: int  # total length before which no stop id ends it
     no_overlap: bool
     uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
-    namespace: int  # whose prefixes it shares
-    drafter: Drafter | None = None  # of a request with drafts
-    stored: tuple[int, int] = (0, 0)  # from which page of its text to which it can be loaded
+    namespace: int  # cache namespace
+    drafter: Drafter | None = None  # None: no drafts
+    stored: tuple[int, int] = (0, 0)  # range of its pages that can be loaded
     state: State = State.WAITING
-    cached_len: int = 0  # tokens that need not be computed, when that was looked up last
-    matched_in: int = NO_STEP  # the step in which it was
+    cached_len: int = 0  # tokens that need no computing, at the last lookup
+    matched_in: int = NO_STEP  # step of that lookup
     num_admissions: int = 0
-    num_found_pages: int | None = None  # cached when it was first admitted to the tree of now
+    num_found_pages: int | None = None  # pages cached at its first admission since the tree was last emptied
     num_pending: int = 0
     last_step: int = NO_STEP  # the last step that holds a row of it
 
     slot: int = NO_SLOT
     handle: Handle | None = None  # the node of the tree that it locks
     pages: list[int] = field(default_factory=list)  # its page table, by column
-    num_tree_pages: int = 0  # of these, the first ones belong to the tree; the others (the tail) to the request
-    kv_len: int = 0  # tokens whose KV is computed, or scheduled to be; those of a draft not
+    num_tree_pages: int = 0  # leading pages that belong to the tree; the others (the tail) are the request's own
+    kv_len: int = 0  # tokens whose KV is computed or scheduled, without draft tokens
     prefill_len: int = 0  # tokens known at this admission
-    tail: int = NO_CHECKPOINT  # a checkpoint of its own, which enters the tree with its pages
-    tail_len: int = 0  # after as many tokens
-    tail_step: int = NO_STEP  # saved in this step
+    tail: int = NO_CHECKPOINT  # own checkpoint slot, which enters the tree with its pages
+    tail_len: int = 0  # tokens before that checkpoint
+    tail_step: int = NO_STEP  # step that saves it
 
     @property
     def is_background(self) -> bool:
@@ -90,8 +90,7 @@ class Request:
         return self.max_len - len(self.tokens) - self.num_pending
 
     def accept(self, token: int) -> FinishReason:
-        """Append a sampled token and return why it ends the request, or `NONE`. A stop token wins over the length
-        limit."""
+        """Append a sampled token. Returns why it ends the request, or `NONE`; stop wins over length."""
         self.tokens.append(token)
         length = len(self.tokens)
         if token in self.stop_ids and length >= self.min_len:

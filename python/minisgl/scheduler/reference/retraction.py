@@ -17,8 +17,7 @@ from minisgl.scheduler.reference.request import NO_SLOT, NO_STEP, Request, Reque
 
 def pick_victim(started: RequestQueue, for_request: Request) -> Request | None:
     """Return the request to retract so that `for_request` gets a page: the last one started; `None` if that is
-    `for_request` itself, which then waits. The victim has no row in the plan yet, because rows are planned in request
-    order."""
+    `for_request` itself, which then waits. The victim has no row yet, because rows are planned in request order."""
     last = started.last
     return None if last is for_request else last
 
@@ -86,8 +85,7 @@ def drop_path(request: Request, tree: PrefixTree) -> None:
 
 
 def forget_pages(request: Request) -> None:
-    """Reset the request's page fields, its draft and its stored pages. The caller must have released the pages and the
-    slot."""
+    """Reset the request's page fields, draft and stored pages. The caller must have released its pages and slot."""
     request.handle = None
     request.pages = []
     request.num_tree_pages = request.kv_len = request.prefill_len = 0

@@ -18,7 +18,7 @@ class SlotTable:
         self.num_slots = num_slots
         self._free = list(range(num_slots - 1, -1, -1))
         self._in_use = [False] * num_slots
-        self._draining: dict[int, list[int]] = {}  # by the last step that holds a row of them
+        self._draining: dict[int, list[int]] = {}  # slots by the last step that holds a row of them
         self._freed: list[int] = []
 
     @property
@@ -64,8 +64,7 @@ class SlotTable:
         self._draining.clear()
 
     def owners(self) -> tuple[list[int], list[int], list[int]]:
-        """Return the free slots in stack order, the slots in use, and the draining slots, both ascending. For invariant
-        checks."""
+        """Return the free slots in stack order, those in use, and the draining ones, ascending. For checks."""
         in_use = [slot for slot, used in enumerate(self._in_use) if used]
         return list(self._free), in_use, sorted(slot for slots in self._draining.values() for slot in slots)
 

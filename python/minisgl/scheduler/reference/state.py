@@ -21,7 +21,7 @@ class InFlight:
     step: int
     rows: list[Request]
     sample_rows: list[int]
-    drafts: dict[int, tuple[int, int]]  # by row that computes a drafted token: its position, the token
+    drafts: dict[int, tuple[int, int]]  # by draft row: position and id of its token
 
     def counts(self, row: int) -> bool:
         """Return whether the token of `row` belongs to its request's sequence. A draft row's token does if the sequence
@@ -34,8 +34,7 @@ class InFlight:
 
 
 class SchedulerState:
-    """The requests, pages and slots of a scheduler. At start there are no requests, and all pages and slots are free.
-    """
+    """Requests, pages and slots of a scheduler. At start there are no requests; all pages and slots are free."""
 
     def __init__(self, config: ControlPlaneConfig, parts: Parts) -> None:
         num_checkpoints = config.num_checkpoints if config.checkpoint_interval else None

@@ -78,8 +78,7 @@ class RadixCache(RadixTree):
             self.checkpoints.settle()
 
     def hold_deepest(self, handle: Node) -> Node | None:
-        """Keep the deepest checkpoint on the path to `handle` from eviction. Returns its node, or `None` if there is
-        none."""
+        """Keep the deepest checkpoint on the path to `handle` from eviction. Returns its node; `None` if none."""
         node: Node | None = handle
         while node is not None and node.checkpoint == NO_CHECKPOINT:
             node = node.parent

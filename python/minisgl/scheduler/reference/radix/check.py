@@ -42,8 +42,7 @@ def check_tree(tree: RadixTree) -> None:
 
 
 def _check_links(node: Node, page_size: int) -> None:
-    """Check that each child is stored under the tokens of its first page, so that no two siblings begin with the same
-    page."""
+    """Check that each child's key is its first page, so that no two siblings begin with the same page."""
     for key, child in node.children.items():
         need(child.parent is node, "a node does not know its parent")
         own = page_key(child.namespace, child.tokens[:page_size])

@@ -16,7 +16,7 @@ from bisect import bisect_left, insort
 from minisgl.scheduler.api import ControlPlaneError
 from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node
 
-Worth = tuple[int, int, int]  # its worth, the count of uses by which ties are broken, the slot
+Worth = tuple[int, int, int]  # worth, tie-breaker (counter of uses), slot
 
 
 class Checkpoints:
@@ -27,7 +27,7 @@ class Checkpoints:
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
-        self.floor = 0  # the worth of the one that was given up last
+        self.floor = 0  # worth of the last evicted checkpoint
         self._uses = 0
         self.reset()
 
@@ -35,10 +35,10 @@ class Checkpoints:
         """Free all slots, in the order of a new object."""
         self._free = list(range(self.num_slots - 1, -1, -1))
         self.nodes: dict[int, Node] = {}  # by slot
-        self._order: list[Worth] = []  # of those that may be given up
+        self._order: list[Worth] = []  # slots that may be evicted, least worth first
         self._worth: dict[int, Worth] = {}
-        self._held: dict[int, int] = {}  # by how many pins
-        self._new: list[int] = []  # in this step
+        self._held: dict[int, int] = {}  # number of pins by slot
+        self._new: list[int] = []  # slots saved in this step
 
     @property
     def num_used(self) -> int:
@@ -65,8 +65,7 @@ class Checkpoints:
         return self.nodes[self._order[0][2]] if self._order else None
 
     def give_up(self, node: Node) -> int:
-        """Evict the checkpoint of `node`, which must be the node of `least()`. Returns its slot, which the caller owns.
-        """
+        """Evict the checkpoint of `node`, which `least()` must have returned. Returns its slot, now the caller's."""
         self.floor = self._order[0][0]
         return self.take_off(node)
 
@@ -97,8 +96,7 @@ class Checkpoints:
             self._enlist(slot)
 
     def settle(self) -> None:
-        """Let the checkpoints that this step saves be evicted from now on. Called once per step, after it is decided.
-        """
+        """Let the checkpoints that this step saves be evicted from now on. Called once a step, when it is decided."""
         new, self._new = self._new, []
         for slot in new:
             if slot not in self._held:
@@ -131,8 +129,7 @@ class Checkpoints:
 
 
 def tokens_since_checkpoint(node: Node) -> int:
-    """Return the tokens from the end of the next node above that has a checkpoint, or from the root, to the end of
-    `node`."""
+    """Return the tokens from the next checkpoint above `node`, or from the root, to its end."""
     count, at = len(node.tokens), node.parent
     while at is not None and at.checkpoint == NO_CHECKPOINT:
         count += len(at.tokens)

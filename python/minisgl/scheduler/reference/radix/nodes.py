@@ -24,9 +24,9 @@ class Node:
     lock: int = 0
     stamp: int = 0
     frequency: int = 0
-    namespace: int = 0  # of a whole branch; that of the root says nothing
-    checkpoint: int = NO_CHECKPOINT  # the slot of the state at its end
-    saved_in: int = 0  # the step in which that is saved
+    namespace: int = 0  # equal within a branch; meaningless for the root
+    checkpoint: int = NO_CHECKPOINT  # state slot of its end
+    saved_in: int = 0  # step that saves the state
 
     @property
     def is_evictable_leaf(self) -> bool:

@@ -48,8 +48,7 @@ class Match:
 
 
 class RadixTree:
-    """A prefix cache over the pages of `pool`, to which evicted pages return. With the policy "naive" it stays empty.
-    """
+    """A prefix cache over the pages of `pool`, to which evicted pages return. With the policy "naive" it is empty."""
 
     def __init__(
         self, pool: PagePool, page_size: int, policy: CachePolicy, checkpoints: Checkpoints | None = None
@@ -63,7 +62,7 @@ class RadixTree:
         self.num_protected = 0  # pages of locked nodes
         self.num_nodes = 0  # without the root
         self.clock = 0
-        self.num_inserted_total = 0  # pages that have entered, and those that have left
+        self.num_inserted_total = 0  # pages that entered the tree; below, pages that left it
         self.num_evicted_total = 0
         self.heap = EvictionHeap(by_frequency=policy == "lfu")
 
@@ -92,8 +91,7 @@ class RadixTree:
 
     def beginning(self, node: Node, match: Match, step: int) -> Match:
         """Return the part of `match`, which began at `node`, from whose state a row of `step` can start: up to the
-        deepest node with a checkpoint saved by an earlier step, or no pages. `num_unlocked` still counts the whole
-        match."""
+        deepest checkpoint that an earlier step saved, or no pages. `num_unlocked` still counts the whole match."""
         end, num_pages = match.node, len(match.pages) - match.num_partial_pages
         while end is not node and (end.checkpoint == NO_CHECKPOINT or end.saved_in >= step):
             num_pages -= len(end.pages)
@@ -108,8 +106,7 @@ class RadixTree:
 
     def following(self, node: Node, tokens: list[int], first_page: int, count: int, namespace: int) -> list[int]:
         """Return up to `count` cached tokens that follow `tokens` within one edge of `namespace`. `node` stands for
-        their first `first_page` pages. Empty if `tokens` cover no whole page of that edge: children are found by whole
-        pages."""
+        their first `first_page` pages. Empty if `tokens` cover no whole page of that edge, by which it is found."""
         size, at = self.page_size, first_page
         while (at + 1) * size <= len(tokens):
             child = node.children.get(page_key(namespace, tokens[at * size : (at + 1) * size]))
@@ -270,8 +267,7 @@ class RadixTree:
         return slot
 
     def take_slot(self) -> int | None:
-        """Allocate a checkpoint slot: a free one, else that of the checkpoint with the least worth. `None` if there is
-        neither."""
+        """Allocate a checkpoint slot: a free one, else that of the least worth. `None` if there is neither."""
         checkpoints = self.checkpoints
         if checkpoints is None:
             return None
@@ -287,8 +283,7 @@ class RadixTree:
         return page_key(node.namespace, node.tokens[: self.page_size])
 
     def _num_common_pages(self, child: Node, tokens: list[int], at: int, max_pages: int) -> int:
-        """Return how many pages of `child` equal those of `tokens` from page `at` on, at least 1: the first is known to
-        be equal."""
+        """Return how many pages of `child` equal those of `tokens` from page `at` on; the first must be equal."""
         size = self.page_size
         count = min(len(child.pages), max_pages - at)
         start = at * size

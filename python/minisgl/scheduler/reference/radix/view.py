@@ -12,20 +12,18 @@ from minisgl.scheduler.api import TreeNode, TreeView
 from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node
 from minisgl.scheduler.reference.radix.tree import RadixTree
 
-SHOWN_TOKENS = 16  # of an edge
+SHOWN_TOKENS = 16  # tokens shown of an edge
 
 
 def view(tree: RadixTree, limit: int, pinned: Collection[int]) -> TreeView:
-    """Return the size of the tree and its `limit` largest nodes. `pinned` has the `id` of each node that a pin holds.
-    """
+    """Return the size of the tree and its `limit` largest nodes. `pinned`: the `id` of each node that a pin holds."""
     found = heapq.nsmallest(limit, tree.nodes(), key=lambda node: (-len(node.pages), _number(node)))
     num_tokens = (tree.num_evictable + tree.num_protected) * tree.page_size
     return tree.num_nodes, num_tokens, [_shown(node, tree.clock, id(node) in pinned) for node in found]
 
 
 def _number(node: Node | None) -> int:
-    """Return a node's id for the view: its first page + 1, or 0 for the root. Every implementation allocates the same
-    pages."""
+    """Return a node's id for the view, equal in every implementation: its first page + 1, or 0 for the root."""
     return 0 if node is None or not node.pages else node.pages[0] + 1
 
 

@@ -49,7 +49,7 @@ from minisgl.step import (
 )
 
 PYTHON = Parts(RadixCache, prefill_admission_plan, make_metadata_buffers)
-"""The parts of this package."""
+"""The parts in Python."""
 
 
 class ReferenceControlPlane:
@@ -66,12 +66,12 @@ class ReferenceControlPlane:
         largest = max(config.graph_sizes, default=0)
         self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
         check_buffers(config, self._buffers)
-        self._num_arrivals = [0, 0]  # ordinary ones, those in the background
+        self._num_arrivals = [0, 0]  # ordinary and low-priority arrivals
         self._last_step: int | None = None
-        self._ends: list[tuple[int, int, int, int]] = []  # without a token; they leave with the next commit
+        self._ends: list[tuple[int, int, int, int]] = []  # ends without a token, reported by the next commit
         self._watch = TableWatch(config.page_size)
         self._dead: str | None = None
-        self.metadata_ns = 0  # what writing the last step's arrays took: for meters, nothing is decided by it
+        self.metadata_ns = 0  # time to write the last step's arrays; no decision depends on it
 
     @property
     def backend(self) -> str:
@@ -91,8 +91,7 @@ class ReferenceControlPlane:
         return self._buffers
 
     def schedule(self, step: int, events: Events) -> StepPlan:
-        """Decide a step: see `ControlPlane.schedule`. The first call may have any step number; each later one is 1
-        higher."""
+        """Decide a step: see `ControlPlane.schedule`. The first call may have any step number; then it goes up by 1."""
         self._require_alive()
         failed = bool(events.items) and isinstance(events.items[0], ForwardFailed)
         oldest = self.state.in_flight[0].step if self.state.in_flight else None
@@ -144,7 +143,7 @@ class ReferenceControlPlane:
             self._settle(done, ending)
             for request, reason in ending.items():
                 self._end(request, reason)
-            for request in has_left:  # what they stored is in the tree already
+            for request in has_left:  # their KV is in the tree already
                 retraction.drop_path(request, self.state.tree)
             self._propose(done)
             return step_output(step, entries)
@@ -207,8 +206,7 @@ class ReferenceControlPlane:
         return self.state.tree.tree_states()
 
     def page_table(self, req_id: int) -> list[int]:
-        """Return the page ids of a live request, by column; empty while it waits. Raises `KeyError` if it is not live.
-        """
+        """Return the page ids of a live request, by column; empty while it waits. Raises `KeyError` for others."""
         return list(self.state.live[req_id].pages)
 
     def free_pages(self) -> list[int]:
@@ -279,8 +277,7 @@ class ReferenceControlPlane:
             self.state.pins.promise(request.req_id, request.num_prompt // self.limits.page_size)
 
     def _end_by_event(self, req_id: int, reason: FinishReason) -> None:
-        """End a request because of an event. Does nothing if the id is not live: then its end was already reported, or
-        will be."""
+        """End a request because of an event. Ignores an id that is not live: its end is, or will be, reported."""
         request = self.state.live.get(req_id)
         if request is not None:
             self._end(request, reason)
@@ -288,8 +285,7 @@ class ReferenceControlPlane:
 
     def _forward_failed(self) -> None:
         """Undo a failed forward: the requests with a row in it end with an error, even retracted ones; all others start
-        again from their committed tokens; pages, cache and slots are as at start. All slots in use are reported as
-        freed."""
+        again from their committed tokens; pages, cache and slots are as at start. All slots in use become freed."""
         failed = self.state.in_flight[0].rows
         self.state.in_flight.clear()
         for request in self.state.started:
@@ -376,9 +372,8 @@ class ReferenceControlPlane:
 
     @contextmanager
     def _changing(self, call: str) -> Iterator[None]:
-        """Make the scheduler unusable if the body raises, because its state is then half changed; the caller gets one
-        kind of error, `ControlPlaneError`. (The Rust side catches panics here.) With a prefix cache in Rust it is
-        `PartFailed`."""
+        """Make the scheduler unusable if the body raises, because its state is then half changed; the caller gets a
+        `ControlPlaneError`, or a `PartFailed` with a prefix cache in Rust. (The Rust side catches panics here.)"""
         try:
             yield
         except Exception as error:

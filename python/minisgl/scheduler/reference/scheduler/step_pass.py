@@ -86,7 +86,7 @@ class StepPass:
         num_decode = min(decode_set.count_eligible(started.items[at:to]), most)
         budget = min(budget - num_decode, max(most - num_decode, self.limits.page_size))
         prefills = most > num_decode
-        while at < min(to, len(started)):  # a retraction takes requests off the end
+        while at < min(to, len(started)):  # a retraction removes requests from the end
             request, at = started.items[at], at + 1
             if request.is_prefilling:
                 if prefills:
@@ -134,8 +134,7 @@ class StepPass:
 
     def _get_decode_page(self, request: Request, decided: DecidedStep) -> bool:
         """Allocate the page for the request's next token, if that begins one: a free or an evicted page, else one of
-        the request that started last, which is retracted. Returns False if that would be `request` itself: it then
-        waits."""
+        the request that started last, which is retracted. Returns False if that is `request` itself: it waits."""
         if not decode_set.needs_page(request, self.state.tree.page_size):
             return True
         while self.state.tree.num_available == 0:
@@ -145,8 +144,7 @@ class StepPass:
         return True
 
     def _save_tails(self, decided: DecidedStep) -> None:
-        """Save the state of decoding requests once every checkpoint interval, in the one slot that each keeps for that.
-        """
+        """Save the state of decoding requests once a checkpoint interval, in the one slot that each keeps for it."""
         interval, tree = self.config.checkpoint_interval, self.state.tree
         for row, request in enumerate(decided.decode_rows if tree.policy != "naive" else ()):
             if request.kv_len % interval:
@@ -165,8 +163,7 @@ class StepPass:
         return True
 
     def _give_way(self, to: Request, decided: DecidedStep) -> bool:
-        """Retract the last started low-priority request in favour of `to`. Returns False if there is none, or `to` is
-        low-priority."""
+        """Retract the last started low-priority request for `to`. Returns False if there is none, or `to` is one."""
         if to.is_background or not self.state.started.items or not self.state.started.last.is_background:
             return False
         self._retract(self.state.started.last, decided)
@@ -275,7 +272,7 @@ class StepPass:
             if budget <= 0 or not state.slots.num_free:
                 break
             if needed - (request.cached_len - len(request.tokens)) // size > state.tree.num_available:
-                continue  # as far as is remembered
+                continue  # by the remembered cached length
             chunk = self._size_chunk(request, decided, budget, needed)
             done = (len(chunk.match.pages) + chunk.num_loads) * size + chunk.num_tokens == len(request.tokens)
             if done and not chunk.num_missing:
