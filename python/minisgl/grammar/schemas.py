@@ -68,9 +68,7 @@ _MORE = _IN_PLACE | {
 }
 _BASES = frozenset(("$id", "id", "$anchor", "$schema"))
 _CLASS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
-_ENDLESS = re.compile(
-    r"[*+]|\{\d+,\}|^(?!.*\$)", re.DOTALL
-)  # expressions that match more names than any schema has
+_ENDLESS = re.compile(r"[*+]|\{\d+,\}|^(?!.*\$)", re.DOTALL)  # expressions that match more names than any schema has
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 Path = tuple[str, ...]
 

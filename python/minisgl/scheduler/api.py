@@ -69,8 +69,7 @@ class ControlPlaneConfig:
         return self.num_pages - -(-(self.limits().max_seq_len - 1) // self.page_size)
 
     def limits(self) -> StepLimits:
-        """Return the maximal sizes of a step. Decode rows run whatever the budget; the first prefill row gets a page.
-        """
+        """Return the maximal sizes of a step. Decode rows run whatever the budget; the first prefill row gets a page."""
         return StepLimits(
             max_rows=self.max_running_requests,
             max_tokens=self.max_running_requests + max(self.max_prefill_length, self.page_size),
@@ -104,9 +103,7 @@ class Stats:
     num_accepted_total: int = 0  # draft tokens that were accepted
     num_checkpoints: int = 0  # state slots in use
     num_saved_total: int = 0  # saved states
-    num_cut_short_total: int = (
-        0  # requests that could not use all of their cached pages, for lack of a checkpoint
-    )
+    num_cut_short_total: int = 0  # requests that could not use all of their cached pages, for lack of a checkpoint
     num_computed_again_total: int = 0  # cached tokens that were recomputed for their states
     num_loaded_pages_total: int = 0  # pages loaded from the page store
 

@@ -59,9 +59,7 @@ class Shown:
         frozenset()
     )  # pairs of kinds that may not be neighbours; None: the beginning
     late_system: bool = True  # shows a system message after others, in its place
-    lone_system: bool = (
-        True  # shows a single system message; True also if it refuses one with an error
-    )
+    lone_system: bool = True  # shows a single system message; True also if it refuses one with an error
     empty_text: bool = True  # accepts an assistant's message without text
     calls: CallForm | None = CallForm()  # None: shows no calls
     several_calls: bool = True  # shows several calls in one message

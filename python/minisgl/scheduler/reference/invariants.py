@@ -73,8 +73,7 @@ def _check_pins(state: SchedulerState) -> None:
 
 
 def _check_started(request: Request, tree: PrefixTree) -> None:
-    """Check that a started request's page table is the path to its locked node and its own pages, for exactly its KV.
-    """
+    """Check that a started request's page table is the path to its locked node and its own pages, for exactly its KV."""
     who = f"request {request.req_id}"
     size, length = tree.page_size, len(request.tokens) + request.num_pending
     drafted = len(request.drafter.in_flight) if request.drafter is not None else 0
