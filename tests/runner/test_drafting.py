@@ -19,9 +19,9 @@ from minisgl.runner.drafting import (
     NUM_NEW,
     NUM_VERDICTS,
     REST,
-    Asked,
+    DraftGate,
     DraftModel,
-    Trust,
+    DraftRequest,
     check_vocabulary,
     draft_config,
 )
@@ -70,9 +70,9 @@ class Small(DraftModel):
         self.engine.launch = counted  # type: ignore[method-assign]
         super().__init__(self.engine, self.plane, vocab_size)
 
-    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        self.num_asked += len(asked)
-        return super().guess(asked)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.num_asked += len(requests)
+        return super().propose(requests)
 
     def check(self) -> None:
         """Nobody lives there, and no page is lost."""
@@ -82,8 +82,8 @@ class Small(DraftModel):
         assert stats.num_free_pages + stats.num_evictable_pages == PAGES
 
 
-def ask(tokens: Sequence[int], count: int = 4, req_id: int = 1, namespace: int = 0) -> Asked:
-    return Asked(req_id, np.array(tokens, np.int32), count, namespace)
+def ask(tokens: Sequence[int], count: int = 4, req_id: int = 1, namespace: int = 0) -> DraftRequest:
+    return DraftRequest(req_id, np.array(tokens, np.int32), count, namespace)
 
 
 def text(length: int, seed: int = 3) -> list[int]:
@@ -97,13 +97,13 @@ def goes_on(tokens: Sequence[int], count: int = 4) -> tuple[int, ...]:
 def test_it_guesses_all_texts_in_the_same_forwards_and_computes_what_is_new() -> None:
     small = Small()
     texts = {1: text(30), 2: text(50, seed=4)}
-    found = small.guess([ask(texts[1], 4, 1), ask(texts[2], 3, 2)])
+    found = small.propose([ask(texts[1], 4, 1), ask(texts[2], 3, 2)])
     assert found == [Draft(1, 30, goes_on(texts[1])), Draft(2, 50, goes_on(texts[2], 3))]
     assert small.computed == [80, 2, 2, 1]
     small.check()
     small.computed.clear()
     texts = {1: [*texts[1], *goes_on(texts[1], 2), 97], 2: [*texts[2], 98]}
-    found = small.guess([ask(texts[1], 2, 1), ask(texts[2], 2, 2)])
+    found = small.propose([ask(texts[1], 2, 1), ask(texts[2], 2, 2)])
     assert found == [Draft(2, 51, goes_on(texts[2], 2)), Draft(1, 33, goes_on(texts[1], 2))]
     assert small.computed[0] <= 2 * 4 and small.computed[1:] == [2], "the rest is in its cache"
     small.check()
@@ -113,7 +113,7 @@ def test_a_long_text_is_computed_in_parts_and_holds_up_no_other() -> None:
     small, long, short = Small(), text(3 * CHUNK - 20), text(20, seed=4)
     seen = []
     for _ in range(4):
-        found = small.guess([ask(long, 2, 1), ask(short, 2, 2)])
+        found = small.propose([ask(long, 2, 1), ask(short, 2, 2)])
         seen.append([one.req_id for one in found])
         assert max(small.computed) <= CHUNK + 8
         small.check()
@@ -123,17 +123,17 @@ def test_a_long_text_is_computed_in_parts_and_holds_up_no_other() -> None:
 
 def test_texts_that_it_cannot_take_and_ids_that_are_none_of_the_large_model() -> None:
     small = Small(vocab_size=110)
-    assert small.guess([ask(text(896), 5)]) == [] and not small.computed
-    assert small.guess([ask([*text(9), VOCAB_SIZE])]) == [] and not small.computed, "the large one has more ids"
+    assert small.propose([ask(text(896), 5)]) == [] and not small.computed
+    assert small.propose([ask([*text(9), VOCAB_SIZE])]) == [] and not small.computed, "the large one has more ids"
     prompt = next(one for one in map(text, range(9, 99)) if goes_on(one)[0] < 110 <= goes_on(one)[1])
-    assert small.guess([ask(prompt)]) == [Draft(1, len(prompt), goes_on(prompt)[:1])]
+    assert small.propose([ask(prompt)]) == [Draft(1, len(prompt), goes_on(prompt)[:1])]
 
 
 def test_texts_of_other_namespaces_share_nothing() -> None:
     small = Small()
     for namespace in (0, 1, 0):
         small.computed.clear()
-        small.guess([ask(text(40), 1, namespace=namespace)])
+        small.propose([ask(text(40), 1, namespace=namespace)])
     assert small.computed == [4]
     assert small.plane.stats().num_hits_total == 1
 
@@ -141,13 +141,13 @@ def test_texts_of_other_namespaces_share_nothing() -> None:
 def test_a_failed_forward_and_a_broken_scheduler_cost_guesses_only() -> None:
     small = Small()
     small.engine.fail_steps.add(2)
-    assert len(small.guess([ask(text(30), 2)])) == 1
-    assert small.guess([ask(text(40, seed=5), 2), ask(text(40, seed=6), 2, 2)]) == []
-    assert small.guess([ask(text(40, seed=5), 2)]) == [Draft(1, 40, goes_on(text(40, seed=5), 2))]
+    assert len(small.propose([ask(text(30), 2)])) == 1
+    assert small.propose([ask(text(40, seed=5), 2), ask(text(40, seed=6), 2, 2)]) == []
+    assert small.propose([ask(text(40, seed=5), 2)]) == [Draft(1, 40, goes_on(text(40, seed=5), 2))]
     small.check()
     small = Small(order="schedule:1:after")
     for _ in range(3):
-        assert small.guess([ask(text(30), 2)]) == []
+        assert small.propose([ask(text(30), 2)]) == []
 
 
 # -------------------------------------------------------------------------------------------------------- with a loop
@@ -231,28 +231,28 @@ def test_a_model_that_agrees_with_nobody_rests() -> None:
 
 
 def test_guesses_are_compared_whenever_their_text_is_asked_about_again() -> None:
-    trust = Trust()
+    trust = DraftGate()
     for at in range(NUM_VERDICTS):
-        trust.judge([ask(text(20), req_id=at)])
+        trust.record_results([ask(text(20), req_id=at)])
         trust.remember([Draft(at, 20, (1,))])
-    assert trust.asks()
-    trust.judge([ask([*text(20), 2], req_id=at) for at in range(NUM_VERDICTS)])
-    assert [trust.asks() for _ in range(REST[0])] == [False] * (REST[0] - 1) + [True]
+    assert trust.should_propose()
+    trust.record_results([ask([*text(20), 2], req_id=at) for at in range(NUM_VERDICTS)])
+    assert [trust.should_propose() for _ in range(REST[0])] == [False] * (REST[0] - 1) + [True]
     trust.remember([Draft(99, 20, (2,))])
-    trust.judge([ask([*text(20), 2], req_id=99)])
-    assert trust.asks(), "a rest is followed by more than one guess"
+    trust.record_results([ask([*text(20), 2], req_id=99)])
+    assert trust.should_propose(), "a rest is followed by more than one guess"
 
 
 def test_each_rest_is_twice_as_long_until_guesses_are_right_again() -> None:
-    trust, req_ids = Trust(), iter(range(1000))
+    trust, req_ids = DraftGate(), iter(range(1000))
 
     def guess(count: int, *, right: bool) -> None:
         for req_id in itertools.islice(req_ids, count):
             trust.remember([Draft(req_id, 20, (2 if right else 1,))])
-            trust.judge([ask([*text(20), 2], req_id=req_id)])
+            trust.record_results([ask([*text(20), 2], req_id=req_id)])
 
     def rest() -> int:
-        return next(i for i in itertools.count() if trust.asks())
+        return next(i for i in itertools.count() if trust.should_propose())
 
     guess(NUM_VERDICTS, right=False)
     assert rest() == REST[0] - 1

@@ -26,7 +26,7 @@ class Adapter:
 
     @property
     def refusal(self) -> str | None:
-        return next((one.reason for one in self.said.values() if one.state == REFUSED), None)
+        return next((report.reason for report in self.said.values() if report.state == REFUSED), None)
 
 
 class AdapterBook:
@@ -43,12 +43,12 @@ class AdapterBook:
         self.by_name: dict[str, Adapter] = {}  # includes adapters being loaded
 
     def ready(self) -> list[Adapter]:
-        return [one for one in self.by_name.values() if one.is_ready]
+        return [adapter for adapter in self.by_name.values() if adapter.is_ready]
 
     def number(self, name: str) -> int | None:
         """Return the adapter id for requests; `None` if no adapter of this name is ready."""
-        found = self.by_name.get(name)
-        return found.number if found is not None and found.is_ready else None
+        adapter = self.by_name.get(name)
+        return adapter.number if adapter is not None and adapter.is_ready else None
 
     def load(self, name: str, path: str) -> Adapter:
         """Have every engine load an adapter. `name` must not be in use."""

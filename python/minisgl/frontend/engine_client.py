@@ -136,12 +136,12 @@ class EngineClient(ABC):
                 prompt = state.prompt.tobytes()  # once for all of its choices
             tokens, num_generated = prompt, 0
             if before is not None:
-                one = before[i]
-                state.cached_len = one.cached_len
-                if one.ended:
+                prior = before[i]
+                state.cached_len = prior.cached_len
+                if prior.ended:
                     continue
-                tokens += np.array(one.tokens, np.int32).tobytes()
-                num_generated = len(one.tokens)
+                tokens += np.array(prior.tokens, np.int32).tobytes()
+                num_generated = len(prior.tokens)
             self.processor.add(state, self._next_id, background=background)
             self._next_id += 1
             self._post(AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key, background))
@@ -369,7 +369,7 @@ class ProcessClient(EngineClient):
             case EngineStats():
                 self._views.say(engine, message)
             case Heartbeat():
-                self.watchdog.hear(ENGINE, message)
+                self.watchdog.on_heartbeat(ENGINE, message)
             case LoadProgress(text, done, total):
                 self.on_progress(name + text, done, total)
             case EngineReady():
@@ -386,8 +386,8 @@ class ProcessClient(EngineClient):
                     self.prefixes.lost(number)
                 self.on_engine_state(number, state)
             case EngineSays(number, messages):
-                for said in decode_said(messages):
-                    self._take(said, number, f"engine {number}: " if len(self.engines) > 1 else "")
+                for inner in decode_said(messages):
+                    self._take(inner, number, f"engine {number}: " if len(self.engines) > 1 else "")
             case PrefixChanged() | CacheCleared() | AdapterChanged():
                 self.on_kept(engine, message)
             case Watched() if self.on_watched is not None:

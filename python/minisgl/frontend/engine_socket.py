@@ -37,17 +37,17 @@ class EngineSocket:
 
     def _connect(self) -> None:
         assert self._loop is not None
-        found = socket.socket(socket.AF_UNIX)
-        found.setblocking(False)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
         try:
-            found.connect(self._path)
+            sock.connect(self._path)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-            found.close()
+            sock.close()
             self._retry = self._loop.call_later(RETRY_S, self._connect)
             return
         self._retry = None
-        self._socket = found
-        self._loop.add_reader(found.fileno(), self._on_readable)
+        self._socket = sock
+        self._loop.add_reader(sock.fileno(), self._on_readable)
         self._send()
 
     def write(self, frame: bytes) -> None:
@@ -60,13 +60,13 @@ class EngineSocket:
     def _send(self) -> None:
         if self._socket is None or self._loop is None:
             return
-        taken = 0
+        num_sent = 0
         with contextlib.suppress(BlockingIOError):
             try:
-                taken = self._socket.send(self._unsent) if self._unsent else 0
+                num_sent = self._socket.send(self._unsent) if self._unsent else 0
             except (BrokenPipeError, ConnectionResetError):  # the read side notices it
-                taken = len(self._unsent)
-        del self._unsent[:taken]
+                num_sent = len(self._unsent)
+        del self._unsent[:num_sent]
         if self._unsent:
             self._loop.add_writer(self._socket.fileno(), self._send)
         else:

@@ -45,20 +45,20 @@ def read_defaults(model_dir: str | Path | None, choice: GenerationConfig, model:
         raise ConfigError(f"{FILE}: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{FILE}: must be a JSON object")
-    found = dict[str, Any]()
+    defaults = dict[str, Any]()
     for name, (field, kind) in _FIELDS.items():
         if (value := raw.get(name)) is not None:
-            found[field] = _number(name, value, kind)
+            defaults[field] = _number(name, value, kind)
     if raw.get("do_sample") is False:
-        found["temperature"] = 0.0
-    if found.get("top_k") == 0:
-        found["top_k"] = -1
+        defaults["temperature"] = 0.0
+    if defaults.get("top_k") == 0:
+        defaults["top_k"] = -1
     try:
-        SamplingParams(**found).check()
+        SamplingParams(**defaults).check()
     except ParamError as error:
         name = next(name for name, (field, _) in _FIELDS.items() if field == error.field)
         raise ConfigError(f"{FILE}: {name}: {error.reason}: correct it, {_HINT}") from error
-    return found
+    return defaults
 
 
 def _number(name: str, value: Any, kind: type) -> Any:

@@ -153,8 +153,8 @@ class RequestState:
         if reason:
             self.finish_reason = reason.name.lower()
         shown = tokens[:-1] if by_token else tokens  # a stop token gives no text
-        found = tuple(map(_logprob, shown[:num_used], logprobs)) if logprobs else ()
-        return Delta(self.index, text, self.finish_reason, found) if text or reason or found else None
+        entries = tuple(map(_logprob, shown[:num_used], logprobs)) if logprobs else ()
+        return Delta(self.index, text, self.finish_reason, entries) if text or reason or entries else None
 
     @property
     def matched_stop(self) -> str | None:
@@ -163,18 +163,18 @@ class RequestState:
 
     def new_token_ids(self) -> list[int]:
         """Return the items of `token_ids` that were added since the last call."""
-        found, self._num_reported = self.token_ids[self._num_reported :], len(self.token_ids)
-        return found
+        new_ids, self._num_reported = self.token_ids[self._num_reported :], len(self.token_ids)
+        return new_ids
 
     def prompt_tokens(self) -> list[Logprob]:
         """Return the prompt's tokens with log probabilities (`None` for the first), once a token is generated."""
         prompt = self.prompt.tolist()
-        found = [Logprob(token, None, ()) for token in prompt]
+        tokens = [Logprob(token, None, ()) for token in prompt]
         for chunk in self.prompt_logprobs.values():
             for i, logprob in enumerate(chunk.logprobs):
                 top = tuple(zip(chunk.top_ids[i], chunk.top_logprobs[i], strict=True))
-                found[chunk.first + i] = Logprob(prompt[chunk.first + i], logprob, top)
-        return found
+                tokens[chunk.first + i] = Logprob(prompt[chunk.first + i], logprob, top)
+        return tokens
 
 
 class OutputProcessor:
@@ -221,11 +221,11 @@ class OutputProcessor:
         return self._waiting_of.get(key, (0, 0))
 
     def remove_all(self) -> list[RequestState]:
-        found, self.live = list(self.live.values()), {}
+        states, self.live = list(self.live.values()), {}
         self.num_background = self.num_waiting = self.num_waiting_tokens = 0
         self._waiting_of.clear()
         self._due.clear()
-        return found
+        return states
 
     def fail(self, error: str) -> None:
         """End all requests with `error`, because the engine is gone, and notify every subscriber with output."""
@@ -261,15 +261,15 @@ class OutputProcessor:
         for chunk in message.prompt_logprobs:
             if (state := live.get(chunk.req_id)) is not None:
                 state.prompt_logprobs[chunk.first] = chunk
-        for one in message.embeddings:
-            if (state := live.get(one.req_id)) is not None:
-                state.embedding = one.numbers
+        for embedding in message.embeddings:
+            if (state := live.get(embedding.req_id)) is not None:
+                state.embedding = embedding.numbers
         ids = np.frombuffer(message.req_ids, np.int64).tolist()
         tokens = np.frombuffer(message.tokens, np.int32).tolist()
         reasons = np.frombuffer(message.reasons, np.int32).tolist()
-        for found in message.logprobs:
-            if (state := live.get(ids[found.index])) is not None:
-                state.logprobs.append(found)
+        for logprob in message.logprobs:
+            if (state := live.get(ids[logprob.index])) is not None:
+                state.logprobs.append(logprob)
         due = self._due
         for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once per token: no function calls
             state = live.get(req_id)
@@ -342,9 +342,9 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer, vocab_size: i
     """Return the parameters with `bad_words` as token ids. Raises the errors of `Tokenizer.encode`."""
     if not sampling.bad_words:
         return sampling
-    found = bad_token_ids(tokenizer, sampling.bad_words, vocab_size)
-    return msgspec.structs.replace(sampling, bad_token_ids=sampling.bad_token_ids + found)
+    bad_ids = bad_token_ids(tokenizer, sampling.bad_words, vocab_size)
+    return msgspec.structs.replace(sampling, bad_token_ids=sampling.bad_token_ids + bad_ids)
 
 
-def _logprob(token: int, found: TokenLogprobs) -> Logprob:
-    return Logprob(token, found.logprob, tuple(zip(found.top_ids, found.top_logprobs, strict=True)))
+def _logprob(token: int, logprob: TokenLogprobs) -> Logprob:
+    return Logprob(token, logprob.logprob, tuple(zip(logprob.top_ids, logprob.top_logprobs, strict=True)))

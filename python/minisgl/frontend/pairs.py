@@ -29,8 +29,8 @@ def judging(instruction: str | None) -> str:
     """Return the text before both texts in the format of Qwen3-Reranker, which its model card
     (huggingface.co/Qwen/Qwen3-Reranker-0.6B) defines, as does vLLM
     (examples/pooling/score/template/qwen3_reranker.jinja). `instruction` is `None` for the card's."""
-    asked = INSTRUCTION if instruction is None else instruction
-    return f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n<Instruct>: {asked}\n<Query>:"
+    instruct = INSTRUCTION if instruction is None else instruction
+    return f"<|im_start|>system\n{_SYSTEM}<|im_end|>\n<|im_start|>user\n<Instruct>: {instruct}\n<Query>:"
 
 
 def judged(query: str, document: str) -> tuple[str, str]:
@@ -70,5 +70,5 @@ class Pairs:
 
 def score(numbers: bytes) -> list[float]:
     """Return the scores, by label, from the bytes of an embedding for `SCORING`."""
-    found: list[float] = np.frombuffer(numbers, "<f4").astype(np.float64).tolist()
-    return found
+    scores: list[float] = np.frombuffer(numbers, "<f4").astype(np.float64).tolist()
+    return scores

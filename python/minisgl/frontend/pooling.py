@@ -30,11 +30,11 @@ def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
     computed = _COMPUTED if has_dense else _COMPUTED - {"Dense"}
     try:
         modules = _read(folder / MODULES, [])
-        kinds = {str(one["path"]): str(one["type"]).rpartition(".")[2] for one in modules}
+        kinds = {str(module["path"]): str(module["type"]).rpartition(".")[2] for module in modules}
         if others := [f"{path} ({kind})" for path, kind in kinds.items() if kind not in computed]:
             return Pooling(None, f"{MODULES}: {', '.join(others)} is not computed")
-        place = next((f"{path}/config.json" for path, kind in kinds.items() if kind == "Pooling"), POOLING)
-        raw = _read(folder / place, None)
+        config_file = next((f"{path}/config.json" for path, kind in kinds.items() if kind == "Pooling"), POOLING)
+        raw = _read(folder / config_file, None)
         if raw is None:
             return Pooling("mean")
         modes = [name.removeprefix(_MODE) for name, on in raw.items() if name.startswith(_MODE) and on is True]
@@ -42,7 +42,7 @@ def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
         return Pooling(None, f"its files are not as sentence-transformers writes them: {error!r}")
     if len(modes) == 1 and modes[0] in _MODES:
         return Pooling(_MODES[modes[0]])
-    return Pooling(None, f"{place} asks for {' and '.join(modes) or 'nothing'}")
+    return Pooling(None, f"{config_file} asks for {' and '.join(modes) or 'nothing'}")
 
 
 class Prompts(NamedTuple):

@@ -26,7 +26,7 @@ class Prefix:
 
     @property
     def refusal(self) -> PrefixChanged | None:
-        return next((one for one in self.said.values() if one.state in (REFUSED, FAILED)), None)
+        return next((report for report in self.said.values() if report.state in (REFUSED, FAILED)), None)
 
     def state(self, engine: int) -> str:
         return self.said[engine].state if engine in self.said else WARMING
@@ -100,7 +100,14 @@ class PrefixBook:
     def num_hits(self, prefix: Prefix) -> dict[int, int]:
         """Return the known number of hits of a prefix, by engine id."""
         return {
-            engine: next((one.num_hits for one in stats.prefixes if one.prefix_id == prefix.prefix_id), 0)
+            engine: next(
+                (
+                    prefix_state.num_hits
+                    for prefix_state in stats.prefixes
+                    if prefix_state.prefix_id == prefix.prefix_id
+                ),
+                0,
+            )
             for engine, stats in self._serving().items()
             if stats is not None
         }

@@ -23,13 +23,13 @@ async def load_adapters(
 ) -> None:
     """Load adapters (names, folders) on all engines. `report`: a `progress.Report`. Raises `NotKept`, `EngineGone`."""
     book = client.adapters
-    found = [book.load(name, path) for name, path in adapters]
-    for i, adapter in enumerate(found):
-        report("loading adapters", i, len(found))
+    loading = [book.load(name, path) for name, path in adapters]
+    for i, adapter in enumerate(loading):
+        report("loading adapters", i, len(loading))
         await client.until(lambda adapter=adapter: book.is_settled(adapter))  # type: ignore[misc]
         if (refusal := adapter.refusal) is not None:
             raise NotKept(f"--lora {adapter.name}={adapter.path}: {refusal}")
-    report("loading adapters", len(found), len(found))
+    report("loading adapters", len(loading), len(loading))
 
 
 async def warm(
@@ -41,7 +41,7 @@ async def warm(
 ) -> None:
     """Compute and pin prefixes, given as text or token ids, on all engines. `report` is a `progress.Report`. Raises
     `NotKept`, `EngineGone`."""
-    book, found = client.prefixes, []
+    book, prefixes = client.prefixes, []
     for i, text in enumerate(texts):
         try:
             encode = partial(tokenizer.encode, most=max_seq_len)
@@ -52,14 +52,14 @@ async def warm(
             raise NotKept(_about(i, texts, f"{error}: at most {max_seq_len - 1} fit")) from error
         except NotEncodable as error:
             raise NotKept(_about(i, texts, str(error))) from error
-        found.append(book.insert(ids, pin=True))
-    for i, prefix in enumerate(found):
-        report("computing prefixes", i, len(found))
+        prefixes.append(book.insert(ids, pin=True))
+    for i, prefix in enumerate(prefixes):
+        report("computing prefixes", i, len(prefixes))
         await client.until(lambda prefix=prefix: book.is_settled(prefix))  # type: ignore[misc]
         if (refusal := prefix.refusal) is not None:
             more = " (--max-pinned-ratio)" if refusal.reason.startswith("pin:") else ""
             raise NotKept(_about(i, texts, refusal.reason + more))
-    report("computing prefixes", len(found), len(found))
+    report("computing prefixes", len(prefixes), len(prefixes))
 
 
 def _about(index: int, texts: Sequence[object], reason: str) -> str:

@@ -57,14 +57,14 @@ class Made:
     def named(self) -> tuple[str, ...]:
         """Return the fields of `left_out` for an HTTP header: a limited number, without special characters."""
         fields = (re.sub(r"[^!-+\--~]", "_", one)[:MAX_NAME] for one in self.left_out)
-        found = list(dict.fromkeys(fields))
-        return (*found[:MAX_NAMED], *([f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else ()))
+        names = list(dict.fromkeys(fields))
+        return (*names[:MAX_NAMED], *([f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else ()))
 
 
 def grammar_of(source: GrammarSource) -> Made:
     """Return the grammar of `source`. Takes up to seconds. Raises `ParamError`."""
-    found = taken(source)
-    return Made(pieces.grammar(pieces.piece(found)), found.left_out)
+    accepted = taken(source)
+    return Made(pieces.grammar(pieces.piece(accepted)), accepted.left_out)
 
 
 def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None = None) -> GrammarSource:
@@ -73,10 +73,10 @@ def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None 
     value, left_out = source.value, list[str]()
 
     def served_schema(given: Any) -> Any:
-        found = served(given, source.field, source.strict, _is_empty, without)
-        left_out.extend(f"{source.field}.{place}" for place in found.left_out)
-        check_multiples(found.schema, source.field)
-        return found.schema
+        rewritten = served(given, source.field, source.strict, _is_empty, without)
+        left_out.extend(f"{source.field}.{place}" for place in rewritten.left_out)
+        check_multiples(rewritten.schema, source.field)
+        return rewritten.schema
 
     match source.kind:
         case "json_schema":
@@ -96,12 +96,12 @@ def taken(source: GrammarSource) -> GrammarSource:
     requires them. Takes up to seconds. Raises `ParamError`."""
     without = dict[str, frozenset[str]]()
     while True:
-        found = checked(source, without)
-        grammar = pieces.grammar(pieces.piece(found))
+        candidate = checked(source, without)
+        grammar = pieces.grammar(pieces.piece(candidate))
         if why_missing() or not (reason := _reason(grammar)):
             validate(grammar, source.field, source.value)
-            return found
-        refused = _refused(reason, found.value) if source.kind == "json_schema" else {}
+            return candidate
+        refused = _refused(reason, candidate.value) if source.kind == "json_schema" else {}
         more = {name: without.get(name, frozenset()) | values for name, values in refused.items()}
         if all(without.get(name) == values for name, values in more.items()):
             validate(grammar, source.field, source.value)
@@ -148,16 +148,16 @@ def _reason(grammar: str) -> str:
     """Return why the library refuses the grammar; empty if it accepts it. Results are cached by digest."""
     key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
     with _lock:
-        if (known := _known.get(key)) is not None:
+        if (cached := _known.get(key)) is not None:
             _known.move_to_end(key)
-            return known
-    found = _found(grammar)
-    if len(found) <= MAX_KEPT_CHARS:
+            return cached
+    reason = _found(grammar)
+    if len(reason) <= MAX_KEPT_CHARS:
         with _lock:
-            _known[key] = found
+            _known[key] = reason
             if len(_known) > MAX_KNOWN:
                 _known.popitem(last=False)
-    return found
+    return reason
 
 
 def _found(grammar: str) -> str:

@@ -116,9 +116,9 @@ class GrammarCompiler:
         if not self._jobs:
             return []
         with self._changed:
-            found = [one for one in self._done if self._jobs.pop(one.key, None) is not None]
+            results = [result for result in self._done if self._jobs.pop(result.key, None) is not None]
             self._done.clear()
-        return found
+        return results
 
     def close(self) -> None:
         """Stop the threads after their current jobs. Idempotent."""
@@ -188,9 +188,9 @@ class GrammarCompiler:
     def _start(self, grammar: str) -> Matcher:
         """Return the matcher at the grammar's start, with its first mask. It is cached; callers only copy it."""
         with self._changed:
-            if (kept := self._kept.get(grammar)) is not None:
+            if (cached := self._kept.get(grammar)) is not None:
                 self._kept.move_to_end(grammar)
-                return kept
+                return cached
         made = self._matcher(grammar)
         made.prepare()
         if made.error:

@@ -58,13 +58,13 @@ def check_forms(schema: Any, field: str) -> dict[int, tuple[str, ...]]:
     todo: list[tuple[tuple[str, ...], Any]] = [((), schema)]
     referenced: list[tuple[tuple[str, ...], Any]] = []  # targets of references, which may be outside of known keywords
     while todo or referenced:
-        path, one = todo.pop() if todo else referenced.pop()
-        if not _is_schema(one):
-            raise ParamError(".".join((field, *path)), one, f"must be {_SCHEMA[1]}")
-        if isinstance(one, bool) or id(one) in places:
+        path, node = todo.pop() if todo else referenced.pop()
+        if not _is_schema(node):
+            raise ParamError(".".join((field, *path)), node, f"must be {_SCHEMA[1]}")
+        if isinstance(node, bool) or id(node) in places:
             continue
-        places[id(one)] = path
-        for name, value in one.items():
+        places[id(node)] = path
+        for name, value in node.items():
             if value is None or name not in _FORMS:
                 continue
             is_one, words = _FORMS[name]

@@ -35,12 +35,12 @@ def structured_outputs(
         ("choice", "choice", None if choice is None else list(choice)),
         ("grammar", "grammar", grammar),
     ]
-    found = [
+    sources = [
         GrammarSource(kind, value, name, whitespace_pattern if kind == "json_schema" else None)
         for name, kind, value in given
         if value is not None
     ]
-    if (source := the_one(found)) is None:
+    if (source := the_one(sources)) is None:
         raise TypeError("structured_outputs: give one of json, json_object, regex, choice and grammar")
     made = grammar_of(source)
     if made.left_out:

@@ -94,7 +94,7 @@ class Watchdog:
         self._heard = dict.fromkeys(processes, clock())
         self._beats = dict.fromkeys(processes, Heartbeat("idle", 0.0))
 
-    def hear(self, process: int, beat: Heartbeat) -> None:
+    def on_heartbeat(self, process: int, beat: Heartbeat) -> None:
         with self._lock:
             self._heard[process], self._beats[process] = self._clock(), beat
 
@@ -108,8 +108,8 @@ class Watchdog:
         with self._lock:
             self._heard = dict.fromkeys(self._heard, self._clock())
 
-    def look(self, step_timeout_s: float) -> str:
-        """Return `trouble(step_timeout_s)`; call it every `look_every_s`. Time in which this process itself was
+    def poll(self, step_timeout_s: float) -> str:
+        """Return `trouble(step_timeout_s)`; call it every `poll_interval_s`. Time in which this process itself was
         suspended does not count."""
         with self._lock:
             now = self._clock()
@@ -131,8 +131,8 @@ class Watchdog:
         longest = max(silent.values())
         # slow ranks may be waiting for a silent one, which is then the cause
         if gone and (slow or longest > (step_timeout_s if self._silence_s is None else self._silence_s)):
-            known = limit if self._silence_s is None else ""
-            return f"no heartbeat from {self._names(gone)} for {longest:.1f} s{known}"
+            suffix = limit if self._silence_s is None else ""
+            return f"no heartbeat from {self._names(gone)} for {longest:.1f} s{suffix}"
         if slow:
             step, age_s = beats[slow[0]].step, running[slow[0]]
             return f"{self._names(slow)} did not finish step {step} in {age_s:.1f} s{limit}"
@@ -141,5 +141,5 @@ class Watchdog:
         return ""
 
 
-def look_every_s(step_timeout_s: float) -> float:
+def poll_interval_s(step_timeout_s: float) -> float:
     return min(TIMES.interval_s, step_timeout_s / 4)

@@ -28,7 +28,7 @@ class _Request:
     key: int
     prompt_len: int
     pages: list[bytes]
-    place: tuple[bool, int, int]  # key in its queue; requests that were placed before go first
+    queue_key: tuple[bool, int, int]  # key in its queue; requests that were placed before go first
     engine: int = -1
     placement: int = 0
 
@@ -75,23 +75,23 @@ class ReferenceRouter:
     # --------------------------------------------------------------------------------------------------- engines
 
     def engine_up(self, engine: int, num_pages: int | None = None) -> None:
-        one = self._engine(engine)
-        one.up, one.extra = True, 0
-        one.held.clear()
-        one.tree_pages = self._config.tree_pages if num_pages is None else REMEMBERED * num_pages
+        state = self._engine(engine)
+        state.up, state.extra = True, 0
+        state.held.clear()
+        state.tree_pages = self._config.tree_pages if num_pages is None else REMEMBERED * num_pages
 
     def engine_down(self, engine: int) -> list[int]:
-        one = self._engine(engine)
-        one.up, one.extra = False, 0
-        one.held.clear()
+        state = self._engine(engine)
+        state.up, state.extra = False, 0
+        state.held.clear()
         lost = sorted((r for r in self._requests.values() if r.engine == engine), key=lambda r: r.placement)
         for request in lost:
             self.remove(request.req_id)
         return [request.req_id for request in lost]
 
     def report(self, engine: int, num_waiting: int, num_running: int) -> None:
-        one = self._engine(engine)
-        one.extra = max(0, num_waiting + num_running - one.load)
+        state = self._engine(engine)
+        state.extra = max(0, num_waiting + num_running - state.load)
 
     def loads(self) -> list[int]:
         return [engine.load for engine in self._engines]
@@ -123,8 +123,8 @@ class ReferenceRouter:
             raise ValueError(f"key {key}: must be below {len(self._keys)}")
         arrival = self._num_arrivals
         self._num_arrivals += 1
-        place = (not again, arrival if again else priority * AGE + arrival, arrival)
-        request = _Request(req_id, key, len(tokens), self._pages(tokens, namespace), place)
+        queue_key = (not again, arrival if again else priority * AGE + arrival, arrival)
+        request = _Request(req_id, key, len(tokens), self._pages(tokens, namespace), queue_key)
         self._requests[req_id] = request
         self._keys[key].waiting.append(request)
         self._refresh(key)
@@ -143,10 +143,10 @@ class ReferenceRouter:
 
     def _first(self) -> _Request | None:
         """Return the request that goes next if an engine accepts it; `None` if none may go."""
-        first = [(key.had, min(key.waiting, key=lambda r: r.place)) for key in self._keys if key.active]
-        if back := [request for _, request in first if not request.place[0]]:
-            return min(back, key=lambda r: r.place)
-        return min(first, key=lambda one: (one[0], one[1].key))[1] if first else None
+        first = [(key.had, min(key.waiting, key=lambda r: r.queue_key)) for key in self._keys if key.active]
+        if back := [request for _, request in first if not request.queue_key[0]]:
+            return min(back, key=lambda r: r.queue_key)
+        return min(first, key=lambda pair: (pair[0], pair[1].key))[1] if first else None
 
     def _charge(self, key: _Key, num_tokens: int) -> None:
         key.had += num_tokens * MAX_SHARE // key.share.share
@@ -177,7 +177,7 @@ class ReferenceRouter:
         key = self._keys[request.key]
         key.waiting.remove(request)
         key.num_inflight += 1
-        if request.place[0]:  # returning requests were charged before
+        if request.queue_key[0]:  # returning requests were charged before
             self._now = max(self._now, key.had)
             self._charge(key, max(1, request.prompt_len))
         self._refresh(request.key)
@@ -190,7 +190,7 @@ class ReferenceRouter:
 
     def _taking(self) -> list[int]:
         limit = self._config.max_inflight_per_engine
-        return [i for i, one in enumerate(self._engines) if one.up and (limit == 0 or one.load < limit)]
+        return [i for i, state in enumerate(self._engines) if state.up and (limit == 0 or state.load < limit)]
 
     def _choose(self, request: _Request) -> tuple[int, int]:
         """Return an engine, and how many pages of the prompt it probably has cached."""
@@ -238,11 +238,11 @@ class ReferenceRouter:
         """Return a digest for each full page, of all tokens up to its end, in `namespace`."""
         if self._config.policy != "cache_aware":
             return []
-        size, digest, found = self._config.page_size, str(namespace).encode(), list[bytes]()
+        size, digest, digests = self._config.page_size, str(namespace).encode(), list[bytes]()
         for end in range(size, len(tokens) + 1, size):
             digest = blake2b(digest + tokens[end - size : end].tobytes(), digest_size=16).digest()
-            found.append(digest)
-        return found
+            digests.append(digest)
+        return digests
 
     def _depth(self, engine: int, pages: list[bytes]) -> int:
         held = self._engines[engine].held
@@ -250,11 +250,11 @@ class ReferenceRouter:
 
     def _keep(self, engine: int, pages: list[bytes]) -> None:
         """Mark `pages` as the most recently used ones of the engine's cache, and drop the oldest beyond its limit."""
-        one = self._engines[engine]
-        held, pages = one.held, pages[: one.tree_pages]
+        state = self._engines[engine]
+        held, pages = state.held, pages[: state.tree_pages]
         for page in pages:
             held.pop(page, None)
-        while len(held) + len(pages) > one.tree_pages:
+        while len(held) + len(pages) > state.tree_pages:
             held.popitem(last=False)
         for page in reversed(pages):
             held[page] = None

@@ -59,7 +59,7 @@ class EngineAdapters:
         self._leaving: set[int] = set()
 
     @property
-    def any_leaves(self) -> bool:
+    def has_removals(self) -> bool:
         """Whether an adapter is waiting to be removed, so that a step must check if it is still in use."""
         return bool(self._leaving)
 
@@ -68,7 +68,7 @@ class EngineAdapters:
         the requests that no longer wait, in order."""
         if not self._loaded and not self._held and not any(_is_own(message) for message in messages):
             return messages
-        found: list[ToEngine] = self._take_done()
+        others: list[ToEngine] = self._take_done()
         for message in messages:
             match message:
                 case LoadAdapter():
@@ -84,11 +84,11 @@ class EngineAdapters:
                 case FinishRequest(req_id) if self._drop(req_id):
                     self._end(req_id, FinishReason.STOP, "")
                 case _:
-                    found.append(message)
-        found += self._take_done() if self._wake is None else []
+                    others.append(message)
+        others += self._take_done() if self._wake is None else []
         if self._leaving:
-            self._let_go(found)
-        return found
+            self._remove_unused(others)
+        return others
 
     def close(self) -> None:
         if self._reader is not None:
@@ -120,7 +120,7 @@ class EngineAdapters:
 
     def _take_done(self) -> list[ToEngine]:
         """Add the adapters that were read to the engine and return the requests that waited for them."""
-        found: list[ToEngine] = []
+        released: list[ToEngine] = []
         while not self._done.empty():
             number, reading = self._done.get()
             waiting = self._held.pop(number)
@@ -133,19 +133,19 @@ class EngineAdapters:
             assert isinstance(self._engine, Adapts)
             self._engine.add_adapter(number, reading.result())
             self._loaded.add(number)
-            found += waiting
+            released += waiting
             if number not in self._leaving:
                 self._say(number, LOADED)
-        return found
+        return released
 
     def _unload(self, number: int) -> None:
         if number in self._loaded or number in self._held:
             self._leaving.add(number)
         self._say(number, UNLOADED)
 
-    def _let_go(self, coming: Sequence[ToEngine]) -> None:
+    def _remove_unused(self, coming: Sequence[ToEngine]) -> None:
         assert isinstance(self._engine, Adapts)
-        named = self._in_use() | {one.sampling.adapter for one in coming if isinstance(one, AddRequest)}
+        named = self._in_use() | {message.sampling.adapter for message in coming if isinstance(message, AddRequest)}
         for number in self._leaving & self._loaded - named:
             self._engine.remove_adapter(number)
             self._loaded.discard(number)
@@ -154,9 +154,9 @@ class EngineAdapters:
     def _drop(self, req_id: int) -> bool:
         """Remove the request if it waits for an adapter. Returns whether it did."""
         for waiting in self._held.values():
-            for place, request in enumerate(waiting):
+            for index, request in enumerate(waiting):
                 if request.req_id == req_id:
-                    del waiting[place]
+                    del waiting[index]
                     return True
         return False
 

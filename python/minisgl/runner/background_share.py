@@ -91,10 +91,10 @@ class BackgroundShare:
         if len(self._pairs) < ENOUGH:
             return
         fits, too_long = self._sizes.bounds()
-        found = fits if fits and too_long else max(fits, self._by_token())
+        limit = fits if fits and too_long else max(fits, self._by_token())
         if too_long:
-            found = min(found, too_long)
-        self._granted = min(found, max(self._granted, tried))
+            limit = min(limit, too_long)
+        self._granted = min(limit, max(self._granted, tried))
 
     def _by_token(self) -> int:
         """Return the limit in parts of a token if every token costs the same time."""
@@ -107,8 +107,8 @@ class BackgroundShare:
         """Return the seconds that one more low-priority token takes, by least squares: steps with many count most."""
         pairs = sorted(self._pairs, key=lambda pair: pair[0] / pair[1])
         cut = len(pairs) // OUTLIERS
-        kept = pairs[cut : len(pairs) - cut]
-        return sum(seconds * tokens for seconds, tokens in kept) / sum(tokens * tokens for _, tokens in kept)
+        trimmed = pairs[cut : len(pairs) - cut]
+        return sum(seconds * tokens for seconds, tokens in trimmed) / sum(tokens * tokens for _, tokens in trimmed)
 
 
 class _Sizes:
@@ -150,25 +150,25 @@ class _Sizes:
         self._keep(lambda at: at >= step)
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
-        for size, found in list(self._longer.items()):
-            kept = [one for one in found if wanted(one[2])]
-            self._longer[size] = deque(kept, maxlen=KNOWN)
-            if not kept:
+        for size, measurements in list(self._longer.items()):
+            remaining = [measurement for measurement in measurements if wanted(measurement[2])]
+            self._longer[size] = deque(remaining, maxlen=KNOWN)
+            if not remaining:
                 del self._longer[size]
 
     def share(self, num_tokens: int) -> float:
-        found = self._longer.get(_size(num_tokens))
-        return median_low(share for share, _, _ in found) if found else 0.0
+        measurements = self._longer.get(_size(num_tokens))
+        return median_low(share for share, _, _ in measurements) if measurements else 0.0
 
     def bounds(self) -> tuple[int, int]:
         """Return the largest limit that stays within the share and the smallest that does not, in parts of a token; 0
         where none is known. A size takes too long only if all larger sizes do, since more tokens never take less time,
         and if the excess is more than noise: few measurements are given more tolerance."""
-        known = [found for _, found in sorted(self._longer.items()) if len(found) >= TWICE]
-        after, after_share, deviation = 0, 0.0, self._deviation() if known else 0.0
-        for found in reversed(known):
-            share, tokens = (median_low(one[at] for one in found) for at in (0, 1))
-            share -= 2 * deviation / sqrt(len(found))
+        sizes = [measurements for _, measurements in sorted(self._longer.items()) if len(measurements) >= TWICE]
+        after, after_share, deviation = 0, 0.0, self._deviation() if sizes else 0.0
+        for measurements in reversed(sizes):
+            share, tokens = (median_low(measurement[at] for measurement in measurements) for at in (0, 1))
+            share -= 2 * deviation / sqrt(len(measurements))
             if share <= SHARE:
                 more = (SHARE - share) / (after_share - share) * (after - tokens) if after else 0.0
                 return int((tokens + more) * TOKEN_PARTS), after * TOKEN_PARTS
@@ -177,9 +177,9 @@ class _Sizes:
 
     def _deviation(self) -> float:
         """Return the noise of the machine: the median relative deviation of steps without low-priority tokens."""
-        seconds = [one for one, _ in max(self._without.values(), key=len)]
+        seconds = [value for value, _ in max(self._without.values(), key=len)]
         middle = median_low(seconds)
-        return median_low(abs(one / middle - 1) for one in seconds) if middle else 0.0
+        return median_low(abs(value / middle - 1) for value in seconds) if middle else 0.0
 
 
 def _size(num_tokens: int) -> int:

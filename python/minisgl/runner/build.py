@@ -21,7 +21,7 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.backend import Chosen, choose
+from minisgl.scheduler.backend import ChosenScheduler, choose
 from minisgl.scheduler.policies import RUST_PARTS
 from minisgl.scheduler.rust_parts import parse_parts
 from minisgl.scheduler.shadow import ShadowControlPlane
@@ -104,8 +104,8 @@ def build_engine(
         from minisgl.engine.sim import build_sim
 
         return build_sim(config, report)
-    asked = config
-    name, reason = choose_engine(asked)
+    requested = config
+    name, reason = choose_engine(requested)
     if reason:
         report(f"engine: {name}: {reason}")
     config = msgspec.structs.replace(config, engine=name)
@@ -115,9 +115,9 @@ def build_engine(
         try:
             return _build_cpu(config, report)
         except Unsupported as error:
-            if not may_fall_back(asked):
+            if not may_fall_back(requested):
                 raise
-            need_torch_engine(f"{error}; the torch engine, which may know it,", asked.device)
+            need_torch_engine(f"{error}; the torch engine, which may know it,", requested.device)
             report(f"engine: torch: {error}")
             config = msgspec.structs.replace(config, engine="torch")
     if config.num_ranks == 1:
@@ -145,13 +145,13 @@ def build_engine(
 
 def _auto_ranks(config: EngineConfig, report: Report) -> int:
     """Choose the number of ranks for `--tp auto` and report it with its reason. Raises `ConfigError`."""
-    found, reason = 1, f"--engine {config.engine} computes in one process"
+    num_ranks, reason = 1, f"--engine {config.engine} computes in one process"
     if config.engine == "torch":
         from minisgl.engine.loading import fitting_ranks  # imports torch
 
-        found, reason = fitting_ranks(config, report)
-    report(f"--tp auto: {found}: {reason}")
-    return found
+        num_ranks, reason = fitting_ranks(config, report)
+    report(f"--tp auto: {num_ranks}: {reason}")
+    return num_ranks
 
 
 def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
@@ -258,7 +258,7 @@ def choose_control_plane(
     say: Say = lambda line: None,
     narrate: Narrate | None = None,
     describe: Describe | None = None,
-) -> Chosen:
+) -> ChosenScheduler:
     """Create the scheduler that `config` requests. A shadow's lines go to `say`. At log level debug, each step is
     described to `narrate`, with the token texts of `describe`. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
@@ -272,7 +272,7 @@ def choose_control_plane(
     return replace(chosen, control_plane=_narrated(config, chosen.control_plane, narrate, describe))
 
 
-def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, say: Say) -> Chosen:
+def _wrapped(config: EngineConfig, chosen: ChosenScheduler, settings: ControlPlaneConfig, say: Say) -> ChosenScheduler:
     """Wrap the scheduler as `config` requests: fault injection, shadow and trace recorder, from the inside out."""
     plane, summary = chosen.control_plane, None
     if config.debug.faulty_control_plane:

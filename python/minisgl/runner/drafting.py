@@ -29,7 +29,7 @@ MEMORY_RATIO = 1 / 8  # fraction of the free memory for the KV pool
 PAGE_SIZE = 4  # tokens; at most these are recomputed
 NUM_VERDICTS = 16  # recent drafts, of which at least `NUM_RIGHT` must have a right first token
 NUM_RIGHT = 2
-NUM_GUESSES = 64  # drafts stored for comparison, at most: sequences end
+NUM_PENDING = 64  # drafts stored for comparison, at most: sequences end
 NUM_NEW = 4  # verdicts that are renewed after a rest
 REST = (
     64,
@@ -41,7 +41,7 @@ _log = logging.getLogger("minisgl.runner")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class DraftRequest:
     """A sequence that needs up to `count` draft tokens. Cached pages are shared within a `namespace` only."""
 
     req_id: int
@@ -50,37 +50,37 @@ class Asked:
     namespace: int = 0
 
 
-class Guesses(Protocol):
+class Proposer(Protocol):
     """Proposes draft tokens for running sequences (speculative decoding)."""
 
-    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return drafts for those sequences for which it has any."""
 
     def close(self) -> None: ...
 
 
-class Trust:
+class DraftGate:
     """Decides by the recent acceptance of first draft tokens, over all sequences, whether the draft model is used. Each
     sequence also pauses after rejected drafts, but every new one starts afresh, and the model must compute its prompt
     first: so a model that helps no sequence rests as a whole."""
 
     def __init__(self) -> None:
         self._verdicts: deque[bool] = deque(maxlen=NUM_VERDICTS)
-        self._guesses: dict[int, Draft] = {}  # drafts not compared yet, by request id
+        self._pending: dict[int, Draft] = {}  # drafts not compared yet, by request id
         self._rest = 0  # length of the last rest
         self._left = 0  # calls left of it
 
-    def asks(self) -> bool:
+    def should_propose(self) -> bool:
         """Return whether to request drafts now. Counts the rest down: call it once per step that can use drafts."""
         self._left = max(0, self._left - 1)
         return self._left == 0
 
-    def judge(self, asked: Sequence[Asked]) -> None:
+    def record_results(self, requests: Sequence[DraftRequest]) -> None:
         """Compare the drafts of the last call with the current sequences, and start a rest if too few were right."""
-        for one in asked:
-            guess = self._guesses.pop(one.req_id, None)
-            if guess is not None and guess.length < len(one.tokens):
-                self._verdicts.append(int(one.tokens[guess.length]) == guess.tokens[0])
+        for request in requests:
+            draft = self._pending.pop(request.req_id, None)
+            if draft is not None and draft.length < len(request.tokens):
+                self._verdicts.append(int(request.tokens[draft.length]) == draft.tokens[0])
         if len(self._verdicts) < NUM_VERDICTS:
             return
         if sum(self._verdicts) >= NUM_RIGHT:
@@ -91,16 +91,16 @@ class Trust:
         for _ in range(NUM_NEW):
             self._verdicts.popleft()
 
-    def remember(self, guesses: Sequence[Draft]) -> None:
-        self._guesses |= {one.req_id: one for one in guesses}
-        while len(self._guesses) > NUM_GUESSES:
-            del self._guesses[next(iter(self._guesses))]
+    def remember(self, drafts: Sequence[Draft]) -> None:
+        self._pending |= {draft.req_id: draft for draft in drafts}
+        while len(self._pending) > NUM_PENDING:
+            del self._pending[next(iter(self._pending))]
 
 
 @dataclass(slots=True)
-class _Text:
-    asked: Asked
-    found: list[int] = field(default_factory=list)
+class _Sequence:
+    request: DraftRequest
+    draft: list[int] = field(default_factory=list)
 
 
 class DraftModel:
@@ -113,19 +113,20 @@ class DraftModel:
         self._vocab_size = vocab_size
         self._step = 0
         self._next_id = 0
-        self._owners: dict[int, _Text] = {}  # live sequences by request id
+        self._owners: dict[int, _Sequence] = {}  # live sequences by request id
         self._failed: list[Event] = []  # for the next step
         self._known_lens: dict[int, int] = {}  # computed lengths of the last call's sequences, by request id
         self._broken = False
 
-    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        texts = [_Text(one) for one in asked if self._takes(one)]
-        known = self._known_lens
-        texts.sort(key=lambda text: len(text.asked.tokens) - known.get(text.asked.req_id, 0))  # fewest new tokens first
-        if self._broken or not texts:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        sequences = [_Sequence(request) for request in requests if self._fits(request)]
+        known_lens = self._known_lens
+        # fewest new tokens first
+        sequences.sort(key=lambda one: len(one.request.tokens) - known_lens.get(one.request.req_id, 0))
+        if self._broken or not sequences:
             return []
         try:
-            self._run(texts)
+            self._run(sequences)
         except ControlPlaneError as error:
             self._broken = True
             _log.warning("--speculative: the model guesses no more: its scheduler broke: %s", error)
@@ -134,38 +135,38 @@ class DraftModel:
             self._failed = [ForwardFailed(self._step - 1), *map(Abort, self._owners)]
             _log.warning("--speculative: a forward of the model failed: %s", error)
         self._known_lens = {
-            one.req_id: len(one.tokens) if text.found else known.get(one.req_id, 0)
-            for text in texts
-            for one in (text.asked,)
+            request.req_id: len(request.tokens) if sequence.draft else known_lens.get(request.req_id, 0)
+            for sequence in sequences
+            for request in (sequence.request,)
         }
-        found = [(text.asked, self._known(text.found)) for text in texts]
-        return [Draft(one.req_id, len(one.tokens), tokens) for one, tokens in found if tokens]
+        drafts = [(sequence.request, self._within_vocabulary(sequence.draft)) for sequence in sequences]
+        return [Draft(request.req_id, len(request.tokens), tokens) for request, tokens in drafts if tokens]
 
     def close(self) -> None:
         self.engine.close()
 
-    def _takes(self, asked: Asked) -> bool:
-        fits = len(asked.tokens) + asked.count <= self.control_plane.buffers.limits.max_seq_len
-        return fits and int(asked.tokens.max()) < self.engine.info.vocab_size
+    def _fits(self, request: DraftRequest) -> bool:
+        fits = len(request.tokens) + request.count <= self.control_plane.buffers.limits.max_seq_len
+        return fits and int(request.tokens.max()) < self.engine.info.vocab_size
 
-    def _known(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def _within_vocabulary(self, tokens: Sequence[int]) -> tuple[int, ...]:
         beyond = (i for i, token in enumerate(tokens) if token >= self._vocab_size)
         return tuple(tokens[: next(beyond, len(tokens))])
 
-    def _run(self, texts: Sequence[_Text]) -> None:
+    def _run(self, sequences: Sequence[_Sequence]) -> None:
         """Compute until every sequence has its draft. A sequence without a token after the first step has too many new
         tokens: what was computed is cached, and the next call continues from there."""
         events = Events(self._failed)
         self._failed = []
         self._owners.clear()
-        for text in texts:
-            self._owners[self._next_id] = text
-            tokens, asked = text.asked.tokens, text.asked
-            events.add(Arrival(self._next_id, tokens, len(tokens), asked.count, namespace=asked.namespace))
+        for sequence in sequences:
+            self._owners[self._next_id] = sequence
+            tokens, request = sequence.request.tokens, sequence.request
+            events.add(Arrival(self._next_id, tokens, len(tokens), request.count, namespace=request.namespace))
             self._next_id += 1
         while self._owners:
             self._compute(events)
-            events = Events([Abort(number) for number, text in self._owners.items() if not text.found])
+            events = Events([Abort(number) for number, sequence in self._owners.items() if not sequence.draft])
 
     def _compute(self, events: Events) -> None:
         plane = self.control_plane
@@ -175,18 +176,18 @@ class DraftModel:
         output = plane.commit(plan.step, result.tokens)
         columns = output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist()
         for number, token, reason in zip(*columns, strict=True):
-            text = self._owners.pop(number, None) if reason else self._owners[number]
-            if token >= 0 and text is not None:  # a failed step has none
-                text.found.append(token)
+            sequence = self._owners.pop(number, None) if reason else self._owners[number]
+            if token >= 0 and sequence is not None:  # a failed step has none
+                sequence.draft.append(token)
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self.control_plane.buffers.ring[plan.ring_index]
         slots = entry.assigned[: plan.num_assigned, 0].tolist()
         numbers = entry.assigned_ids[: plan.num_assigned].tolist()
-        texts = [self._owners[number].asked.tokens for number in numbers]
+        sequences = [self._owners[number].request.tokens for number in numbers]
         return [
             SlotAssignment(slot, number, GREEDY, tokens, len(tokens))
-            for slot, number, tokens in zip(slots, numbers, texts, strict=True)
+            for slot, number, tokens in zip(slots, numbers, sequences, strict=True)
         ]
 
 

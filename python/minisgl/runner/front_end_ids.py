@@ -38,11 +38,11 @@ def split(message: StepTokens) -> dict[int, StepTokens]:
         first >= 0
         and (owners == first).all()
         and (admitted_owners == first).all()
-        and all(owner(req_id) == first for req_id in _of_prompts(message))
+        and all(owner(req_id) == first for req_id in _prompt_request_ids(message))
     ):
         return {first: _renamed(message, ids, admitted) if first else message}
     numbers = {*owners.tolist(), *admitted_owners.tolist()}
-    numbers.update(map(owner, _of_prompts(message)))
+    numbers.update(map(owner, _prompt_request_ids(message)))
     return {
         number: _renamed(
             *_selected(message, number, ids, owners == number, admitted, admitted_owners == number),
@@ -51,9 +51,9 @@ def split(message: StepTokens) -> dict[int, StepTokens]:
     }
 
 
-def _of_prompts(message: StepTokens) -> list[int]:
+def _prompt_request_ids(message: StepTokens) -> list[int]:
     """Return the ids of requests with prompt log probabilities or an embedding in the message."""
-    return [one.req_id for one in message.prompt_logprobs] + [one.req_id for one in message.embeddings]
+    return [item.req_id for item in message.prompt_logprobs] + [item.req_id for item in message.embeddings]
 
 
 def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> StepTokens:
@@ -64,9 +64,9 @@ def _renamed(message: StepTokens, ids: Int64Array, admitted: Int64Array) -> Step
         admitted_ids=(admitted & _OWN).tobytes(),
         errors={req_id & _OWN: text for req_id, text in message.errors.items()},
         prompt_logprobs=tuple(
-            msgspec.structs.replace(one, req_id=one.req_id & _OWN) for one in message.prompt_logprobs
+            msgspec.structs.replace(item, req_id=item.req_id & _OWN) for item in message.prompt_logprobs
         ),
-        embeddings=tuple(msgspec.structs.replace(one, req_id=one.req_id & _OWN) for one in message.embeddings),
+        embeddings=tuple(msgspec.structs.replace(item, req_id=item.req_id & _OWN) for item in message.embeddings),
     )
 
 
@@ -77,7 +77,7 @@ def _selected(
     tokens, reasons = np.frombuffer(message.tokens, np.int32), np.frombuffer(message.reasons, np.int32)
     cached = np.frombuffer(message.cached_lens, np.int32)
     index = np.cumsum(rows) - 1  # new index of each row
-    found = StepTokens(
+    part = StepTokens(
         step=message.step,
         req_ids=b"",
         tokens=tokens[rows].tobytes(),
@@ -85,9 +85,9 @@ def _selected(
         cached_lens=cached[new].tobytes(),
         errors={req_id: text for req_id, text in message.errors.items() if owner(req_id) == number},
         logprobs=tuple(
-            msgspec.structs.replace(one, index=int(index[one.index])) for one in message.logprobs if rows[one.index]
+            msgspec.structs.replace(item, index=int(index[item.index])) for item in message.logprobs if rows[item.index]
         ),
-        prompt_logprobs=tuple(one for one in message.prompt_logprobs if owner(one.req_id) == number),
-        embeddings=tuple(one for one in message.embeddings if owner(one.req_id) == number),
+        prompt_logprobs=tuple(item for item in message.prompt_logprobs if owner(item.req_id) == number),
+        embeddings=tuple(item for item in message.embeddings if owner(item.req_id) == number),
     )
-    return found, ids[rows], admitted[new]
+    return part, ids[rows], admitted[new]

@@ -144,8 +144,8 @@ class FrontEnds:
             self._activity.enter("idle")  # the engine waits for a front end
             self._look(None)
         self._woken = False
-        found, self._inbox = self._inbox, []
-        return found
+        messages, self._inbox = self._inbox, []
+        return messages
 
     def wake(self) -> None:
         """End the current blocking `receive`, or the next. Any thread."""
@@ -153,7 +153,7 @@ class FrontEnds:
             os.write(self._waker, b"!")
 
     def _must_wait(self) -> bool:
-        busy = [one.has_room for one in self.connections.values() if one.live]
+        busy = [connection.has_room for connection in self.connections.values() if connection.live]
         return bool(busy) and not any(busy) and not self._has_news
 
     def _look(self, timeout_ms: int | None) -> None:
@@ -170,8 +170,8 @@ class FrontEnds:
             for connection in self._by_fd.values():
                 connection.has_room = not (connection.live or connection.waits)
         for fd, events in ready:
-            if (found := self._by_fd.get(fd)) is not None:
-                self._serve(found, events)
+            if (front_end := self._by_fd.get(fd)) is not None:
+                self._serve(front_end, events)
             elif fd == self._lifeline:
                 if not os.read(fd, 4096):
                     raise ParentGone
@@ -180,7 +180,7 @@ class FrontEnds:
             else:
                 self._accept()
         for connection in [one for one in self._by_fd.values() if one.is_lost]:
-            self._put_out(connection, RULES.does_not_read)
+            self._disconnect(connection, RULES.does_not_read)
 
     def _serve(self, connection: Connection, events: int) -> None:
         if events & select.POLLOUT:
@@ -195,10 +195,10 @@ class FrontEnds:
                     self._take(connection, message)
                     self._has_news |= connection.has_room or not connection.live
         except MessageError as error:
-            self._put_out(connection, str(error))
+            self._disconnect(connection, str(error))
         else:
             if not is_open:
-                self._put_out(connection)
+                self._disconnect(connection)
 
     def _take(self, connection: Connection, message: ToEngine) -> None:
         if isinstance(message, Hello):
@@ -248,7 +248,7 @@ class FrontEnds:
         self.connections[connection.number] = connection
         return True
 
-    def _put_out(self, connection: Connection, reason: str = "") -> None:
+    def _disconnect(self, connection: Connection, reason: str = "") -> None:
         """Remove a connection that has ended, or disconnect it with `reason`: abort its requests and tell the other
         front ends' logs."""
         fd, live = connection.fileno(), connection.live
@@ -285,7 +285,9 @@ class FrontEnds:
     def flush(self, wait_ms: int) -> None:
         """Send queued data, waiting at most `wait_ms`."""
         deadline = time.monotonic() + wait_ms / 1000
-        while waiting := {one.fileno(): one for one in tuple(self.connections.values()) if one.waits}:
+        while waiting := {
+            connection.fileno(): connection for connection in tuple(self.connections.values()) if connection.waits
+        }:
             left = deadline - time.monotonic()
             if left <= 0:
                 return

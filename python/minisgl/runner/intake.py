@@ -30,7 +30,7 @@ from minisgl.message import (
     Watch,
 )
 from minisgl.runner.adapters import EngineAdapters
-from minisgl.runner.drafting import Guesses
+from minisgl.runner.drafting import Proposer
 from minisgl.runner.prefixes import Prefixes
 from minisgl.runner.reading import Reading
 from minisgl.runner.request_tracker import Compiling, RequestTracker, TrackedRequest, ended
@@ -66,7 +66,7 @@ class Beside:
 
     compiler: GrammarCompiler | None = None
     wake: Callable[[], None] | None = None
-    guesses: Guesses | None = None
+    guesses: Proposer | None = None
 
 
 class Intake:
@@ -97,9 +97,9 @@ class Intake:
         self._num_arrivals = 0  # arrivals at the scheduler
 
     @property
-    def any_left(self) -> bool:
+    def has_events(self) -> bool:
         """Whether there are events for the next step even without new messages."""
-        return bool(self.prefixes.events) or self.adapters.any_leaves or self.compiling.any_returns
+        return bool(self.prefixes.events) or self.adapters.has_removals or self.compiling.has_returns
 
     def _adapters_in_use(self) -> set[int]:
         return self.requests.adapters() | self.compiling.adapters()
@@ -130,7 +130,7 @@ class Intake:
                     self._end(events, Finish(req_id), FinishReason.STOP)
                 case AddPrefix() | RemovePrefix() | ClearCache():
                     for event in self.prefixes.take(message, control_plane.stats().num_evictable_pages):
-                        self._of_prefix(events, event, control_plane)
+                        self._add_prefix_event(events, event, control_plane)
                 case Watch():
                     self.watch = message
                 case Shutdown():
@@ -140,7 +140,11 @@ class Intake:
     def arrivals(self) -> list[Event]:
         """Return the arrivals of all requests that the scheduler has, for another scheduler."""
         elsewhere = self.compiling, self.reading
-        return [one.arrival() for one in self.requests.live() if not any(one.req_id in place for place in elsewhere)]
+        return [
+            request.arrival()
+            for request in self.requests.live()
+            if not any(request.req_id in holder for holder in elsewhere)
+        ]
 
     def forget(self, req_id: int, field: str, reason: str) -> None:
         """Drop a request whose arrival the scheduler refused, and report the reason."""
@@ -168,7 +172,7 @@ class Intake:
         events.add(event)
         self.ending.setdefault(event.req_id, reason)
 
-    def _of_prefix(self, events: Events, event: Event, control_plane: ControlPlane) -> None:
+    def _add_prefix_event(self, events: Events, event: Event, control_plane: ControlPlane) -> None:
         match event:
             case Arrival(req_id):
                 self._arrive(events, self.requests.get(req_id), control_plane)
@@ -197,13 +201,13 @@ class Intake:
         if message.key in self._own_cache_keys:
             own = (message.key, message.sampling.adapter)
             request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
-        request.space = self._space_of(message.sampling.adapter, self._own_cache_keys.get(message.key))
+        request.space = self._store_namespace(message.sampling.adapter, self._own_cache_keys.get(message.key))
         request.grammar = grammar
         request.number = self._num_arrivals
         self._num_arrivals += 1
         return request
 
-    def _space_of(self, adapter: int, own: bytes | None) -> bytes:
+    def _store_namespace(self, adapter: int, own: bytes | None) -> bytes:
         """Return the namespace's name in the page store, valid across processes; empty for the shared one."""
         if self._stores is None or (not adapter and own is None):
             return b""
@@ -237,6 +241,6 @@ def _error_of(message: AddRequest, vocab_size: int) -> str:
         return f"num_generated: {message.num_generated}: must leave a prompt and a token to make"
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         return f"tokens: ids must be at least 0 and below {vocab_size}"
-    if found := sampling.beyond(vocab_size):
-        return f"{found[0]}: token ids must be below {vocab_size} (got {found[1]})"
+    if invalid := sampling.beyond(vocab_size):
+        return f"{invalid[0]}: token ids must be below {vocab_size} (got {invalid[1]})"
     return ""

@@ -17,7 +17,7 @@ from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHand
 from minisgl.message import ToEngine
 from minisgl.message.heartbeat import Activity
 from minisgl.metrics.steps import StepTimers
-from minisgl.runner.drafting import Asked, Trust
+from minisgl.runner.drafting import DraftGate, DraftRequest
 from minisgl.runner.intake import Beside, Intake, LoopSettings, Send
 from minisgl.runner.request_tracker import (
     UncommittedStep,
@@ -47,7 +47,7 @@ FREED_WITHIN = 3
 CLEAR_STEPS = 64
 """Low-priority steps after the last ordinary request that run without overlap."""
 DEFAULTS = LoopSettings()
-NOBODY = Beside()
+NO_HELPERS = Beside()
 
 Failover = tuple[str, str, str]
 """(scheduler name, failed part, error type)"""
@@ -119,7 +119,7 @@ class StepLoop:
         settings: LoopSettings = DEFAULTS,
         *,
         timing: Timing | None = None,
-        beside: Beside = NOBODY,
+        beside: Beside = NO_HELPERS,
         fallback: Callable[[], ControlPlane] | None = None,
     ) -> None:
         self._control_plane = control_plane
@@ -134,7 +134,7 @@ class StepLoop:
         self.prefixes, self.adapters = self._intake.prefixes, self._intake.adapters
         self._fallback = fallback
         self.guesses = beside.guesses
-        self._trust = Trust()
+        self._trust = DraftGate()
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
@@ -145,7 +145,7 @@ class StepLoop:
         self._last_sent_back = -FREED_WITHIN  # last step that retracted a request
         self._new_budget = self._timing.budget()  # budget event for the next schedule
         self._last_others = -CLEAR_STEPS  # last step with ordinary requests
-        self._left_something = False  # the last output left pages in the cache: the next step applies the cache budget
+        self._has_unused_pages = False  # by the last output: the next step applies the cache budget
         self._failovers: list[Failover] = []
         self._has_parts = hasattr(control_plane, "part_failures")  # avoids a lookup per step
         self.failover_reason = ""
@@ -171,20 +171,20 @@ class StepLoop:
     @property
     def idle(self) -> bool:
         """Whether nothing is in flight and nothing waits, so that a step would change nothing."""
-        return self.rests and not self._intake.compiling and not self._intake.reading
+        return self.is_resting and not self._intake.compiling and not self._intake.reading
 
     @property
-    def rests(self) -> bool:
+    def is_resting(self) -> bool:
         """Whether a step would change nothing until a message arrives, a grammar is compiled or pages are read."""
         if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
-        if self._left_something or self._intake.any_left:
+        if self._has_unused_pages or self._intake.has_events:
             return False
         return self._control_plane.stats().num_live == 0
 
     def wait_for_grammar(self) -> None:
         """Block until a grammar is compiled, if there is nothing else to do. For callers without incoming messages."""
-        if self._intake.compiling and self.rests:
+        if self._intake.compiling and self.is_resting:
             self._intake.compiling.wait()
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ class StepLoop:
         """Handle `messages`, schedule and launch one step, and commit the previous one (without overlap: this one).
         Raises `ControlPlaneError` if the scheduler broke for good, or the error of a dead engine; both end the loop."""
         timers = self.timers
-        drafts, self._left_something = self._ask_for_drafts(), False
+        drafts, self._has_unused_pages = self._propose_drafts(), False
         plan = self._schedule(self._events(messages, drafts))
         timers.lap(timers.schedule, plan.step)
         if metadata_ns := metadata_time_ns(self._control_plane):
@@ -207,10 +207,10 @@ class StepLoop:
         timers.scheduled(plan.num_rows, plan.num_tokens)
         if previous is not None and not self._process_output(previous):
             return
-        if not self._settings.overlap or plan.num_rows == 0 or self._keeps_clear(plan):
+        if not self._settings.overlap or plan.num_rows == 0 or self._should_skip_overlap(plan):
             self._process_last()
 
-    def _keeps_clear(self, plan: StepPlan) -> bool:
+    def _should_skip_overlap(self, plan: StepPlan) -> bool:
         """Return whether no step may be scheduled while this one runs: it has low-priority requests only, and there
         were others lately. A new request of those then waits for the end of this step only."""
         if plan.num_background < plan.num_tokens:
@@ -241,12 +241,12 @@ class StepLoop:
             self.prefixes.lost()  # after this step, which still has the old pins
         return events
 
-    def _ask_for_drafts(self) -> list[Event]:
+    def _propose_drafts(self) -> list[Event]:
         """Return drafts for the sequences that can use them. The draft model runs while no step is in flight: two
         forwards at once would slow each other down, and all sequences are drafted in the same forwards."""
         if self.guesses is None or self._failed_step is not None or not self._control_plane.drafts_wanted():
             return []
-        if not self._trust.asks():
+        if not self._trust.should_propose():
             return []
         self.drain()
         wanted = self._control_plane.drafts_wanted() if self._failed_step is None else []
@@ -255,12 +255,14 @@ class StepLoop:
         requests = [(self._requests.get(req_id), count) for req_id, count in wanted]
         self.timers.rest()
         with self._timing.forward(self._intake.step):
-            asked = [Asked(one.req_id, one.tokens, count, one.namespace) for one, count in requests]
-            self._trust.judge(asked)
-            found = self.guesses.guess(asked)
-            self._trust.remember(found)
+            draft_requests = [
+                DraftRequest(request.req_id, request.tokens, count, request.namespace) for request, count in requests
+            ]
+            self._trust.record_results(draft_requests)
+            drafts = self.guesses.propose(draft_requests)
+            self._trust.remember(drafts)
         self.timers.awake(self.timers.wait)
-        return list(found)
+        return list(drafts)
 
     def _schedule(self, events: Events) -> StepPlan:
         """Schedule a step. A request that the scheduler refuses gets an error, and the call is repeated without it."""
@@ -361,10 +363,10 @@ class StepLoop:
             output, self._row_errors, late = failed_rows(output, result.failures)
             for req_id in late:
                 self._intake.compiling.hold(self._requests.get(req_id))
-        self._reply(self.prefixes.of_clients(output) if self.prefixes.computed else output, result)
+        self._reply(self.prefixes.without_own_rows(output) if self.prefixes.computed else output, result)
         self._requests.record(output)
         if self._settings.has_budget and len(output):
-            self._left_something = True
+            self._has_unused_pages = True
         if self._ending:
             for req_id in output.req_ids[output.reasons != FinishReason.NONE].tolist():
                 self._ending.pop(req_id, None)

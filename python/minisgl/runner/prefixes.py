@@ -72,8 +72,8 @@ class Prefixes:
     def states(self) -> tuple[PrefixState, ...]:
         """Return the states of all prefixes, in the order of their arrival."""
         return tuple(
-            PrefixState(one.prefix_id, len(one.tokens), one.is_ready, one.pin, one.num_hits)
-            for one in self._by_id.values()
+            PrefixState(prefix.prefix_id, len(prefix.tokens), prefix.is_ready, prefix.pin, prefix.num_hits)
+            for prefix in self._by_id.values()
         )
 
     # --------------------------------------------------------------------------------------------------------- orders
@@ -91,10 +91,10 @@ class Prefixes:
 
     def _add(self, order: AddPrefix) -> list[Event]:
         tokens = np.frombuffer(order.tokens, np.int32)
-        if (known := self._by_id.get(order.prefix_id)) is not None:
-            same = known.pin == order.pin and np.array_equal(known.tokens, tokens)
+        if (existing := self._by_id.get(order.prefix_id)) is not None:
+            same = existing.pin == order.pin and np.array_equal(existing.tokens, tokens)
             if same:
-                self._say(known, "ready" if known.is_ready else "warming")
+                self._say(existing, "ready" if existing.is_ready else "warming")
             else:
                 self._send([PrefixChanged(order.prefix_id, "refused", "prefix_id: there is another prefix of this id")])
             return []
@@ -167,7 +167,7 @@ class Prefixes:
             self._forget(prefix)
             self._say(prefix, "refused", f"{field}: {reason}", is_full=field == "pin")
 
-    def of_clients(self, output: StepOutput) -> StepOutput:
+    def without_own_rows(self, output: StepOutput) -> StepOutput:
         """Return `output` without the rows of prefixes, which are handled here."""
         if not (own := output.req_ids < 0).any():
             return output
@@ -212,10 +212,10 @@ class Prefixes:
         covered = whole if cached_len >= (len(prompt) - 1) // page_size * page_size else cached_len
         node = self._root
         for end in range(page_size, covered + 1, page_size):
-            found = node.children.get(prompt[end - page_size : end].tobytes())
-            if found is None:
+            child = node.children.get(prompt[end - page_size : end].tobytes())
+            if child is None:
                 return
-            node = found
+            node = child
             for prefix in node.prefixes:
                 if np.array_equal(prompt[end : len(prefix.tokens)], prefix.tokens[end:]):
                     prefix.num_hits += 1

@@ -49,7 +49,7 @@ from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.launch import LastWords, ProcessConfig, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.scheduler.api import Stats, backend_of, part_failures
-from minisgl.scheduler.backend import Chosen
+from minisgl.scheduler.backend import ChosenScheduler
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
@@ -163,14 +163,14 @@ def _ranks_folder(config: ProcessConfig) -> Path:
     return folder
 
 
-def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
-    last_sent, told = 0.0, _stats(loop, chosen, engine)
-    link.has_news = lambda: any(getattr(told, name) != now for name, now in _store_counts(engine).items())
+def _run(config: ProcessConfig, loop: StepLoop, chosen: ChosenScheduler, engine: Engine, link: Link) -> None:
+    last_sent, last_stats = 0.0, _stats(loop, chosen, engine)
+    link.has_news = lambda: any(getattr(last_stats, name) != now for name, now in _store_counts(engine).items())
     delay = None if config.engine.debug.step_delay_file is None else Path(config.engine.debug.step_delay_file)
     loop.timers.begin()
     while not loop.shutdown:
-        if idle := loop.rests:
-            link.send([told := _stats(loop, chosen, engine)])
+        if idle := loop.is_resting:
+            link.send([last_stats := _stats(loop, chosen, engine)])
         failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
@@ -181,7 +181,7 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now
-            link.send([told := _stats(loop, chosen, engine)])
+            link.send([last_stats := _stats(loop, chosen, engine)])
     link.has_news = lambda: False
     loop.drain()
 
@@ -194,7 +194,7 @@ def _milliseconds(file: Path) -> int:
         return 0
 
 
-def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
+def _ready(engine: Engine, chosen: ChosenScheduler) -> EngineReady:
     info = engine.info
     return EngineReady(
         engine=info.name,
@@ -212,7 +212,7 @@ def failover_reason(loop: StepLoop) -> str:
     return of_parts[-1] if of_parts else loop.failover_reason
 
 
-def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
+def _stats(loop: StepLoop, chosen: ChosenScheduler, engine: Engine) -> EngineStats:
     control_plane = loop.control_plane
     stats = control_plane.stats()
     timers = loop.timers
@@ -245,7 +245,7 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     )
 
 
-def _shadow_counts(chosen: Chosen) -> dict[str, int]:
+def _shadow_counts(chosen: ChosenScheduler) -> dict[str, int]:
     if chosen.shadow is None:
         return {}
     return {f"num_shadow_{name}_total": getattr(chosen.shadow, f"num_{name}") for name in SHADOW_RESULTS}

@@ -28,7 +28,7 @@ from minisgl.distributed import Group, GroupError
 from minisgl.engine.adapters import Adapts
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.message import EngineFailed, Heartbeat, RankUsage
-from minisgl.message.heartbeat import Watchdog, look_every_s
+from minisgl.message.heartbeat import Watchdog, poll_interval_s
 from minisgl.runner.rank_messages import (
     FromRank,
     NewBuffers,
@@ -121,7 +121,7 @@ class Ranks:
                 break
             message = msgspec.json.decode(line, type=FromRank)
             if isinstance(message, Heartbeat):
-                self._watchdog.hear(rank, message)
+                self._watchdog.on_heartbeat(rank, message)
             elif isinstance(message, EngineFailed):
                 why = f": {message.text}"
             else:
@@ -137,11 +137,11 @@ class Ranks:
         """Poll the watchdog until a rank makes no progress or the ranks end."""
         while True:
             with self._changed:
-                interval_s = look_every_s(self._step_timeout)
+                interval_s = poll_interval_s(self._step_timeout)
                 if self._changed.wait_for(lambda: self._closing or self._failure, interval_s):
                     return
-            if found := self._watchdog.look(self._step_timeout):
-                self._fail(found)
+            if reason := self._watchdog.poll(self._step_timeout):
+                self._fail(reason)
 
     def _fail(self, reason: str) -> None:
         """Kill all ranks and report `reason`. Only the first call counts."""

@@ -65,9 +65,9 @@ class Reading:
         """Cancel the reading for a retracted request that was admitted again."""
         self._sent_back.pop(req_id, None)
 
-    def _begin(self, place: dict[int, TrackedRequest], request: TrackedRequest, first: int, end: int) -> None:
+    def _begin(self, waiting: dict[int, TrackedRequest], request: TrackedRequest, first: int, end: int) -> None:
         self._reader = self._reader or ThreadPoolExecutor(1, "page-reader")
-        reading = self._reader.submit(self._read, place, request, first, end - first)
+        reading = self._reader.submit(self._read, waiting, request, first, end - first)
         if self._wake is None:
             wait((reading,))
             self._done.put((request, reading))
@@ -80,18 +80,18 @@ class Reading:
 
     def take(self) -> list[Arrival | PagesRead]:
         """Return the events for requests whose pages were read."""
-        found: list[Arrival | PagesRead] = []
+        events: list[Arrival | PagesRead] = []
         while not self._done.empty():
             request, reading = self._done.get()
             req_id, pages = request.req_id, reading.result()
             first, end = pages.columns
             if self._waiting.pop(req_id, None) is not None:
                 request.stored = pages if end > first else None
-                found.append(request.arrival())
+                events.append(request.arrival())
             elif self._sent_back.pop(req_id, None) is request and end > first:
                 request.stored = pages
-                found.append(PagesRead(req_id, first, end))
-        return found
+                events.append(PagesRead(req_id, first, end))
+        return events
 
     def close(self) -> None:
         """Drop all requests and stop the reader's thread."""
@@ -100,11 +100,11 @@ class Reading:
         if self._reader is not None:
             self._reader.shutdown(cancel_futures=True)
 
-    def _read(self, place: dict[int, TrackedRequest], request: TrackedRequest, first: int, most: int) -> StoredPages:
-        """Read up to `most` pages from page `first`, or none if the request is no longer in `place`. Runs in the
+    def _read(self, waiting: dict[int, TrackedRequest], request: TrackedRequest, first: int, most: int) -> StoredPages:
+        """Read up to `most` pages from page `first`, or none if the request is no longer in `waiting`. Runs in the
         reader's thread."""
         assert self._store is not None
-        most = most if place.get(request.req_id) is request else 0
+        most = most if waiting.get(request.req_id) is request else 0
         return self._store.stage(request.tokens, first, most, request.space)
 
     def _was_read(self, request: TrackedRequest, reading: Future[StoredPages]) -> None:

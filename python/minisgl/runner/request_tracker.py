@@ -194,7 +194,7 @@ class Compiling:
         self._returning: list[int] = []  # waiting requests whose masks are computed
 
     @property
-    def any_returns(self) -> bool:
+    def has_returns(self) -> bool:
         """Whether the next step will readmit a request whose mask was late."""
         return bool(self._returning)
 
@@ -240,19 +240,19 @@ class Compiling:
         if not self._waiting:
             return
         assert self._compiler is not None
-        for one in self._compiler.take():
-            waiting = self._waiting[one.key]
+        for result in self._compiler.take():
+            waiting = self._waiting[result.key]
             if isinstance(waiting, AddRequest):
                 sampling = msgspec.structs.replace(waiting.sampling, grammar=None)
                 waiting = msgspec.structs.replace(waiting, sampling=sampling)
-                del self._waiting[one.key]
-                yield waiting, one.matcher, one.error
+                del self._waiting[result.key]
+                yield waiting, result.matcher, result.error
             else:
-                self._returning.append(one.key)
+                self._returning.append(result.key)
         returning, self._returning = self._returning[:RETURNS_AT_ONCE], self._returning[RETURNS_AT_ONCE:]
         for req_id in returning:
-            if (held := self._waiting.pop(req_id, None)) is not None:
-                yield held, None, ""
+            if (request := self._waiting.pop(req_id, None)) is not None:
+                yield request, None, ""
 
     def wait(self) -> None:
         """Block until a grammar or mask is done. Call it only while requests wait."""
@@ -421,8 +421,8 @@ class _Text:
 
     def goes_on_in(self, row: int, entry: RingEntry) -> bool:
         """Return whether a draft row's token belongs to the sequence: its position and input token match."""
-        known = entry.seq_lens[row] == self.length and entry.input_ids[row] == self.last
-        return self.reason == FinishReason.NONE and bool(known)
+        matches = entry.seq_lens[row] == self.length and entry.input_ids[row] == self.last
+        return self.reason == FinishReason.NONE and bool(matches)
 
 
 def ends_of(ending: Mapping[int, FinishReason], requests: RequestTracker, step: int) -> StepOutput:

@@ -59,8 +59,8 @@ def _devices(config: EngineConfig) -> int:
     """Return the number of CUDA devices for engines; 0 if they compute on a CPU."""
     if config.engine not in ("auto", "torch") or config.device not in ("auto", "cuda") or any(config.of_cpu_only()):
         return 0
-    found = num_cuda_devices()
-    return 0 if config.device == "auto" and found < config.num_ranks else found
+    num_devices = num_cuda_devices()
+    return 0 if config.device == "auto" and num_devices < config.num_ranks else num_devices
 
 
 def with_number(config: ServerConfig) -> ServerConfig:
@@ -111,10 +111,10 @@ def pool_class() -> Callable[[str], EnginePool]:
     """Return the extension's `EnginePool` class. Raises `ConfigError` if it is missing."""
     if why := why_missing():
         raise ConfigError(f"{NEED}: the pool of engines {NEEDS}: {why}")
-    found: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
-    if found is None:
+    pool: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
+    if pool is None:
         raise ConfigError(f"{NEED}: need the extension, and it was built without its pool: build it again")
-    return found
+    return pool
 
 
 EVERY_POOL = {"watch": TIMES, "front_ends": RULES}
@@ -131,12 +131,12 @@ def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> st
         "max_inflight": config.max_inflight or 0,
         "max_inflight_per_engine": _inflight_per_engine(config),
         "keys": [
-            {"share": one.share, "max_inflight": one.max_inflight or _inflight_per_key(config, len(sockets))}
-            for one in config.api_keys
+            {"share": key.share, "max_inflight": key.max_inflight or _inflight_per_key(config, len(sockets))}
+            for key in config.api_keys
         ],
     }
-    found = {"listen": listen, "engines": sockets, "router": router, "step_timeout": config.limits.step_timeout}
-    return msgspec.json.encode({**found, **EVERY_POOL}).decode()
+    settings = {"listen": listen, "engines": sockets, "router": router, "step_timeout": config.limits.step_timeout}
+    return msgspec.json.encode({**settings, **EVERY_POOL}).decode()
 
 
 def _inflight_per_engine(config: ServerConfig) -> int:
@@ -215,15 +215,15 @@ class EngineProcesses:
             configs[engine] = msgspec.structs.replace(configs[engine], warm_prefixes=())
             return made
 
-        found = cls(
+        processes = cls(
             make,
             config.dp,
             folder,
             lambda sockets: make_pool(pool_config(config, str(folder / SOCKET), sockets)),
         )
-        found.line = f"{line}, routing {config.routing}" if line else ""
-        found.routing = config.routing
-        return found
+        processes.line = f"{line}, routing {config.routing}" if line else ""
+        processes.routing = config.routing
+        return processes
 
     line = ""
     """Line for the log at the start."""

@@ -86,7 +86,7 @@ def step_view(
 ) -> StepView:
     """Build the view of a step. `changes`: admitted requests with cached tokens, finished requests with reasons, and
     retracted requests."""
-    schedule, forward, commit, send = (round(one, 4) for one in phases_ms)
+    schedule, forward, commit, send = (round(phase, 4) for phase in phases_ms)
     return StepView(
         plan.step,
         round(time.time() * 1e3 - sum(phases_ms), 2),

@@ -69,7 +69,7 @@ class ControlPlaneConfig:
         return self.num_pages - -(-(self.limits().max_seq_len - 1) // self.page_size)
 
     def limits(self) -> StepLimits:
-        """Return the maximal sizes of a step. Decode rows run whatever the budget; the first prefill row gets a page."""
+        """Return the maximal sizes of a step. Decode rows run whatever the budget, the first prefill gets a page."""
         return StepLimits(
             max_rows=self.max_running_requests,
             max_tokens=self.max_running_requests + max(self.max_prefill_length, self.page_size),

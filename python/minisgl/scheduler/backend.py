@@ -1,6 +1,6 @@
 """Chooses and creates the scheduler. An unknown name is an error that lists the valid ones. Without the Rust extension
-the Python reference serves, and `Chosen.fallback` has the reason. `minisgl._rust.ControlPlane` makes bit-identical
-decisions and is used directly, without a Python wrapper in the step loop."""
+the Python reference serves, and `ChosenScheduler.fallback` has the reason. `minisgl._rust.ControlPlane` makes
+bit-identical decisions and is used directly, without a Python wrapper in the step loop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from minisgl.step import StepBuffers
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenScheduler:
     """A chosen scheduler. `fallback` says why `name` differs from the requested name (empty: it does not). `shadow` has
     the counts of a shadow scheduler that is compared with it; `None` if there is none."""
 
@@ -29,7 +29,7 @@ class Chosen:
     shadow: ShadowSummary | None = None
 
 
-def choose(name: str, config: ControlPlaneConfig) -> Chosen:
+def choose(name: str, config: ControlPlaneConfig) -> ChosenScheduler:
     """Create the scheduler `name`, which may be auto; fall back to the reference if the extension is missing. Raises
     `ValueError` for an unknown name or an invalid configuration."""
     if problem := scheduler_problem(name):
@@ -38,11 +38,11 @@ def choose(name: str, config: ControlPlaneConfig) -> Chosen:
     if name != "python":
         try:
             if is_parts:
-                return Chosen(name, make_rust_parts(parse_parts(name), config))
-            return Chosen("rust_hotpath", make_rust_hotpath(config))
+                return ChosenScheduler(name, make_rust_parts(parse_parts(name), config))
+            return ChosenScheduler("rust_hotpath", make_rust_hotpath(config))
         except ExtensionMissing as error:
-            return Chosen("python", ReferenceControlPlane(config), f"extension missing: {error}")
-    return Chosen("python", ReferenceControlPlane(config))
+            return ChosenScheduler("python", ReferenceControlPlane(config), f"extension missing: {error}")
+    return ChosenScheduler("python", ReferenceControlPlane(config))
 
 
 def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:

@@ -146,5 +146,5 @@ class Parts:
     def failures(self) -> dict[str, str]:
         """Return the error texts of the Rust parts that were replaced by their Python versions, by part name."""
         by_name = {"admission": self.plan_chunks, "metadata": self.make_metadata}
-        found = {name: getattr(part, "failure", "") for name, part in by_name.items()}
-        return {name: failure for name, failure in found.items() if failure}
+        texts = {name: getattr(part, "failure", "") for name, part in by_name.items()}
+        return {name: failure for name, failure in texts.items() if failure}

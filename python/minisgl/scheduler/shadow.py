@@ -17,7 +17,7 @@ from typing import Any
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError
 from minisgl.scheduler.differences import (
     Difference,
-    Planned,
+    PlannedStep,
     count_differences,
     output_differences,
     plan_differences,
@@ -88,8 +88,8 @@ class ShadowControlPlane(WrappedControlPlane):
     def compare_trees(self) -> None:
         """Compare the current prefix caches. O(nodes)."""
         if not self.summary.stopped:
-            for found in tree_differences(self._inner, self._shadow):
-                self._differs(found)
+            for difference in tree_differences(self._inner, self._shadow):
+                self._report_difference(difference)
 
     # ------------------------------------------------------------------------------------------------- comparison
 
@@ -104,12 +104,12 @@ class ShadowControlPlane(WrappedControlPlane):
             compare()
         except (ControlPlaneError, ValueError) as error:
             self.summary.num_failed += 1
-            self._differs(Difference("error", "none", f"{type(error).__name__}: {error}"))
+            self._report_difference(Difference("error", "none", f"{type(error).__name__}: {error}"))
             self._stop(f"the shadow failed: {error}")
 
     def _compare_plans(self, plan: StepPlan, other: StepPlan) -> None:
-        ours = Planned(plan, self._inner.buffers.ring[plan.ring_index])
-        theirs = Planned(other, self._shadow.buffers.ring[other.ring_index])
+        ours = PlannedStep(plan, self._inner.buffers.ring[plan.ring_index])
+        theirs = PlannedStep(other, self._shadow.buffers.ring[other.ring_index])
         slots = ours.entry.assigned[: plan.num_assigned, 0].tolist()
         self._owners.update(zip(slots, ours.entry.assigned_ids[: plan.num_assigned].tolist(), strict=True))
         if plan.step % self._every_n == 0:
@@ -121,8 +121,8 @@ class ShadowControlPlane(WrappedControlPlane):
 
     def _count(self, differences: Iterable[Difference]) -> None:
         before = self.summary.num_diffs
-        for found in differences:
-            self._differs(found)
+        for difference in differences:
+            self._report_difference(difference)
         if self.summary.num_diffs > before:
             self.summary.num_different += 1
         else:
@@ -132,17 +132,17 @@ class ShadowControlPlane(WrappedControlPlane):
         self.summary.stopped = why
         self._notify(f"warning: shadow: left out from now on: {why}")
 
-    def _differs(self, found: Difference) -> None:
+    def _report_difference(self, difference: Difference) -> None:
         summary = self.summary
         summary.num_diffs += 1
         line = {
-            **{"what": found.what, "primary": found.primary, "shadow": found.shadow},
-            **{"index": found.index, "request": found.req_id, "trail": list(self._trail)},
+            **{"what": difference.what, "primary": difference.primary, "shadow": difference.shadow},
+            **{"index": difference.index, "request": difference.req_id, "trail": list(self._trail)},
         }
         if summary.num_diffs == 1:
             call = self._trail[-1]
             summary.first, summary.first_index = line, summary.num_calls - 1
-            self._notify(f"warning: shadow: differs first in {call['call']}({call['step']}): {found.what}")
+            self._notify(f"warning: shadow: differs first in {call['call']}({call['step']}): {difference.what}")
         if summary.num_diffs == self._max_diffs:
             self._stop(f"{self._max_diffs} differences")
         if self._report is not None:
@@ -151,11 +151,11 @@ class ShadowControlPlane(WrappedControlPlane):
 
 
 def _as_json(event: object) -> dict[str, Any]:
-    found: dict[str, Any] = {"event": type(event).__name__}
+    values: dict[str, Any] = {"event": type(event).__name__}
     for name in getattr(event, "__slots__", ()):
         value = getattr(event, name)
-        found[name] = value.tolist() if hasattr(value, "tolist") else value
-    return found
+        values[name] = value.tolist() if hasattr(value, "tolist") else value
+    return values
 
 
 MAX_SHOWN = 160  # characters of a value
@@ -216,7 +216,7 @@ def _value(value: Any, index: int | None) -> str:
 def summarize_report(path: Path) -> ReportSummary:
     """Read a shadow's report. Raises `OSError`, and `ValueError` if a line is not of a report."""
     diffs = list(_diffs(path))
-    what = Counter(str(one["what"]) for one in diffs)
+    what = Counter(str(difference["what"]) for difference in diffs)
     return ReportSummary(len(diffs), dict(what.most_common()), diffs[0] if diffs else None)
 
 
@@ -226,14 +226,14 @@ def _diffs(path: Path) -> Iterator[dict[str, Any]]:
         if not line:
             continue
         try:
-            found = json.loads(line)
+            difference = json.loads(line)
         except ValueError as error:
             if number == len(lines):
                 return  # truncated: a complete line ends with a newline
             raise ValueError(f"{path.name}: line {number}: {error}") from error
-        if not isinstance(found, dict) or not {"what", "primary", "shadow", "trail"} <= found.keys():
+        if not isinstance(difference, dict) or not {"what", "primary", "shadow", "trail"} <= difference.keys():
             raise ValueError(f"{path.name}: line {number}: not a shadow's report")
-        yield found
+        yield difference
 
 
 def _shown(value: object) -> str:

@@ -95,12 +95,12 @@ def _form(tag: str, kind: type[Any]) -> type[msgspec.Struct]:
     """Return the msgpack struct for an event type: its fields in order, an arrival's tokens as int32 bytes."""
     left_out = ("stored_from", "stored_to") if tag == "arrival" else ()
     types = get_type_hints(kind) | ({"tokens": bytes} if kind is Arrival else {})
-    found: list[Any] = []
+    struct_fields: list[Any] = []
     for field in fields(kind):
         if field.name not in left_out:
             default = () if field.default is MISSING else (field.default,)
-            found.append((field.name, types[field.name], *default))
-    return msgspec.defstruct(kind.__name__, found, tag=tag, array_like=True)
+            struct_fields.append((field.name, types[field.name], *default))
+    return msgspec.defstruct(kind.__name__, struct_fields, tag=tag, array_like=True)
 
 
 _FORMS = {tag: _form(tag, kind) for tag, kind in _KINDS.items()}
@@ -166,8 +166,8 @@ def _unpacked(event: _Event) -> Event:
     kind, values = _KINDS[str(event.__struct_config__.tag)], msgspec.structs.asdict(event)
     if kind is Arrival:
         values["tokens"] = np.frombuffer(values["tokens"], np.int32)
-    found: Event = kind(**values)
-    return found
+    unpacked: Event = kind(**values)
+    return unpacked
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,11 +82,11 @@ class NarratingControlPlane(WrappedControlPlane):
         arrived = [event for event in events if isinstance(event, Arrival)]
         self._num_prompt.update({event.req_id: event.num_prompt for event in arrived})
         lines = [f"request {event.req_id} arrives: {_count(event.num_prompt, 'prompt token')}" for event in arrived]
-        if lines := [*lines, *self._of_plan(step, plan)]:
+        if lines := [*lines, *self._describe_plan(step, plan)]:
             self._narrate(lines)
         return plan
 
-    def _of_plan(self, step: int, plan: StepPlan) -> list[str]:
+    def _describe_plan(self, step: int, plan: StepPlan) -> list[str]:
         entry = self._inner.buffers.ring[plan.ring_index]
         lines = []
         if plan.num_retracted:
@@ -98,9 +98,9 @@ class NarratingControlPlane(WrappedControlPlane):
         for row in range(plan.num_decode_rows, plan.num_rows):
             req_id = self._owners[int(entry.req_slots[row])]
             length, end = int(entry.extend_lens[row]), int(entry.seq_lens[row])
-            of = self._num_prompt.get(req_id, end)
+            total = max(self._num_prompt.get(req_id, end), end)
             lines.append(
-                f"step {step}: prefill of request {req_id}, {_count(length, 'token')}: {end} of {max(of, end)} are done"
+                f"step {step}: prefill of request {req_id}, {_count(length, 'token')}: {end} of {total} are done"
             )
         if plan.num_decode_rows:
             lines.append(f"step {step}: decode, {_count(plan.num_decode_rows, 'row')}, a token each")

@@ -70,8 +70,8 @@ def _settings(source: Path, templates_of: Path) -> str:
     def read(file: Path) -> dict[str, object]:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
-    found = read(source / FILE_CONFIG)
-    found.pop("chat_template", None)
+    settings = read(source / FILE_CONFIG)
+    settings.pop("chat_template", None)
     if template := read(templates_of / FILE_CONFIG).get("chat_template"):
-        found["chat_template"] = template
-    return json.dumps(found, indent=2, ensure_ascii=False)
+        settings["chat_template"] = template
+    return json.dumps(settings, indent=2, ensure_ascii=False)

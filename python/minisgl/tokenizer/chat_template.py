@@ -53,7 +53,7 @@ class ChatTemplate:
         self.source = source
         self._marks = marks
         self._special_tokens = dict(special_tokens)
-        self._found: dict[bool, Shown] = {}  # with and without tools
+        self._abilities: dict[bool, Shown] = {}  # with and without tools
         self._parts: dict[str, bool] = {"user": True}  # whether a role takes parts; for users see `content_shape`
 
     def render(
@@ -106,10 +106,12 @@ class ChatTemplate:
         if self._marks is None or not self._marks.has_markers((messages, tools, kwargs)):
             return "", messages, tools, kwargs
         try:
-            guard, found, (tools, kwargs) = guarded(self._marks, messages, (tools, kwargs), self._searched, self.source)
+            guard, guarded_messages, (tools, kwargs) = guarded(
+                self._marks, messages, (tools, kwargs), self._searched, self.source
+            )
         except (ValueError, RecursionError) as error:
             raise ChatTemplateError(f"messages: {error}") from error
-        return guard, found, tools, kwargs
+        return guard, guarded_messages, tools, kwargs
 
     @cached_property
     def _searched(self) -> list[str]:
@@ -127,11 +129,11 @@ class ChatTemplate:
         """Content format that the template takes: by its syntax tree, unless rendering shows that it takes only the
         other one. Raises `ChatTemplateError`."""
         _ = self._template
-        found = content_shape(environment().parse(self.source))
+        by_tree = content_shape(environment().parse(self.source))
         takes_text, takes_parts = self._shows_user("question"), self._shows_user([{"type": "text", "text": "question"}])
         if takes_text == takes_parts:
-            return found
-        return "parts" if takes_parts and found == "string" else "string" if takes_text else found
+            return by_tree
+        return "parts" if takes_parts and by_tree == "string" else "string" if takes_text else by_tree
 
     def _shows_user(self, content: Any) -> bool:
         with contextlib.suppress(ChatTemplateError):
@@ -142,10 +144,10 @@ class ChatTemplate:
     def _takes_parts(self, role: str) -> bool:
         """Return whether content parts in a message of this role are rendered as their texts: some templates show only
         one part of a system message, or Python's notation of the list. True, too, if plain text is not shown either."""
-        if (found := self._parts.get(role)) is None:
+        if (takes_parts := self._parts.get(role)) is None:
             parts = [{"type": "text", "text": "question"}, {"type": "text", "text": "answer"}]
-            found = self._parts[role] = self._shows(role, parts) or not self._shows(role, "question answer")
-        return found
+            takes_parts = self._parts[role] = self._shows(role, parts) or not self._shows(role, "question answer")
+        return takes_parts
 
     def _shows(self, role: str, content: Any) -> bool:
         """Return whether a test message of this role is rendered with its words and without its data structure."""
@@ -171,15 +173,15 @@ class ChatTemplate:
         _ = self._template
         return frozenset(jinja2.meta.find_undeclared_variables(environment().parse(self.source)))
 
-    def find_out(self) -> None:
+    def probe(self) -> None:
         """Compute now what `render` needs to know about the template. Raises `ChatTemplateError`."""
         _ = self.content_shape, self.variables, self._shown(False), self._shown(True)
 
     def _shown(self, with_tools: bool) -> Shown:
-        if (found := self._found.get(with_tools)) is None:
+        if (abilities := self._abilities.get(with_tools)) is None:
             tools = [TRIAL_TOOL] if with_tools else None
-            found = self._found[with_tools] = Shown.of(lambda messages: self._render_trial(messages, tools))
-        return found
+            abilities = self._abilities[with_tools] = Shown.of(lambda messages: self._render_trial(messages, tools))
+        return abilities
 
     def _render_trial(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
         return run(self._template, self._variables([self._shape(message) for message in messages], tools), TRIAL_WORK)

@@ -25,10 +25,10 @@ def _content_names(tree: nodes.Template) -> set[str]:
     names: set[str] = set()
     bindings = list(_bindings(tree))
     while True:
-        found = {name for name, value in bindings if _is_content(value, names)}
-        if found <= names:
+        new_names = {name for name, value in bindings if _is_content(value, names)}
+        if new_names <= names:
             return names
-        names |= found
+        names |= new_names
 
 
 def _bindings(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:

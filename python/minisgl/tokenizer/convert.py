@@ -53,10 +53,10 @@ def converted(folder: Path, say: Callable[[str], None]) -> Path:
 
 
 def _key(folder: Path) -> str:
-    found = hashlib.sha256(f"{FORMAT} {importlib.metadata.version('transformers')}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {importlib.metadata.version('transformers')}".encode())
     for file in sorted({file for pattern in _READ for file in folder.glob(pattern) if file.is_file()}):
-        found.update(f"\n{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
-    return f"{found.hexdigest()[:32]}-{FORMAT}"
+        digest.update(f"\n{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
+    return f"{digest.hexdigest()[:32]}-{FORMAT}"
 
 
 def _convert(folder: Path, partial: Path) -> None:
@@ -72,7 +72,7 @@ def _convert(folder: Path, partial: Path) -> None:
         check=False,
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise NoConversion(said[-1].strip() if said else f"transformers ended with code {done.returncode}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise NoConversion(lines[-1].strip() if lines else f"transformers ended with code {done.returncode}")
     if not (partial / "tokenizer.json").is_file():
         raise NoConversion("transformers wrote none")

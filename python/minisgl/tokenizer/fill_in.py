@@ -91,24 +91,24 @@ class FillIn:
 
     def encode(self, before: str, after: str, *, most: int) -> Int32Array:
         """Return the prompt for the text around the gap. Raises `NotEncodable`, and `TooManyTokens` beyond `most`."""
-        found = [self._tokenizer.leading_ids]
+        parts = [self._tokenizer.leading_ids]
         for part in self._layout:
             if part == BEFORE:
-                found.append(self._text(before, most, adds_space=self._adds_space))
+                parts.append(self._text(before, most, adds_space=self._adds_space))
             elif part == AFTER:
-                found.append(self._text(after, most, adds_space=False))
+                parts.append(self._text(after, most, adds_space=False))
             else:
-                found.append(np.array([self._ids[part]], np.int32))
-        whole = np.concatenate(found)
+                parts.append(np.array([self._ids[part]], np.int32))
+        whole = np.concatenate(parts)
         if len(whole) > most:
             raise TooManyTokens(len(whole))
         return whole
 
     def _text(self, text: str, most: int, *, adds_space: bool) -> Int32Array:
-        found: list[Int32Array] = [np.zeros(0, np.int32)]
+        parts: list[Int32Array] = [np.zeros(0, np.int32)]
         for at, piece in enumerate(self._cut(text)):
-            found.append(self._piece(piece, most, adds_space=adds_space and not at))
-        ids = np.concatenate(found)
+            parts.append(self._piece(piece, most, adds_space=adds_space and not at))
+        ids = np.concatenate(parts)
         if not self._never.isdisjoint(ids.tolist()):
             raise NotEncodable("the text reads as a token of fill-in-the-middle")
         return ids
@@ -129,6 +129,6 @@ class FillIn:
 
 
 def _id(tokenizer: Tokenizer, text: str) -> int:
-    found = tokenizer.token_id(text)
-    assert found is not None
-    return found
+    token_id = tokenizer.token_id(text)
+    assert token_id is not None
+    return token_id

@@ -39,9 +39,9 @@ class Prompt(str):
         if not guard or guard not in text:
             return text
         parts = text.split(guard)
-        found = cls("".join(parts))
-        found.guards = tuple(itertools.accumulate(map(len, parts[:-1])))
-        return found
+        prompt = cls("".join(parts))
+        prompt.guards = tuple(itertools.accumulate(map(len, parts[:-1])))
+        return prompt
 
 
 def guards_of(text: str) -> tuple[int, ...]:

@@ -139,7 +139,7 @@ class TokenizePool:
 
     def _do_all(self, jobs: list[_Text]) -> None:
         began = time.perf_counter_ns()
-        found: list[tuple[_Job, Any]] = []
+        results: list[tuple[_Job, Any]] = []
         texts: list[tuple[_Text, str]] = []
         for job in jobs:
             if not job.result.cancelled():
@@ -147,12 +147,12 @@ class TokenizePool:
                 if isinstance(outcome, str):
                     texts.append((job, outcome))
                 else:
-                    found.append((job, outcome))
+                    results.append((job, outcome))
         for special in (False, True):
             if same := [pair for pair in texts if pair[0].add_special_tokens is special]:
                 outcomes = self._encode([text for _, text in same], special)
-                found.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
-        self._deliver(found, began)
+                results.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
+        self._deliver(results, began)
 
     def _text_of(self, job: _Text) -> str | Int32Array:
         """Return the text of a job, or its token ids if it turned out to be long."""

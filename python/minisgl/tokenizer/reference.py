@@ -116,11 +116,11 @@ class ReferenceTokenizer:
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
     ) -> list[Int32Array]:
-        found = self._ids(list(texts), add_special_tokens)
-        for ids in found:
+        batch = self._ids(list(texts), add_special_tokens)
+        for ids in batch:
             if most is not None and len(ids) > most:
                 raise TooManyTokens(len(ids))
-        return found
+        return batch
 
     def encode_pair(self, one: str, other: str) -> Int32Array:
         return self._ids([(one, other)], True)[0]
@@ -129,10 +129,10 @@ class ReferenceTokenizer:
         for text in inputs:
             "".join(text).encode()  # raises for lone surrogates, for which the library raises TypeError
         try:
-            found = self.backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
+            encodings = self.backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises nothing narrower
             raise NotEncodable(f"the tokenizer has no ids for it: {error}") from error
-        return [np.array(one.ids, np.int32) for one in found]
+        return [np.array(one.ids, np.int32) for one in encodings]
 
     def min_tokens(self, text: str, most: int) -> int:
         return 0
@@ -142,10 +142,10 @@ class ReferenceTokenizer:
         return str(self.backend.decode(known, skip_special_tokens=skip_special_tokens)) if known else ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = self._bytes[token_id] = self._make_bytes(token_id)
-        return found
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._make_bytes(token_id)
+        return data
 
     def _make_bytes(self, token_id: int) -> bytes:
         token = self._token(token_id)

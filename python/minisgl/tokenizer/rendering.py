@@ -95,9 +95,9 @@ class _Environment(template_bounds.BoundedEnvironment):
         if kind is dict and attribute in obj and not hasattr(dict, attribute):
             return obj[attribute]
         if kind in _PLAIN and not attribute.startswith(("_", "format")):
-            found = getattr(obj, attribute, _NOT_THERE)
-            if found is not _NOT_THERE:
-                return found
+            value = getattr(obj, attribute, _NOT_THERE)
+            if value is not _NOT_THERE:
+                return value
         return super().getattr(obj, attribute)
 
     def _generate(

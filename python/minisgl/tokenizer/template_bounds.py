@@ -122,9 +122,9 @@ def _kept(value: Any) -> Any:
 
 def _sized(items: list[Any], size: int) -> _List:
     _take(len(items))
-    found = _List(items)
-    found.size = _check(size)
-    return found
+    sized = _List(items)
+    sized.size = _check(size)
+    return sized
 
 
 def _number(value: Any) -> None:

@@ -45,9 +45,9 @@ def kept(template: ChatTemplate) -> Kept:
     for name in sorted(template.variables - _SWITCHES):
         for value in (True, False):
             with contextlib.suppress(ChatTemplateError, TypeError):  # TypeError: a name that is set for every request
-                found = _num_shown(template, **{name: value})
-                if found > most:
-                    most, kwarg = found, (name, value)
+                num_shown = _num_shown(template, **{name: value})
+                if num_shown > most:
+                    most, kwarg = num_shown, (name, value)
     return Kept(shown, most, kwarg)
 
 

@@ -71,10 +71,12 @@ class Tokenizer:
         cls, model_dir: str | Path | None, chat_template: str | None = None, say: Callable[[str], None] = _silent
     ) -> Tokenizer:
         """Load a folder's tokenizer, or the echo tokenizer for `None`. `chat_template` replaces its templates."""
-        found = cls.echo() if model_dir is None else cls.load(model_dir, say)
+        tokenizer = cls.echo() if model_dir is None else cls.load(model_dir, say)
         if chat_template is not None:
-            found._chat_templates = {"default": ChatTemplate(chat_template, found.special_tokens, found.text)}
-        return found
+            tokenizer._chat_templates = {
+                "default": ChatTemplate(chat_template, tokenizer.special_tokens, tokenizer.text)
+            }
+        return tokenizer
 
     @classmethod
     def load(cls, model_dir: str | Path, say: Callable[[str], None] = _silent) -> Tokenizer:
@@ -104,7 +106,7 @@ class Tokenizer:
         """Compile the chat templates ahead of the first conversation. An invalid one fails its requests only."""
         for template in self._chat_templates.values():
             with contextlib.suppress(ChatTemplateError):
-                template.find_out()
+                template.probe()
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> Int32Array:
         """Return the token ids of `text`, int32 [n]. Raises `NotEncodable`, and `TooManyTokens` for more than `most`:
@@ -153,8 +155,8 @@ class Tokenizer:
     def word_ids(self, count: int) -> Int32Array:
         """Return the first `count` ids that are a space and a lower-case ASCII word; all ids if there are none."""
         words = (i for i in range(self.num_ids) if _WORD.fullmatch(self.token_bytes(i)))
-        found = np.fromiter(itertools.islice(words, count), np.int32)
-        return found if len(found) else np.arange(self.num_ids, dtype=np.int32)
+        ids = np.fromiter(itertools.islice(words, count), np.int32)
+        return ids if len(ids) else np.arange(self.num_ids, dtype=np.int32)
 
     def token_id(self, text: str) -> int | None:
         """Return the id of the token with this spelling in the vocabulary; `None` if there is none."""
@@ -244,8 +246,8 @@ def bad_token_ids(tokenizer: Tokenizer, words: Sequence[str], vocab_size: int) -
     for word in words:
         bare = word.lstrip()
         spellings += [bare, f" {bare}"] if bare else [word]
-    found = [tuple(ids.tolist()) for ids in tokenizer.encode_batch(spellings, add_special_tokens=False)]
-    return tuple(dict.fromkeys(ids for ids in found if ids and max(ids) < vocab_size))
+    sequences = [tuple(ids.tolist()) for ids in tokenizer.encode_batch(spellings, add_special_tokens=False)]
+    return tuple(dict.fromkeys(ids for ids in sequences if ids and max(ids) < vocab_size))
 
 
 def tokenizer_json(model_dir: str | None) -> str:
@@ -264,15 +266,15 @@ def tokenizer_source(folder: Path, say: Callable[[str], None]) -> Path:
 def _converted(folder: Path, say: Callable[[str], None]) -> Path:
     from minisgl.tokenizer import convert
 
-    found = convert.sources(folder)
-    if not found:
+    sources = convert.sources(folder)
+    if not sources:
         how = "--tokenizer names another folder or a hub id with one"
         raise TokenizerError(f"{folder.name}: no tokenizer.json, and no files that one could be made of: {how}")
     try:
         return convert.converted(folder, say)
     except convert.NoConversion as error:
         raise TokenizerError(
-            f"{folder.name}: no tokenizer.json, and transformers makes none of {', '.join(found)}: {error}"
+            f"{folder.name}: no tokenizer.json, and transformers makes none of {', '.join(sources)}: {error}"
         ) from error
 
 
@@ -280,10 +282,10 @@ def _read_json(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{file.name}: {error}") from error
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _token_text(token: Any) -> str | None:
@@ -314,12 +316,12 @@ def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()} or in_json
 
 
-def _named_templates(found: Any) -> dict[str, str]:
+def _named_templates(value: Any) -> dict[str, str]:
     """Return the templates in a JSON value by name. Raises `TokenizerError` for a list entry without both texts."""
-    if not isinstance(found, list):
-        return {"default": found} if isinstance(found, str) else {}
+    if not isinstance(value, list):
+        return {"default": value} if isinstance(value, str) else {}
     named = dict[str, str]()
-    for at, entry in enumerate(found):
+    for at, entry in enumerate(value):
         match entry:
             case {"name": str(name), "template": str(template)}:
                 named[name] = template

@@ -46,7 +46,7 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Room:
+class ChunkLimits:
     """Limits for one row's chunk: the token budget, page-table entries, and the `needed` pages that started requests
     will still allocate, at a reserve ratio in 1/1024."""
 
@@ -57,7 +57,7 @@ class Room:
     step: int = 0
 
 
-def size_chunk(request: Request, tree: PrefixTree, room: Room, plan_chunks: PlanChunks) -> Chunk:
+def size_chunk(request: Request, tree: PrefixTree, room: ChunkLimits, plan_chunks: PlanChunks) -> Chunk:
     """Return the next chunk of a prefilling or waiting request. Changes nothing.
 
     The match continues from the request's own node and leaves at least one token to compute: a full hit stops at
@@ -108,12 +108,12 @@ def prefill_admission_plan(
         plan.append((*chunk, missing))
         if not num_tokens or missing:
             break
-        taken = num_covered + num_loads + num_new_pages
+        num_allocated = num_covered + num_loads + num_new_pages
         ends = (num_pages + num_matched + num_loads) * page_size + num_tokens == length
         budget -= cost
         available -= num_unlocked + num_loads + num_new_pages
-        max_page_changes -= num_matched + taken
-        needed += rest - taken + _reserve(max(0, num_unscheduled - ends), reserve_ratio, page_size)
+        max_page_changes -= num_matched + num_allocated
+        needed += rest - num_allocated + _reserve(max(0, num_unscheduled - ends), reserve_ratio, page_size)
     return plan
 
 
@@ -237,12 +237,12 @@ def _borders(request: Request, chunk: Chunk, first: int, tree: PrefixTree, inter
         return []
     size, step = tree.page_size, interval // tree.page_size
     last = request.num_tree_pages  # unlocked pages may be evicted before the save
-    found = {(request.prefill_len - 1) // size}
-    found.update(range(first // step * step + step, last + 1, step))
+    borders = {(request.prefill_len - 1) // size}
+    borders.update(range(first // step * step + step, last + 1, step))
     if chunk.num_found > len(chunk.match.pages):
-        found.add(first - len(chunk.match.pages) + chunk.num_found)
+        borders.add(first - len(chunk.match.pages) + chunk.num_found)
     own = {first} if chunk.begins_stored else set[int]()
-    return sorted(own | {border for border in found if first < border <= last})
+    return sorted(own | {border for border in borders if first < border <= last})
 
 
 class ReserveRatio:
@@ -280,10 +280,10 @@ def needed_pages(started: Iterable[Request], ratio: ReserveRatio, page_size: int
     return total
 
 
-def steps_until_room(missing: int, started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
+def steps_until_free(missing: int, started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
     """Return after how many steps `missing` pages are free or unreserved again if requests end by their length limits
     only; 0 if that is never."""
-    for request in sorted(started, key=lambda one: one.num_unscheduled):
+    for request in sorted(started, key=lambda candidate: candidate.num_unscheduled):
         missing -= len(request.pages) + needed_pages((request,), ratio, page_size)
         if missing <= 0:
             return request.num_unscheduled

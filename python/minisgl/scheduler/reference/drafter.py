@@ -29,7 +29,7 @@ class Drafter:
     _ends: dict[tuple[int, ...], int] = field(default_factory=dict)  # end of the last occurrence, by n-gram
     _num_seen: int = 0  # sequence length that `_ends` covers
 
-    def guess(self, tokens: list[int], count: int) -> list[int]:
+    def propose(self, tokens: list[int], count: int) -> list[int]:
         """Return up to `count` draft tokens that may follow `tokens`, which must extend those of the last call. Empty
         if the last `NGRAM` tokens have not occurred before. A repeated part is continued periodically."""
         for end in range(max(NGRAM, self._num_seen), len(tokens)):
@@ -38,10 +38,10 @@ class Drafter:
         start = self._ends.get(tuple(tokens[-NGRAM:]))
         if start is None:
             return []
-        found = tokens[start : start + count]
-        while len(found) < count:
-            found += found
-        return found[:count]
+        draft = tokens[start : start + count]
+        while len(draft) < count:
+            draft += draft
+        return draft[:count]
 
     def learn(self, num_accepted: int, length: int) -> None:
         """Adapt the draft length and the pause to a verified draft with `num_accepted` accepted tokens. `length` is the

@@ -31,22 +31,22 @@ def propose(request: Request, tree: PrefixTree) -> None:
     if request.uses_cache and request.handle is not None:
         drafter.draft = tree.following(request.handle, request.tokens, request.num_tree_pages, count, request.namespace)
     if not drafter.draft:
-        drafter.draft = drafter.guess(request.tokens, count)
+        drafter.draft = drafter.propose(request.tokens, count)
 
 
-def wanted(started: Sequence[Request], max_draft_len: int, max_rows: int) -> list[tuple[int, int]]:
+def find_draftable(started: Sequence[Request], max_draft_len: int, max_rows: int) -> list[tuple[int, int]]:
     """Return (request id, max. draft length) of requests that can use a draft: see `ControlPlane.drafts_wanted`."""
     if len(started) * (1 + max_draft_len) > max_rows or any(request.is_prefilling for request in started):
         return []
-    found = []
+    draftable = []
     for request in started:
         drafter = request.drafter
         if drafter is None or drafter.draft or len(request.tokens) < drafter.paused_until:
             continue
         count = min(drafter.draft_len, request.max_len - len(request.tokens) - 1)
         if count > 0:
-            found.append((request.req_id, count))
-    return found
+            draftable.append((request.req_id, count))
+    return draftable
 
 
 def take(request: Request, length: int, tokens: Sequence[int]) -> None:

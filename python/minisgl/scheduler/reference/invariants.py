@@ -73,7 +73,7 @@ def _check_pins(state: SchedulerState) -> None:
 
 
 def _check_started(request: Request, tree: PrefixTree) -> None:
-    """Check that a started request's page table is the path to its locked node and its own pages, for exactly its KV."""
+    """Check that a started request's page table is the path to its locked node plus own pages, exactly for its KV."""
     who = f"request {request.req_id}"
     size, length = tree.page_size, len(request.tokens) + request.num_pending
     drafted = len(request.drafter.in_flight) if request.drafter is not None else 0
@@ -96,8 +96,8 @@ def _check_lists(state: SchedulerState) -> None:
     need(len(listed) == len(set(listed)), "a request is in two lists")
     need(set(listed) == set(state.live), "the lists and the live requests differ")
     for request in state.waiting:
-        held = request.handle is not None or request.pages or request.slot != NO_SLOT
-        need(not held, f"request {request.req_id} waits and holds something")
+        holds_something = request.handle is not None or request.pages or request.slot != NO_SLOT
+        need(not holds_something, f"request {request.req_id} waits and holds something")
 
 
 def _check_queue(queue: RequestQueue, state: State) -> None:

@@ -163,7 +163,7 @@ def make_metadata_buffers(
     starts: list[int], extend_lens: list[int], pages: list[int], page_size: int = 1
 ) -> dict[str, Int32Array]:
     """Implementation of `MakeMetadata` with numpy."""
-    first, lens, table = (np.array(one, np.int32) for one in (starts, extend_lens, pages))
+    first, lens, table = (np.array(values, np.int32) for values in (starts, extend_lens, pages))
     ends = first + lens
     qo_indptr, kv_indptr = np.zeros((2, len(first) + 1), np.int32)
     np.cumsum(lens, out=qo_indptr[1:])

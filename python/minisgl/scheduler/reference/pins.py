@@ -42,7 +42,7 @@ class Pins:
     def pages_by_request(self) -> dict[int, int]:
         return {req_id: pin.num_pages for req_id, pin in self._pins.items()}
 
-    def promise(self, req_id: int, num_pages: int) -> None:
+    def register(self, req_id: int, num_pages: int) -> None:
         """Count `num_pages` pages for a request that has arrived and will pin them."""
         self._pins[req_id] = Pin(num_pages)
         self.num_pages += num_pages
@@ -52,10 +52,10 @@ class Pins:
         pin = self._pins.get(request.req_id)
         if pin is None or pin.handle is not None or request.kv_len < pin.num_pages * tree.page_size:
             return False
-        found = tree.match(tree.root, request.tokens, 0, pin.num_pages, request.namespace)
-        if len(found.pages) != pin.num_pages:
-            raise ControlPlaneError(f"request {request.req_id}: {len(found.pages)} of {pin.num_pages} pages to pin")
-        pin.handle = tree.descend(tree.root, found)
+        match = tree.match(tree.root, request.tokens, 0, pin.num_pages, request.namespace)
+        if len(match.pages) != pin.num_pages:
+            raise ControlPlaneError(f"request {request.req_id}: {len(match.pages)} of {pin.num_pages} pages to pin")
+        pin.handle = tree.descend(tree.root, match)
         return True
 
     def hold(self, req_id: int, tree: PrefixTree) -> None:

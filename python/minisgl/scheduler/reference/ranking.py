@@ -9,8 +9,8 @@ with srpf, and 1 with fcfs, which leaves the first only.
 (p - q) * AGE with priority q before one with priority p. Proof: while X waits, the first in the queue is X or precedes
 X, so its age is at most X's. Hence a request that starts meanwhile has an age below age(X) + W. The n-th to arrive
 after X has, with priority q, the age age(X) + n + (q - p) * AGE. So n < W + (p - q) * AGE. (A request that passes a
-queue head that lacks memory, `StepPass._let_pass`, is a candidate, too. None with a priority after X's starts before it
-otherwise.)
+queue head that lacks memory, `StepPass._admit_small`, is a candidate, too. None with a priority after X's starts before
+it otherwise.)
 
 *Work does not pile up either.* With srpf a request that overtakes X, unless it passes a head, has fewer tokens to
 compute than X, and fewer than SHORT, by the remembered counts: all longer ones rank equal, in queue order. So X waits
@@ -74,7 +74,7 @@ class Ranking:
         if self.policy == "fcfs":
             return waiting.first
         candidates = self.candidates(waiting)
-        for request in islice((one for one in candidates if self._is_due(one, step)), MAX_LOOK_UPS):
+        for request in islice((candidate for candidate in candidates if self._is_due(candidate, step)), MAX_LOOK_UPS):
             request.cached_len, request.matched_in = cached_len(request, tree, step), step
         rank = RANKS[self.policy]
         return min(candidates, key=lambda request: (request.priority, rank(request), request.order))

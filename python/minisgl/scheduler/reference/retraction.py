@@ -57,13 +57,13 @@ def drop_pages(request: Request, tree: PrefixTree) -> None:
     inserted for a request that matches nothing stay: how much was cached before is not known.)"""
     handle = tree.root if request.handle is None else request.handle
     first = request.num_tree_pages
-    found = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size, request.namespace)
+    match = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size, request.namespace)
     tree.free(request.pages[first:])
     if request.tail != NO_CHECKPOINT:
         tree.free_slot(request.tail)
     tree.release(handle)
-    if request.uses_cache and request.num_found_pages is not None and found.end is not None:
-        tree.drop(found.end, first + len(found.pages), request.num_found_pages)
+    if request.uses_cache and request.num_found_pages is not None and match.end is not None:
+        tree.drop(match.end, first + len(match.pages), request.num_found_pages)
     forget_pages(request)
 
 
@@ -79,9 +79,9 @@ def free_pages(request: Request, tree: PrefixTree) -> None:
 def drop_path(request: Request, tree: PrefixTree) -> None:
     """Remove the request's sequence from the tree, as far as nothing else uses it, because a row of it is not finite.
     (A request that shares those pages will not be finite either, and the last one removes them.)"""
-    found = tree.match(tree.root, request.tokens, 0, len(request.tokens) // tree.page_size, request.namespace)
-    if found.end is not None:
-        tree.drop(found.end, len(found.pages), 0)
+    match = tree.match(tree.root, request.tokens, 0, len(request.tokens) // tree.page_size, request.namespace)
+    if match.end is not None:
+        tree.drop(match.end, len(match.pages), 0)
 
 
 def forget_pages(request: Request) -> None:

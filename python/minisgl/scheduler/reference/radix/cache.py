@@ -99,7 +99,7 @@ class RadixCache(RadixTree):
 
     def shape(self) -> list[tuple[int, int, int, list[int], int]]:
         """Return for each node but the root its key, its parent's key, its lock count, its pages and its checkpoint."""
-        return [(id(one), id(one.parent), one.lock, one.pages, one.checkpoint) for one in self.nodes()]
+        return [(id(node), id(node.parent), node.lock, node.pages, node.checkpoint) for node in self.nodes()]
 
     def path(self, node: Node) -> tuple[list[int], list[int]]:
         """Return all tokens and pages from the root to the end of `node`."""
@@ -113,11 +113,11 @@ class RadixCache(RadixTree):
 
     def path_nodes(self, node: Node) -> list[tuple[int, int]]:
         """Return the key and the page count of each node from `node` up to the root, which is left out."""
-        found = []
+        nodes = []
         while node.parent is not None:
-            found.append((id(node), len(node.pages)))
+            nodes.append((id(node), len(node.pages)))
             node = node.parent
-        return found
+        return nodes
 
     def view(self, limit: int, pinned: Collection[int]) -> TreeView:
         """Return the `limit` largest nodes for monitoring: see `radix.view.view`."""

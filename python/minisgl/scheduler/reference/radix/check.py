@@ -36,8 +36,8 @@ def check_tree(tree: RadixTree) -> None:
     if tree.checkpoints is not None:
         of_nodes = {node.checkpoint: node for node in tree.nodes() if node.checkpoint != NO_CHECKPOINT}
         need(of_nodes == tree.checkpoints.nodes, "the nodes with checkpoints are others than those that are known")
-        listed, held = tree.checkpoints.known()
-        need(not listed & held, "eviction knows a checkpoint that a pin holds")
+        listed, pinned = tree.checkpoints.known()
+        need(not listed & pinned, "eviction knows a checkpoint that a pin holds")
     need(leaves == {id(node) for node in tree.heap.live_nodes()}, "eviction does not know the unlocked leaves")
 
 

@@ -131,17 +131,17 @@ class RadixTree:
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]:
         """Return each cached page with all tokens from the root to its end, preceded by -namespace if that is not 0.
         For tests: quadratic in the depth."""
-        found: list[tuple[tuple[int, ...], int]] = []
+        pages: list[tuple[tuple[int, ...], int]] = []
         stack: list[tuple[Node, tuple[int, ...]]] = [(self.root, ())]
         while stack:
             node, path = stack.pop()
             if node.parent is self.root and node.namespace:
                 path = (-node.namespace,)
             for i, page in enumerate(node.pages):
-                found.append((path + tuple(node.tokens[: (i + 1) * self.page_size]), page))
+                pages.append((path + tuple(node.tokens[: (i + 1) * self.page_size]), page))
             below = path + tuple(node.tokens)
             stack.extend((child, below) for child in node.children.values())
-        return found
+        return pages
 
     def tree_states(self) -> list[tuple[tuple[int, ...], int]]:
         """Return the slot of each checkpoint with its path, in the format of `tree_pages`. For tests."""
@@ -330,14 +330,14 @@ class RadixTree:
         """Free the last `count` pages of an unlocked leaf, last page first, and the checkpoint at its end."""
         if self.checkpoints is not None and leaf.checkpoint != NO_CHECKPOINT:
             self.checkpoints.push(self.checkpoints.take_off(leaf))
-        kept = len(leaf.pages) - count
-        self.pool.push(reversed(leaf.pages[kept:]))
+        num_left = len(leaf.pages) - count
+        self.pool.push(reversed(leaf.pages[num_left:]))
         self.num_evictable -= count
         self.num_evicted_total += count
-        if kept == 0:
+        if num_left == 0:
             self._remove(leaf)
         else:
-            del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
+            del leaf.pages[num_left:], leaf.tokens[num_left * self.page_size :]
 
     def _prune(self, node: Node) -> None:
         """Free `node` and its ancestors while they are unlocked leaves without a checkpoint. Does nothing without

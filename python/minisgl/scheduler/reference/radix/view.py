@@ -17,9 +17,9 @@ SHOWN_TOKENS = 16  # tokens shown of an edge
 
 def view(tree: RadixTree, limit: int, pinned: Collection[int]) -> TreeView:
     """Return the size of the tree and its `limit` largest nodes. `pinned`: the `id` of each node that a pin holds."""
-    found = heapq.nsmallest(limit, tree.nodes(), key=lambda node: (-len(node.pages), _number(node)))
+    nodes = heapq.nsmallest(limit, tree.nodes(), key=lambda node: (-len(node.pages), _number(node)))
     num_tokens = (tree.num_evictable + tree.num_protected) * tree.page_size
-    return tree.num_nodes, num_tokens, [_shown(node, tree.clock, id(node) in pinned) for node in found]
+    return tree.num_nodes, num_tokens, [_shown(node, tree.clock, id(node) in pinned) for node in nodes]
 
 
 def _number(node: Node | None) -> int:

@@ -186,7 +186,7 @@ class ReferenceControlPlane:
         return len(match.pages)
 
     def drafts_wanted(self) -> list[tuple[int, int]]:
-        return drafts.wanted(self.state.started.items, self.config.max_draft_len, self.limits.max_rows)
+        return drafts.find_draftable(self.state.started.items, self.config.max_draft_len, self.limits.max_rows)
 
     def check(self) -> None:
         self._require_alive()
@@ -274,7 +274,7 @@ class ReferenceControlPlane:
         self.state.live[request.req_id] = request
         self.state.waiting.add(request)
         if arrival.pin:
-            self.state.pins.promise(request.req_id, request.num_prompt // self.limits.page_size)
+            self.state.pins.register(request.req_id, request.num_prompt // self.limits.page_size)
 
     def _end_by_event(self, req_id: int, reason: FinishReason) -> None:
         """End a request because of an event. Ignores an id that is not live: its end is, or will be, reported."""

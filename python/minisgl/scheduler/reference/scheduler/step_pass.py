@@ -50,7 +50,7 @@ class StepPass:
         decided.prefill_rows.sort(key=lambda row: row.request.order)
         decided.freed = self.state.slots.take_freed()
         self.state.ratio.after_step(decided.num_retracted - decided.num_gave_way)
-        self._keep_cache_budget()
+        self._enforce_cache_budget()
         if self.state.tree.has_states:
             self._save_tails(decided)
             self.state.tree.settle_checkpoints()
@@ -122,15 +122,15 @@ class StepPass:
         """Return how many of `num_tokens` draft tokens have pages, after retracting low-priority requests for them."""
         tree = self.state.tree
         while drafts.num_new_pages(request, num_tokens, tree.page_size) > tree.num_available:
-            if not self._give_way(request, decided):
+            if not self._retract_background(request, decided):
                 return (len(request.pages) + tree.num_available) * tree.page_size - request.kv_len
         return num_tokens
 
-    def _keep_cache_budget(self) -> None:
+    def _enforce_cache_budget(self) -> None:
         """Evict unused cached pages beyond `cache_token_budget`, if that is set."""
         if self.config.cache_token_budget:
-            kept = self.config.cache_token_budget // self.limits.page_size
-            self.state.tree.evict(max(0, self.state.tree.num_evictable - kept))
+            max_pages = self.config.cache_token_budget // self.limits.page_size
+            self.state.tree.evict(max(0, self.state.tree.num_evictable - max_pages))
 
     def _get_decode_page(self, request: Request, decided: DecidedStep) -> bool:
         """Allocate the page for the request's next token, if that begins one: a free or an evicted page, else one of
@@ -162,7 +162,7 @@ class StepPass:
         self._retract(victim, decided)
         return True
 
-    def _give_way(self, to: Request, decided: DecidedStep) -> bool:
+    def _retract_background(self, to: Request, decided: DecidedStep) -> bool:
         """Retract the last started low-priority request for `to`. Returns False if there is none, or `to` is one."""
         if to.is_background or not self.state.started.items or not self.state.started.last.is_background:
             return False
@@ -175,10 +175,10 @@ class StepPass:
         are retracted even if the chunk would only be shorter."""
         while True:
             chunk = self._size_chunk(request, decided, budget)
-            if chunk.lacks_pages and self._give_way(request, decided):
+            if chunk.lacks_pages and self._retract_background(request, decided):
                 continue
             if chunk.num_tokens:
-                self._take_chunk(request, chunk, decided)
+                self._schedule_chunk(request, chunk, decided)
                 return chunk.cost
             if not (chunk.lacks_pages and self._retract_for(request, decided)):
                 return 0
@@ -188,11 +188,11 @@ class StepPass:
         page-table entries, one per row is reserved for decode rows."""
         if not decided.prefill_rows:
             budget = max(budget, self.limits.page_size)
-        room = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
-        found = admission.Room(budget, room, self.state.ratio.value, needed, decided.step)
-        return admission.size_chunk(request, self.state.tree, found, self._plan_chunks)
+        max_page_changes = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
+        chunk_limits = admission.ChunkLimits(budget, max_page_changes, self.state.ratio.value, needed, decided.step)
+        return admission.size_chunk(request, self.state.tree, chunk_limits, self._plan_chunks)
 
-    def _take_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
+    def _schedule_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         first_column = len(request.pages)
         begins = self._begin(request, chunk)
         tree, pins, interval = self.state.tree, self.state.pins, self.config.checkpoint_interval
@@ -237,7 +237,7 @@ class StepPass:
         while self._has_next(background) and (budget > 0 or not decided.prefill_rows):
             if not state.slots.num_free:
                 awaits_slot = state.slots.num_draining >= state.waiting.num_ordinary
-                if awaits_slot or not self._give_way(state.waiting.first, decided):
+                if awaits_slot or not self._retract_background(state.waiting.first, decided):
                     break
                 continue
             request = state.ranking.next(state.waiting, state.tree, decided.step)
@@ -248,13 +248,13 @@ class StepPass:
             if not chunk.num_tokens and not chunk.lacks_pages:
                 break
             fits = not num_started or not chunk.num_missing
-            if (chunk.lacks_pages or not fits) and self._give_way(request, decided):
+            if (chunk.lacks_pages or not fits) and self._retract_background(request, decided):
                 continue
             if not fits and state.ranking.policy != "fcfs":
-                wait = admission.steps_until_room(
+                wait = admission.steps_until_free(
                     chunk.num_missing, state.started.items[:num_started], state.ratio, size
                 )
-                return self._let_pass(request, wait, needed, decided, budget)
+                return self._admit_small(request, wait, needed, decided, budget)
             if not chunk.num_tokens or not fits:
                 break
             self._start(request, chunk, decided)
@@ -262,7 +262,7 @@ class StepPass:
             needed += admission.needed_pages((request,), state.ratio, size)
         return budget
 
-    def _let_pass(self, head: Request, wait: int, needed: int, decided: DecidedStep, budget: int) -> int:
+    def _admit_small(self, head: Request, wait: int, needed: int, decided: DecidedStep, budget: int) -> int:
         """Start small requests before `head`, which may lack memory for `wait` steps: candidates whose whole prompt
         this step computes, and whose length limit ends them before that. So `head` is not delayed."""
         state, size = self.state, self.state.tree.page_size
@@ -304,7 +304,7 @@ class StepPass:
             self.num_cut_short += chunk.num_found > len(chunk.match.pages)
             self.num_computed_again += chunk.num_found * self.state.tree.page_size - found_len
         decided.assigned.append((request, cached_len))
-        self._take_chunk(request, chunk, decided)
+        self._schedule_chunk(request, chunk, decided)
         self.state.started.add(request)
 
     # -------------------------------------------------------------------------------------------------- retraction
