@@ -260,6 +260,6 @@ def test_another_vocabulary_is_refused_by_name(spoken: Path, tmp_path: Path) -> 
     other = tmp_path / "other"
     shutil.copytree(spoken, other)
     (other / "tokenizer.json").write_text(echo_json().replace('"!"', '"~~"'))
-    match = "--speculative model:.*other: its vocabulary is another than that of --model model: id 33"
+    match = "--speculative model:.*other: the draft model's vocabulary differs from that of --model model: id 33"
     with pytest.raises(ConfigError, match=match):
         LLM(str(spoken), engine="cpu", num_pages=64, speculative=f"model:{other}", log_level="error")

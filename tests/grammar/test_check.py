@@ -29,7 +29,7 @@ def refusal(kind: Kind, value: Any) -> ParamError:
         ({"type": "foo"}, "f", "Invalid type: foo"),
         ({"$ref": "#/$defs/x"}, "f", "does not exist"),
         ({"$ref": "http://localhost/x"}, "f", "not present"),
-        ({"$ref": "#"}, "f", "nothing can satisfy it"),
+        ({"$ref": "#"}, "f", "no value can satisfy it"),
         (False, "f", "schema is false"),
         ({"not": {}}, "f", "schema is false"),
         ({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5}, "f", "Unsatisfiable"),
@@ -56,7 +56,7 @@ def test_what_is_wrong_with_a_schema(schema: Any, field: str, words: str) -> Non
         ("grammar", "root = 5", "neither Lark nor GBNF"),
         ("grammar", "start: nothing", "nothing"),
         ("grammar", 'root ::= "a', "neither Lark nor GBNF"),
-        ("grammar", "root ::= root", "nothing can satisfy it"),
+        ("grammar", "root ::= root", "no value can satisfy it"),
     ],
 )
 def test_what_is_wrong_with_the_others(kind: Kind, value: Any, words: str) -> None:

@@ -375,7 +375,7 @@ LEFT_OUT: list[tuple[Any, list[str]]] = [
 @pytest.mark.parametrize(("schema", "places"), LEFT_OUT, ids=lambda one: json.dumps(one)[-60:])
 def test_what_cannot_be_obeyed_is_named_or_refused_under_strict(schema: Any, places: list[str]) -> None:
     assert taken(source(schema)).left_out == tuple(f"f.{place}" for place in places)
-    with pytest.raises(ParamError, match="with `strict` no keyword is left out") as refused:
+    with pytest.raises(ParamError, match="`strict` leaves no keyword out") as refused:
         taken(source(schema, strict=True))
     assert refused.value.field == f"f.{places[0]}"
 

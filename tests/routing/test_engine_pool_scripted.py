@@ -174,7 +174,9 @@ def test_a_front_end_of_another_version_is_put_out_and_others_go_on(scripted: Sc
         assert f"schema version {SCHEMA_VERSION + 1}, this side speaks {SCHEMA_VERSION}" in text
         assert not bad.to_the_end()[-1:] or bad.received[-1] == EngineFailed(text)
         line = good.next(LoadProgress).text
-        assert line.startswith("test was put out: schema version") and line.endswith("; 1 of its requests are aborted")
+        assert line.startswith("test was disconnected: schema version") and line.endswith(
+            "; 1 of its requests are aborted"
+        )
         good.send(add(0, [2], 5))
         (other,) = scripted.requests(1, 1)
         scripted.engines[0].send_messages([tokens([request.req_id], reason=3)])
@@ -261,7 +263,7 @@ def test_one_that_stalls_while_others_go_on_is_put_out(scripted: Scripted) -> No
         line = told.result(WAIT_S)
         other.socket.shutdown(socket.SHUT_RDWR)
         reader.join(WAIT_S)
-        assert line == "test was put out: it does not read what is sent to it; 2048 of its requests are aborted"
+        assert line == "test was disconnected: it does not read its messages; 2048 of its requests are aborted"
 
 
 def test_shutdown_and_clear_cache_reach_every_engine(scripted: Scripted) -> None:

@@ -128,7 +128,7 @@ def test_an_engine_without_adapters_says_so() -> None:
 
     world = World(Plain())
     assert world.take(LoadAdapter(1, "sql", "a")) == []
-    assert world.said == [AdapterChanged(1, "refused", "--engine sim: has no adapters")]
+    assert world.said == [AdapterChanged(1, "refused", "--engine sim does not support adapters")]
 
 
 def test_one_that_is_asked_for_again_is_there() -> None:

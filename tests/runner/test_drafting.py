@@ -363,9 +363,9 @@ def test_the_vocabularies_must_be_one(tmp_path: Path) -> None:
         (folders[name] / "tokenizer.json").write_text(source)
     config = EngineConfig(model="large", speculative="model:small")
     check_vocabulary(config, info(folders["one"]), info(folders["same"]))
-    wrong = "--speculative model:small: its vocabulary is another than that of --model large: id 33 is b'~~', not b'!'"
+    wrong = "the draft model's vocabulary differs from that of --model large: id 33 is b'~~', not b'!'"
     with pytest.raises(ConfigError) as raised:
         check_vocabulary(config, info(folders["one"]), info(folders["other"]))
-    assert str(raised.value) == wrong
-    with pytest.raises(ConfigError, match="not with --engine echo, which has no vocabulary"):
+    assert str(raised.value) == f"--speculative model:small: {wrong}"
+    with pytest.raises(ConfigError, match="not supported with --engine echo, which has no model vocabulary"):
         check_vocabulary(config, info(None), info(folders["one"]))

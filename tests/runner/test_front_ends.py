@@ -220,7 +220,7 @@ def test_who_dies_has_its_requests_aborted_and_the_others_go_on(hub: Hub, expect
     exact(other, requests, expected)
     other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
     lines = [one.text for one in other.received if isinstance(one, LoadProgress)]
-    assert lines == ["dying has gone; 5 of its requests are aborted"]
+    assert lines == ["dying has disconnected; 5 of its requests are aborted"]
     hub.wait_until(lambda: hub.loop.idle)
     assert hub.loop.num_steps < ENDLESS / 2
 
@@ -281,7 +281,7 @@ NONSENSE = {
     "long": ((MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "too long"),
     "negative": (framed(encode([AbortRequest(-1)])), "request id -1 is out of range"),
     "large": (framed(encode([msgspec.structs.replace(VALID, req_id=ID_LIMIT)])), "is out of range"),
-    "twice": (framed(encode([VALID])), "request id 200 does not lie above the last one, 200"),
+    "twice": (framed(encode([VALID])), "request id 200 is not above the last one, 200"),
 }
 
 
@@ -302,7 +302,7 @@ def test_who_talks_nonsense_is_told_and_put_out(control_plane: MakePlane, name: 
         exact(other, requests, lambda asked: alone(control_plane(PLANE), asked))
         other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
         (line,) = [one.text for one in other.received if isinstance(one, LoadProgress)]
-        assert line.startswith("bad was put out: ") and reason in line
+        assert line.startswith("bad was disconnected: ") and reason in line
         hub.wait_until(lambda: hub.loop.idle)
         assert hub.loop.num_steps < ENDLESS / 2
 
@@ -391,7 +391,7 @@ def test_who_stalls_for_too_long_is_put_out(hub: Hub, expected: Expected, monkey
     exact(other, requests, expected)
     other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
     (line,) = [one.text for one in other.received if isinstance(one, LoadProgress)]
-    assert line == "stalled was put out: it does not read what is sent to it; 8 of its requests are aborted"
+    assert line == "stalled was disconnected: it does not read its messages; 8 of its requests are aborted"
     stalled.to_the_end()
     assert stalled.num_ended == 0
 

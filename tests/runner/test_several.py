@@ -148,7 +148,7 @@ def test_one_that_dies_is_started_again_without_its_stale_socket(tmp_path: Path)
         assert [len(made) for made in fleet.children] == [1, 2, 1]
         assert fleet.child(1).started_over == "nothing"
         assert fleet.pool.said == [(1, True)]
-        assert fleet.said == ["engine 1 was ended by signal 9: it is started again in 0.1 s"]
+        assert fleet.said == ["engine 1 was ended by signal 9: restarting it in 0.1 s"]
 
     private = tmp_path / "private"
     private.mkdir()

@@ -202,10 +202,13 @@ def test_a_cache_that_keeps_nothing_saves_nothing() -> None:
     ("settings", "reason"),
     [
         ({"checkpoint_interval": 6}, "checkpoint_interval: 6: must be whole pages of 4"),
-        ({"checkpoint_interval": 0}, "num_checkpoints: 20: without checkpoint_interval there are no states"),
+        ({"checkpoint_interval": 0}, "num_checkpoints: 20: needs checkpoint_interval above 0"),
         ({"checkpoint_interval": -4}, "checkpoint_interval: -4: at least 0"),
         ({"num_checkpoints": -1}, "num_checkpoints: -1: at least 0"),
-        ({"max_draft_len": 2}, "max_draft_len: 2: a refused token would leave its trace in the state"),
+        (
+            {"max_draft_len": 2},
+            "max_draft_len: 2: must be 0 with checkpoint_interval: a rejected token would stay in the state",
+        ),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], reason: str) -> None:

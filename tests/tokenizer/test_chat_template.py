@@ -321,7 +321,7 @@ def test_a_template_that_runs_away_is_stopped(loop: str, monkeypatch: pytest.Mon
     ],
 )
 def test_a_template_that_turns_without_end_is_stopped(source: str) -> None:
-    with pytest.raises(ChatTemplateError, match="too many turns"):
+    with pytest.raises(ChatTemplateError, match="too many loop iterations"):
         ChatTemplate(source, {}).render([USER], Work(20_000, WAIT_S))
 
 

@@ -55,7 +55,7 @@ class Pairs:
         first = next((i for i in range(len(whole)) if whole[i : i + len(one)] == one), None)
         second = next((i for i in reversed(range(len(whole))) if whole[i : i + len(other)] == other), None)
         if first is None or second is None or not one or not other or second < first + len(one):
-            raise ValueError("the tokenizer does not say how two texts stand side by side")
+            raise ValueError("the tokenizer defines no format for text pairs")
         return cls(whole[:first], whole[first + len(one) : second], whole[second + len(other) :])
 
     def prompt(self, one: Int32Array, other: Int32Array, most: int | None = None) -> Int32Array:

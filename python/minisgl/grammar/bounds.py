@@ -38,9 +38,9 @@ def check_size(text: str, field: str, most: int = MAX_BYTES) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
-        raise ParamError(field, text, "must be text that UTF-8 can spell") from None
+        raise ParamError(field, text, "must be valid Unicode, without lone surrogates") from None
     if size > most:
-        raise ParamError(field, text, f"at most {most} bytes, it has {size}")
+        raise ParamError(field, text, f"must have at most {most} bytes, not {size}")
 
 
 def checked_choice(texts: list[str], field: str) -> list[str]:
@@ -68,16 +68,16 @@ def checked_lark(text: str, field: str, served: Callable[[Any], Any] = lambda sc
             if found[1] == "%json":
                 pieces.append(" " + json.dumps(served(checked_schema(value, field)), allow_nan=False))
             elif value != {}:
-                raise ParamError(field, value, "%llguidance: its options cannot be set")
+                raise ParamError(field, value, "%llguidance options are not allowed")
             else:
                 pieces.append(" {}")
         elif found[2]:
-            raise ParamError(field, found[2], "tokens cannot be named by their numbers")
+            raise ParamError(field, found[2], "tokens cannot be named by id")
         elif found[3]:
             raise ParamError(field, found[3], "a temperature cannot be set in a grammar")
         elif found[4]:
             raise ParamError(
-                field, text[found.start() :][:40], "neither & nor ~ of expressions: what they take has no bound"
+                field, text[found.start() :][:40], "the operators & and ~ are not allowed: their cost has no limit"
             )
     return "".join([*pieces, text[at:]])
 
@@ -98,14 +98,14 @@ def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
     size = 0
     for path, name, one in walk(found):
         if len(path) > MAX_DEPTH:
-            raise ParamError(field, value, f"nested deeper than {MAX_DEPTH} levels")
+            raise ParamError(field, value, f"must be nested at most {MAX_DEPTH} levels deep")
         for spelled in (name, one):
             if isinstance(spelled, str):
                 check_size(spelled, ".".join([field, *path[:-1]]), MAX_TEXT_BYTES)
                 size += len(spelled)
         size += 1
         if size > MAX_BYTES:  # before writing it as JSON, which would block the interpreter
-            raise ParamError(field, value, f"more than {MAX_BYTES} bytes")
+            raise ParamError(field, value, f"must have at most {MAX_BYTES} bytes")
     try:
         check_size(json.dumps(found, allow_nan=False, ensure_ascii=False), field)
     except (ValueError, RecursionError) as error:
@@ -159,4 +159,4 @@ def check_multiples(schema: Any, field: str) -> None:
         found.append(num_states(one))
         if are_too_many(found, combined):
             at = ".".join([field, *path])
-            raise ParamError(at, one, f"the multiples of a schema have at most {MAX_MULTIPLE} states together")
+            raise ParamError(at, one, f"all multipleOf of a schema must have at most {MAX_MULTIPLE} states together")

@@ -168,9 +168,11 @@ def _brief(text: str) -> str:
     """Shorten an error of the library to one line, without the grammar itself."""
     head = text.split("\n   1 |", 1)[0].split("<non-verbose/>", 1)[0].strip()
     if head == "NoExtensionBias":
-        head = "nothing can satisfy it"
+        head = "no value can satisfy it"
     if found := re.search(r"row has (\d+) items; max is (\d+)", head):
-        head = f"too many ways to go on in one place, as many optional properties have: {found[1]}, at most {found[2]}"
+        head = (
+            f"too many alternatives at one position, as with many optional properties: {found[1]}, at most {found[2]}"
+        )
     return " ".join(head.split())
 
 

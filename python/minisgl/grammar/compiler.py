@@ -204,7 +204,7 @@ class GrammarCompiler:
 
     def _matcher(self, grammar: str) -> Matcher:
         if not self._eos_ids:
-            raise ValueError("the model has no end of sequence, where a grammar could end")
+            raise ValueError("the model has no end-of-sequence token, which a grammar needs")
         with self._making:
             if self._tokenizer is None:
                 text = tokenizer_json(self._model_dir)

@@ -35,7 +35,7 @@ _BY_NAME: _Form = (lambda value: isinstance(value, Mapping), "an object")
 _TEXT: _Form = (lambda value: isinstance(value, str), "a text")
 _BOUND: _Form = (_is_number, "a number")
 _FORMS: dict[str, _Form] = {
-    **dict.fromkeys(COUNTS, (_is_count, "a whole number, 0 or more")),
+    **dict.fromkeys(COUNTS, (_is_count, "an integer of at least 0")),
     **dict.fromkeys((*LEAST[:1], *MOST[:1], "multipleOf"), _BOUND),
     **dict.fromkeys((*LEAST[1:], *MOST[1:]), (lambda value: isinstance(value, bool) or _is_number(value), "a number")),
     **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef"), _TEXT),

@@ -152,7 +152,7 @@ class _Work:
 
     def leave(self, path: Path, name: str, value: Any) -> None:
         if self.strict:
-            reason = "cannot be enforced here, and with `strict` no keyword is left out: remove it, or `strict`"
+            reason = "cannot be enforced, and `strict` leaves no keyword out: remove it, or `strict`"
             raise ParamError(".".join((self.field, *path, name)), value, reason)
         self.left_out.append(".".join((*path, name)))
 

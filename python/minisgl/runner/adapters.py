@@ -101,7 +101,7 @@ class EngineAdapters:
         if number in self._loaded:
             self._say(number, LOADED)
         elif not isinstance(engine, Adapts):
-            self._say(number, REFUSED, f"--engine {engine.info.name}: has no adapters")
+            self._say(number, REFUSED, f"--engine {engine.info.name} does not support adapters")
         elif number not in self._held:
             self._held[number] = []
             self._reader = self._reader or ThreadPoolExecutor(1, "adapters")
@@ -171,7 +171,7 @@ def _refusal(error: BaseException | None) -> str:
         return ""
     if isinstance(error, ValueError | OSError | RuntimeError | MemoryError):
         return str(error) or type(error).__name__
-    _log.error("reading an adapter: a bug", exc_info=error)
+    _log.error("unexpected error while reading an adapter", exc_info=error)
     return f"internal error: {type(error).__name__}"
 
 

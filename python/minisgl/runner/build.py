@@ -75,13 +75,17 @@ def _build_small(config: EngineConfig, report: Report) -> CpuEngine:
     """Load the draft model. Raises `ConfigError` if it is no decoder or has recurrent layers."""
 
     def say(text: str, done: int = 0, total: int = 0) -> None:
-        report(f"the model that guesses: {text}", done, total)
+        report(f"draft model: {text}", done, total)
 
     try:
         engine = _build_cpu(draft_config(config), say)
         if engine.info.kind != "decoder" or engine.info.num_checkpoints is not None:
             engine.close()
-            raise ConfigError("it makes no text" if engine.info.kind != "decoder" else "its layers keep states")
+            raise ConfigError(
+                "the draft model generates no text"
+                if engine.info.kind != "decoder"
+                else "a draft model must not have recurrent layers"
+            )
     except ConfigError as error:
         raise ConfigError(f"--speculative {config.speculative}: {error}") from error
     return engine
@@ -201,7 +205,7 @@ def _build_cpu(config: EngineConfig, report: Report) -> CpuEngine:
 
     engine = load_cpu_engine(config, report)
     for flag in config.of_cuda_only():
-        report(f"{flag}: without an effect on cpu: for CUDA devices only")
+        report(f"{flag}: has no effect on cpu, only on CUDA devices")
     return engine
 
 

@@ -129,11 +129,11 @@ class DraftModel:
             self._run(sequences)
         except ControlPlaneError as error:
             self._broken = True
-            _log.warning("--speculative: the model guesses no more: its scheduler broke: %s", error)
+            _log.warning("--speculative: the draft model is switched off: its scheduler failed: %s", error)
             return []
         except EngineStepError as error:
             self._failed = [ForwardFailed(self._step - 1), *map(Abort, self._owners)]
-            _log.warning("--speculative: a forward of the model failed: %s", error)
+            _log.warning("--speculative: a forward of the draft model failed: %s", error)
         self._known_lens = {
             request.req_id: len(request.tokens) if sequence.draft else known_lens.get(request.req_id, 0)
             for sequence in sequences
@@ -214,11 +214,11 @@ def check_vocabulary(config: EngineConfig, large: EngineInfo, small: EngineInfo)
     sequences with such ids get no drafts, and drafts with them are truncated."""
     flag = f"--speculative {config.speculative}"
     if large.model_dir is None or small.model_dir is None:
-        raise ConfigError(f"{flag}: not with --engine {large.name}, which has no vocabulary of a model's")
+        raise ConfigError(f"{flag}: not supported with --engine {large.name}, which has no model vocabulary")
     ours, theirs = Tokenizer.load(large.model_dir), Tokenizer.load(small.model_dir)
     for i in range(min(ours.num_ids, theirs.num_ids)):
         if ours.token_bytes(i) != theirs.token_bytes(i):
             raise ConfigError(
-                f"{flag}: its vocabulary is another than that of --model {config.shown_model}: id {i} is "
+                f"{flag}: the draft model's vocabulary differs from that of --model {config.shown_model}: id {i} is "
                 f"{theirs.token_bytes(i)!r}, not {ours.token_bytes(i)!r}"
             )

@@ -27,11 +27,11 @@ class FrontEndRules(msgspec.Struct, frozen=True):
     max_queued_bytes: int = 64 << 20  # limit for one that stalls while others continue
     too_many: str = "the engine process has too many front ends"
     hello_first: str = "the first message of a connection must be hello"
-    does_not_read: str = "it does not read what is sent to it"
-    not_above: str = "request id {req_id} does not lie above the last one, {last_id}"
+    does_not_read: str = "it does not read its messages"
+    not_above: str = "request id {req_id} is not above the last one, {last_id}"
     ends: str = "the engine process ends the connection: {reason}"
-    put_out: str = "{name} was put out: {reason}; {num_live} of its requests are aborted"
-    has_gone: str = "{name} has gone; {num_live} of its requests are aborted"
+    put_out: str = "{name} was disconnected: {reason}; {num_live} of its requests are aborted"
+    has_gone: str = "{name} has disconnected; {num_live} of its requests are aborted"
 
 
 RULES = FrontEndRules()

@@ -112,9 +112,9 @@ class Prefixes:
         """Return the reason why a prefix is refused and whether only space is lacking; `None` if it is accepted."""
         page_size, longest = self._limits.page_size, self._limits.max_seq_len - 1
         if not self._keeps:
-            return "cache: naive: nothing is kept", False
+            return "the cache is naive: it keeps no prefixes", False
         if len(tokens) < page_size:
-            return f"tokens: {len(tokens)}: at least {page_size}: only whole pages are kept", False
+            return f"tokens: {len(tokens)}: must be at least {page_size}: only whole pages are cached", False
         if len(tokens) > longest:
             return f"tokens: {len(tokens)}: at most {longest} fit", False
         if len(self._by_id) >= MAX_PREFIXES:

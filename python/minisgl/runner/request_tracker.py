@@ -213,7 +213,7 @@ class Compiling:
         grammar = message.sampling.grammar
         assert grammar is not None
         if self._compiler is None:
-            return "this engine knows none"
+            return "this engine supports no grammars"
         if message.req_id in self._waiting:
             raise ValueError(f"request id {message.req_id} was used twice")
         self._waiting[message.req_id] = message

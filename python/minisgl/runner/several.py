@@ -113,7 +113,7 @@ def pool_class() -> Callable[[str], EnginePool]:
         raise ConfigError(f"{NEED}: the pool of engines {NEEDS}: {why}")
     pool: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
     if pool is None:
-        raise ConfigError(f"{NEED}: need the extension, and it was built without its pool: build it again")
+        raise ConfigError(f"{NEED}: the extension was built without the engine pool: rebuild it")
     return pool
 
 
@@ -305,7 +305,7 @@ class EngineProcesses:
                 return
             self.pool.restarting(engine, True)
             wait_s = self._backoffs[engine].after_death(self._clock())
-            say(f"engine {engine} {why}: it is started again in {wait_s:g} s")
+            say(f"engine {engine} {why}: restarting it in {wait_s:g} s")
             await self._sleep(wait_s)
             if all(child.has_ended for child in self._children):
                 return

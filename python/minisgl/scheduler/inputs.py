@@ -53,9 +53,11 @@ def check_config(config: ControlPlaneConfig) -> None:
             f"checkpoint_interval: {config.checkpoint_interval}: must be whole pages of {config.page_size}"
         )
     if config.num_checkpoints and not config.checkpoint_interval:
-        raise ValueError(f"num_checkpoints: {config.num_checkpoints}: without checkpoint_interval there are no states")
+        raise ValueError(f"num_checkpoints: {config.num_checkpoints}: needs checkpoint_interval above 0")
     if config.checkpoint_interval and config.max_draft_len:
-        raise ValueError(f"max_draft_len: {config.max_draft_len}: a refused token would leave its trace in the state")
+        raise ValueError(
+            f"max_draft_len: {config.max_draft_len}: must be 0 with checkpoint_interval: a rejected token would stay in the state"
+        )
     if any(a >= b for a, b in pairwise((0, *config.graph_sizes))):
         raise ValueError(f"graph_sizes: {config.graph_sizes}: must be positive and ascending")
 
@@ -63,7 +65,7 @@ def check_config(config: ControlPlaneConfig) -> None:
 def check_buffers(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
     """Raise `ValueError` if `buffers` were made for another configuration."""
     if buffers.limits != config.limits():
-        raise ValueError(f"buffers made for {buffers.limits} don't suit {config.limits()}")
+        raise ValueError(f"the buffers were made for {buffers.limits}, not for {config.limits()}")
     if max(config.graph_sizes, default=0) > len(buffers.ring[0].req_slots):
         raise ValueError(f"graph_sizes: {config.graph_sizes}: the buffers hold {len(buffers.ring[0].req_slots)} rows")
 

@@ -130,7 +130,7 @@ class ShadowControlPlane(WrappedControlPlane):
 
     def _stop(self, why: str) -> None:
         self.summary.stopped = why
-        self._notify(f"warning: shadow: left out from now on: {why}")
+        self._notify(f"warning: shadow: dropped: {why}")
 
     def _report_difference(self, difference: Difference) -> None:
         summary = self.summary
@@ -142,7 +142,7 @@ class ShadowControlPlane(WrappedControlPlane):
         if summary.num_diffs == 1:
             call = self._trail[-1]
             summary.first, summary.first_index = line, summary.num_calls - 1
-            self._notify(f"warning: shadow: differs first in {call['call']}({call['step']}): {difference.what}")
+            self._notify(f"warning: shadow: first difference in {call['call']}({call['step']}): {difference.what}")
         if summary.num_diffs == self._max_diffs:
             self._stop(f"{self._max_diffs} differences")
         if self._report is not None:

@@ -39,8 +39,8 @@ def text_folder(config: EngineConfig, folder: Path, vocab_size: int | None, say:
     beyond = set(range(vocab_size or tokenizer.num_ids, tokenizer.num_ids)) - tokenizer.special_ids
     if beyond:
         raise ConfigError(
-            f"{flag}: it has {tokenizer.num_ids} ids, but the model has embeddings of {vocab_size}: "
-            "it is another model's tokenizer"
+            f"{flag}: the tokenizer has {tokenizer.num_ids} ids, the model only {vocab_size} embeddings: "
+            "it belongs to another model"
         )
     source = tokenizer_source(other, say)
     templates_of = other if tokenizer.template_source() else folder

@@ -110,7 +110,7 @@ class FillIn:
             parts.append(self._piece(piece, most, adds_space=adds_space and not at))
         ids = np.concatenate(parts)
         if not self._never.isdisjoint(ids.tolist()):
-            raise NotEncodable("the text reads as a token of fill-in-the-middle")
+            raise NotEncodable("the text is encoded as a fill-in-the-middle token")
         return ids
 
     def _piece(self, text: str, most: int, *, adds_space: bool) -> Int32Array:
@@ -119,7 +119,7 @@ class FillIn:
         lead = self._tokenizer.encode(_LEAD, add_special_tokens=False)
         ids = self._tokenizer.encode(_LEAD + text, add_special_tokens=False, most=most + len(lead))
         if not np.array_equal(ids[: len(lead)], lead):
-            raise NotEncodable("the tokenizer joins it with what stands before")
+            raise NotEncodable("the tokenizer merges it with the preceding text")
         return ids[len(lead) :]
 
     def _cut(self, text: str) -> Sequence[str]:

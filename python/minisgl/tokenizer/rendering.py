@@ -167,7 +167,7 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, gua
 
     def turn() -> bool:
         if next(turns) > most.turns:
-            raise TooMuchWork("messages: the chat template takes too many turns over them")
+            raise TooMuchWork("messages: the chat template runs too many loop iterations over them")
         if time.thread_time() > end:
             raise TooMuchWork("messages: the chat template takes too long over them")
         return True
@@ -179,7 +179,7 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, gua
             pieces.append(piece)
             size += len(piece) + 1
             if size > MAX_RENDERED:
-                raise ChatTemplateError("messages: the chat template makes too long a prompt of them")
+                raise ChatTemplateError("messages: the chat template renders too long a prompt of them")
     except jinja2.TemplateError as error:
         raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
     except ChatTemplateError:

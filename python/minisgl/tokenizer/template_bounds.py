@@ -35,7 +35,7 @@ class TooLarge(ValueError):
     """Error for a template that creates more than it may."""
 
     def __init__(self) -> None:
-        super().__init__("the chat template makes too large a value")
+        super().__init__("the chat template creates too large a value")
 
 
 class _Made(threading.local):

@@ -310,7 +310,7 @@ def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     if (older := folder / "chat_template.json").is_file():
         in_json = _named_templates(_read_json(older).get("chat_template"))
         if not in_json:
-            raise TokenizerError(f"{folder.name}/chat_template.json: has no text or list as chat_template")
+            raise TokenizerError(f"{folder.name}/chat_template.json: chat_template must be a string or a list")
     files = {"default": folder / "chat_template.jinja"}
     files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()} or in_json
@@ -326,5 +326,5 @@ def _named_templates(value: Any) -> dict[str, str]:
             case {"name": str(name), "template": str(template)}:
                 named[name] = template
             case _:
-                raise TokenizerError(f"chat_template[{at}]: {entry!r:.80}: must have texts as name and template")
+                raise TokenizerError(f"chat_template[{at}]: {entry!r:.80}: name and template must be strings")
     return named

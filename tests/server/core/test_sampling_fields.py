@@ -97,7 +97,7 @@ def test_what_asks_for_nothing_has_no_grammar(http: httpx.Client, server: Fronte
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": UNIQUE, "strict": True}}},
             "response_format.json_schema.schema.uniqueItems",
-            "with `strict` no keyword is left out",
+            "`strict` leaves no keyword out",
         ),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type", "json_schema"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "an object"),

@@ -96,7 +96,7 @@ class RadixTree:
         while end is not node and (end.checkpoint == NO_CHECKPOINT or end.saved_in >= step):
             num_pages -= len(end.pages)
             if end.parent is None:
-                raise ControlPlaneError("a match does not begin where it was looked for")
+                raise ControlPlaneError("a match does not begin at the given node")
             end = end.parent
         return Match(end, None, 0, match.pages[:num_pages], match.num_unlocked)
 
