@@ -203,7 +203,7 @@ def test_a_rank_that_says_nothing_is_named_after_the_limit() -> None:
     assert found == "no heartbeat from tensor-parallel rank 2 for 10.5 s, the limit is 10 (--step-timeout)"
 
 
-def test_who_only_waits_for_the_silent_one_is_not_named() -> None:
+def test_a_rank_that_waits_for_the_silent_one_is_not_named() -> None:
     found = Watched().go(LIMIT_S + 1, {1: stuck})
     assert found.startswith("no heartbeat from tensor-parallel rank 2 for ")
 
@@ -215,7 +215,7 @@ def test_ranks_that_do_not_finish_a_step_are_named() -> None:
     assert only.startswith("tensor-parallel rank 2 did not finish step 17 in 10.5 s")
 
 
-def test_time_in_which_rank_0_stood_still_counts_for_nobody() -> None:
+def test_time_in_which_rank_0_was_suspended_does_not_count() -> None:
     """Nobody beat, as far as it knows; the ranks waited for it."""
     watched = Watched()
     watched.clock.now += 1000
@@ -235,7 +235,7 @@ def test_a_short_limit_does_not_take_the_time_between_beats_for_silence() -> Non
     assert poll_interval_s(0.1) < 0.1
 
 
-def test_usage_is_what_was_said_last() -> None:
+def test_usage_is_that_of_the_last_heartbeat() -> None:
     watched = Watched()
     watched.go(1, {2: idle})
     beats = watched.watchdog.beats()

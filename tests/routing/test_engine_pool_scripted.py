@@ -102,7 +102,7 @@ def test_the_socket_is_its_users_alone_and_goes(scripted: Scripted) -> None:
     assert not scripted.listen.exists()
 
 
-def test_it_says_what_cannot_be() -> None:
+def test_an_invalid_pool_configuration_is_an_error() -> None:
     with tempfile.TemporaryDirectory() as folder:
         good = {"listen": f"{folder}/pool", "engines": ["e"], "router": {"policy": "random"}, "step_timeout": 1.0}
         good |= EVERY_POOL
@@ -122,7 +122,7 @@ def test_it_says_what_cannot_be() -> None:
         pool.stop()
 
 
-def test_one_that_comes_late_is_told_what_there_was(scripted: Scripted) -> None:
+def test_a_late_front_end_gets_earlier_messages(scripted: Scripted) -> None:
     scripted.start(
         framed(encode([LoadProgress("loading"), LoadProgress("weights", 1, 2), LoadProgress("weights", 2, 2)]))
     )
@@ -162,7 +162,7 @@ def test_an_engine_of_another_version_is_named(scripted: Scripted) -> None:
     assert text.startswith("engine 0: ")
 
 
-def test_a_front_end_of_another_version_is_put_out_and_others_go_on(scripted: Scripted) -> None:
+def test_a_front_end_of_another_version_is_disconnected_and_others_continue(scripted: Scripted) -> None:
     scripted.start()
     with scripted.peer() as good, scripted.peer() as bad:
         good.next(EngineReady)
@@ -219,7 +219,7 @@ def test_the_engine_waits_for_a_front_end_that_does_not_read(scripted: Scripted)
             connection.sendall(frame)
 
 
-def test_one_that_reads_late_gets_all(scripted: Scripted) -> None:
+def test_a_front_end_that_reads_late_gets_all_messages(scripted: Scripted) -> None:
     """Its socket has room again before what is queued for it has left."""
     scripted.start()
     with scripted.peer() as peer:
@@ -237,7 +237,7 @@ def test_one_that_reads_late_gets_all(scripted: Scripted) -> None:
         sender.join(WAIT_S)
 
 
-def test_one_that_stalls_while_others_go_on_is_put_out(scripted: Scripted) -> None:
+def test_a_front_end_that_stalls_while_others_continue_is_disconnected(scripted: Scripted) -> None:
     scripted.start()
     with scripted.peer() as stalled, scripted.peer() as other:
         stalled.next(EngineReady)

@@ -94,7 +94,7 @@ def goes_on(tokens: Sequence[int], count: int = 4) -> tuple[int, ...]:
     return tuple(EchoModel(seed=0).generate(list(tokens), count))
 
 
-def test_it_guesses_all_texts_in_the_same_forwards_and_computes_what_is_new() -> None:
+def test_all_sequences_are_drafted_in_the_same_forwards_and_only_new_tokens_computed() -> None:
     small = Small()
     texts = {1: text(30), 2: text(50, seed=4)}
     found = small.propose([ask(texts[1], 4, 1), ask(texts[2], 3, 2)])
@@ -121,7 +121,7 @@ def test_a_long_text_is_computed_in_parts_and_holds_up_no_other() -> None:
     assert found[1].tokens == goes_on(long, 2)
 
 
-def test_texts_that_it_cannot_take_and_ids_that_are_none_of_the_large_model() -> None:
+def test_sequences_and_ids_outside_a_vocabulary_get_no_drafts() -> None:
     small = Small(vocab_size=110)
     assert small.propose([ask(text(896), 5)]) == [] and not small.computed
     assert small.propose([ask([*text(9), VOCAB_SIZE])]) == [] and not small.computed, "the large one has more ids"
@@ -138,7 +138,7 @@ def test_texts_of_other_namespaces_share_nothing() -> None:
     assert small.plane.stats().num_hits_total == 1
 
 
-def test_a_failed_forward_and_a_broken_scheduler_cost_guesses_only() -> None:
+def test_a_failed_forward_and_a_broken_scheduler_cost_drafts_only() -> None:
     small = Small()
     small.engine.fail_steps.add(2)
     assert len(small.propose([ask(text(30), 2)])) == 1
@@ -210,7 +210,7 @@ def test_a_model_that_never_agrees_is_seldom_asked(overlap: bool) -> None:
     assert stats.num_accepted_total == 0 and small.num_asked <= 8
 
 
-def test_a_model_that_agrees_with_nobody_rests() -> None:
+def test_a_draft_model_that_is_never_right_rests() -> None:
     """It is not asked for each new text, nor does it read their prompts; while it agrees it is asked again."""
     small = Small()
     clients = Clients(make_control_plane("rust_hotpath", LARGE), small, overlap=True)
@@ -230,7 +230,7 @@ def test_a_model_that_agrees_with_nobody_rests() -> None:
     small.check()
 
 
-def test_guesses_are_compared_whenever_their_text_is_asked_about_again() -> None:
+def test_drafts_are_compared_at_the_next_request_for_their_sequence() -> None:
     trust = DraftGate()
     for at in range(NUM_VERDICTS):
         trust.record_results([ask(text(20), req_id=at)])
@@ -266,7 +266,7 @@ def test_each_rest_is_twice_as_long_until_guesses_are_right_again() -> None:
     assert rest() == REST[0] - 1, "it begins anew"
 
 
-def test_nobody_is_asked_about_where_everybodys_drafts_do_not_fit() -> None:
+def test_no_draft_is_wanted_where_not_all_drafts_fit() -> None:
     small = Small()
     clients = Clients(make_control_plane("rust_hotpath", LARGE), small, overlap=True)
     clients.run([0, 2, 4], max_tokens=60)
@@ -312,7 +312,7 @@ def test_a_forward_that_fails_while_drafts_are_in_flight() -> None:
     assert clients.tokens[2] == alone(2)
 
 
-def test_who_goes_back_to_wait_is_guessed_again() -> None:
+def test_a_retracted_request_is_drafted_again() -> None:
     config = ControlPlaneConfig(20, 4, 16, 64, 200, (EOS_ID,), max_draft_len=5, cache="naive")
     small, plane = Small(), make_control_plane("rust_hotpath", config)
     plane.reserve_ratio = 0  # type: ignore[attr-defined]  # no output is expected: rows will be retracted
@@ -327,7 +327,7 @@ def test_who_goes_back_to_wait_is_guessed_again() -> None:
 # --------------------------------------------------------------------------------------------------------- settings
 
 
-def test_its_settings_come_from_those_of_the_large_one() -> None:
+def test_the_draft_model_s_settings_come_from_the_large_model_s() -> None:
     config = EngineConfig(
         speculative="model:a/b.gguf:7", max_running_requests=20, activations="int8", num_threads=2, memory=10**9
     )
@@ -351,7 +351,7 @@ def info(folder: Path | None) -> EngineInfo:
     return EngineInfo("cpu" if folder else "echo", folder and str(folder), 9, 9, (), 9, 9, "cpu", "f32")
 
 
-def test_the_vocabularies_must_be_one(tmp_path: Path) -> None:
+def test_both_vocabularies_must_be_equal(tmp_path: Path) -> None:
     from minisgl.tokenizer.echo import echo_json
 
     plain = echo_json()

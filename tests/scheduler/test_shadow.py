@@ -29,7 +29,7 @@ def test_a_shadow_that_agrees_has_nothing_to_report(tmp_path: Path) -> None:
     assert plane.summary.num_equal == 120 and plane.summary.num_diffs == 0 and not report.exists()
 
 
-def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Path) -> None:
+def test_a_shadow_that_differs_is_reported_and_finally_dropped(tmp_path: Path) -> None:
     report = tmp_path / "report"
     other = ControlPlaneConfig(24, 4, 4, 16, 64, (1,), graph_sizes=(1, 2, 4))  # another end of sequence
     plane = ShadowControlPlane(

@@ -192,7 +192,7 @@ def test_texts_beside_each_other_make_no_marker() -> None:
         assert [i for i in ids if i >= 151643] == [151645], parts
 
 
-def test_what_a_template_looks_for() -> None:
+def test_searched_strings_of_a_template_are_found() -> None:
     source = (
         "{{ '</think>' in x }}{{ x.split(' <think>\n')[0] }}{{ x.startswith('<a>') }}{{ x == '<b>' }}{{ '<c>' + x }}"
     )
