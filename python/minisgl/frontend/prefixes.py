@@ -133,7 +133,7 @@ class PrefixBook:
         self.tell()
 
     def tell(self) -> None:
-        """Drop finished orders and call the listeners, after something has changed."""
+        """Drop orders that every serving engine has answered, and call the listeners. Called after each change."""
         self._clearings = [one for one in self._clearings if not self.is_cleared(one)]
         self._removed = {number: one for number, one in self._removed.items() if not self.is_removed(one)}
         for listener in tuple(self._listeners.values()):

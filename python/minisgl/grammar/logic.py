@@ -191,7 +191,8 @@ class Logic:
         return found
 
     def values(self, given: Any, depth: int = 0) -> list[Any] | None:
-        """Return a list that contains all values that fit, and maybe others; `None` if there is no such list."""
+        """Return a list that contains all values that fit the schema, and maybe others; `None` if there is no such
+        list."""
         if given is False:
             return []
         if not isinstance(given, Mapping) or not self._goes_on(depth):

@@ -82,7 +82,7 @@ class PassOn(msgspec.Struct, tag="pass_on", frozen=True, array_like=True):
 
 
 class Read(msgspec.Struct, tag="read", frozen=True, array_like=True):
-    """Permission to read the request's large body; only its headers were sent so far."""
+    """Permission for the client to send its large body; only the request's headers were passed to Python so far."""
 
 
 Prepared = PreparedGeneration | WholeAnswer | PassOn | Read

@@ -112,7 +112,7 @@ class BackgroundShare:
 
 
 class _Sizes:
-    """Records by which fraction steps with low-priority tokens were longer than those without, at equal others."""
+    """Records by which fraction steps with low-priority tokens were longer than steps with as many other tokens."""
 
     def __init__(self) -> None:
         self._without: dict[int, deque[tuple[float, int]]] = {}  # (seconds, step) by tokens of others

@@ -175,7 +175,7 @@ class Backoff:
 
 
 class EngineProcesses:
-    """Several engine processes and their pool, with the interface of `EngineProcess` that `serving` uses. Create it
+    """Several engine processes and their pool, with those methods of `EngineProcess` that `serving` uses. Create it
     with `create`, and use it in a `with` block."""
 
     def __init__(
@@ -211,7 +211,7 @@ class EngineProcesses:
 
         def make(engine: int) -> EngineProcess:
             made = _engine(configs[engine], folder, config.limits.step_timeout, engine)
-            # a restarted engine finds the files' pages in its store
+            # a restarted engine already has the files' pages
             configs[engine] = msgspec.structs.replace(configs[engine], warm_prefixes=())
             return made
 

@@ -44,8 +44,7 @@ def parse_parts(text: str) -> tuple[str, ...]:
 
 
 def make_parts(names: Sequence[str]) -> Parts:
-    """Return a scheduler's parts: those in `names` in Rust, the others in Python. Raises `AttributeError` if the
-    extension lacks one."""
+    """Return a scheduler's parts: those in `names` in Rust, the others in Python. Raises `ExtensionMissing`."""
     tree: MakeTree = _rust.RadixCacheManager if "radix" in names else PYTHON.tree
     plan_chunks, make_metadata = PYTHON.plan_chunks, PYTHON.make_metadata
     return Parts(

@@ -86,7 +86,7 @@ class ShadowControlPlane(WrappedControlPlane):
         return output
 
     def compare_trees(self) -> None:
-        """Compare the current prefix caches. O(nodes)."""
+        """Compare the prefix caches of primary and shadow in their current state. O(nodes)."""
         if not self.summary.stopped:
             for difference in tree_differences(self._inner, self._shadow):
                 self._report_difference(difference)

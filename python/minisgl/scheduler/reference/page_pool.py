@@ -27,7 +27,7 @@ class PagePool:
         return len(self._free)
 
     def reset(self) -> None:
-        """Free all pages, in the order of a new pool."""
+        """Free all pages; the lowest is on top again."""
         self._free[:] = range(self.num_pages - 1, -1, -1)
 
     def pop(self) -> int:

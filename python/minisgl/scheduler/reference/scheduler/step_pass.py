@@ -194,7 +194,7 @@ class StepPass:
 
     def _schedule_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         first_column = len(request.pages)
-        begins = self._begin(request, chunk)
+        begins = self._initial_state(request, chunk)
         tree, pins, interval = self.state.tree, self.state.pins, self.config.checkpoint_interval
         at = admission.apply_chunk(request, chunk, tree)
         pinned = pins.take(request, tree)
@@ -212,7 +212,7 @@ class StepPass:
         self.num_loaded += chunk.num_loads
         decided.num_prefill_page_changes += chunk.num_page_changes
 
-    def _begin(self, request: Request, chunk: admission.Chunk) -> int | None:
+    def _initial_state(self, request: Request, chunk: admission.Chunk) -> int | None:
         """Return the checkpoint slot whose state the request continues from, `FROM_STORE` for a stored state,
         `NO_CHECKPOINT` for an empty state, or `None` if it continues with its current state."""
         if chunk.begins_stored:
