@@ -57,27 +57,27 @@ def checked_lark(text: str, field: str, served: Callable[[Any], Any] = lambda sc
     rewrites each. Raises `ParamError` for grammar-wide options, tokens named by id, and the operators `A & B` and `~A`:
     to find whether those match anything, the library searches all their states, for minutes."""
     pieces, at = list[str](), 0
-    while found := _LEXEME.search(text, at):
-        pieces.append(text[at : found.end()])
-        at = found.end()
-        if found[1]:  # %json or %llguidance
+    while match := _LEXEME.search(text, at):
+        pieces.append(text[at : match.end()])
+        at = match.end()
+        if match[1]:  # %json or %llguidance
             try:
                 value, at = _decoder.raw_decode(text, _SPACES.match(text, at).end())  # type: ignore[union-attr]
             except (ValueError, RecursionError):
-                raise ParamError(field, found[1], "must be followed by JSON") from None
-            if found[1] == "%json":
+                raise ParamError(field, match[1], "must be followed by JSON") from None
+            if match[1] == "%json":
                 pieces.append(" " + json.dumps(served(checked_schema(value, field)), allow_nan=False))
             elif value != {}:
                 raise ParamError(field, value, "%llguidance options are not allowed")
             else:
                 pieces.append(" {}")
-        elif found[2]:
-            raise ParamError(field, found[2], "tokens cannot be named by id")
-        elif found[3]:
-            raise ParamError(field, found[3], "a temperature cannot be set in a grammar")
-        elif found[4]:
+        elif match[2]:
+            raise ParamError(field, match[2], "tokens cannot be named by id")
+        elif match[3]:
+            raise ParamError(field, match[3], "a temperature cannot be set in a grammar")
+        elif match[4]:
             raise ParamError(
-                field, text[found.start() :][:40], "the operators & and ~ are not allowed: their cost has no limit"
+                field, text[match.start() :][:40], "the operators & and ~ are not allowed: their cost has no limit"
             )
     return "".join([*pieces, text[at:]])
 
@@ -94,9 +94,9 @@ def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
         raise ParamError(field, value, "must be a JSON schema: an object")
     if isinstance(value, bool):
         return value
-    found = {name: one for name, one in value.items() if name != "x-guidance"}
+    schema = {name: one for name, one in value.items() if name != "x-guidance"}
     size = 0
-    for path, name, one in walk(found):
+    for path, name, one in walk(schema):
         if len(path) > MAX_DEPTH:
             raise ParamError(field, value, f"must be nested at most {MAX_DEPTH} levels deep")
         for spelled in (name, one):
@@ -107,12 +107,12 @@ def checked_schema(value: Any, field: str) -> dict[str, Any] | bool:
         if size > MAX_BYTES:  # before writing it as JSON, which would block the interpreter
             raise ParamError(field, value, f"must have at most {MAX_BYTES} bytes")
     try:
-        check_size(json.dumps(found, allow_nan=False, ensure_ascii=False), field)
+        check_size(json.dumps(schema, allow_nan=False, ensure_ascii=False), field)
     except (ValueError, RecursionError) as error:
         if isinstance(error, ParamError):
             raise
         raise ParamError(field, value, f"not a JSON schema: {error}") from None
-    return found
+    return schema
 
 
 def walk(value: Any) -> Iterator[tuple[tuple[str, ...], str, Any]]:
@@ -151,12 +151,12 @@ def are_too_many(states: Sequence[int], combined: bool) -> bool:
 
 
 def check_multiples(schema: Any, field: str) -> None:
-    found: list[int] = []
+    states: list[int] = []
     combined = combines(schema)
     for path, name, one in walk(schema):
         if name != "multipleOf" or isinstance(one, bool) or not isinstance(one, (int, float)) or one <= 0:
             continue
-        found.append(num_states(one))
-        if are_too_many(found, combined):
+        states.append(num_states(one))
+        if are_too_many(states, combined):
             at = ".".join([field, *path])
             raise ParamError(at, one, f"all multipleOf of a schema must have at most {MAX_MULTIPLE} states together")

@@ -64,13 +64,13 @@ def none_of(texts: Iterable[str]) -> str:
 
 
 def _but_for(texts: list[str]) -> str:
-    found = [] if "" in texts else [""]
+    branches = [] if "" in texts else [""]
     by_first = {
         first: [text[1:] for text in some] for first, some in itertools.groupby(filter(None, texts), lambda t: t[0])
     }
-    found.append(f"[^{''.join(map(_escaped, by_first))}][\\s\\S]*" if by_first else "[\\s\\S]+")
-    found += [f"{_escaped(first)}(?:{_but_for(rest)})" for first, rest in by_first.items()]
-    return "|".join(found)
+    branches.append(f"[^{''.join(map(_escaped, by_first))}][\\s\\S]*" if by_first else "[\\s\\S]+")
+    branches += [f"{_escaped(first)}(?:{_but_for(rest)})" for first, rest in by_first.items()]
+    return "|".join(branches)
 
 
 def _escaped(text: str) -> str:
@@ -90,18 +90,18 @@ class Logic:
 
     def target(self, reference: Any) -> Any:
         """Return the schema that a reference leads to; `None` if it is unknown."""
-        found = self._root
+        node = self._root
         if (pointer := self.pointer(reference)) is None:
             return None
         for part in pointer.split("/")[1:]:
             name = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and name in found:
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
+            if isinstance(node, Mapping) and name in node:
+                node = node[name]
+            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                node = node[int(name)]
             else:
                 return None
-        return found
+        return node
 
     def pointer(self, given: Any) -> str | None:
         """Return the JSON pointer for a reference within the schema; `None` if it leads elsewhere."""
@@ -116,29 +116,29 @@ class Logic:
             self._anchors = {}
             todo: list[tuple[str, Any]] = [("#", self._root)]
             while todo:
-                at, one = todo.pop()
-                items = one.items() if isinstance(one, Mapping) else enumerate(one) if isinstance(one, list) else ()
+                at, node = todo.pop()
+                items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
                 for name, value in items:
                     if name in ("$anchor", "$dynamicAnchor") and isinstance(value, str):
                         self._anchors.setdefault(f"#{value}", []).append(at)
                     elif isinstance(value, (Mapping, list)):
                         todo.append((f"{at}/{quote(str(name).replace('~', '~0').replace('/', '~1'))}", value))
-        found = self._anchors.get(reference, [])
-        return found[0] if len(found) == 1 else None
+        matches = self._anchors.get(reference, [])
+        return matches[0] if len(matches) == 1 else None
 
     def names(self) -> list[str]:
         """Return the property names in the whole schema, at most `MAX_NAMES`."""
         if self._names is None:
-            found: dict[str, None] = {}
+            collected: dict[str, None] = {}
             todo = [self._root]
             while todo:
-                one = todo.pop()
-                if isinstance(one, Mapping):
-                    if isinstance(properties := one.get("properties"), Mapping):
-                        found |= dict.fromkeys(map(str, properties))
-                    found |= dict.fromkeys(name for name in _listed(one, "required") if isinstance(name, str))
-                todo += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
-            self._names = list(found)[:MAX_NAMES]
+                node = todo.pop()
+                if isinstance(node, Mapping):
+                    if isinstance(properties := node.get("properties"), Mapping):
+                        collected |= dict.fromkeys(map(str, properties))
+                    collected |= dict.fromkeys(name for name in _listed(node, "required") if isinstance(name, str))
+                todo += node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+            self._names = list(collected)[:MAX_NAMES]
         return self._names
 
     def resolved(self, given: Any) -> Any:
@@ -151,9 +151,9 @@ class Logic:
                 for name, value in given.items()
                 if name in KEYWORDS and (name != "format" or (isinstance(value, str) and value in FORMATS))
             }
-            if given.keys() != {"$ref"} or (found := self.target(given["$ref"])) is None:
+            if given.keys() != {"$ref"} or (target := self.target(given["$ref"])) is None:
                 return given
-            given = found
+            given = target
         return given
 
     def is_true(self, given: Any) -> bool:
@@ -172,23 +172,23 @@ class Logic:
             return frozenset()
         if not isinstance(given, Mapping) or not self._goes_on(depth):
             return TYPES
-        found = TYPES
+        types = TYPES
         if isinstance(names := given.get("type"), (str, list)):
             listed = [names] if isinstance(names, str) else names
-            found &= frozenset(type_ for name in listed for type_ in _of_name(name))
+            types &= frozenset(type_ for name in listed for type_ in _of_name(name))
         for name in ("const", "enum"):
             if name in given:
                 values = [given[name]] if name == "const" else given[name]
-                found &= frozenset(map(_type_of, values)) if isinstance(values, list) else TYPES
+                types &= frozenset(map(_type_of, values)) if isinstance(values, list) else TYPES
         if (target := self.target(given.get("$ref"))) is not None:
-            found &= self.types(target, depth + 1)
+            types &= self.types(target, depth + 1)
         if isinstance(parts := given.get("allOf"), list):
             for part in parts:
-                found &= self.types(part, depth + 1)
+                types &= self.types(part, depth + 1)
         for name in ("anyOf", "oneOf"):
             if isinstance(parts := given.get(name), list):
-                found &= frozenset[str]().union(*(self.types(part, depth + 1) for part in parts))
-        return found
+                types &= frozenset[str]().union(*(self.types(part, depth + 1) for part in parts))
+        return types
 
     def values(self, given: Any, depth: int = 0) -> list[Any] | None:
         """Return a list that contains all values that fit the schema, and maybe others; `None` if there is no such
@@ -270,14 +270,14 @@ class Logic:
             return True
         if not isinstance(given, Mapping) or not self._goes_on(depth):
             return None
-        found: list[Any] = []
+        alternatives: list[Any] = []
         for name, value in given.items():
             if (some := self._opposite(name, value, given, depth + 1)) is None:
                 return None
-            found += some
-        if len(found) > MAX_ALTERNATIVES:
+            alternatives += some
+        if len(alternatives) > MAX_ALTERNATIVES:
             return None
-        return found[0] if len(found) == 1 else {"anyOf": found} if found else False
+        return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives} if alternatives else False
 
     def unless(self, one: Any, other: Any) -> Any:
         """Return a schema that keeps values of `one` from fitting `other`, and maybe more; `None` if it is unknown."""
@@ -410,19 +410,19 @@ def _other_values(values: Any) -> list[Any] | None:
     if kinds & {"array", "object"} or sum(len(value) for value in values if isinstance(value, str)) > MAX_TEXT:
         return None
     is_number = bool(kinds & {"integer", "float"})
-    found = _other_types(TYPES - kinds - ({"integer", "float"} if is_number else set())) or []
+    alternatives = _other_types(TYPES - kinds - ({"integer", "float"} if is_number else set())) or []
     if "string" in kinds:
-        found.append({"type": "string", "pattern": none_of(value for value in values if isinstance(value, str))})
+        alternatives.append({"type": "string", "pattern": none_of(value for value in values if isinstance(value, str))})
     if "boolean" in kinds:
-        found += [{"const": one} for one in (False, True) if not any(value is one for value in values)]
+        alternatives += [{"const": one} for one in (False, True) if not any(value is one for value in values)]
     if is_number:
         numbers = sorted({value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)})
         for after, before in itertools.pairwise([None, *numbers, None]):
             one: dict[str, Any] = {"type": "number"}
             one |= {} if after is None else {"exclusiveMinimum": after}
             one |= {} if before is None else {"exclusiveMaximum": before}
-            found.append(one)
-    return found
+            alternatives.append(one)
+    return alternatives
 
 
 def _listed(given: Mapping[str, Any], name: str) -> list[Any]:

@@ -18,7 +18,7 @@ _SINGLE = re.compile(_ONE)
 
 
 def without_lookahead(pattern: str) -> list[str]:
-    rest, found = pattern.removeprefix("^"), list[str]()
+    rest, patterns = pattern.removeprefix("^"), list[str]()
     if rest == pattern or _has_choice(rest):
         return [pattern]
     while look := _LOOK.match(rest):
@@ -27,22 +27,22 @@ def without_lookahead(pattern: str) -> list[str]:
         one = f"^(?:{inside})" if look[1] == "=" else _unless(inside)
         if one is None:
             return [pattern]
-        found.append(one)
+        patterns.append(one)
         rest = rest[end:]
-    return [f"^{rest}", *found]
+    return [f"^{rest}", *patterns]
 
 
 def _unless(inside: str) -> str | None:
     """Return a pattern for texts that do not begin with `inside`; `None` if none is known."""
     if _SINGLE.fullmatch(inside):
         return f"^(?:$|{_other(inside)})"
-    if found := _REPEATED.fullmatch(inside):
-        return _other(found[1]) if found[2] == "*" else f"^$|{_other(found[1])}"
-    if found := _TWICE.fullmatch(inside):
-        other = _other(found[1])
-        return f"^{other}*(?:{found[1]}{other}+)*{found[1]}?$"
-    if found := _AHEAD.fullmatch(inside):
-        return f"^{_other(found[1])}*$"
+    if match := _REPEATED.fullmatch(inside):
+        return _other(match[1]) if match[2] == "*" else f"^$|{_other(match[1])}"
+    if match := _TWICE.fullmatch(inside):
+        other = _other(match[1])
+        return f"^{other}*(?:{match[1]}{other}+)*{match[1]}?$"
+    if match := _AHEAD.fullmatch(inside):
+        return f"^{_other(match[1])}*$"
     return None
 
 

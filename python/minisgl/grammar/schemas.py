@@ -91,12 +91,12 @@ def served(
     keyword, the values that the library refused, or `WHOLE`. Raises `ParamError` under `strict`."""
     work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field), combines(schema))
     closing = not _composes(schema)
-    found = work.schema(schema, (), closing)
+    rewritten = work.schema(schema, (), closing)
     while work.waiting:
         reference, name = work.waiting.pop()
         target = work.schema(work.logic.target(reference), (*reference.split("/")[1:],), closing)
-        found["$defs"] = {**found.get("$defs", {}), name: target}
-    return Served(found, list(dict.fromkeys(work.left_out)))
+        rewritten["$defs"] = {**rewritten.get("$defs", {}), name: target}
+    return Served(rewritten, list(dict.fromkeys(work.left_out)))
 
 
 def closed(schema: Any) -> Any:
@@ -166,24 +166,24 @@ class _Work:
         more: list[tuple[str, Any]] = []
         for name, value in node.items():
             if (rule := _RULES.get(name)) is not None:
-                found = rule(self, node, path)
-                self.num_added += 0 if found is None or found is True else 1
-                if found is None or self.num_added > MAX_ADDED:
+                rewritten = rule(self, node, path)
+                self.num_added += 0 if rewritten is None or rewritten is True else 1
+                if rewritten is None or self.num_added > MAX_ADDED:
                     self.leave(path, name, value)
-                elif found is False:
+                elif rewritten is False:
                     return False
-                elif found is not True:
-                    if len(found) == 1 and found.keys() <= _APART - node.keys() - out.keys():
-                        out |= self.schema(found, path, closing and "properties" not in node)
+                elif rewritten is not True:
+                    if len(rewritten) == 1 and rewritten.keys() <= _APART - node.keys() - out.keys():
+                        out |= self.schema(rewritten, path, closing and "properties" not in node)
                     else:
-                        more.append((name, found))
+                        more.append((name, rewritten))
             elif name in _MAPS and isinstance(value, Mapping):
                 inside = closing and name != "patternProperties"
                 refused = self.without.get(name, frozenset()) & value.keys()
                 if refused:
                     self.leave(path, name, value)
-                kept = {key: one for key, one in value.items() if key not in refused}
-                out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in kept.items()}
+                remaining = {key: one for key, one in value.items() if key not in refused}
+                out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in remaining.items()}
             elif isinstance(value, list) and (name in _LISTS or name == "items"):
                 inside = closing and name != "allOf" and (name == "prefixItems" or "properties" not in node)
                 out[name] = [self.schema(one, (*path, name, str(i)), inside) for i, one in enumerate(value)]
@@ -204,23 +204,23 @@ class _Work:
         self._numbers(node, out, path)
         self._property_counts(node, out, path, closing)
         self._patterns(out, path)
-        for name, found in more:
-            if found.keys() == {"pattern"} and "pattern" not in out:
-                out |= self.schema(found, (*path, name), False)
+        for name, rewritten in more:
+            if rewritten.keys() == {"pattern"} and "pattern" not in out:
+                out |= self.schema(rewritten, (*path, name), False)
                 continue
-            out["allOf"] = [*out.get("allOf", ()), self.schema(found, (*path, name), False)]
+            out["allOf"] = [*out.get("allOf", ()), self.schema(rewritten, (*path, name), False)]
         return _in_order(out)
 
     def _reference(self, given: Any) -> Any:
         """Return a reference to a definition; other targets are served as new definitions, because they may be
         rewritten in place."""
-        found = self.logic.pointer(given)
-        if found is None or found == "#" or _DEFINITION.fullmatch(found) or self.logic.target(found) is None:
-            return given if found is None else found
-        if found not in self.moved:
-            self.moved[found] = f"referenced {len(self.moved)}"
-            self.waiting.append((found, self.moved[found]))
-        return f"#/$defs/{self.moved[found].replace(' ', '%20')}"
+        pointer = self.logic.pointer(given)
+        if pointer is None or pointer == "#" or _DEFINITION.fullmatch(pointer) or self.logic.target(pointer) is None:
+            return given if pointer is None else pointer
+        if pointer not in self.moved:
+            self.moved[pointer] = f"referenced {len(self.moved)}"
+            self.waiting.append((pointer, self.moved[pointer]))
+        return f"#/$defs/{self.moved[pointer].replace(' ', '%20')}"
 
     def _leaves(self, name: str, value: Any, path: Path, given: Mapping[str, Any]) -> bool:
         """Return whether a keyword is left out: it has no effect here, or the library has refused it."""
@@ -262,9 +262,9 @@ class _Work:
             values = [out[name]] if name == "const" and name in out else out.get(name)
             if isinstance(values, list) and not all(map(_is_exact, values)):
                 self.leave(path, name, node[name])
-                kept = [one for one in values if _is_exact(one)]
+                exact = [one for one in values if _is_exact(one)]
                 del out[name]
-                out |= {"enum": kept} if kept else {"type": node.get("type", "integer")}
+                out |= {"enum": exact} if exact else {"type": node.get("type", "integer")}
         multiple = out.get("multipleOf")
         if multiple is not None and multiple > 0:
             states = [*self.states, num_states(multiple)]
@@ -316,20 +316,20 @@ class _Work:
         if (patterns := out.get("patternProperties")) is None:
             return
         named = out.get("properties", {})
-        out["patternProperties"] = found = dict(patterns)
+        out["patternProperties"] = remaining = dict(patterns)
         for pattern, value in patterns.items():
             if value is False and pattern in ("", "^", "$", ".*", "^.*", ".*$", "^.*$"):
                 out["additionalProperties"] = False
             if (names := self._names(pattern)) is not None:
-                del found[pattern]
+                del remaining[pattern]
                 named = {
                     **named,
                     **{name: {"allOf": [named[name], value]} if name in named else value for name in names},
                 }
         if self.num_asked > MAX_ASKED:
             self.leave(path, "patternProperties", patterns)
-            found = {}
-        if not found:
+            remaining = {}
+        if not remaining:
             out.pop("patternProperties")
         if named:
             out["properties"] = named
@@ -350,7 +350,7 @@ class _Work:
     def one_of(self, node: Mapping[str, Any], path: Path) -> Any:
         """Rewrite `oneOf` as `anyOf`; of alternatives that overlap, each excludes what the rest match."""
         alternatives = node["oneOf"]
-        found, overlap = [], len(alternatives) > MAX_COMPARED
+        disjoint, overlap = [], len(alternatives) > MAX_COMPARED
         if self.logic.are_tagged(alternatives):
             return {"anyOf": alternatives}
         for i, one in enumerate([] if overlap else alternatives):
@@ -360,10 +360,10 @@ class _Work:
             negated = [self.logic.unless(one, other) for other in others]
             if overlap := None in negated or len(negated) > 4:
                 break
-            found.append({"allOf": [one, *negated]} if negated else one)
+            disjoint.append({"allOf": [one, *negated]} if negated else one)
         if overlap:
             self.leave(path, "oneOf", alternatives)
-        return {"anyOf": alternatives if overlap else found}
+        return {"anyOf": alternatives if overlap else disjoint}
 
     def not_(self, node: Mapping[str, Any], path: Path) -> Any:
         return self.logic.negated(node["not"])
@@ -391,8 +391,8 @@ class _Work:
         rest = True if most is None else self.logic.negated(one)
         if not can or rest is None or (most is not None and num_before):
             return None
-        found = {"items": [*[True] * num_before, *[one] * least], "minItems": num_before + least}
-        return found if rest is True else {**found, "additionalItems": rest}
+        rewritten = {"items": [*[True] * num_before, *[one] * least], "minItems": num_before + least}
+        return rewritten if rest is True else {**rewritten, "additionalItems": rest}
 
     def unique(self, node: Mapping[str, Any], path: Path) -> Any:
         """Rewrite `uniqueItems` over few values as all their permutations; `None` if there are too many."""
@@ -463,12 +463,14 @@ class _Work:
         rest = node["unevaluatedProperties"]
         if rest is True or rest == {}:
             return True
-        found = self.logic.evaluated({name: one for name, one in node.items() if name != "unevaluatedProperties"})
-        if found and all(one is None for one in found):
+        alternatives = self.logic.evaluated(
+            {name: one for name, one in node.items() if name != "unevaluatedProperties"}
+        )
+        if alternatives and all(one is None for one in alternatives):
             return True
-        if not found or None in found or len(found) > MAX_BRANCHES:
+        if not alternatives or None in alternatives or len(alternatives) > MAX_BRANCHES:
             return None
-        closings = [({**names, "additionalProperties": rest}, fits) for names, fits in filter(None, found)]
+        closings = [({**names, "additionalProperties": rest}, fits) for names, fits in filter(None, alternatives)]
         if len(closings) == 1:
             return closings[0][0]
         return {"anyOf": [{"allOf": [fits, one]} for one, fits in closings]}
@@ -523,14 +525,14 @@ _NAMES_OF_FORMAT = {
 
 def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keywords except for those that are null or have no effect, with counts as integers."""
-    found = {}
+    plain = {}
     for name, value in given.items():
         if value is None and name != "const":
             continue
-        found[name] = int(value) if name in COUNTS else value
+        plain[name] = int(value) if name in COUNTS else value
     nothing = ("patternProperties", "dependentRequired", "dependentSchemas", "dependencies", "required")
-    found = {name: value for name, value in found.items() if not (name in nothing and value in ({}, []))}
-    return {name: value for name, value in found.items() if not _is_nothing(name, value, found)}
+    plain = {name: value for name, value in plain.items() if not (name in nothing and value in ({}, []))}
+    return {name: value for name, value in plain.items() if not _is_nothing(name, value, plain)}
 
 
 def _is_nothing(name: str, value: Any, node: Mapping[str, Any]) -> bool:
@@ -580,15 +582,15 @@ def _choices(required: list[str], optional: list[str], least: int, most: int | N
         sizes = range(largest, largest + 1)
     if sum(math.comb(len(optional), size) for size in sizes) > MAX_BRANCHES:
         return None
-    found = []
+    branches = []
     for some in itertools.chain.from_iterable(itertools.combinations(optional, size) for size in sizes):
         one: dict[str, Any] = {"type": "object"}
         if fewest:
             one["required"] = list(some)
         if largest < len(optional):
             one["properties"] = {name: False for name in optional if name not in some}
-        found.append(one)
-    return found
+        branches.append(one)
+    return branches
 
 
 def _count(node: Mapping[str, Any], name: str, missing: int) -> int:
@@ -606,12 +608,12 @@ def _bounds(out: Mapping[str, Any], names: Sequence[str]) -> list[float]:
 
 def _inward(value: int, up: bool) -> int:
     try:
-        found = float(value)
+        inward = float(value)
     except OverflowError:
         return value
-    if int(found) != value and (int(found) < value) == up:
-        found = math.nextafter(found, math.inf if up else -math.inf)
-    return int(found) if math.isfinite(found) else value
+    if int(inward) != value and (int(inward) < value) == up:
+        inward = math.nextafter(inward, math.inf if up else -math.inf)
+    return int(inward) if math.isfinite(inward) else value
 
 
 def _is_exact(value: Any) -> bool:

@@ -138,10 +138,10 @@ class _Trial:
         if text is None:
             return False
         for message in messages:
-            found = [text.find(word, start) for word in _words(message)]
-            if any(at < 0 for at in found):
+            positions = [text.find(word, start) for word in _words(message)]
+            if any(at < 0 for at in positions):
                 return False
-            start = max(found, default=start)
+            start = max(positions, default=start)
         return True
 
 
@@ -259,15 +259,15 @@ def _about_reasoning(trial: _Trial, calls: CallForm | None) -> dict[str, Any]:
 def arranged(messages: Sequence[Mapping[str, Any]], shown: Shown) -> list[Message]:
     """Return the messages rearranged for a template with the abilities `shown`. Raises `ValueError`, naming the field,
     for a tool call that no template can show."""
-    found = [_with_calls(_with_text(message), shown, at) for at, message in enumerate(messages)]
-    found = _with_results(list(_with_systems(found, shown)), shown)
+    output = [_with_calls(_with_text(message), shown, at) for at, message in enumerate(messages)]
+    output = _with_results(list(_with_systems(output, shown)), shown)
     if not shown.several_calls:
-        found = _one_by_one(found)
-    found = list(_joined(found, shown))
-    found = [_with_reasoning(message, shown) for message in _filled(found, shown)]
+        output = _one_by_one(output)
+    output = list(_joined(output, shown))
+    output = [_with_reasoning(message, shown) for message in _filled(output, shown)]
     if not shown.empty_text:
-        found = [{**message, "content": " "} if message == EMPTY else message for message in found]
-    return found if shown.calls is None else _in_form(found, shown.calls)
+        output = [{**message, "content": " "} if message == EMPTY else message for message in output]
+    return output if shown.calls is None else _in_form(output, shown.calls)
 
 
 def _with_text(message: Mapping[str, Any]) -> Message:
@@ -292,14 +292,14 @@ def _text(content: Any) -> str:
 
 def _together(one: Message, other: Message) -> Message:
     """Join two messages: their texts, reasoning and calls."""
-    found = {**other, **one}
-    found["content"] = BETWEEN.join(filter(None, (_text(one.get("content")), _text(other.get("content")))))
+    joined = {**other, **one}
+    joined["content"] = BETWEEN.join(filter(None, (_text(one.get("content")), _text(other.get("content")))))
     for name in REASONING:
         if texts := [message[name] for message in (one, other) if message.get(name)]:
-            found[name] = BETWEEN.join(texts)
+            joined[name] = BETWEEN.join(texts)
     if calls := [*(one.get("tool_calls") or ()), *(other.get("tool_calls") or ())]:
-        found["tool_calls"] = calls
-    return found
+        joined["tool_calls"] = calls
+    return joined
 
 
 def _with_systems(messages: list[Message], shown: Shown) -> Iterator[Message]:
@@ -328,19 +328,19 @@ def _all_together(messages: Sequence[Message]) -> Message:
 
 def _one_by_one(messages: list[Message]) -> list[Message]:
     """Return the messages with one call in each, and each following result directly after its call."""
-    found: list[Message] = []
+    output: list[Message] = []
     calls: list[Message] = []
     results: list[Message] = []
 
     def close() -> None:
         for message in calls:
-            found.append(message)
+            output.append(message)
             call_id = message["tool_calls"][0].get("id")
             own = next((one for one in results if one.get("tool_call_id") == call_id), None)
             if own is not None:
                 results.remove(own)
-                found.append(own)
-        found.extend(results)
+                output.append(own)
+        output.extend(results)
         calls.clear()
         results.clear()
 
@@ -356,35 +356,35 @@ def _one_by_one(messages: list[Message]) -> list[Message]:
             calls.append({**message, "tool_calls": [first]})
             calls += [{"role": "assistant", "content": "", "tool_calls": [call]} for call in others]
         else:
-            found.append(message)
+            output.append(message)
     close()
-    return found
+    return output
 
 
 def _with_results(messages: list[Message], shown: Shown) -> list[Message]:
     """Return the messages with tool results only where the template shows them; others become texts of the user. A
     result with an unknown call id belongs to the next call without a result."""
-    found: list[Message] = []
+    output: list[Message] = []
     waiting: list[Any] = []  # ids of calls without a result
     for message in messages:
-        kind, before = _kind(message), _kind(found[-1]) if found else None
+        kind, before = _kind(message), _kind(output[-1]) if output else None
         if kind == "call":
             waiting = [*(waiting if before == "call" else ()), *(call.get("id") for call in message["tool_calls"])]
         if kind != "tool":
-            found.append(message)
+            output.append(message)
             continue
-        if before == "text" and waiting and not shown.late_results and len(found) > 1 and _kind(found[-2]) == "call":
-            found[-2:] = [_together(found[-2], found[-1])]
+        if before == "text" and waiting and not shown.late_results and len(output) > 1 and _kind(output[-2]) == "call":
+            output[-2:] = [_together(output[-2], output[-1])]
             before = "call"
         call_id, has_call = message.get("tool_call_id"), bool(waiting)
         if waiting:
             call_id = waiting.pop(waiting.index(call_id) if call_id in waiting else 0)
         is_behind_it = has_call and before in ("call", "tool")
         if not is_behind_it and (before, "tool") in shown.refused:
-            found.append({"role": "user", "content": RESULT + _text(message.get("content"))})
+            output.append({"role": "user", "content": RESULT + _text(message.get("content"))})
         else:
-            found.append({**message, "tool_call_id": call_id})
-    return found
+            output.append({**message, "tool_call_id": call_id})
+    return output
 
 
 def _joined(messages: list[Message], shown: Shown) -> Iterator[Message]:
@@ -460,8 +460,8 @@ def _read_call(call: Any, field: str) -> Message:
         function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
     function = function if isinstance(function, Mapping) else {}
     name = function["name"] if isinstance(function.get("name"), str) else UNNAMED
-    kept = {key: value for key, value in call.items() if key not in ("custom", "name", "arguments")}
-    return {**kept, "type": "function", "function": {**function, "name": name, "arguments": function.get("arguments")}}
+    rest = {key: value for key, value in call.items() if key not in ("custom", "name", "arguments")}
+    return {**rest, "type": "function", "function": {**function, "name": name, "arguments": function.get("arguments")}}
 
 
 def _hashed(call_id: Any) -> Any:
@@ -502,19 +502,19 @@ def _arguments(given: Any, as_object: bool, text_arguments: bool) -> Any:
 
 def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
     """Return the messages with calls and results in the format that the template reads."""
-    found: list[Message] = []
+    output: list[Message] = []
     names: dict[Any, str] = {}  # function names by call id
     ids: dict[Any, str] = {}  # template's call ids by the given ones
     for message in messages:
         if message.get("role") == "tool":
             call_id = _hashed(message.get("tool_call_id"))
             own = {"name": names.get(call_id, UNNAMED)} if form.names_results and not message.get("name") else {}
-            found.append(
+            output.append(
                 {**message, **own, **({} if form.ids == "given" else {"tool_call_id": ids.get(call_id, "000000000")})}
             )
             continue
         if not (calls := message.get("tool_calls")):
-            found.append(message)
+            output.append(message)
             continue
         formed = []
         for call in calls:
@@ -526,8 +526,10 @@ def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
                 function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
             formed.append({**call, "function": function, **({"id": ids[call_id]} if call_id in ids else {})})
         left_out = () if form.has_content or message.get("content") else ("content",)
-        found.append({**{name: value for name, value in message.items() if name not in left_out}, "tool_calls": formed})
-    return found
+        output.append(
+            {**{name: value for name, value in message.items() if name not in left_out}, "tool_calls": formed}
+        )
+    return output
 
 
 def _nine(given: Any) -> str:

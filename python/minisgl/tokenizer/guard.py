@@ -60,8 +60,8 @@ def searched(tree: nodes.Template) -> list[str]:
         for call in tree.find_all(nodes.Call)
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES
     )
-    found = itertools.chain(*compared, *called)
-    texts = (node.value.strip() for node in found if isinstance(node, nodes.Const) and isinstance(node.value, str))
+    operands = itertools.chain(*compared, *called)
+    texts = (node.value.strip() for node in operands if isinstance(node, nodes.Const) and isinstance(node.value, str))
     return sorted(set(filter(None, texts)))
 
 

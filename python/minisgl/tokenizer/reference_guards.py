@@ -51,13 +51,13 @@ class Guarding:
     def guards(self, text: str, kept: Sequence[str]) -> list[int]:
         """Return the guard offsets that keep `text` from being encoded as markers, except for those in `kept`."""
         edge = len(text.rstrip())
-        found = []
+        offsets = []
         for match in self._begins.finditer(text):
             at = match.start()
             whole = any(text.startswith(marker, at) and marker not in kept for marker in self._with(text[at]))
             if whole or any(end - at <= self._longest and self._goes_on(text[at:end]) for end in (edge, len(text))):
-                found.append(at + 1)
-        return found
+                offsets.append(at + 1)
+        return offsets
 
     def _with(self, begin: str) -> Sequence[str]:
         first = bisect.bisect_left(self._markers, begin)
@@ -69,10 +69,10 @@ class Guarding:
 
     def encode(self, text: str, guards: Sequence[int]) -> list[int]:
         """Return the token ids of `text`. `guards` are ascending offsets. Raises the library's errors."""
-        found: list[int] = []
+        ids: list[int] = []
         for begin, end, token in self.split(text, guards):
-            found += self._letters(text[begin:end], begin > 0) if token is None else [token]
-        return found
+            ids += self._letters(text[begin:end], begin > 0) if token is None else [token]
+        return ids
 
     def split(self, text: str, guards: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
         """Yield start, end and, for an added token, the id of each part of `text`."""
