@@ -30,8 +30,7 @@ class Adapter:
 
 
 class AdapterBook:
-    """The adapters of a front end. `serving` returns the ids of the engines that serve now. `changed` is called after
-    each report of an engine."""
+    """The adapters of a front end. `serving` returns the serving engines' ids; `changed` is called after reports."""
 
     def __init__(
         self, post: Callable[[ToEngine], None], serving: Callable[[], Collection[int]], changed: Callable[[], None]
@@ -77,8 +76,7 @@ class AdapterBook:
         self._changed()
 
     def lost(self, engine: int) -> None:
-        """Forget the reports of an engine that was lost, so that no load waits for it. When it returns, it gets the
-        adapters before any request."""
+        """Forget the reports of a lost engine. When it returns, it gets the adapters before any request."""
         for adapter in tuple(self.by_name.values()):
             adapter.said.pop(engine, None)
             self._look(adapter)

@@ -323,8 +323,7 @@ class ProcessClient(EngineClient):
             self._stop_reading()
 
     def _end(self) -> None:
-        """Handle the end of the connection. `fail` is delayed by `LOST_S`: the parent of the engine process may report
-        a better reason first."""
+        """Handle the end of the connection. `fail` is delayed: the parent process may report a better reason first."""
         loop = self._loop
         self._stop_reading()
         self.lost.set()

@@ -78,8 +78,7 @@ class EngineSocket:
         return not self._frames.is_empty
 
     def read(self) -> bytes | None:
-        """Return the next frame, or `None` if it is not complete yet. Raises `EOFError` at the end of the connection,
-        and `MessageError`."""
+        """Return the next frame, or `None` if it is incomplete. Raises `EOFError` at the end, and `MessageError`."""
         while (frame := self._frames.next()) is None:
             if self._socket is None:
                 return None

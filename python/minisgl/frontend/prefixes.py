@@ -100,14 +100,7 @@ class PrefixBook:
     def num_hits(self, prefix: Prefix) -> dict[int, int]:
         """Return the known number of hits of a prefix, by engine id."""
         return {
-            engine: next(
-                (
-                    prefix_state.num_hits
-                    for prefix_state in stats.prefixes
-                    if prefix_state.prefix_id == prefix.prefix_id
-                ),
-                0,
-            )
+            engine: next((state.num_hits for state in stats.prefixes if state.prefix_id == prefix.prefix_id), 0)
             for engine, stats in self._serving().items()
             if stats is not None
         }

@@ -39,8 +39,7 @@ async def warm(
     max_seq_len: int,
     report: Callable[[str, int, int], None],
 ) -> None:
-    """Compute and pin prefixes, given as text or token ids, on all engines. `report` is a `progress.Report`. Raises
-    `NotKept`, `EngineGone`."""
+    """Compute and pin prefixes (texts or token ids) on all engines. Raises `NotKept`, `EngineGone`."""
     book, prefixes = client.prefixes, []
     for i, text in enumerate(texts):
         try:

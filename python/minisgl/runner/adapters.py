@@ -35,9 +35,8 @@ End = Callable[[int, FinishReason, str], None]
 
 
 class EngineAdapters:
-    """Loads and unloads adapters, and holds the requests that wait for one. `end` reports the end of a request that
-    never reaches the scheduler; `in_use` returns the adapter ids of the loop's requests. `wake` is called in the
-    reader's thread when an adapter is read; `None`: reading blocks."""
+    """Loads and unloads adapters, and holds the requests that wait for one. `end` ends a request that never reaches the
+    scheduler; `in_use` returns adapter ids in use. `wake` is called in the reader's thread; `None`: reading blocks."""
 
     def __init__(
         self,
@@ -64,8 +63,7 @@ class EngineAdapters:
         return bool(self._leaving)
 
     def intake(self, messages: Sequence[ToEngine]) -> Sequence[ToEngine]:
-        """Handle adapter messages and hold back requests whose adapter is being read. Returns the other messages and
-        the requests that no longer wait, in order."""
+        """Handle adapter messages. Returns the others, and the requests that need not wait for an adapter, in order."""
         if not self._loaded and not self._held and not any(_is_own(message) for message in messages):
             return messages
         others: list[ToEngine] = self._take_done()
@@ -165,8 +163,7 @@ class EngineAdapters:
 
 
 def _refusal(error: BaseException | None) -> str:
-    """Return the reason why an adapter was not read, or an empty string if it was. An unexpected error counts too, and
-    is logged: the adapter's name is free again."""
+    """Return why an adapter was not read, or an empty string if it was. Logs unexpected errors."""
     if error is None:
         return ""
     if isinstance(error, ValueError | OSError | RuntimeError | MemoryError):

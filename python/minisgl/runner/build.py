@@ -81,11 +81,8 @@ def _build_small(config: EngineConfig, report: Report) -> CpuEngine:
         engine = _build_cpu(draft_config(config), say)
         if engine.info.kind != "decoder" or engine.info.num_checkpoints is not None:
             engine.close()
-            raise ConfigError(
-                "the draft model generates no text"
-                if engine.info.kind != "decoder"
-                else "a draft model must not have recurrent layers"
-            )
+            text = "must generate text" if engine.info.kind != "decoder" else "must not have recurrent layers"
+            raise ConfigError(f"a draft model {text}")
     except ConfigError as error:
         raise ConfigError(f"--speculative {config.speculative}: {error}") from error
     return engine
@@ -229,8 +226,7 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
-    """Return the scheduler's configuration for an engine. Raises `ConfigError` for settings that a model with recurrent
-    layers does not support."""
+    """Return the scheduler's configuration for an engine. Raises `ConfigError` for unsupported settings."""
     config.check_states(info.num_checkpoints is not None)
     interval = 0
     if info.num_checkpoints is not None:
@@ -317,8 +313,7 @@ def _narrated(
 
 def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = False) -> StepTime | None:
     """Return the controller of step times; `None` if nothing limits them. Without --max-step-ms only a server on a CPU
-    limits a step: GPU steps are short, and offline no client waits for the next token. Every server limits what
-    low-priority requests add to a step."""
+    limits a step: GPU steps are short. Every server limits what low-priority requests add to a step."""
     step_ms = config.max_step_ms
     if step_ms is None and serves and info.device == "cpu" and info.name != "echo":
         step_ms = CPU_STEP_MS

@@ -104,8 +104,7 @@ class _Sequence:
 
 
 class DraftModel:
-    """Draft model with its own engine and scheduler. `vocab_size` is that of the large model; drafts end before ids
-    that it does not have."""
+    """Draft model with its own engine and scheduler. Drafts end before ids beyond the large model's `vocab_size`."""
 
     def __init__(self, engine: Engine, control_plane: ControlPlane, vocab_size: int) -> None:
         self.engine = engine

@@ -40,8 +40,7 @@ MAX_READ_BYTES = 16 << 20  # limit of one `read`
 
 
 class Connection:
-    """Connection of one front end. `number` is its id and is never reused; `live` has the process-wide ids of its
-    requests that have not ended."""
+    """Connection of one front end, with its id `number`. `live`: process-wide ids of its unfinished requests."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number = number

@@ -53,7 +53,7 @@ class ParentGone(Exception):
 
 class FrontEnds:
     """Server side of the front ends' socket. Use it in one thread, except for `beat`, `wake` and `last_words`.
-    `lifeline` is a descriptor that closes when the parent ends."""
+    `lifeline` closes with the parent."""
 
     def __init__(self, path: Path, codec: Codec, lifeline: int, activity: Activity) -> None:
         self.codec = codec
@@ -285,9 +285,7 @@ class FrontEnds:
     def flush(self, wait_ms: int) -> None:
         """Send queued data, waiting at most `wait_ms`."""
         deadline = time.monotonic() + wait_ms / 1000
-        while waiting := {
-            connection.fileno(): connection for connection in tuple(self.connections.values()) if connection.waits
-        }:
+        while waiting := {front.fileno(): front for front in tuple(self.connections.values()) if front.waits}:
             left = deadline - time.monotonic()
             if left <= 0:
                 return

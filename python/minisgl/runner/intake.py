@@ -70,8 +70,7 @@ class Beside:
 
 
 class Intake:
-    """Passes messages on to the scheduler as events. `send` gets the replies to requests that never reach it. `step` is
-    the number of the next step."""
+    """Passes messages to the scheduler as events; `send` gets early replies. `step` is the next step's number."""
 
     def __init__(
         self, engine: Engine, control_plane: ControlPlane, send: Send, settings: LoopSettings, beside: Beside
@@ -140,11 +139,7 @@ class Intake:
     def arrivals(self) -> list[Event]:
         """Return the arrivals of all requests that the scheduler has, for another scheduler."""
         elsewhere = self.compiling, self.reading
-        return [
-            request.arrival()
-            for request in self.requests.live()
-            if not any(request.req_id in holder for holder in elsewhere)
-        ]
+        return [r.arrival() for r in self.requests.live() if not any(r.req_id in holder for holder in elsewhere)]
 
     def forget(self, req_id: int, field: str, reason: str) -> None:
         """Drop a request whose arrival the scheduler refused, and report the reason."""

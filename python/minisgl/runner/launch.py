@@ -191,8 +191,7 @@ class EngineProcess:
         """Announce that the process will end. Does nothing here: it is not restarted anyway."""
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Wait for the child, which has received a `Shutdown`, kill it after a timeout (a short one with `at_once`),
-        and remove the sockets."""
+        """Wait for the child, which has received a `Shutdown`, kill it after a timeout, and remove the sockets."""
         try:
             await self.end(AT_ONCE_S if at_once else STOP_TIMEOUT_S)
         finally:

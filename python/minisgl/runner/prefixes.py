@@ -45,8 +45,7 @@ class _Node:
 
 
 class Prefixes:
-    """Registered prefixes and their requests. `requests` is the loop's tracker, which also holds the requests for
-    prefixes. `keeps`: there is a prefix cache."""
+    """Registered prefixes and their requests, which are in the loop's tracker `requests`. `keeps`: there is a cache."""
 
     def __init__(
         self,

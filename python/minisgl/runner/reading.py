@@ -41,8 +41,8 @@ class Reading:
         return req_id in self._waiting
 
     def add(self, request: TrackedRequest, num_cached: Callable[[], int]) -> bool:
-        """Start reading stored pages of the request. Returns False if there is nothing to read: then it need not wait.
-        `num_cached()` returns its pages in the prefix cache."""
+        """Start reading a request's stored pages. Returns False if there are none to read. `num_cached()`: cached
+        pages."""
         most = (len(request.tokens) - 1) // self._page_size
         if self._store is None or request.no_match or not most:
             return False

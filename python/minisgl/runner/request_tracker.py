@@ -143,8 +143,7 @@ class RequestTracker:
                 self.flush()
 
     def get(self, req_id: int) -> TrackedRequest:
-        """Return the request with its sequence up to date. Raises `KeyError` for an unknown id. Flushes only if the
-        request may have generated something."""
+        """Return the request with its sequence up to date, flushing outputs if it may have some. Raises `KeyError`."""
         request = self._live[req_id]
         if request.admitted and self._pending:
             self.flush()
@@ -235,8 +234,7 @@ class Compiling:
         return True
 
     def take(self) -> Iterator[Ready]:
-        """Yield requests that are done: the request (a new one without its grammar's source), its matcher or `None`,
-        and the error. At most `RETURNS_AT_ONCE` requests with late masks."""
+        """Yield finished requests (new ones without grammar source), each with its matcher or `None`, and the error."""
         if not self._waiting:
             return
         assert self._compiler is not None
@@ -267,8 +265,7 @@ def reply(
     cached_lens: Sequence[int],
     errors: dict[int, str],
 ) -> StepTokens:
-    """Return a step's output as a message. `admitted` has the ids of requests at their first admission, `cached_lens`
-    their cached tokens."""
+    """Return a step's output as a message, with the `admitted` request ids and their cached tokens."""
     return StepTokens(
         step=output.step,
         req_ids=output.req_ids.tobytes(),
@@ -433,8 +430,7 @@ def ends_of(ending: Mapping[int, FinishReason], requests: RequestTracker, step: 
 def _end_test(
     request: TrackedRequest, token: int, length: int, limits: StepLimits, eos_ids: Sequence[int]
 ) -> FinishReason:
-    """Return why `token` ends a sequence of `length` tokens, or `NONE`, by the rule of the schedulers'
-    `Request.accept`."""
+    """Return why `token` ends a sequence of `length` tokens, or `NONE`, by the rule of `Request.accept`."""
     sampling = request.sampling
     assert sampling.max_tokens is not None
     stops = token in sampling.stop_token_ids or (token in eos_ids and not sampling.ignore_eos)

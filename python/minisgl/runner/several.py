@@ -71,8 +71,7 @@ def with_number(config: ServerConfig) -> ServerConfig:
 
 
 def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], str]:
-    """Return the configuration of each of `number` engines, and a line for the log. Raises `ConfigError` if there are
-    too few devices."""
+    """Return the configuration of each of `number` engines, and a log line. Raises `ConfigError`."""
     if number == 1:
         return [config], ""
     if config.engine in ("echo", "sim"):
@@ -140,8 +139,7 @@ def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> st
 
 
 def _inflight_per_engine(config: ServerConfig) -> int:
-    """Return the limit of requests per engine, 0 for none. With API keys there always is one: their shares take effect
-    only among waiting requests."""
+    """Return the limit of requests per engine, 0 for none. API keys need one: shares concern waiting requests."""
     if config.max_inflight_per_engine is not None or not config.api_keys:
         return config.max_inflight_per_engine or 0
     return 2 * _rows(config)
@@ -175,8 +173,7 @@ class Backoff:
 
 
 class EngineProcesses:
-    """Several engine processes and their pool, with those methods of `EngineProcess` that `serving` uses. Create it
-    with `create`, and use it in a `with` block."""
+    """Several engine processes and their pool, with the methods of `EngineProcess` that `serving` uses."""
 
     def __init__(
         self,
@@ -245,8 +242,7 @@ class EngineProcesses:
 
     @property
     def last_words(self) -> LastWords | None:
-        """Reason why the first ended engine that could write one ended; an invalid setting is reported without the
-        engine's number, because all share it. `None` if there is none."""
+        """Reason why the first of the engines ended that could write one; `None` if none could."""
         for engine, child in enumerate(self._children):
             if (words := child.last_words) is not None:
                 return words if words.is_setting else LastWords(f"engine {engine}: {words.text}")
@@ -257,8 +253,7 @@ class EngineProcesses:
             child.start()
 
     def open(self) -> None:
-        """Create the pool, so that front ends can connect. Call it when one is about to: an engine that cannot start
-        waits for a connection to report why."""
+        """Create the pool when a front end is about to connect: a failed engine waits for one to report why."""
         self.pool = self._make_pool(child.socket for child in self._children)
 
     # ------------------------------------------------------------------------------------------------------ their life

@@ -84,8 +84,7 @@ def step_view(
     changes: tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]],
     waiting_and_free: tuple[int, int],
 ) -> StepView:
-    """Build the view of a step. `changes`: admitted requests with cached tokens, finished requests with reasons, and
-    retracted requests."""
+    """Build a step's view. `changes`: (admitted requests with cached tokens, finished ones with reasons, retracted)."""
     schedule, forward, commit, send = (round(phase, 4) for phase in phases_ms)
     return StepView(
         plan.step,

@@ -53,8 +53,7 @@ Jobs = queue.SimpleQueue[ToRank]
 
 
 def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
-    """Load the rank and run steps until `Stop`. Raises the error of loading or of a dead engine; resources are freed by
-    the process's end."""
+    """Load the rank and run steps until `Stop`. Raises the error of loading or of a dead engine."""
     group = join_group(config.engine, config.rank, Path(config.rendezvous))
     engine = build_rank(config.engine, group, lambda *report: None)
     context = zmq.Context()
