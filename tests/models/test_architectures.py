@@ -79,7 +79,8 @@ def test_what_is_for_cuda_devices_says_so_on_a_cpu(tmp_path: Path) -> None:
     flags = {"cuda_graph_max_bs": 8, "torch_compile": True}
     load_engine(msgspec.structs.replace(settings, **flags), report, ALONE).close()
     assert [line for line in lines if "CUDA" in line] == [
-        f"{flag}: has no effect on cpu, only on CUDA devices" for flag in ("--cuda-graph-max-bs 8", "--torch-compile")
+        f"{flag}: without an effect on cpu: for CUDA devices only"
+        for flag in ("--cuda-graph-max-bs 8", "--torch-compile")
     ]
 
 

@@ -77,9 +77,7 @@ def test_a_server_and_its_grammars_use_the_borrowed_tokenizer(tmp_path: Path, un
     assert answer["choices"][0]["message"]["content"] == "hello"
 
 
-def test_a_tokenizer_of_the_hub_comes_without_weights(
-    tmp_path: Path, unknown: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_hub_tokenizer_has_no_weights(tmp_path: Path, unknown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = (words(tmp_path / "words") / FILE).read_bytes()
     with model_hub() as hub:
         hub.repos = {"some/one": Repo({"config.json": b"{}", FILE: file, "model.safetensors": b"x"})}

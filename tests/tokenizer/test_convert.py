@@ -120,9 +120,7 @@ def test_ids_are_those_of_transformers_and_of_the_library_that_made_the_files(
     assert len(said) == 1
 
 
-def test_a_failed_conversion_is_an_error_with_its_reason(
-    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_conversion_gives_its_reason(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "_PROGRAM", "raise ImportError('you need another library')")
     (folder / "tokenizer.model").write_bytes(b"neither the one nor the other")
     what = r"model: no tokenizer\.json, and transformers makes none of tokenizer\.model: ImportError: you need another"

@@ -102,8 +102,7 @@ class Router(Protocol):
         """Place as many waiting requests as limits allow, and return them in order."""
 
     def remove(self, req_id: int, num_generated: int = 0) -> None:
-        """Remove a request that has ended or was aborted. `num_generated` is charged to its key's share. Does nothing
-        for an unknown id."""
+        """Remove a request that ended or was aborted, if known. `num_generated` is charged to its key's share."""
 
     def loads(self) -> list[int]:
         """Return the number of placed and not removed requests, by engine."""

@@ -35,8 +35,7 @@ class _Request:
 
 @dataclass(slots=True)
 class _Key:
-    """Queue of an API key. `had`: work done for it, in parts of tokens divided by its share. `active`: it has a request
-    that may be placed."""
+    """Queue of an API key. `had`: work done, in token parts divided by its share. `active`: a request may go."""
 
     share: KeyShare
     num_inflight: int = 0

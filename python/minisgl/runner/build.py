@@ -202,7 +202,7 @@ def _build_cpu(config: EngineConfig, report: Report) -> CpuEngine:
 
     engine = load_cpu_engine(config, report)
     for flag in config.of_cuda_only():
-        report(f"{flag}: has no effect on cpu, only on CUDA devices")
+        report(f"{flag}: without an effect on cpu: for CUDA devices only")
     return engine
 
 

@@ -55,8 +55,7 @@ def check_config(config: ControlPlaneConfig) -> None:
     if config.num_checkpoints and not config.checkpoint_interval:
         raise ValueError(f"num_checkpoints: {config.num_checkpoints}: needs checkpoint_interval above 0")
     if config.checkpoint_interval and config.max_draft_len:
-        reason = "must be 0 with checkpoint_interval: a rejected token would stay in the state"
-        raise ValueError(f"max_draft_len: {config.max_draft_len}: {reason}")
+        raise ValueError(f"max_draft_len: {config.max_draft_len}: must be 0 with checkpoint_interval")
     if any(a >= b for a, b in pairwise((0, *config.graph_sizes))):
         raise ValueError(f"graph_sizes: {config.graph_sizes}: must be positive and ascending")
 
