@@ -147,7 +147,7 @@ def test_a_prefix_is_a_file_a_body_or_ids(
         ('{"prompt": ["a", "b"]}', "prompt: must be a single one"),
         ('{"messages": "a"}', "messages: "),
         ('{"messages": [{"role": "user", "content": [{"type": 5}]}]}', "messages.0.content"),
-        ('{"text": "short"}', "at least 8: only whole pages are kept"),
+        ('{"text": "short"}', "must be at least 8: only whole pages are cached"),
         ('{"token_ids": [257, 258]}', "token ids must be between 0 and 257"),
     ],
 )

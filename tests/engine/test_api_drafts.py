@@ -17,7 +17,7 @@ from minisgl.engine.cpu_engine import CpuEngine
 from minisgl.llm import LLM
 from minisgl.message import AbortRequest, AddRequest
 from minisgl.runner.build import build_control_plane
-from minisgl.runner.drafting import Asked, DraftModel
+from minisgl.runner.drafting import DraftModel, DraftRequest
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import Draft, FinishReason
 from minisgl.tokenizer.echo import echo_json
@@ -151,8 +151,8 @@ def test_aborts_and_too_few_pages_leave_nothing(engine_name: str, folder: Path) 
 class Contrary(DraftModel):
     """It never says what it thinks."""
 
-    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        found = super().guess(asked)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        found = super().propose(requests)
         return [replace(one, tokens=tuple((token + 1) % LARGE_VOCAB for token in one.tokens)) for one in found]
 
 
@@ -260,6 +260,6 @@ def test_another_vocabulary_is_refused_by_name(spoken: Path, tmp_path: Path) -> 
     other = tmp_path / "other"
     shutil.copytree(spoken, other)
     (other / "tokenizer.json").write_text(echo_json().replace('"!"', '"~~"'))
-    match = "--speculative model:.*other: its vocabulary is another than that of --model model: id 33"
+    match = "--speculative model:.*other: the draft model's vocabulary differs from that of --model model: id 33"
     with pytest.raises(ConfigError, match=match):
         LLM(str(spoken), engine="cpu", num_pages=64, speculative=f"model:{other}", log_level="error")

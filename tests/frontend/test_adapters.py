@@ -51,7 +51,7 @@ def test_an_engine_that_is_lost_is_not_waited_for(world: World) -> None:
     assert world.book.number("chat") is None, "with no engine there is one to wait for"
 
 
-def test_what_one_engine_refuses_goes_from_all(world: World) -> None:
+def test_an_adapter_that_one_engine_refuses_is_unloaded_from_all(world: World) -> None:
     one = world.book.load("sql", "a")
     world.book.take(0, AdapterChanged(1, "loaded"))
     world.book.take(1, AdapterChanged(1, "refused", "no such folder"))
@@ -63,7 +63,7 @@ def test_what_one_engine_refuses_goes_from_all(world: World) -> None:
     assert (again.number, again.said) == (2, {})
 
 
-def test_one_that_an_engine_loses_later_is_served_no_more(world: World) -> None:
+def test_an_adapter_that_an_engine_refuses_later_is_unloaded(world: World) -> None:
     """It comes back, and its folder is gone."""
     one = world.book.load("sql", "a")
     for engine in (0, 1):

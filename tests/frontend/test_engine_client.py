@@ -200,7 +200,7 @@ def test_nothing_waits_for_an_engine_that_is_not_there() -> None:
         ("idle", 0.25, 3.5, "heartbeat"),
     ],
 )
-def test_what_counts_as_a_hang(phase: str, age_s: float, silent_s: float, wrong: str | None) -> None:
+def test_a_hang_is_a_stuck_loop_or_forward(phase: str, age_s: float, silent_s: float, wrong: str | None) -> None:
     with (
         frontend(config=msgspec.structs.replace(CONFIG, limits=Limits(step_timeout=30.0))) as server,
         server.http() as http,
@@ -237,7 +237,7 @@ def test_what_is_a_number_is_summed_and_what_is_counted_is_kept() -> None:
     assert others == {"cpu_backend", "failover_reason", "failovers", "meters", "ranks", "prefixes"}
 
 
-def test_a_sum() -> None:
+def test_statistics_of_engines_are_summed() -> None:
     one = stats_of(
         STATS,
         cpu_backend="rust_hotpath",

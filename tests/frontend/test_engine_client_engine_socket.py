@@ -60,7 +60,7 @@ async def linked(folder: Path) -> AsyncIterator[tuple[EngineSocket, Peer, asynci
         peer.socket.close()
 
 
-async def test_it_connects_as_soon_as_somebody_listens(tmp_path: Path) -> None:
+async def test_a_client_connects_as_soon_as_the_engine_listens(tmp_path: Path) -> None:
     link = EngineSocket(f"ipc://{tmp_path}/engine")
     link.write(b"before")
     link.open(lambda: None)
@@ -75,7 +75,7 @@ async def test_it_connects_as_soon_as_somebody_listens(tmp_path: Path) -> None:
     link.close()
 
 
-async def test_who_never_connects_can_be_closed(tmp_path: Path) -> None:
+async def test_a_socket_that_never_connected_can_be_closed(tmp_path: Path) -> None:
     link = EngineSocket(f"ipc://{tmp_path}/engine")
     link.open(lambda: None)
     link.close()
@@ -102,7 +102,7 @@ async def test_frames_come_before_the_end(tmp_path: Path) -> None:
             link.read()
 
 
-async def test_a_frame_that_cannot_be_is_an_error(tmp_path: Path) -> None:
+async def test_an_invalid_frame_is_an_error(tmp_path: Path) -> None:
     async with linked(tmp_path) as (link, peer, readable):
         await peer.send(b"\xff\xff\xff\xff")
         await readable.wait()
@@ -127,9 +127,7 @@ async def test_hello_comes_first_and_the_end_is_told(tmp_path: Path) -> None:
     await client.close()
 
 
-async def test_an_end_that_nobody_explains_is_a_failure_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unexplained_end_is_a_failure_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minisgl.frontend.engine_client.LOST_S", 0.01)
     client = ProcessClient(f"ipc://{tmp_path}/engine")
     client.start()
@@ -173,7 +171,7 @@ async def test_a_turn_takes_a_few_frames_and_others_have_theirs_between(tmp_path
     await client.close()
 
 
-async def test_nobody_spins_while_half_a_frame_is_there(tmp_path: Path) -> None:
+async def test_an_incomplete_frame_causes_no_busy_loop(tmp_path: Path) -> None:
     client = ProcessClient(f"ipc://{tmp_path}/engine")
     seen: list[str] = []
     client.on_progress = lambda text, done, total: seen.append(text)

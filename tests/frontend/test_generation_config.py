@@ -37,11 +37,11 @@ def test_every_field_by_its_own_name(tmp_path: Path) -> None:
         ({"do_sample": True}, {}),
     ],
 )
-def test_readings(raw: dict[str, Any], found: dict[str, Any], tmp_path: Path) -> None:
+def test_generation_config_values_are_read(raw: dict[str, Any], found: dict[str, Any], tmp_path: Path) -> None:
     assert read_defaults(write(tmp_path, raw), "auto", "a/model") == found
 
 
-def test_nothing_without_the_file_or_when_told_so(tmp_path: Path) -> None:
+def test_no_defaults_without_the_file_or_with_none(tmp_path: Path) -> None:
     assert read_defaults(tmp_path, "auto", "a/model") == read_defaults(None, "auto", "a/model") == {}
     assert read_defaults(write(tmp_path, {"temperature": "broken"}), "none", "a/model") == {}
 
@@ -60,7 +60,7 @@ def test_nothing_without_the_file_or_when_told_so(tmp_path: Path) -> None:
         ('{"temperature": NaN}', "temperature: must be between"),
     ],
 )
-def test_what_cannot_be(content: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_generation_configs_are_refused(content: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         read_defaults(write(tmp_path, content), "auto", "a/model")
     assert message in str(caught.value)
@@ -75,5 +75,5 @@ def test_the_embedded_model_is_sampled_as_its_makers_do(tmp_path: Path, monkeypa
     assert read_defaults(own, "auto", "smollm2") == {"temperature": 0.7}
 
 
-def test_how_they_are_shown() -> None:
+def test_defaults_are_shown_for_the_log() -> None:
     assert show_defaults({"temperature": 0.6, "top_k": 20}) == "temperature 0.6, top_k 20"

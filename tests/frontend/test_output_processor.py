@@ -123,7 +123,7 @@ def test_a_subscriber_is_notified_once_of_all_that_came() -> None:
     assert [len(state.tokens) for state in live] == [2, 2, 2]
 
 
-def test_when_the_engine_is_gone_everybody_hears_of_it_also_who_has_just_ended() -> None:
+def test_a_lost_engine_notifies_every_subscriber() -> None:
     processor, notified = OutputProcessor(), list[int]()
     live = [states(SamplingParams(), Subscriber(lambda i=i: notified.append(i)))[0] for i in range(3)]  # type: ignore[misc]
     for req_id, state in enumerate(live):
@@ -135,7 +135,7 @@ def test_when_the_engine_is_gone_everybody_hears_of_it_also_who_has_just_ended()
     assert processor.num_waiting == processor.num_waiting_tokens == 0
 
 
-def test_what_is_in_the_background_keeps_nobody_waiting() -> None:
+def test_background_requests_do_not_count_as_waiting() -> None:
     processor = OutputProcessor()
     for req_id in range(3):
         [state] = states(SamplingParams())

@@ -30,7 +30,7 @@ def tokenizer(pair: str | None) -> Tokenizer:
 @pytest.mark.parametrize(
     ("pair", "between"), [("[CLS] $A [SEP] $B:1 [SEP]:1", [SEP]), ("[CLS] $A [SEP] [SEP] $B [SEP]", [SEP, SEP])]
 )
-def test_as_the_tokenizer_says(pair: str, between: list[int]) -> None:
+def test_pairs_have_the_tokenizer_s_format(pair: str, between: list[int]) -> None:
     known = tokenizer(pair)
     pairs = Pairs.of(known)
     one, other = (known.encode(text, add_special_tokens=False) for text in ("c d", "d a b"))
@@ -61,6 +61,6 @@ def test_texts_that_nothing_stands_between_are_side_by_side() -> None:
     assert Pairs.of(known).prompt(np.array([C], np.int32), np.array([D], np.int32)).tolist() == [C, D]
 
 
-def test_a_request_for_a_score() -> None:
+def test_score_requests_return_the_head_s_output() -> None:
     assert SCORING.check().embedding == "score"
     assert score(np.array([0.5, -2.0], "<f4").tobytes()) == [0.5, -2.0]

@@ -37,7 +37,7 @@ def module(number: int, kind: str) -> dict[str, str]:
     ],
     ids=str,
 )
-def test_of_a_folder(tmp_path: Path, modules: Any, pooling: Any, found: str | None, why: str) -> None:
+def test_pooling_is_read_from_a_folder(tmp_path: Path, modules: Any, pooling: Any, found: str | None, why: str) -> None:
     (tmp_path / "1_Pooling").mkdir()
     for name, content in {"modules.json": modules, "1_Pooling/config.json": pooling}.items():
         if content is not None:
@@ -57,7 +57,7 @@ def test_of_a_folder(tmp_path: Path, modules: Any, pooling: Any, found: str | No
         (4, None, "rank"),
     ],
 )
-def test_of_a_gguf_file(
+def test_pooling_is_read_from_a_gguf_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int, found: str | None, why: str
 ) -> None:
     monkeypatch.setenv(envs.CACHE, str(tmp_path / "cache"))

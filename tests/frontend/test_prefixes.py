@@ -43,7 +43,7 @@ def engines() -> Engines:
     return Engines(0, 1)
 
 
-def test_it_is_ready_when_the_last_engine_has_it(engines: Engines) -> None:
+def test_a_prefix_is_ready_when_the_last_engine_has_it(engines: Engines) -> None:
     book = engines.book
     prefix = book.insert(TOKENS, pin=True)
     assert engines.posted == [AddPrefix(1, TOKENS.tobytes(), True)]
@@ -60,7 +60,7 @@ def test_it_is_ready_when_the_last_engine_has_it(engines: Engines) -> None:
     assert book.insert(TOKENS, pin=False).prefix_id == 2
 
 
-def test_one_that_refuses_answers_for_all(engines: Engines) -> None:
+def test_one_engine_s_refusal_counts_for_all(engines: Engines) -> None:
     prefix = engines.book.insert(TOKENS, pin=True)
     engines.say(1, 1, "refused", "no room")
     assert engines.book.is_answered(prefix) and engines.book.is_settled(prefix)
@@ -75,7 +75,7 @@ def test_one_that_refuses_answers_for_all(engines: Engines) -> None:
     assert engines.book.is_removed(prefix)
 
 
-def test_nobody_waits_for_a_lost_engine(engines: Engines) -> None:
+def test_no_order_waits_for_a_lost_engine(engines: Engines) -> None:
     book = engines.book
     prefix, gone = book.insert(TOKENS, pin=True), book.insert(TOKENS, pin=True)
     for number in (1, 2):
@@ -93,7 +93,7 @@ def test_nobody_waits_for_a_lost_engine(engines: Engines) -> None:
     assert book.is_settled(prefix)
 
 
-def test_while_no_engine_serves_there_is_one_to_wait_for(engines: Engines) -> None:
+def test_an_order_without_serving_engines_is_not_answered(engines: Engines) -> None:
     prefix = engines.book.insert(TOKENS, pin=True)
     engines.say(0, 1, "ready")
     engines.lose(0)
@@ -121,7 +121,7 @@ def test_hits_are_those_of_the_last_figures(engines: Engines) -> None:
     assert engines.book.num_hits(prefix) == {0: 8, 1: 0}
 
 
-def test_listeners_hear_of_each_change(engines: Engines) -> None:
+def test_listeners_are_called_after_each_change(engines: Engines) -> None:
     heard: list[str] = []
     with engines.book.listening(lambda: heard.append("a")), engines.book.listening(lambda: heard.append("b")):
         engines.book.insert(TOKENS, pin=True)

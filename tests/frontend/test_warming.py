@@ -42,6 +42,6 @@ def test_texts_are_encoded_and_tokens_are_taken_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("long", ["abcdefgh", np.zeros(8, np.int32)], ids=["text", "tokens"])
-def test_what_does_not_fit_is_said_with_its_number(long: str | Int32Array) -> None:
+def test_a_prefix_that_does_not_fit_is_named_by_its_number(long: str | Int32Array) -> None:
     with pytest.raises(NotKept, match=r"^--warm-prefix, number 2 of 2: 8 tokens: at most 7 fit$"):
         warmed("abc", long)

@@ -161,7 +161,7 @@ def test_a_hostile_schema_is_taken_or_refused_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "value"), OTHERS, ids=lambda one: str(one)[:20])
-def test_other_hostile_sources_too(kind: Kind, value: Any) -> None:
+def test_hostile_sources_of_other_kinds_are_decided_at_once(kind: Kind, value: Any) -> None:
     began = time.thread_time()
     outcome(kind, value)
     assert computes_within(time.thread_time() - began, 2.0)
@@ -185,9 +185,9 @@ def test_all_of_them_take_little_memory_and_print_nothing() -> None:
 # ------------------------------------------------------------------------------------------------------------- places
 
 
-def test_just_within_a_bound_and_just_beyond() -> None:
+def test_sources_just_within_a_bound_pass_and_just_beyond_fail() -> None:
     checked_schema(nested(MAX_DEPTH - 1), "f")
-    with pytest.raises(ParamError, match="nested deeper"):
+    with pytest.raises(ParamError, match="nested at most"):
         checked_schema(nested(MAX_DEPTH), "f")
     checked_schema({"const": "é" * (MAX_TEXT_BYTES // 2)}, "f")
     with pytest.raises(ParamError, match=r"^f: at most 4096 bytes"):
@@ -240,7 +240,7 @@ def test_schemas_in_a_grammar_have_the_same_bounds() -> None:
         ),
     ],
 )
-def test_what_a_grammar_may_not_say(grammar: str, words: str) -> None:
+def test_grammars_with_forbidden_constructs_are_refused(grammar: str, words: str) -> None:
     with pytest.raises(ParamError, match=words):
         grammar_of(GrammarSource("grammar", grammar, "f"))
 
@@ -258,7 +258,7 @@ def test_what_a_grammar_may_not_say(grammar: str, words: str) -> None:
         "start: A\nA: /a&~+/ /b/~2..3 // a & ~b",
     ],
 )
-def test_what_a_grammar_may_say(grammar: str) -> None:
+def test_grammars_with_allowed_constructs_are_accepted(grammar: str) -> None:
     assert checked_lark(grammar, "f") == grammar
     assert outcome("grammar", grammar) == "taken"
 

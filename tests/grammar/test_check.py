@@ -29,7 +29,7 @@ def refusal(kind: Kind, value: Any) -> ParamError:
         ({"type": "foo"}, "f", "Invalid type: foo"),
         ({"$ref": "#/$defs/x"}, "f", "does not exist"),
         ({"$ref": "http://localhost/x"}, "f", "not present"),
-        ({"$ref": "#"}, "f", "nothing can satisfy it"),
+        ({"$ref": "#"}, "f", "no value can satisfy it"),
         (False, "f", "schema is false"),
         ({"not": {}}, "f", "schema is false"),
         ({"type": "integer", "minimum": 1, "maximum": 4, "multipleOf": 5}, "f", "Unsatisfiable"),
@@ -41,7 +41,7 @@ def refusal(kind: Kind, value: Any) -> ParamError:
         ({"minimum": float("nan")}, "f", "not a JSON schema"),
     ],
 )
-def test_what_is_wrong_with_a_schema(schema: Any, field: str, words: str) -> None:
+def test_schema_errors_name_field_and_reason(schema: Any, field: str, words: str) -> None:
     error = refusal("json_schema", schema)
     assert error.field == field and words in error.reason and "\n" not in str(error)
 
@@ -56,10 +56,10 @@ def test_what_is_wrong_with_a_schema(schema: Any, field: str, words: str) -> Non
         ("grammar", "root = 5", "neither Lark nor GBNF"),
         ("grammar", "start: nothing", "nothing"),
         ("grammar", 'root ::= "a', "neither Lark nor GBNF"),
-        ("grammar", "root ::= root", "nothing can satisfy it"),
+        ("grammar", "root ::= root", "no value can satisfy it"),
     ],
 )
-def test_what_is_wrong_with_the_others(kind: Kind, value: Any, words: str) -> None:
+def test_errors_of_other_grammars_name_field_and_reason(kind: Kind, value: Any, words: str) -> None:
     error = refusal(kind, value)
     assert error.field == "f" and words in error.reason
 
@@ -77,7 +77,7 @@ def test_a_schema_cannot_turn_the_checks_off() -> None:
     assert accepts(found, '{"x-guidance":1}') and not accepts(found, "{}") and not accepts(found, '{"x-guidance":"a"}')
 
 
-def test_what_is_taken_and_what_is_refused() -> None:
+def test_accepted_and_refused_sources() -> None:
     """As it is read, or at the first bytes of an answer."""
     broken = ("start: /(/", "start: nothing", "start: start", '{"grammars": 3}', "", 'start: %json {"not": {}}')
     fine = ("start: /a+/", 'start: %json {"type": "object"}', 'start: <|no|> "a"')
@@ -89,7 +89,7 @@ def test_what_is_taken_and_what_is_refused() -> None:
         check.validate(grammar, "f")
 
 
-def test_the_library_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_checked_once_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of what it takes and of what it refuses; what was found for one is not found for another."""
     asked: list[str] = []
     found = check._found
@@ -138,17 +138,17 @@ SAME: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", SAME)
-def test_where_more_may_be_said_nothing_changes(schema: Any) -> None:
+def test_schemas_that_compose_objects_are_not_closed(schema: Any) -> None:
     assert closed(schema) == schema
 
 
-def test_the_given_one_is_not_changed() -> None:
+def test_the_given_schema_is_not_changed() -> None:
     given = {"properties": {"x": dict(NAMED)}}
     closed(given)
     assert given == {"properties": {"x": NAMED}}
 
 
-def test_what_fits_still_fits() -> None:
+def test_values_that_fit_still_fit_the_closed_schema() -> None:
     for value, fits in (({"a": 1}, True), ({"a": 1, "b": 2}, False), ({}, False)):
         assert jsonschema.Draft202012Validator(closed(NAMED)).is_valid(value) is fits
         assert not fits or jsonschema.Draft202012Validator(NAMED).is_valid(value)

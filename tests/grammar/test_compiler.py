@@ -21,7 +21,7 @@ from tests.helpers.seconds import WAIT_S
 A = of_regex("a+")
 
 
-def test_what_is_submitted_is_taken_once() -> None:
+def test_each_submitted_grammar_has_one_result() -> None:
     made = compiler()
     for key in (3, 1):
         made.submit(key, A)
@@ -35,7 +35,7 @@ def test_what_is_submitted_is_taken_once() -> None:
 
 
 @pytest.mark.parametrize("grammar", ["", "rubbish", "start: /(/", '{"grammars": 3}', "start: nothing", "start: <|no|>"])
-def test_what_is_wrong_with_a_grammar_is_one_line(grammar: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_grammar_error_is_one_line(grammar: str, capfd: pytest.CaptureFixture[str]) -> None:
     made = compiler()
     made.submit(1, grammar)
     (one,) = made.take()
@@ -56,7 +56,7 @@ def test_a_folder_without_a_tokenizer_is_an_answer(tmp_path: object) -> None:
     assert one.matcher is None and one.error
 
 
-def test_the_thread_wakes_whoever_waits() -> None:
+def test_the_thread_calls_wake() -> None:
     woken = threading.Event()
     made = GrammarCompiler(None, VOCAB_SIZE, (EOS_ID,), wake=woken.set)
     made.submit(7, A)
@@ -70,7 +70,7 @@ def test_the_thread_wakes_whoever_waits() -> None:
     made.close()
 
 
-def test_one_that_is_cancelled_is_never_taken() -> None:
+def test_a_cancelled_key_has_no_result() -> None:
     made = GrammarCompiler(None, VOCAB_SIZE, (EOS_ID,))
     for key in range(20):
         made.submit(key, A)
@@ -125,7 +125,7 @@ def test_a_grammar_is_compiled_once_for_all_who_have_it_and_others_wait_for_no_m
     made.close()
 
 
-def test_what_everybody_has_left_is_not_begun() -> None:
+def test_a_job_that_all_have_cancelled_is_not_started() -> None:
     made = Counting()
     for key, grammar in enumerate([of_regex("a"), of_regex("b"), of_regex("c"), of_regex("d"), of_regex("d")]):
         made.submit(key, grammar)
@@ -139,7 +139,7 @@ def test_what_everybody_has_left_is_not_begun() -> None:
     made.close()
 
 
-def test_no_more_is_kept_than_a_bound_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_grammars_stays_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     made = compiler()
     made.submit(0, A)
     size = made._num_kept_bytes
@@ -196,7 +196,7 @@ def test_a_request_whose_masks_take_too_long_in_all_ends_with_the_limit() -> Non
     assert not other.error and len(mask_of(other)) > 20
 
 
-def test_nothing_is_there_before_the_first_grammar() -> None:
+def test_nothing_is_imported_before_the_first_grammar() -> None:
     program = (
         "import sys, threading\n"
         "from minisgl.grammar.compiler import GrammarCompiler\n"

@@ -22,7 +22,7 @@ def allowed(made: Matcher, vocab_size: int = VOCAB_SIZE) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
-def test_what_may_come_follows_what_came() -> None:
+def test_the_mask_follows_the_consumed_tokens() -> None:
     made = matcher(of_regex("ab?c"))
     seen = []
     for token in b"abc":
@@ -90,7 +90,7 @@ def test_every_end_of_the_model_ends_a_grammar() -> None:
     assert allowed(made) == [256, 257] and not made.error
 
 
-def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_matcher_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """The library's log would show what users write."""
     secret: dict[str, Any] = {"type": "object", "properties": {"secret": {"pattern": "(a|b)*c{3,400}"}}}
     made = matcher(of_schema(secret))

@@ -19,7 +19,7 @@ class City(BaseModel):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_answer_has_the_form(seed: int) -> None:
+def test_outputs_fit_the_grammar(seed: int) -> None:
     with LLM("none", engine="echo", num_pages=512, page_size=16, log_level="error") as llm:
         grammars = [
             structured_outputs(json=City),
@@ -48,7 +48,7 @@ def test_an_answer_has_the_form(seed: int) -> None:
     assert sum(text is not None for text in done) >= 5
 
 
-def test_what_is_wrong_is_an_error_at_once() -> None:
+def test_an_invalid_grammar_is_an_error_at_once() -> None:
     with pytest.raises(ParamError, match=r"^json: Invalid type"):
         structured_outputs(json={"type": "text"})
     with pytest.warns(UserWarning, match=r"not enforced: json\.uniqueItems"):

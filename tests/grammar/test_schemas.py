@@ -263,7 +263,7 @@ NOTHING: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", NOTHING, ids=lambda one: json.dumps(one)[-60:])
-def test_what_demands_nothing_is_taken_without_a_word(schema: Any) -> None:
+def test_keywords_without_effect_are_accepted_silently(schema: Any) -> None:
     assert taken(source(schema, strict=True)).left_out == ()
 
 
@@ -337,7 +337,7 @@ OBEYED: list[tuple[Any, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("schema", "yes", "no"), OBEYED, ids=lambda one: json.dumps(one)[-60:])
-def test_what_the_library_lacks_is_said_in_other_words(schema: Any, yes: list[Any], no: list[Any]) -> None:
+def test_unsupported_keywords_are_rewritten(schema: Any, yes: list[Any], no: list[Any]) -> None:
     grammar = pieces.grammar(pieces.piece(taken(source(schema))))
     for value in (*yes, *no):
         assert accepts(grammar, json.dumps(value)) is (value in yes), value
@@ -373,9 +373,9 @@ LEFT_OUT: list[tuple[Any, list[str]]] = [
 
 
 @pytest.mark.parametrize(("schema", "places"), LEFT_OUT, ids=lambda one: json.dumps(one)[-60:])
-def test_what_cannot_be_obeyed_is_named_or_refused_under_strict(schema: Any, places: list[str]) -> None:
+def test_keywords_that_cannot_be_enforced_are_named_or_refused_under_strict(schema: Any, places: list[str]) -> None:
     assert taken(source(schema)).left_out == tuple(f"f.{place}" for place in places)
-    with pytest.raises(ParamError, match="with `strict` no keyword is left out") as refused:
+    with pytest.raises(ParamError, match="`strict` leaves no keyword out") as refused:
         taken(source(schema, strict=True))
     assert refused.value.field == f"f.{places[0]}"
 
@@ -403,7 +403,7 @@ FORMS: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("schema", "field"), FORMS)
-def test_a_keyword_of_another_form_is_named(schema: Any, field: str) -> None:
+def test_a_keyword_of_a_wrong_type_is_named(schema: Any, field: str) -> None:
     with pytest.raises(ParamError, match="must be") as refused:
         taken(source(schema))
     assert refused.value.field == field

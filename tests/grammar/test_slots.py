@@ -47,7 +47,7 @@ def test_a_slot_that_is_assigned_again_belongs_to_the_new_request() -> None:
     assert slots.masks([0]) is None
 
 
-def test_one_that_is_freed_is_forgotten() -> None:
+def test_the_matcher_of_a_freed_slot_is_removed() -> None:
     slots = GrammarSlots(VOCAB, EOS)
     for slot in (0, 1):
         slots.assign(slot, picky(slot), [])
@@ -57,7 +57,7 @@ def test_one_that_is_freed_is_forgotten() -> None:
     assert not slots
 
 
-def test_those_that_fail_get_an_end_and_say_why() -> None:
+def test_rows_whose_matcher_fails_get_an_end_and_a_reason() -> None:
     slots, good, bad = GrammarSlots(VOCAB, EOS), picky(1), picky(2)
     slots.assign(1, good, [])
     slots.assign(2, bad, [])
@@ -70,7 +70,7 @@ def test_those_that_fail_get_an_end_and_say_why() -> None:
     assert slots.record([2], again).keys() == {0}, "the step that was under way says it, too"
 
 
-def test_one_whose_mask_takes_long_has_no_token_until_its_slot_is_assigned_again() -> None:
+def test_a_row_with_a_late_mask_has_no_token_until_its_slot_is_assigned_again() -> None:
     slots, slow, quick = GrammarSlots(VOCAB, EOS), PickyMatcher(1, VOCAB, EOS, slow_one_in=1), picky(2)
     slots.assign(1, slow, [])
     slots.assign(2, quick, [])
@@ -105,7 +105,7 @@ def test_the_masks_of_a_step_share_its_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert left == pytest.approx([0.005, 0.001, 0.0])
 
 
-def test_one_that_fails_at_its_mask_ends_there() -> None:
+def test_a_matcher_that_fails_at_its_mask_ends_its_request() -> None:
     slots = GrammarSlots(VOCAB, EOS)
     slots.assign(0, picky(3, poisoned=0), [])
     masks = slots.masks([0])

@@ -17,7 +17,7 @@ from minisgl.engine.api import Engine
 from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.message import AbortRequest, AdapterChanged, AddRequest, FromEngine
 from minisgl.runner.build import build_control_plane, build_engine
-from minisgl.runner.drafting import Guesses
+from minisgl.runner.drafting import Proposer
 from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.loop import StepLoop
 from minisgl.sampling_params import SamplingParams
@@ -58,7 +58,7 @@ class Collector(Received):
         *,
         overlap: bool = True,
         compiler: GrammarCompiler | None = None,
-        guesses: Guesses | None = None,
+        guesses: Proposer | None = None,
     ) -> None:
         super().__init__()
         self.engine = engine

@@ -69,7 +69,7 @@ def test_frames_come_out_as_they_went_in(frames: list[bytes], cuts: list[int]) -
     assert found == frames
 
 
-def test_what_is_not_taken_stays() -> None:
+def test_a_frame_stays_until_it_is_read() -> None:
     reader = FrameReader()
     reader.feed(framed(b"a") + framed(b"b"))
     assert reader.next() == b"a"

@@ -15,7 +15,7 @@ import pytest
 from minisgl.config import EngineConfig
 from minisgl.engine.api import Engine, SlotAssignment, StepHandle, StepResult
 from minisgl.message import AddRequest, EngineReady, FromEngine, Heartbeat
-from minisgl.message.heartbeat import TIMES, Activity, HeartbeatThread, Watchdog, look_every_s
+from minisgl.message.heartbeat import TIMES, Activity, HeartbeatThread, Watchdog, poll_interval_s
 from minisgl.runner import process
 from minisgl.runner.build import build_control_plane, build_engine
 from minisgl.runner.intake import LoopSettings
@@ -168,18 +168,18 @@ class Watched:
         self.clock = Clock()
         self.limit_s = LIMIT_S
         self.watchdog = Watchdog([1, 2], ranks_named, clock=self.clock)
-        self.look()
+        self.poll()
 
-    def look(self) -> str:
-        return self.watchdog.look(self.limit_s)
+    def poll(self) -> str:
+        return self.watchdog.poll(self.limit_s)
 
     def go(self, seconds: float, beats: dict[int, Any]) -> str:
         """The first trouble, looking on for so long; `beats[rank]` is given the time since the start."""
         for turn in range(1, round(seconds / TIMES.interval_s) + 1):
             self.clock.now += TIMES.interval_s
             for rank, of in beats.items():
-                self.watchdog.hear(rank, of(turn * TIMES.interval_s))
-            if found := self.look():
+                self.watchdog.on_heartbeat(rank, of(turn * TIMES.interval_s))
+            if found := self.poll():
                 return found
         return ""
 
@@ -203,7 +203,7 @@ def test_a_rank_that_says_nothing_is_named_after_the_limit() -> None:
     assert found == "no heartbeat from tensor-parallel rank 2 for 10.5 s, the limit is 10 (--step-timeout)"
 
 
-def test_who_only_waits_for_the_silent_one_is_not_named() -> None:
+def test_a_rank_that_waits_for_the_silent_one_is_not_named() -> None:
     found = Watched().go(LIMIT_S + 1, {1: stuck})
     assert found.startswith("no heartbeat from tensor-parallel rank 2 for ")
 
@@ -215,15 +215,15 @@ def test_ranks_that_do_not_finish_a_step_are_named() -> None:
     assert only.startswith("tensor-parallel rank 2 did not finish step 17 in 10.5 s")
 
 
-def test_time_in_which_rank_0_stood_still_counts_for_nobody() -> None:
+def test_time_in_which_rank_0_was_suspended_does_not_count() -> None:
     """Nobody beat, as far as it knows; the ranks waited for it."""
     watched = Watched()
     watched.clock.now += 1000
-    assert not watched.look()
-    watched.watchdog.hear(1, beat(17, 1000.0))
-    watched.watchdog.hear(2, beat(17, 1000.0))
+    assert not watched.poll()
+    watched.watchdog.on_heartbeat(1, beat(17, 1000.0))
+    watched.watchdog.on_heartbeat(2, beat(17, 1000.0))
     watched.clock.now += TIMES.interval_s
-    assert not watched.look()
+    assert not watched.poll()
     found = watched.go(LIMIT_S + 1, {1: lambda s: beat(17, 1000 + s), 2: lambda s: beat(17, 1000 + s)})
     assert "did not finish step 17 in 10.5 s" in found
 
@@ -232,10 +232,10 @@ def test_a_short_limit_does_not_take_the_time_between_beats_for_silence() -> Non
     watched = Watched()
     watched.limit_s = 0.1
     assert not watched.go(10, {1: idle, 2: idle})
-    assert look_every_s(0.1) < 0.1
+    assert poll_interval_s(0.1) < 0.1
 
 
-def test_usage_is_what_was_said_last() -> None:
+def test_usage_is_that_of_the_last_heartbeat() -> None:
     watched = Watched()
     watched.go(1, {2: idle})
     beats = watched.watchdog.beats()

@@ -118,7 +118,7 @@ NO_CALLS = [
 
 
 @pytest.mark.parametrize(("name", "text"), NO_CALLS)
-def test_what_is_no_call_is_text_as_it_was(name: str, text: str) -> None:
+def test_text_that_is_no_call_stays_as_it_is(name: str, text: str) -> None:
     assert taken(name, text) == (text, "", [])
 
 
@@ -207,13 +207,13 @@ def test_text_comes_as_it_is_generated() -> None:
     ],
 )
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_what_is_thought_is_told_from_the_content(
+def test_reasoning_is_separated_from_content(
     name: str, text: str, thinking: Thinking, content: str, reasoning: str
 ) -> None:
     assert taken(name, text, thinking) == (content, reasoning, [])
 
 
-def test_calls_come_after_what_is_thought() -> None:
+def test_calls_are_found_after_reasoning() -> None:
     thought = '<think><tool_call>{"name": "g"}</think>\n'
     for name, call in (("hermes", '<tool_call>{"name": "f"}</tool_call>'), ("json", '{"name": "f"}')):
         assert taken(name, thought + call, THINK) == ("", '<tool_call>{"name": "g"}', [("f", "{}")])
@@ -313,7 +313,7 @@ def test_a_number_has_one_sign(size: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_a_megabyte_of_arguments(name: str) -> None:
+def test_a_megabyte_of_arguments_is_parsed(name: str) -> None:
     value = "a\\n😀" * 2**18
     texts = {
         "hermes": f'<tool_call>{{"name": "f", "arguments": {{"a": "{value}"}}}}</tool_call>',

@@ -61,7 +61,7 @@ def test_the_markers_of_thinking_are_found() -> None:
     assert found("deepseek_r1", "") == ("deepseek_r1", "<think>", "</think>", True)
 
 
-def test_names_that_are_none_are_refused() -> None:
+def test_unknown_format_names_are_refused() -> None:
     with pytest.raises(ValueError, match="nobody"):
         tool_format("nobody", "", {}.get)
     with pytest.raises(ValueError, match="nobody"):
@@ -139,7 +139,7 @@ BITS = st.sampled_from(
     sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6),
     stops=st.sampled_from([(), ("stop",), ("CALLS", "call>x")]),
 )
-def test_every_border_of_tokens(
+def test_parts_do_not_depend_on_token_borders(
     name: str, tools: str, bits: list[str], sizes: list[int], stops: tuple[str, ...]
 ) -> None:
     """The parts of a stream are those of the whole, whatever tokens come together."""

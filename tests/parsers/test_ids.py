@@ -17,7 +17,7 @@ def test_one_source_draws_the_same_twice() -> None:
     assert draw()[3] == "1000"
 
 
-def test_without_a_source_they_are_new() -> None:
+def test_ids_without_a_source_are_new() -> None:
     found = {ids.new_id() for _ in range(100)}
     assert len(found) == 100
     assert all(re.fullmatch("[0-9a-f]{32}", one) for one in found)

@@ -13,7 +13,7 @@ from tests.helpers.routing import Make, add_all, config, prompt, up, where, with
 # --------------------------------------------------------------------------------------------------------- policies
 
 
-def test_round_robin_passes_over_who_is_down_or_full(make: Make) -> None:
+def test_round_robin_skips_engines_that_are_down_or_full(make: Make) -> None:
     router = up(make(config("round_robin", 3, max_inflight_per_engine=2)), 3)
     assert router.engine_down(1) == []
     add_all(router, range(5))
@@ -94,7 +94,7 @@ def test_a_whole_prompt_that_is_cached_still_has_a_token_to_compute(make: Make) 
         assert router.place() == [Placed(req_id, 0, expected)]
 
 
-def test_what_was_used_longest_ago_is_forgotten_first_from_its_end(make: Make) -> None:
+def test_the_least_recently_used_pages_are_forgotten_first_deepest_first(make: Make) -> None:
     router = up(make(config("cache_aware", 1, tree_pages=4)), 1)
     a, b = prompt(*range(12), 0), prompt(*range(100, 108), 0)
 
@@ -152,7 +152,7 @@ def test_priorities_age(make: Make) -> None:
     assert order.index(1000) == 63 and [i for i in order if i != 1000] == list(range(100))
 
 
-def test_those_that_come_again_go_before_all_others_in_their_order(make: Make) -> None:
+def test_requests_added_again_go_before_all_others_in_order(make: Make) -> None:
     router = up(make(config("least_load", 2, max_inflight_per_engine=3)), 2)
     add_all(router, range(8))
     where(router)
@@ -269,7 +269,7 @@ def test_waiting_at_the_own_limit_is_no_credit(make: Make) -> None:
 # ------------------------------------------------------------------------------------------------------ bad arguments
 
 
-def test_arguments_that_cannot_be(make: Make) -> None:
+def test_invalid_arguments_are_refused(make: Make) -> None:
     router = up(make(config("least_load", 2)), 2)
     for call in (router.engine_up, router.engine_down, lambda engine: router.report(engine, 0, 0)):
         for engine in (2, -1):
@@ -296,7 +296,7 @@ def test_arguments_that_cannot_be(make: Make) -> None:
         ("keys", (KeyShare(1, -1),)),
     ],
 )
-def test_a_configuration_that_cannot_be(make: Make, field: str, value: Any) -> None:
+def test_an_invalid_configuration_is_refused(make: Make, field: str, value: Any) -> None:
     settings: dict[str, Any] = {"policy": "random", "num_engines": 2, field: value}
     with pytest.raises(ValueError, match=rf"^{field}"):
         make(RouterConfig(**settings))

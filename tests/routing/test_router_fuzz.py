@@ -158,7 +158,7 @@ def test_both_give_the_same_and_keep_what_they_promise(config: RouterConfig, cal
 
 
 @pytest.mark.slow
-def test_longer_runs(times: int) -> None:
+def test_both_routers_agree_in_longer_runs(times: int) -> None:
     rng = np.random.default_rng(17)
     for _ in range(300 * times):
         keys = tuple(KeyShare(int(a), int(b)) for a, b in rng.integers((1, 0), (6, 4), (rng.integers(0, 4), 2)))
@@ -186,7 +186,7 @@ def random_call(rng: np.random.Generator) -> Call:
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.integers(0, 3), min_size=300, max_size=400), st.sampled_from([ReferenceRouter, make_rust_router]))
-def test_nobody_is_overtaken_by_more_than_its_priority_allows(priorities: list[int], make: Any) -> None:
+def test_no_request_is_overtaken_by_more_than_its_priority_allows(priorities: list[int], make: Any) -> None:
     """One goes for each that comes, so the line stays as long as it is."""
     router: Router = make(RouterConfig("least_load", 1, max_inflight_per_engine=1))
     router.engine_up(0)

@@ -98,7 +98,7 @@ def test_requests_wait_until_theirs_is_read_and_others_do_not() -> None:
 
 
 @pytest.mark.parametrize("threaded", [False, True])
-def test_what_cannot_be_read_is_refused_with_those_who_wait(threaded: bool) -> None:
+def test_an_unreadable_adapter_is_refused_with_its_waiting_requests(threaded: bool) -> None:
     world = World(Engine(), threaded)
     found = world.take(LoadAdapter(4, "sql", "bad"), ask(1, 4))
     if threaded:
@@ -128,10 +128,10 @@ def test_an_engine_without_adapters_says_so() -> None:
 
     world = World(Plain())
     assert world.take(LoadAdapter(1, "sql", "a")) == []
-    assert world.said == [AdapterChanged(1, "refused", "--engine sim: has no adapters")]
+    assert world.said == [AdapterChanged(1, "refused", "--engine sim does not support adapters")]
 
 
-def test_one_that_is_asked_for_again_is_there() -> None:
+def test_loading_an_adapter_twice_reports_it_loaded() -> None:
     """By a pool that has lost its connection for a while."""
     engine = Engine()
     world = World(engine)
@@ -140,21 +140,21 @@ def test_one_that_is_asked_for_again_is_there() -> None:
     assert (world.said, engine.changes) == ([AdapterChanged(4, "loaded")] * 2, [("a", 4)])
 
 
-def test_one_goes_when_nobody_names_it() -> None:
+def test_an_unloaded_adapter_is_removed_when_no_request_names_it() -> None:
     engine = Engine()
     world = World(engine)
     world.take(LoadAdapter(4, "sql", "a"))
     world.in_use = {0, 4}
     assert world.take(UnloadAdapter(4), ask(1, 4)) == [ask(1, 4)], "it was sent before the answer came"
-    assert (world.said[-1], engine.changes[1:], world.adapters.any_leaves) == (AdapterChanged(4, "unloaded"), [], True)
+    assert (world.said[-1], engine.changes[1:]) == (AdapterChanged(4, "unloaded"), []) and world.adapters.has_removals
     world.in_use = {0}
     world.take()
-    assert (engine.changes[1:], world.adapters.any_leaves) == ([("removed", 4)], False)
+    assert (engine.changes[1:], world.adapters.has_removals) == ([("removed", 4)], False)
     assert world.take(UnloadAdapter(7)) == []
     assert world.said[-1] == AdapterChanged(7, "unloaded")
 
 
-def test_one_that_is_unloaded_while_it_is_read_goes_at_once() -> None:
+def test_an_adapter_unloaded_while_it_is_read_is_removed_at_once() -> None:
     engine = Engine(held=True)
     world = World(engine, threaded=True)
     world.take(LoadAdapter(4, "sql", "a"), ask(1, 4), UnloadAdapter(4))

@@ -44,7 +44,7 @@ def settled(step_s: float, token_s: float, noise_s: float = 0.0, num_steps: int 
 
 
 @pytest.mark.parametrize(("step_s", "token_s"), [(0.02, 0.001), (0.004, 0.00001), (0.5, 0.1), (0.01, 0.0007)])
-def test_it_comes_to_its_share_of_a_step(step_s: float, token_s: float) -> None:
+def test_the_gain_converges_to_its_share_of_a_step(step_s: float, token_s: float) -> None:
     wanted = SHARE * step_s / token_s
     assert settled(step_s, token_s)[-1] == pytest.approx(wanted, rel=0.1)
     noisy = settled(step_s, token_s, noise_s=0.05 * step_s)
@@ -92,7 +92,7 @@ def filled(share: BackgroundShare, num_steps: int, most: int, longer: Callable[[
     return found
 
 
-def test_two_steps_of_a_size_that_take_too_long_bring_it_down_at_once() -> None:
+def test_two_slow_steps_of_a_size_lower_the_gain_at_once() -> None:
     share = BackgroundShare(MOST)
     assert filled(share, 20 * LOOK_EVERY + 9, 100, lambda behind: 0.0)[-1] == 200
     assert not told(share, 0.0048, 190)
@@ -100,20 +100,20 @@ def test_two_steps_of_a_size_that_take_too_long_bring_it_down_at_once() -> None:
     assert 100 <= share.gain / TOKEN_PARTS < 140
 
 
-def test_near_its_share_it_grows_by_a_quarter() -> None:
+def test_near_its_share_the_gain_grows_by_a_quarter() -> None:
     found = filled(BackgroundShare(MOST), 40 * LOOK_EVERY, MOST, lambda behind: 0.00036 * behind)
     assert max(after / before for before, after in pairwise(found) if before >= 64) < 1.26
     assert found[-1] == pytest.approx(SHARE / 0.00036, rel=0.1)
 
 
-def test_what_took_too_long_is_tried_again() -> None:
+def test_a_size_that_took_too_long_is_tried_again() -> None:
     share = BackgroundShare(MOST)
     before = filled(share, 2000, 400, lambda behind: 4.0 * (behind > 130))
     assert 64 < before[-1] < 140
     assert filled(share, REMEMBERED + 16 * LOOK_EVERY, 400, lambda behind: 0.0)[-1] > 300
 
 
-def test_what_costs_nothing_is_taken_step_by_step() -> None:
+def test_free_tokens_are_allowed_step_by_step() -> None:
     found = settled(0.01, 0.0, num_steps=400)
     assert all(after <= 2 * before for before, after in pairwise(found))
     assert 256 < found[-1] <= 2 * 300, "twice of the most that a step had"

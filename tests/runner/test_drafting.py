@@ -19,9 +19,9 @@ from minisgl.runner.drafting import (
     NUM_NEW,
     NUM_VERDICTS,
     REST,
-    Asked,
+    DraftGate,
     DraftModel,
-    Trust,
+    DraftRequest,
     check_vocabulary,
     draft_config,
 )
@@ -70,9 +70,9 @@ class Small(DraftModel):
         self.engine.launch = counted  # type: ignore[method-assign]
         super().__init__(self.engine, self.plane, vocab_size)
 
-    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        self.num_asked += len(asked)
-        return super().guess(asked)
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        self.num_asked += len(requests)
+        return super().propose(requests)
 
     def check(self) -> None:
         """Nobody lives there, and no page is lost."""
@@ -82,8 +82,8 @@ class Small(DraftModel):
         assert stats.num_free_pages + stats.num_evictable_pages == PAGES
 
 
-def ask(tokens: Sequence[int], count: int = 4, req_id: int = 1, namespace: int = 0) -> Asked:
-    return Asked(req_id, np.array(tokens, np.int32), count, namespace)
+def ask(tokens: Sequence[int], count: int = 4, req_id: int = 1, namespace: int = 0) -> DraftRequest:
+    return DraftRequest(req_id, np.array(tokens, np.int32), count, namespace)
 
 
 def text(length: int, seed: int = 3) -> list[int]:
@@ -94,16 +94,16 @@ def goes_on(tokens: Sequence[int], count: int = 4) -> tuple[int, ...]:
     return tuple(EchoModel(seed=0).generate(list(tokens), count))
 
 
-def test_it_guesses_all_texts_in_the_same_forwards_and_computes_what_is_new() -> None:
+def test_all_sequences_are_drafted_in_the_same_forwards_and_only_new_tokens_computed() -> None:
     small = Small()
     texts = {1: text(30), 2: text(50, seed=4)}
-    found = small.guess([ask(texts[1], 4, 1), ask(texts[2], 3, 2)])
+    found = small.propose([ask(texts[1], 4, 1), ask(texts[2], 3, 2)])
     assert found == [Draft(1, 30, goes_on(texts[1])), Draft(2, 50, goes_on(texts[2], 3))]
     assert small.computed == [80, 2, 2, 1]
     small.check()
     small.computed.clear()
     texts = {1: [*texts[1], *goes_on(texts[1], 2), 97], 2: [*texts[2], 98]}
-    found = small.guess([ask(texts[1], 2, 1), ask(texts[2], 2, 2)])
+    found = small.propose([ask(texts[1], 2, 1), ask(texts[2], 2, 2)])
     assert found == [Draft(2, 51, goes_on(texts[2], 2)), Draft(1, 33, goes_on(texts[1], 2))]
     assert small.computed[0] <= 2 * 4 and small.computed[1:] == [2], "the rest is in its cache"
     small.check()
@@ -113,7 +113,7 @@ def test_a_long_text_is_computed_in_parts_and_holds_up_no_other() -> None:
     small, long, short = Small(), text(3 * CHUNK - 20), text(20, seed=4)
     seen = []
     for _ in range(4):
-        found = small.guess([ask(long, 2, 1), ask(short, 2, 2)])
+        found = small.propose([ask(long, 2, 1), ask(short, 2, 2)])
         seen.append([one.req_id for one in found])
         assert max(small.computed) <= CHUNK + 8
         small.check()
@@ -121,33 +121,33 @@ def test_a_long_text_is_computed_in_parts_and_holds_up_no_other() -> None:
     assert found[1].tokens == goes_on(long, 2)
 
 
-def test_texts_that_it_cannot_take_and_ids_that_are_none_of_the_large_model() -> None:
+def test_sequences_and_ids_outside_a_vocabulary_get_no_drafts() -> None:
     small = Small(vocab_size=110)
-    assert small.guess([ask(text(896), 5)]) == [] and not small.computed
-    assert small.guess([ask([*text(9), VOCAB_SIZE])]) == [] and not small.computed, "the large one has more ids"
+    assert small.propose([ask(text(896), 5)]) == [] and not small.computed
+    assert small.propose([ask([*text(9), VOCAB_SIZE])]) == [] and not small.computed, "the large one has more ids"
     prompt = next(one for one in map(text, range(9, 99)) if goes_on(one)[0] < 110 <= goes_on(one)[1])
-    assert small.guess([ask(prompt)]) == [Draft(1, len(prompt), goes_on(prompt)[:1])]
+    assert small.propose([ask(prompt)]) == [Draft(1, len(prompt), goes_on(prompt)[:1])]
 
 
 def test_texts_of_other_namespaces_share_nothing() -> None:
     small = Small()
     for namespace in (0, 1, 0):
         small.computed.clear()
-        small.guess([ask(text(40), 1, namespace=namespace)])
+        small.propose([ask(text(40), 1, namespace=namespace)])
     assert small.computed == [4]
     assert small.plane.stats().num_hits_total == 1
 
 
-def test_a_failed_forward_and_a_broken_scheduler_cost_guesses_only() -> None:
+def test_a_failed_forward_and_a_broken_scheduler_cost_drafts_only() -> None:
     small = Small()
     small.engine.fail_steps.add(2)
-    assert len(small.guess([ask(text(30), 2)])) == 1
-    assert small.guess([ask(text(40, seed=5), 2), ask(text(40, seed=6), 2, 2)]) == []
-    assert small.guess([ask(text(40, seed=5), 2)]) == [Draft(1, 40, goes_on(text(40, seed=5), 2))]
+    assert len(small.propose([ask(text(30), 2)])) == 1
+    assert small.propose([ask(text(40, seed=5), 2), ask(text(40, seed=6), 2, 2)]) == []
+    assert small.propose([ask(text(40, seed=5), 2)]) == [Draft(1, 40, goes_on(text(40, seed=5), 2))]
     small.check()
     small = Small(order="schedule:1:after")
     for _ in range(3):
-        assert small.guess([ask(text(30), 2)]) == []
+        assert small.propose([ask(text(30), 2)]) == []
 
 
 # -------------------------------------------------------------------------------------------------------- with a loop
@@ -210,7 +210,7 @@ def test_a_model_that_never_agrees_is_seldom_asked(overlap: bool) -> None:
     assert stats.num_accepted_total == 0 and small.num_asked <= 8
 
 
-def test_a_model_that_agrees_with_nobody_rests() -> None:
+def test_a_draft_model_that_is_never_right_rests() -> None:
     """It is not asked for each new text, nor does it read their prompts; while it agrees it is asked again."""
     small = Small()
     clients = Clients(make_control_plane("rust_hotpath", LARGE), small, overlap=True)
@@ -230,29 +230,29 @@ def test_a_model_that_agrees_with_nobody_rests() -> None:
     small.check()
 
 
-def test_guesses_are_compared_whenever_their_text_is_asked_about_again() -> None:
-    trust = Trust()
+def test_drafts_are_compared_at_the_next_request_for_their_sequence() -> None:
+    trust = DraftGate()
     for at in range(NUM_VERDICTS):
-        trust.judge([ask(text(20), req_id=at)])
+        trust.record_results([ask(text(20), req_id=at)])
         trust.remember([Draft(at, 20, (1,))])
-    assert trust.asks()
-    trust.judge([ask([*text(20), 2], req_id=at) for at in range(NUM_VERDICTS)])
-    assert [trust.asks() for _ in range(REST[0])] == [False] * (REST[0] - 1) + [True]
+    assert trust.should_propose()
+    trust.record_results([ask([*text(20), 2], req_id=at) for at in range(NUM_VERDICTS)])
+    assert [trust.should_propose() for _ in range(REST[0])] == [False] * (REST[0] - 1) + [True]
     trust.remember([Draft(99, 20, (2,))])
-    trust.judge([ask([*text(20), 2], req_id=99)])
-    assert trust.asks(), "a rest is followed by more than one guess"
+    trust.record_results([ask([*text(20), 2], req_id=99)])
+    assert trust.should_propose(), "a rest is followed by more than one guess"
 
 
 def test_each_rest_is_twice_as_long_until_guesses_are_right_again() -> None:
-    trust, req_ids = Trust(), iter(range(1000))
+    trust, req_ids = DraftGate(), iter(range(1000))
 
     def guess(count: int, *, right: bool) -> None:
         for req_id in itertools.islice(req_ids, count):
             trust.remember([Draft(req_id, 20, (2 if right else 1,))])
-            trust.judge([ask([*text(20), 2], req_id=req_id)])
+            trust.record_results([ask([*text(20), 2], req_id=req_id)])
 
     def rest() -> int:
-        return next(i for i in itertools.count() if trust.asks())
+        return next(i for i in itertools.count() if trust.should_propose())
 
     guess(NUM_VERDICTS, right=False)
     assert rest() == REST[0] - 1
@@ -266,7 +266,7 @@ def test_each_rest_is_twice_as_long_until_guesses_are_right_again() -> None:
     assert rest() == REST[0] - 1, "it begins anew"
 
 
-def test_nobody_is_asked_about_where_everybodys_drafts_do_not_fit() -> None:
+def test_no_draft_is_wanted_where_not_all_drafts_fit() -> None:
     small = Small()
     clients = Clients(make_control_plane("rust_hotpath", LARGE), small, overlap=True)
     clients.run([0, 2, 4], max_tokens=60)
@@ -312,7 +312,7 @@ def test_a_forward_that_fails_while_drafts_are_in_flight() -> None:
     assert clients.tokens[2] == alone(2)
 
 
-def test_who_goes_back_to_wait_is_guessed_again() -> None:
+def test_a_retracted_request_is_drafted_again() -> None:
     config = ControlPlaneConfig(20, 4, 16, 64, 200, (EOS_ID,), max_draft_len=5, cache="naive")
     small, plane = Small(), make_control_plane("rust_hotpath", config)
     plane.reserve_ratio = 0  # type: ignore[attr-defined]  # no output is expected: rows will be retracted
@@ -327,7 +327,7 @@ def test_who_goes_back_to_wait_is_guessed_again() -> None:
 # --------------------------------------------------------------------------------------------------------- settings
 
 
-def test_its_settings_come_from_those_of_the_large_one() -> None:
+def test_the_draft_model_s_settings_come_from_the_large_model_s() -> None:
     config = EngineConfig(
         speculative="model:a/b.gguf:7", max_running_requests=20, activations="int8", num_threads=2, memory=10**9
     )
@@ -351,7 +351,7 @@ def info(folder: Path | None) -> EngineInfo:
     return EngineInfo("cpu" if folder else "echo", folder and str(folder), 9, 9, (), 9, 9, "cpu", "f32")
 
 
-def test_the_vocabularies_must_be_one(tmp_path: Path) -> None:
+def test_both_vocabularies_must_be_equal(tmp_path: Path) -> None:
     from minisgl.tokenizer.echo import echo_json
 
     plain = echo_json()
@@ -363,9 +363,9 @@ def test_the_vocabularies_must_be_one(tmp_path: Path) -> None:
         (folders[name] / "tokenizer.json").write_text(source)
     config = EngineConfig(model="large", speculative="model:small")
     check_vocabulary(config, info(folders["one"]), info(folders["same"]))
-    wrong = "--speculative model:small: its vocabulary is another than that of --model large: id 33 is b'~~', not b'!'"
+    wrong = "the draft model's vocabulary differs from that of --model large: id 33 is b'~~', not b'!'"
     with pytest.raises(ConfigError) as raised:
         check_vocabulary(config, info(folders["one"]), info(folders["other"]))
-    assert str(raised.value) == wrong
-    with pytest.raises(ConfigError, match="not with --engine echo, which has no vocabulary"):
+    assert str(raised.value) == f"--speculative model:small: {wrong}"
+    with pytest.raises(ConfigError, match="not supported with --engine echo, which has no model vocabulary"):
         check_vocabulary(config, info(None), info(folders["one"]))

@@ -177,7 +177,7 @@ def exact(peer: FrontEndPeer, requests: list[AddRequest], expected: Expected) ->
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_each_gets_its_own_whatever_the_others_ids(hub: Hub, expected: Expected, number: int) -> None:
+def test_each_front_end_gets_its_own_output_whatever_ids_others_use(hub: Hub, expected: Expected, number: int) -> None:
     asked = [some(peer, 50) for peer in range(number)]
     peers = [hub.peer() for _ in range(number)]
     for turn in range(0, 50, 10):
@@ -189,7 +189,7 @@ def test_each_gets_its_own_whatever_the_others_ids(hub: Hub, expected: Expected,
         assert sorted(np.frombuffer(b"".join(admitted), np.int64).tolist()) == list(range(50))
 
 
-def test_the_largest_id_is_an_id(hub: Hub, expected: Expected) -> None:
+def test_the_largest_request_id_is_valid(hub: Hub, expected: Expected) -> None:
     hub.peer().send(add(3, [1, 2], 5))
     second = hub.peer()
     request = add(ID_LIMIT - 1, [1, 2], 5)
@@ -197,7 +197,7 @@ def test_the_largest_id_is_an_id(hub: Hub, expected: Expected) -> None:
     exact(second, [request], expected)
 
 
-def test_a_finish_and_an_abort_end_only_ones_own(hub: Hub, expected: Expected) -> None:
+def test_finish_and_abort_end_only_requests_of_their_front_end(hub: Hub, expected: Expected) -> None:
     first, second = hub.peer(), hub.peer()
     for peer in (first, second):
         peer.send(*(add(i, [5, i], LONG if peer is first else 400) for i in range(3)))
@@ -210,7 +210,7 @@ def test_a_finish_and_an_abort_end_only_ones_own(hub: Hub, expected: Expected) -
     assert not hub.loop._ending, "an end that comes too late leaves nothing"
 
 
-def test_who_dies_has_its_requests_aborted_and_the_others_go_on(hub: Hub, expected: Expected) -> None:
+def test_a_dead_front_end_s_requests_are_aborted_and_others_continue(hub: Hub, expected: Expected) -> None:
     dying, other = hub.peer("dying"), hub.peer()
     dying.send(*(add(i, [9, i], ENDLESS) for i in range(5)))
     requests = some(1, 20, 200)
@@ -220,7 +220,7 @@ def test_who_dies_has_its_requests_aborted_and_the_others_go_on(hub: Hub, expect
     exact(other, requests, expected)
     other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
     lines = [one.text for one in other.received if isinstance(one, LoadProgress)]
-    assert lines == ["dying has gone; 5 of its requests are aborted"]
+    assert lines == ["dying has disconnected; 5 of its requests are aborted"]
     hub.wait_until(lambda: hub.loop.idle)
     assert hub.loop.num_steps < ENDLESS / 2
 
@@ -281,12 +281,12 @@ NONSENSE = {
     "long": ((MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "too long"),
     "negative": (framed(encode([AbortRequest(-1)])), "request id -1 is out of range"),
     "large": (framed(encode([msgspec.structs.replace(VALID, req_id=ID_LIMIT)])), "is out of range"),
-    "twice": (framed(encode([VALID])), "request id 200 does not lie above the last one, 200"),
+    "twice": (framed(encode([VALID])), "request id 200 is not above the last one, 200"),
 }
 
 
 @pytest.mark.parametrize("name", NONSENSE)
-def test_who_talks_nonsense_is_told_and_put_out(control_plane: MakePlane, name: str) -> None:
+def test_a_front_end_with_invalid_messages_is_told_and_disconnected(control_plane: MakePlane, name: str) -> None:
     data, reason = NONSENSE[name]
     with Hub(control_plane(PLANE)) as hub:
         bad, other = hub.peer("bad"), hub.peer()
@@ -302,7 +302,7 @@ def test_who_talks_nonsense_is_told_and_put_out(control_plane: MakePlane, name: 
         exact(other, requests, lambda asked: alone(control_plane(PLANE), asked))
         other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
         (line,) = [one.text for one in other.received if isinstance(one, LoadProgress)]
-        assert line.startswith("bad was put out: ") and reason in line
+        assert line.startswith("bad was disconnected: ") and reason in line
         hub.wait_until(lambda: hub.loop.idle)
         assert hub.loop.num_steps < ENDLESS / 2
 
@@ -336,7 +336,7 @@ def test_a_bad_request_ends_that_request_alone(
     assert reason in error
 
 
-def test_whoever_does_not_say_hello_is_put_out(hub: Hub) -> None:
+def test_a_front_end_without_hello_is_disconnected(hub: Hub) -> None:
     with FrontEndPeer(hub.address, greet=False) as peer:
         peer.send(VALID)
         last = peer.to_the_end()[-1]
@@ -382,7 +382,7 @@ def test_the_engine_waits_for_the_only_one_that_cannot_follow_until_another_come
     assert {end for _, end in streams(slow.received).values()} == {LENGTH}
 
 
-def test_who_stalls_for_too_long_is_put_out(hub: Hub, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stalling_front_end_is_disconnected(hub: Hub, expected: Expected, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_end, "RULES", front_end.FrontEndRules(max_queued_bytes=50_000))
     stalled, other = hub.peer("stalled"), hub.peer()
     stalled.send(*(add(i, [3, i], LONG) for i in range(8)))
@@ -391,12 +391,12 @@ def test_who_stalls_for_too_long_is_put_out(hub: Hub, expected: Expected, monkey
     exact(other, requests, expected)
     other.until(lambda got: any(isinstance(one, LoadProgress) for one in got))
     (line,) = [one.text for one in other.received if isinstance(one, LoadProgress)]
-    assert line == "stalled was put out: it does not read what is sent to it; 8 of its requests are aborted"
+    assert line == "stalled was disconnected: it does not read its messages; 8 of its requests are aborted"
     stalled.to_the_end()
     assert stalled.num_ended == 0
 
 
-def test_whoever_stalls_the_engine_can_be_shut_down(hub: Hub) -> None:
+def test_a_stalled_engine_can_be_shut_down(hub: Hub) -> None:
     hub.peer("slow").send(*(add(i, [3, i], LONG) for i in range(8)))
     hub.wait_until(lambda: hub.activity.heartbeat().phase == "idle" and hub.loop.num_steps > 0)
     hub.peer("other").send(Shutdown())
@@ -488,5 +488,5 @@ def test_a_step_of_the_first_alone_is_passed_on_as_it_is() -> None:
     assert split(message)[0] is message
 
 
-def test_nothing_is_for_nobody() -> None:
+def test_an_empty_step_is_sent_to_no_front_end() -> None:
     assert split(step_of([])) == {}

@@ -38,7 +38,7 @@ def test_only_its_own_user_may_connect(front_ends: tuple[FrontEnds, str, int]) -
     assert Path(front_ends[1].removeprefix("ipc://")).stat().st_mode & 0o777 == 0o600
 
 
-def test_who_comes_late_hears_what_was_said(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_a_late_front_end_gets_earlier_progress(front_ends: tuple[FrontEnds, str, int]) -> None:
     one, address, _ = front_ends
     one.send([LoadProgress("a line")])
     for done in range(1000):
@@ -54,7 +54,7 @@ def test_who_comes_late_hears_what_was_said(front_ends: tuple[FrontEnds, str, in
             assert late.received == [*early.received[:4], Heartbeat("idle", 0.0)]
 
 
-def test_who_comes_while_something_is_said_gets_it_once(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_a_front_end_that_connects_during_a_send_gets_the_message_once(front_ends: tuple[FrontEnds, str, int]) -> None:
     one, address, _ = front_ends
     stop = threading.Event()
 
@@ -78,7 +78,7 @@ def test_who_comes_while_something_is_said_gets_it_once(front_ends: tuple[FrontE
     thread.join()
 
 
-def test_heartbeats_go_to_who_reads_and_wait_for_nobody(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_heartbeats_reach_readers_and_never_block(front_ends: tuple[FrontEnds, str, int]) -> None:
     one, address, _ = front_ends
     with FrontEndPeer(address) as reads, FrontEndPeer(address) as sleeps:
         one.send([READY])
@@ -89,7 +89,7 @@ def test_heartbeats_go_to_who_reads_and_wait_for_nobody(front_ends: tuple[FrontE
         sleeps.next(EngineReady)
 
 
-def test_what_is_soon_old_is_not_kept_for_who_sleeps(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_droppable_messages_are_not_queued_for_a_slow_front_end(front_ends: tuple[FrontEnds, str, int]) -> None:
     one, address, _ = front_ends
     with FrontEndPeer(address) as sleeps:
         one.send([READY])
@@ -119,7 +119,7 @@ def slowly(write: Callable[[Connection, bytes | memoryview], int]) -> Any:
     return some_of
 
 
-def test_what_is_sent_by_two_threads_comes_in_whole_frames(
+def test_messages_of_two_threads_arrive_in_whole_frames(
     front_ends: tuple[FrontEnds, str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, address, _ = front_ends
@@ -146,7 +146,7 @@ def test_what_is_sent_by_two_threads_comes_in_whole_frames(
         assert peer.received.count(line) == 300
 
 
-def test_last_words_reach_all_and_who_comes_a_little_later(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_last_words_reach_all_front_ends_and_a_late_one(front_ends: tuple[FrontEnds, str, int]) -> None:
     one, address, _ = front_ends
     with FrontEndPeer(address) as first, FrontEndPeer(address) as second:
         one.send([READY])
@@ -154,7 +154,7 @@ def test_last_words_reach_all_and_who_comes_a_little_later(front_ends: tuple[Fro
         assert first.next(EngineFailed) == second.next(EngineFailed) == EngineFailed("it broke")
 
 
-def test_last_words_wait_for_the_first_that_comes(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_last_words_wait_for_the_first_front_end(front_ends: tuple[FrontEnds, str, int]) -> None:
     one, address, _ = front_ends
     thread = threading.Thread(target=one.last_words, args=("no such model", 10_000, 60_000))
     thread.start()
@@ -164,7 +164,7 @@ def test_last_words_wait_for_the_first_that_comes(front_ends: tuple[FrontEnds, s
     assert not thread.is_alive()
 
 
-def test_nobody_waits_when_the_parent_is_gone(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_last_words_do_not_wait_without_a_parent(front_ends: tuple[FrontEnds, str, int]) -> None:
     one, _, parent = front_ends
     os.dup2(os.open(os.devnull, os.O_RDONLY), parent)  # its end of the pipe is closed
     one.last_words("no such model", 10_000, 10_000_000)
@@ -172,7 +172,7 @@ def test_nobody_waits_when_the_parent_is_gone(front_ends: tuple[FrontEnds, str, 
         one.receive(block=True)
 
 
-def test_who_waits_for_messages_can_be_woken(front_ends: tuple[FrontEnds, str, int]) -> None:
+def test_a_blocking_receive_can_be_woken(front_ends: tuple[FrontEnds, str, int]) -> None:
     """In any thread, before or while it waits; once, however often it was called; messages come as always."""
     one, address, _ = front_ends
     for _ in range(3):

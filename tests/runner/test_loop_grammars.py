@@ -274,12 +274,12 @@ def test_requests_wait_outside_of_the_scheduler_until_they_are_compiled() -> Non
     loop = StepLoop(plane, made, clients.take, beside=Beside(compiler=slow))
     sampling = SamplingParams(max_tokens=40, seed=0, grammar=GRAMMARS[0])
     loop.step([add(i, [1, 2], sampling) for i in range(4)] + [add(4, [1, 2], SamplingParams(max_tokens=5, seed=4))])
-    while not loop.rests:
+    while not loop.is_resting:
         loop.step([])
     assert not loop.idle and clients.reasons.keys() == {4}
     loop.step([AbortRequest(1), FinishRequest(2), AbortRequest(99)])
     assert clients.reasons == {1: FinishReason.ABORT, 2: FinishReason.STOP, 4: clients.reasons[4]}
-    assert loop.rests and plane.stats().num_live == 0
+    assert loop.is_resting and plane.stats().num_live == 0
     slow.held = False
     while not loop.idle:
         loop.step([])

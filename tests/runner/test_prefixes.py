@@ -175,7 +175,7 @@ def fill(loop: PrefixLoop, first: int = 100) -> None:
 
 @pytest.mark.parametrize("pin", [True, False])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_what_is_warmed_is_found(control_plane: Make, pin: bool, overlap: bool) -> None:
+def test_a_warmed_prefix_is_matched(control_plane: Make, pin: bool, overlap: bool) -> None:
     loop = PrefixLoop(control_plane(config()), overlap=overlap)
     loop.run(prefix(5, SYSTEM, pin=pin))
     assert loop.said == {5: ["warming", "ready"]}
@@ -186,7 +186,7 @@ def test_what_is_warmed_is_found(control_plane: Make, pin: bool, overlap: bool) 
     assert (state.num_tokens, state.is_ready, state.is_pinned, state.num_hits) == (26, True, pin, 1)
 
 
-def test_hits_are_counted_by_what_was_found(control_plane: Make) -> None:
+def test_hits_are_counted_by_cached_tokens(control_plane: Make) -> None:
     """A prompt that is the prefix itself, one that has more, one that ends before it, one of other tokens in its last
     page, and a prefix of the prefix."""
     loop = PrefixLoop(control_plane(config()))
@@ -216,7 +216,7 @@ def test_pinned_pages_survive_what_evicts_everything_else(control_plane: Make) -
     assert loop.num_pinned_pages == 6
 
 
-def test_what_is_removed_may_go(control_plane: Make) -> None:
+def test_a_removed_prefix_may_be_evicted(control_plane: Make) -> None:
     loop = PrefixLoop(control_plane(config()))
     loop.run(prefix(1, SYSTEM), prefix(2, SYSTEM))
     loop.run(RemovePrefix(1))
@@ -234,7 +234,7 @@ def test_what_is_removed_may_go(control_plane: Make) -> None:
 
 
 @pytest.mark.parametrize("num_steps", range(5))
-def test_it_may_be_removed_while_it_is_computed(control_plane: Make, num_steps: int) -> None:
+def test_a_prefix_may_be_removed_while_it_is_computed(control_plane: Make, num_steps: int) -> None:
     loop = PrefixLoop(control_plane(config()))
     loop.step(prefix(1, text(1, 60)))
     for _ in range(num_steps):
@@ -244,7 +244,7 @@ def test_it_may_be_removed_while_it_is_computed(control_plane: Make, num_steps: 
     assert loop.num_pinned_pages == 0 and loop.tokens == {}
 
 
-def test_warming_delays_nobody(control_plane: Make) -> None:
+def test_warming_delays_no_request(control_plane: Make) -> None:
     """While there are pages for all, requests get their tokens in the very steps in which they get them without."""
 
     def steps_of(*prefixes: AddPrefix) -> list[tuple[int, ...]]:
@@ -264,7 +264,7 @@ def test_warming_delays_nobody(control_plane: Make) -> None:
     assert steps_of(prefix(1, text(1, 60)), prefix(2, text(2, 60), pin=False), prefix(3, text(3, 30))) == steps_of()
 
 
-def test_the_limit_of_pins(control_plane: Make) -> None:
+def test_pins_beyond_the_limit_are_refused(control_plane: Make) -> None:
     """The longest request still runs beside them."""
     loop = PrefixLoop(control_plane(config(max_pinned_pages=10)))
     loop.run(prefix(1, SYSTEM), prefix(2, text(2, 24)))
@@ -280,7 +280,7 @@ def test_the_limit_of_pins(control_plane: Make) -> None:
     fill(loop)
 
 
-def test_what_cannot_be_kept_is_refused(control_plane: Make) -> None:
+def test_a_prefix_that_cannot_be_cached_is_refused(control_plane: Make) -> None:
     loop = PrefixLoop(control_plane(config()))
     loop.run(prefix(1, text(1, PAGE - 1)), prefix(2, text(1, CONTEXT)), prefix(3, text(3, 8)))
     assert "at least 4" in loop.refusals[1].reason and f"at most {CONTEXT - 1}" in loop.refusals[2].reason
@@ -294,7 +294,7 @@ def test_what_cannot_be_kept_is_refused(control_plane: Make) -> None:
     assert loop.refusals[6].is_full and "room for 50" in loop.refusals[6].reason
 
 
-def test_their_number_is_limited(control_plane: Make) -> None:
+def test_the_number_of_prefixes_is_limited(control_plane: Make) -> None:
     loop = PrefixLoop(control_plane(config()))
     for i in range(NUM_PAGES):
         loop.step(prefix(i, text(i, PAGE), pin=False))
@@ -302,14 +302,14 @@ def test_their_number_is_limited(control_plane: Make) -> None:
     assert loop.refusals[NUM_PAGES].is_full and len(loop.states()) == NUM_PAGES < MAX_PREFIXES
 
 
-def test_without_a_cache_there_are_none(control_plane: Make) -> None:
+def test_without_a_cache_prefixes_are_refused(control_plane: Make) -> None:
     plain = ControlPlaneConfig(NUM_PAGES, PAGE, 4, 16, CONTEXT, cache="naive")
     loop = PrefixLoop(control_plane(plain), keeps_prefixes=False)
     loop.run(prefix(1, SYSTEM), prefix(2, SYSTEM, pin=False))
     assert loop.said == {1: ["refused"], 2: ["refused"]} and "naive" in loop.refusals[1].reason
 
 
-def test_the_cache_is_emptied(control_plane: Make) -> None:
+def test_clear_cache_empties_the_cache(control_plane: Make) -> None:
     """But for what is pinned, and what a request uses."""
     loop = PrefixLoop(control_plane(config()))
     loop.run(prefix(1, SYSTEM), prefix(2, text(2, 40), pin=False))
@@ -348,7 +348,7 @@ def test_a_failed_forward_costs_no_pin(control_plane: Make, failed: int) -> None
     assert loop.ask([*SYSTEM, 9]) == 24
 
 
-def test_a_forward_fails_when_one_is_about_to_be_computed_again(control_plane: Make) -> None:
+def test_a_second_failed_forward_computes_the_prefix_again(control_plane: Make) -> None:
     """In one step the end of its first try comes, and the next, empty one fails: that is told first."""
     loop = PrefixLoop(control_plane(config()), fail_steps=(0, 3))
     loop.step(prefix(1, SYSTEM[:8]))
@@ -360,7 +360,7 @@ def test_a_forward_fails_when_one_is_about_to_be_computed_again(control_plane: M
     assert loop.said[1][-1] == "ready" and loop.num_pinned_pages == 2
 
 
-def test_one_whose_forward_fails_again_and_again_is_given_up(control_plane: Make) -> None:
+def test_a_prefix_whose_forward_always_fails_is_given_up(control_plane: Make) -> None:
     loop = PrefixLoop(control_plane(config()), overlap=False, fail_steps=range(0, 200, 2))
     loop.run(prefix(1, text(1, 8)))
     assert loop.said[1] == ["warming", "failed"] and f"{MAX_TRIES} times" in loop.refusals[1].reason
@@ -391,7 +391,7 @@ def test_a_broken_scheduler_costs_no_pin(primary: str, call: str, at: int) -> No
         assert loop.ask([*SYSTEM, 9]) == 24
 
 
-def test_the_budget_of_the_cache(control_plane: Make) -> None:
+def test_unpinned_prefixes_are_subject_to_the_cache_budget(control_plane: Make) -> None:
     """What nobody uses is as much as was said, pins beside it."""
     loop = PrefixLoop(control_plane(config(cache_token_budget=40)))
     loop.run(prefix(1, SYSTEM), prefix(2, text(2, 20), pin=False))
@@ -412,7 +412,7 @@ def test_long_prompts_are_not_kept(control_plane: Make) -> None:
     assert loop.ask([*text(2, 30), 9]) == 28 and loop.ask([*text(3, 31), 9]) == 0
 
 
-def test_without_prefixes_nobody_looks_at_what_a_step_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_prefixes_a_step_s_output_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = PrefixLoop(make_control_plane("python", config()))
     monkeypatch.setattr(Prefixes, "of_clients", lambda self, output: pytest.fail("nothing to look for"))
     loop.ask(SYSTEM)
@@ -445,7 +445,7 @@ ACTIONS = st.one_of(
     order=st.none() | st.tuples(st.sampled_from(["schedule", "commit"]), st.integers(1, 60), st.booleans()),
     limits=st.tuples(st.sampled_from([0, 10, 39]), st.sampled_from([0, 40]), st.sampled_from([0, 30])),
 )
-def test_whatever_is_done_to_the_cache_texts_stay(
+def test_texts_do_not_depend_on_cache_orders(
     primary: str,
     actions: list[tuple[Any, ...]],
     overlap: bool,

@@ -57,7 +57,7 @@ def not_asked() -> int:
     raise AssertionError("nobody needs to know")
 
 
-def test_without_a_store_nobody_waits() -> None:
+def test_without_a_store_no_request_waits() -> None:
     reading = Reading(None, SIZE)
     assert not reading.add(request(1), not_asked) and not reading.take() and not len(reading)
 
@@ -67,7 +67,7 @@ def test_without_a_store_nobody_waits() -> None:
     [request(1, 4), request(1, prompt_logprobs=1), request(1, embedding="mean")],
     ids=["no page before the last token", "scored", "embedded"],
 )
-def test_who_can_load_nothing_does_not_wait(one: TrackedRequest) -> None:
+def test_a_request_that_can_load_nothing_does_not_wait(one: TrackedRequest) -> None:
     assert not Reading(Store(9), SIZE).add(one, not_asked)
 
 
@@ -83,7 +83,7 @@ def test_pages_are_read_and_kept_in_the_requests_own_space() -> None:
     reading.close()
 
 
-def test_without_threads_it_is_read_at_once() -> None:
+def test_without_wake_pages_are_read_at_once() -> None:
     store = Store(3)
     reading = Reading(store, SIZE)
     one, cached, unknown = request(1), request(2), request(3)
@@ -100,7 +100,7 @@ def test_without_threads_it_is_read_at_once() -> None:
     reading.close()
 
 
-def test_they_leave_in_the_order_in_which_they_came_but_those_who_were_dropped() -> None:
+def test_requests_leave_in_order_of_arrival_unless_dropped() -> None:
     woken = threading.Semaphore(0)
     store = Store(9, held=True)
     reading = Reading(store, SIZE, woken.release)
@@ -115,7 +115,7 @@ def test_they_leave_in_the_order_in_which_they_came_but_those_who_were_dropped()
     reading.close()
 
 
-def test_of_who_was_sent_back_all_is_read_and_said_unless_it_has_started_again() -> None:
+def test_all_pages_of_a_retracted_request_are_read_unless_it_has_restarted() -> None:
     reading = Reading(Store(3), SIZE)
     one, started, new = request(1), request(2), request(3, 4)
     for each in (one, started, new):
@@ -128,7 +128,7 @@ def test_of_who_was_sent_back_all_is_read_and_said_unless_it_has_started_again()
     reading.close()
 
 
-def test_who_is_sent_back_twice_hears_once() -> None:
+def test_a_request_retracted_twice_gets_one_event() -> None:
     woken = threading.Semaphore(0)
     store = Store(3, held=True)
     reading = Reading(store, SIZE, woken.release)
@@ -142,7 +142,7 @@ def test_who_is_sent_back_twice_hears_once() -> None:
     reading.close()
 
 
-def test_the_end_waits_for_nobody() -> None:
+def test_close_waits_for_no_request() -> None:
     closed = threading.Event()
     store = Store(9, held=True)
     reading = Reading(store, SIZE, closed.set)

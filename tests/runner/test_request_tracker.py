@@ -61,7 +61,7 @@ def test_a_request_that_was_not_admitted_needs_no_flush() -> None:
     assert peeked is not None and peeked.tokens.tolist() == [10, 11]
 
 
-def test_too_much_that_waits_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pending_outputs_are_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_tracker, "MAX_PENDING", 2)
     requests = tracker(1)
     for step in range(2):
@@ -190,7 +190,7 @@ def check(clients: Received, seed: int, failed: bool = False, again: bool = Fals
 
 @pytest.mark.parametrize("primary", ["python", "rust_hotpath"])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_no_stream_notices(primary: str, overlap: bool) -> None:
+def test_no_stream_notices_a_failover(primary: str, overlap: bool) -> None:
     """Seeded steps; every fault happens, and afterwards the pages add up."""
     rng = random.Random(f"{primary} {overlap}")
     for seed in range(8):
@@ -266,7 +266,7 @@ def test_without_another_control_plane_the_loop_ends() -> None:
             loop.step([])
 
 
-def test_orders_are_checked() -> None:
+def test_ends_and_budgets_survive_a_failover() -> None:
     for order in ("commit", "commit:x:after", "commit:4:later", "check:4:after"):
         with pytest.raises(ValueError, match="commit:40:after"):
             make_faulty(make_control_plane("python", CONFIG), order)

@@ -142,20 +142,20 @@ def with_fleet(folder: Path, number: int, work: Callable[[Fleet], Awaitable[None
     return asyncio.run(run())
 
 
-def test_one_that_dies_is_started_again_without_its_stale_socket(tmp_path: Path) -> None:
+def test_a_dead_engine_is_restarted_without_its_stale_socket(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         await fleet.kill(1)
         assert [len(made) for made in fleet.children] == [1, 2, 1]
         assert fleet.child(1).started_over == "nothing"
         assert fleet.pool.said == [(1, True)]
-        assert fleet.said == ["engine 1 was ended by signal 9: it is started again in 0.1 s"]
+        assert fleet.said == ["engine 1 was ended by signal 9: restarting it in 0.1 s"]
 
     private = tmp_path / "private"
     private.mkdir()
     assert with_fleet(private, 3, work).pool.stopped and not private.exists()
 
 
-def test_one_that_is_started_again_reads_no_files_of_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restarted_engine_reads_no_prefix_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """They may be gone, and their pages are in its folder."""
     made: list[tuple[str | PrefixFile, ...]] = []
     monkeypatch.setattr(several, "_engine", lambda config, *_: made.append(config.warm_prefixes))
@@ -167,7 +167,7 @@ def test_one_that_is_started_again_reads_no_files_of_prefixes(monkeypatch: pytes
     assert made == [files, files, ()]
 
 
-def test_waits_double_and_begin_anew_after_it_was_ready_for_a_while(tmp_path: Path) -> None:
+def test_restart_delays_double_and_are_reset_by_readiness(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         for _ in range(9):
             await fleet.kill(0)
@@ -185,7 +185,7 @@ def test_waits_double_and_begin_anew_after_it_was_ready_for_a_while(tmp_path: Pa
     with_fleet(tmp_path, 2, work)
 
 
-def test_a_silent_one_is_killed_and_started_again(tmp_path: Path) -> None:
+def test_a_silent_engine_is_killed_and_restarted(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         fleet.engines.heard(1, "silent")
         await fleet.settle()
@@ -194,7 +194,7 @@ def test_a_silent_one_is_killed_and_started_again(tmp_path: Path) -> None:
     with_fleet(tmp_path, 2, work)
 
 
-def test_the_last_one_s_death_is_the_end(tmp_path: Path) -> None:
+def test_the_death_of_the_last_engine_is_final(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         fleet.held = asyncio.Event()
         await fleet.kill(0)
@@ -207,7 +207,7 @@ def test_the_last_one_s_death_is_the_end(tmp_path: Path) -> None:
     with_fleet(tmp_path, 2, work)
 
 
-def test_one_that_dies_while_another_is_starting_comes_back(tmp_path: Path) -> None:
+def test_an_engine_that_dies_while_another_starts_is_restarted(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         await fleet.kill(0)  # its next process runs, and is not ready
         await fleet.kill(1)
@@ -216,7 +216,7 @@ def test_one_that_dies_while_another_is_starting_comes_back(tmp_path: Path) -> N
     with_fleet(tmp_path, 2, work)
 
 
-def test_the_only_one_is_not_started_again(tmp_path: Path) -> None:
+def test_a_single_engine_is_not_restarted(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         await fleet.kill(0)
         assert len(fleet.children[0]) == 1 and fleet.pool.said == [(0, False)]
@@ -224,7 +224,7 @@ def test_the_only_one_is_not_started_again(tmp_path: Path) -> None:
     with_fleet(tmp_path, 1, work)
 
 
-def test_a_death_while_they_load_is_told(tmp_path: Path) -> None:
+def test_a_death_while_engines_load_is_reported(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         waiting = asyncio.ensure_future(fleet.engines.wait())
         await fleet.settle()
@@ -234,7 +234,7 @@ def test_a_death_while_they_load_is_told(tmp_path: Path) -> None:
     with_fleet(tmp_path, 3, work, keep=False)
 
 
-def test_what_ends_on_purpose_is_not_started_again(tmp_path: Path) -> None:
+def test_an_engine_that_ends_on_purpose_is_not_restarted(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         fleet.engines.leave()
         await fleet.kill(0, code=0)
@@ -243,7 +243,7 @@ def test_what_ends_on_purpose_is_not_started_again(tmp_path: Path) -> None:
     with_fleet(tmp_path, 2, work)
 
 
-def test_stop_does_not_wait_for_one_that_is_starting(tmp_path: Path) -> None:
+def test_stop_does_not_wait_for_a_starting_engine(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         await fleet.kill(0)
         await fleet.engines.stop()
@@ -253,7 +253,7 @@ def test_stop_does_not_wait_for_one_that_is_starting(tmp_path: Path) -> None:
     with_fleet(tmp_path, 2, work)
 
 
-def test_stop_waits_for_one_that_is_ready_again(tmp_path: Path) -> None:
+def test_stop_waits_for_a_restarted_engine_that_is_ready(tmp_path: Path) -> None:
     async def work(fleet: Fleet) -> None:
         await fleet.kill(0)
         fleet.engines.heard(0, "ready")
@@ -265,7 +265,7 @@ def test_stop_waits_for_one_that_is_ready_again(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(deaths=st.lists(st.tuples(st.floats(0, 100), st.booleans()), max_size=30))
-def test_waits_stay_in_their_bounds(deaths: list[tuple[float, bool]]) -> None:
+def test_restart_delays_stay_within_their_bounds(deaths: list[tuple[float, bool]]) -> None:
     """Whatever it lives through: between the two bounds, at most doubled, and the first after a steady time."""
     backoff, now, last = Backoff(), 0.0, 0.0
     for lived, was_ready in deaths:
@@ -373,7 +373,7 @@ def test_devices_are_those_that_the_driver_lists(tmp_path: Path) -> None:
     assert num_cuda_devices() == 2
 
 
-def test_one_engine_gets_all() -> None:
+def test_a_single_engine_gets_the_whole_machine() -> None:
     assert shares(CPU, 1) == ([CPU], "")
 
 
@@ -427,11 +427,11 @@ def test_a_cpu_is_divided_beside_devices_too(config: EngineConfig) -> None:
     [(EngineConfig(), 4), (EngineConfig(tp=2), 2), (EngineConfig(tp=3), 1), (CPU, 1), (EngineConfig(engine="echo"), 1)],
 )
 @pytest.mark.usefixtures("four")
-def test_auto_is_as_many_as_there_are_devices_for(config: EngineConfig, number: int) -> None:
+def test_auto_is_one_engine_per_group_of_devices(config: EngineConfig, number: int) -> None:
     assert with_number(ServerConfig(engine=config, dp="auto").check()).dp == number
 
 
-def test_auto_without_devices_is_one() -> None:
+def test_auto_without_devices_is_one_engine() -> None:
     found = with_number(ServerConfig(engine=EngineConfig(), dp="auto"))
     assert found.dp == 1 and not found.needs_pool
 
@@ -448,7 +448,7 @@ def test_auto_without_devices_is_one() -> None:
         ({"dp": 2, "engine": EngineConfig.of({"record_trace": "f"})}, "--record-trace f: not with --dp 2"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(settings: dict[str, object], text: str) -> None:
+def test_invalid_settings_are_refused_by_name(settings: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=f"^{text}"):
         ServerConfig(**{"engine": EngineConfig(), **settings}).check()  # type: ignore[arg-type]
 

@@ -50,7 +50,7 @@ def tokens(time: StepTime) -> TokenBudget:
     return replace(time.budget, background=UNBOUNDED)
 
 
-def test_it_starts_small_and_knows_after_a_step() -> None:
+def test_budgets_start_small_and_adapt_after_one_step() -> None:
     time = StepTime(STEP_S, 2048)
     assert tokens(time) == TokenBudget(FIRST_TOKENS, FIRST_TOKENS)
     assert took(time, 32, 0.064) == TokenBudget(125, 500)
@@ -117,7 +117,7 @@ def info(name: str, device: str) -> EngineInfo:
     return EngineInfo(name, None, 256, 4096, (), 512, 4, device, "none")
 
 
-def test_who_has_one() -> None:
+def test_which_engines_have_a_step_time_limit() -> None:
     def found(name: str, device: str, step_ms: int | None = None, serves: bool = True) -> int | None:
         config = EngineConfig(max_step_ms=step_ms)
         made = build_step_time(config, info(name, device), serves=serves)
@@ -189,7 +189,7 @@ class Told(WrappedControlPlane):
 
 
 @pytest.mark.parametrize("broken", [None, "schedule:5:before", "commit:5:before"])
-def test_a_scheduler_is_told_each_budget_once_and_the_one_that_takes_over_first_of_all(broken: str | None) -> None:
+def test_each_budget_is_sent_once_and_first_to_a_fallback_scheduler(broken: str | None) -> None:
     first, second, step_time = Told(), Told(), StepTime(STEP_S, 64)
     plane = make_faulty(first, broken) if broken else first
     engine = EchoEngine(num_pages=64, page_size=4, max_rows=4, max_seq_len=256, context_len=256, worker_thread=False)

@@ -59,7 +59,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_the_rows_of_a_request_are_told(control_plane: Make, clock: list[float]) -> None:
+def test_views_have_the_rows_of_a_request(control_plane: Make, clock: list[float]) -> None:
     """A prompt of 10 tokens under a budget of 8 is two chunks; then two decodes make three tokens."""
     run = Run(control_plane)
     run.loop.step([Watch(True, False), add(5, 10, 3)])
@@ -74,7 +74,7 @@ def test_the_rows_of_a_request_are_told(control_plane: Make, clock: list[float])
     assert [step.num_waiting for step in run.steps] == [0] * 4 and run.steps[-1].num_free_pages <= 64
 
 
-def test_a_cached_prefix_is_told(control_plane: Make, clock: list[float]) -> None:
+def test_views_have_the_cached_tokens(control_plane: Make, clock: list[float]) -> None:
     run = Run(control_plane)
     run.loop.step([add(1, 9, 2)])
     run.rest()
@@ -83,7 +83,7 @@ def test_a_cached_prefix_is_told(control_plane: Make, clock: list[float]) -> Non
     assert run.steps[0].rows == [(2, False, 1, 8, 9)] and run.steps[0].admitted == [(2, 8)]
 
 
-def test_retractions_are_told_by_request(control_plane: Make, clock: list[float]) -> None:
+def test_views_have_retractions_by_request(control_plane: Make, clock: list[float]) -> None:
     run = Run(control_plane, num_pages=8, budget=32)
     run.plane.reserve_ratio = 0  # type: ignore[attr-defined]  # admit whatever has room for its prompt
     run.loop.step([Watch(True, False), add(1, 8, 20), add(2, 8, 20, 100), add(3, 7, 20, 50)])
@@ -98,7 +98,7 @@ def test_retractions_are_told_by_request(control_plane: Make, clock: list[float]
     assert sorted(req_id for step in run.steps for req_id, _ in step.finished) == [1, 2, 3]
 
 
-def test_nothing_is_built_or_sent_while_nobody_looks(
+def test_without_watchers_nothing_is_built_or_sent(
     control_plane: Make, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def never(*args: object, **kwargs: object) -> None:
@@ -111,7 +111,7 @@ def test_nothing_is_built_or_sent_while_nobody_looks(
     assert not run.watched and run.loop._watching is None
 
 
-def test_a_watcher_that_is_gone_ends_it(control_plane: Make, clock: list[float]) -> None:
+def test_views_end_when_no_watcher_renews(control_plane: Make, clock: list[float]) -> None:
     run = Run(control_plane)
     run.loop.step([Watch(True, True), add(1, 10, 5)])
     run.rest()
@@ -137,7 +137,7 @@ def test_frames_are_few_and_bounded_and_say_what_is_missing(control_plane: Make,
 
 
 @pytest.mark.parametrize("steps", [False, True])
-def test_the_tree_is_told_once_each_time(control_plane: Make, clock: list[float], steps: bool) -> None:
+def test_each_request_for_the_tree_gets_one_view(control_plane: Make, clock: list[float], steps: bool) -> None:
     run = Run(control_plane, budget=64)
     run.loop.step([add(1, 17, 2)])
     run.rest()
@@ -154,7 +154,7 @@ def test_the_tree_is_told_once_each_time(control_plane: Make, clock: list[float]
     assert [one.tree.num_nodes for one in run.watched if one.tree is not None] == [1, 2]
 
 
-def test_more_rows_than_are_told_are_counted(
+def test_rows_beyond_the_limit_of_a_view_are_counted(
     control_plane: Make, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "MAX_ROWS", 2)
@@ -164,7 +164,7 @@ def test_more_rows_than_are_told_are_counted(
     assert {(len(step.rows), step.num_rows_left_out) for step in run.steps} == {(2, 2)}
 
 
-def test_who_comes_later_is_told_the_last_steps(
+def test_a_later_watcher_gets_the_last_steps(
     control_plane: Make, clock: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of steps that follow each other too fast only some are kept, and none is told twice."""
@@ -186,7 +186,7 @@ def test_who_comes_later_is_told_the_last_steps(
     assert [one.at for one in run.watched][:1] == [0]
 
 
-def test_what_is_kept_while_nobody_looks_is_bounded(control_plane: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_stored_without_watchers_are_bounded(control_plane: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "KEEP_EVERY_S", 0.0)
     run = Run(control_plane)
     run.loop.step([add(5, 10, watching.MAX_STEPS + 20)])

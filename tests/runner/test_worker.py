@@ -90,7 +90,7 @@ def worked(engine: Pretended, messages: list[ToRank], *, stop: bool = True) -> l
     return acks
 
 
-def test_as_many_steps_are_in_flight_as_rank_0_had() -> None:
+def test_a_rank_has_as_many_steps_in_flight_as_rank_0() -> None:
     engine = Pretended()
     assert worked(engine, steps([0, 1, 1, 0])) == [0, 1, 2, 3]
     assert engine.log == [
@@ -152,7 +152,7 @@ def test_a_steps_age_counts_from_its_turn() -> None:
     assert activity.heartbeat().phase == "idle"
 
 
-def test_a_heartbeat_says_what_the_rank_is_at() -> None:
+def test_a_heartbeat_has_the_phase_of_the_rank() -> None:
     """Also while the launch itself hangs."""
     hangs, go_on = threading.Event(), threading.Event()
 

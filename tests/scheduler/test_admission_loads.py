@@ -23,7 +23,7 @@ def loads(one: Driver, plan: StepPlan | None = None) -> list[tuple[int, int, int
     return [tuple(row) for row in entry.page_loads[: plan.num_page_loads].tolist()]
 
 
-def test_what_is_stored_is_loaded_and_the_rest_computed() -> None:
+def test_stored_pages_are_loaded_and_the_rest_is_computed() -> None:
     one = Driver()
     rows = one.step(arrival(1, LONG, stored_to=10))
     assert loads(one) == [(0, 0, 10)]
@@ -80,7 +80,7 @@ def test_a_step_loads_a_long_text_while_little_may_be_computed() -> None:
 
 
 @pytest.mark.parametrize("options", [{"no_match": True}, {"namespace": 1}])
-def test_who_shares_nothing_loads_only_its_own(options: dict[str, Any]) -> None:
+def test_a_request_without_prefix_sharing_loads_only_its_own_pages(options: dict[str, Any]) -> None:
     one = Driver()
     one.step(arrival(1, LONG, stored_to=10, **options))
     assert bool(loads(one)) == ("namespace" in options)
@@ -96,7 +96,7 @@ def test_a_naive_cache_loads_nothing() -> None:
 @pytest.mark.parametrize(
     ("stored", "field"), [((-1, 3), "stored_from"), ((0, -1), "stored_to"), ((0, 62), "stored_to")]
 )
-def test_what_cannot_be_is_refused(stored: tuple[int, int], field: str) -> None:
+def test_invalid_stored_pages_of_an_arrival_are_refused(stored: tuple[int, int], field: str) -> None:
     one = Driver()
     wrong = arrival(1, LONG, stored_from=stored[0], stored_to=stored[1])
     with pytest.raises(EventError, match=field):
@@ -125,7 +125,7 @@ def sent_back() -> Driver:
     return one
 
 
-def test_pages_of_who_was_sent_back_are_loaded_when_they_were_read() -> None:
+def test_stored_pages_of_a_retracted_request_are_loaded_once_read() -> None:
     one, other = sent_back(), sent_back()
     for driver, events in ((one, [PagesRead(2, 0, 2)]), (other, [])):
         driver.step(*events)
@@ -137,7 +137,7 @@ def test_pages_of_who_was_sent_back_are_loaded_when_they_were_read() -> None:
     assert one.plane.stats().num_loaded_pages_total == 2 and other.plane.stats().num_loaded_pages_total == 0
 
 
-def test_what_was_read_for_who_does_not_wait_is_not_loaded() -> None:
+def test_pages_read_for_a_request_that_does_not_wait_are_not_loaded() -> None:
     """The engine of a request that has a slot has nothing at hand."""
     one = Driver(max_prefill_length=8)
     one.step(arrival(1, LONG))
@@ -147,7 +147,7 @@ def test_what_was_read_for_who_does_not_wait_is_not_loaded() -> None:
 
 
 @pytest.mark.parametrize(("read", "field"), [((-1, 3), "stored_from"), ((0, -1), "stored_to")])
-def test_what_cannot_have_been_read_is_refused(read: tuple[int, int], field: str) -> None:
+def test_invalid_pages_read_events_are_refused(read: tuple[int, int], field: str) -> None:
     one = sent_back()
     with pytest.raises(EventError) as refused:
         one.step(PagesRead(2, *read))
@@ -242,7 +242,7 @@ def test_pages_that_begin_behind_the_tree_s_end_have_no_state_to_begin_with() ->
     assert loads(one) == [] and states(one)[0] == [(0, -1)]
 
 
-def test_who_was_sent_back_begins_with_the_state_that_was_read_for_it() -> None:
+def test_a_retracted_request_begins_with_the_state_read_for_it() -> None:
     one = Driver(num_pages=6, context_len=64, checkpoint_interval=8, num_checkpoints=0)
     one.plane.reserve_ratio = 0
     one.step(*[arrival(number, [10 + number] * 4, max_tokens=12) for number in range(3)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig
-from minisgl.scheduler.reference.admission import Room, prefill_admission_plan, size_chunk
+from minisgl.scheduler.reference.admission import ChunkLimits, prefill_admission_plan, size_chunk
 from minisgl.scheduler.reference.radix import RadixCache
 from minisgl.scheduler.reference.request import make_request
 from minisgl.step import Abort, EventError, FinishReason, StepBuffers, TokenBudget
@@ -241,5 +241,5 @@ def test_pages_that_a_chunk_matches_do_not_count_as_room_for_it() -> None:
     handle, _ = tree.insert(tree.root, [1, 2, 3, 4], pages[:2], 0)
     tree.release(handle)
     request = make_request(arrival(1, [1, 2, 3, 4, 5, 6, 7, 8]), 0, 100, (), True)
-    chunk = size_chunk(request, tree, Room(100, 100), prefill_admission_plan)
+    chunk = size_chunk(request, tree, ChunkLimits(100, 100), prefill_admission_plan)
     assert (chunk.match.pages, chunk.num_tokens, chunk.num_new_pages) == ([0, 1], 2, 1)

@@ -47,13 +47,13 @@ def rows_of(driver: Driver, num_steps: int) -> list[list[int]]:
 # ------------------------------------------------------------------------------------------------------- how much
 
 
-def test_without_a_bound_all_of_them_have_their_tokens() -> None:
+def test_without_a_bound_every_background_request_gets_its_tokens() -> None:
     driver = decoding(UNBOUNDED // TOKEN_PARTS)
     assert rows_of(driver, 2) == [[1, 1, 1]] * 2
     assert driver.plan.num_background == 3
 
 
-def test_so_many_decode_beside_others_and_the_first_in_the_line_do() -> None:
+def test_background_decode_rows_beside_others_stay_within_the_bound_in_order() -> None:
     driver = decoding(2)
     assert [lengths(driver.step()) for _ in range(3)] == [[(0, 1), (1, 1), (2, 1)]] * 3
     driver.step(Abort(1))
@@ -130,7 +130,7 @@ def test_a_step_that_nobody_else_is_in_is_as_long_as_one_beside_a_row_that_decod
     assert lengths(driver.step()) == [(100, 1), (1, 8)], "and no whole page of another one"
 
 
-def test_before_anybody_else_was_there_it_has_all() -> None:
+def test_background_requests_get_the_whole_budget_before_any_other_arrives() -> None:
     driver = Driver(num_pages=400, max_running_requests=16)
     assert lengths(driver.step(bound(0.5), *(behind(i, 8, 5) for i in range(8)))) == [(i, 8) for i in range(8)]
 
@@ -143,7 +143,7 @@ def of(rows: list[Row], background: bool) -> list[Row]:
     return [row for row in rows if row.req_id % 2 == background]
 
 
-def test_what_they_are_guaranteed(times: int) -> None:
+def test_background_tokens_stay_within_the_guaranteed_bounds(times: int) -> None:
     """Of the docstring of `reference.background`, over whole runs."""
     for seed in range(15 * times):
         rng = random.Random(seed)
@@ -178,7 +178,7 @@ def test_what_they_are_guaranteed(times: int) -> None:
             assert sum(found) > 0
 
 
-def test_each_comes_to_its_end_beside_others_that_never_leave() -> None:
+def test_every_background_request_ends_beside_permanent_others() -> None:
     rng = random.Random(3)
     driver = beside(0.5, *(behind(i, rng.randint(1, 12), rng.randint(1, 9)) for i in range(1, 13)), max_tokens=10**6,
                     num_pages=4000, context_len=10_000)  # fmt: skip
@@ -187,7 +187,7 @@ def test_each_comes_to_its_end_beside_others_that_never_leave() -> None:
     assert sorted(driver.ends) == list(range(1, 13))
 
 
-def test_others_do_not_notice_where_pages_lack() -> None:
+def test_page_shortage_of_background_requests_does_not_affect_others() -> None:
     """Those that pause keep their pages, and give them up as ever."""
     driver = decoding(1, count=3)
     held = driver.plane.stats().num_held_pages

@@ -63,7 +63,7 @@ def test_a_prompt_of_whole_pages_is_found_again_by_itself() -> None:
     assert one.plane.stats().num_evictable_pages == 9, "the page that nobody finds is free"
 
 
-def test_at_a_fork_the_second_pays_and_the_third_hits() -> None:
+def test_at_a_fork_the_second_sequence_saves_a_state_and_the_third_uses_it() -> None:
     one = driver(checkpoint_interval=64)
     assert ask(one, 1, [*SHARED, 1, 2, 3, 4, 5, 6, 7, 8]) == 0
     assert saved(one) == [44]
@@ -92,7 +92,7 @@ def test_a_text_that_was_made_enters_with_its_last_checkpoint() -> None:
     assert one.plane.stats().num_free_pages + one.plane.stats().num_evictable_pages == 100
 
 
-def test_it_goes_on_from_its_last_checkpoint_when_it_was_retracted() -> None:
+def test_a_retracted_request_continues_from_its_last_checkpoint() -> None:
     one = driver(num_pages=26, max_running_requests=2, context_len=104)
     one.plane.reserve_ratio = 102
     one.step(arrival(1, LONG[:8], max_tokens=70), arrival(2, [50, *LONG[:8]], max_tokens=70))
@@ -119,7 +119,7 @@ def remembers_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Driver, "schedule", remembering)
 
 
-def test_a_state_of_this_step_is_nobodys_yet() -> None:
+def test_a_state_saved_in_this_step_is_not_used_in_it() -> None:
     one = driver()
     one.step(arrival(1, LONG, max_tokens=1), arrival(2, [*LONG, 3], max_tokens=1))
     assert one.view.cached_len == {1: 0}, "the second has no room in this step"
@@ -129,7 +129,7 @@ def test_a_state_of_this_step_is_nobodys_yet() -> None:
     one.run()
 
 
-def test_what_is_not_locked_is_not_saved() -> None:
+def test_no_state_is_saved_at_unlocked_pages() -> None:
     """The last page of a whole prompt is cached, and stays the own one: who saves there gives up that very page."""
     one = driver(page_size=1, checkpoint_interval=2, num_checkpoints=2)
     ask(one, 33, [1, 1, 2, 1, 2])
@@ -157,7 +157,7 @@ def test_the_checkpoint_that_saves_least_goes_first_and_its_pages_with_it() -> N
     assert ask(one, 6, list(range(200, 250))) == 48, "what saves much stays, though it is the oldest"
 
 
-def test_what_is_seldom_asked_for_goes_at_last() -> None:
+def test_an_unused_checkpoint_is_evicted_at_last() -> None:
     """However much it saves: the worth of those that go is the floor for those that come."""
     one = driver(num_checkpoints=2, checkpoint_interval=400)
     ask(one, 1, list(range(200, 250)))
@@ -202,10 +202,10 @@ def test_a_cache_that_keeps_nothing_saves_nothing() -> None:
     ("settings", "reason"),
     [
         ({"checkpoint_interval": 6}, "checkpoint_interval: 6: must be whole pages of 4"),
-        ({"checkpoint_interval": 0}, "num_checkpoints: 20: without checkpoint_interval there are no states"),
+        ({"checkpoint_interval": 0}, "num_checkpoints: 20: needs checkpoint_interval above 0"),
         ({"checkpoint_interval": -4}, "checkpoint_interval: -4: at least 0"),
         ({"num_checkpoints": -1}, "num_checkpoints: -1: at least 0"),
-        ({"max_draft_len": 2}, "max_draft_len: 2: a refused token would leave its trace in the state"),
+        ({"max_draft_len": 2}, "max_draft_len: 2: must be 0 with checkpoint_interval"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, Any], reason: str) -> None:
@@ -266,6 +266,6 @@ def test_the_order_is_that_of_a_plain_list() -> None:
                 value(at)
 
 
-def test_the_settings_of_before_are_as_they_were() -> None:
+def test_settings_without_states_decide_as_before() -> None:
     check_config(Driver().config)
     assert Driver().plane.stats().num_checkpoints == 0

@@ -92,7 +92,7 @@ def test_a_row_that_is_not_eligible_leaves_its_token_to_the_budget() -> None:
 
 @pytest.mark.parametrize(("event", "reason"), [(Abort(1), FinishReason.ABORT), (Finish(1), FinishReason.STOP)])
 @pytest.mark.parametrize("moment", ["same call", "waiting", "prefilling", "in flight", "decoding"])
-def test_abort_and_finish_at_any_moment(event: Abort | Finish, reason: FinishReason, moment: str) -> None:
+def test_abort_and_finish_end_a_request_at_any_moment(event: Abort | Finish, reason: FinishReason, moment: str) -> None:
     driver = Driver(max_prefill_length=8)
     prompt = list(range(1, 20))
     if moment == "same call":
@@ -189,7 +189,7 @@ def test_prefills_of_one_token_are_padded_too_and_too_many_rows_are_not() -> Non
     assert driver.plan.padded_rows == 3
 
 
-def test_more_padded_rows_than_slots() -> None:
+def test_a_step_may_have_more_padded_rows_than_slots() -> None:
     driver = Driver(graph_sizes=(16,), max_running_requests=2)
     driver.step(arrival(1, [5]))
     entry = driver.plane.buffers.ring[0]

@@ -7,7 +7,7 @@ import pytest
 
 from minisgl.scheduler.api import ControlPlaneConfig
 from minisgl.scheduler.backend import make_control_plane
-from minisgl.scheduler.differences import Difference, Planned, plan_differences
+from minisgl.scheduler.differences import Difference, PlannedStep, plan_differences
 from minisgl.step import Events
 from tests.helpers.scheduler import arrival
 
@@ -15,12 +15,12 @@ CONFIG = ControlPlaneConfig(64, 4, 4, 64, 64)
 OWNERS = {0: 70, 1: 71, 2: 72}
 
 
-def planned() -> Planned:
+def planned() -> PlannedStep:
     """Return the first step of three prompts of 5, 6 and 7 tokens."""
     plane = make_control_plane("python", CONFIG)
     events = [arrival(70 + i, list(range(10 * i, 10 * i + 5 + i)), max_tokens=4) for i in range(3)]
     plan = plane.schedule(0, Events(events))
-    return Planned(plan, plane.buffers.ring[plan.ring_index])
+    return PlannedStep(plan, plane.buffers.ring[plan.ring_index])
 
 
 @pytest.mark.parametrize(

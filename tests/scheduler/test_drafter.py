@@ -19,11 +19,11 @@ from minisgl.scheduler.reference.drafter import make_drafter
     ],
 )
 def test_what_came_after_the_same_tokens_the_last_time_comes_again(tokens: list[int], guess: list[int]) -> None:
-    assert make_drafter(8).guess(tokens, 3) == guess
+    assert make_drafter(8).propose(tokens, 3) == guess
     grown = make_drafter(8)
     for length in range(1, len(tokens)):
-        grown.guess(tokens[:length], 3)
-    assert grown.guess(tokens, 3) == guess, "however the text came"
+        grown.propose(tokens[:length], 3)
+    assert grown.propose(tokens, 3) == guess, "however the text came"
 
 
 def test_wrong_guesses_are_followed_by_longer_and_longer_pauses() -> None:

@@ -75,7 +75,7 @@ def test_tokens_count_up_to_the_first_wrong_guess_and_pages_are_given_back() -> 
     assert stats.num_free_pages + stats.num_evictable_pages == 64
 
 
-def test_where_guesses_are_wrong_there_are_none_for_a_while() -> None:
+def test_rejected_drafts_are_followed_by_a_pause() -> None:
 
     def misleads(req_id: int, position: int) -> int:
         """Five known tokens, then one that they were not followed by."""
@@ -130,7 +130,7 @@ def test_no_row_is_past_the_limit_and_a_stop_in_a_draft_ends(overlap: bool) -> N
 
 
 @pytest.mark.parametrize("options", [{"no_drafts": True}, {"background": True}])
-def test_requests_without_drafts(options: dict[str, object]) -> None:
+def test_requests_that_may_not_have_drafts_have_none(options: dict[str, object]) -> None:
     one = driver()
     one.step(arrival(1, PROMPT, max_tokens=30, **options))
     one.run()
@@ -155,7 +155,7 @@ def test_drafts_get_the_tokens_that_are_left() -> None:
     assert lengths(rows) == [(1, 1), (1, 1), (2, 7)], "one of nine is left"
 
 
-def test_drafts_get_the_pages_that_are_left_and_retract_nobody() -> None:
+def test_drafts_get_the_pages_that_are_left_and_retract_no_request() -> None:
     one = driver(page_size=1, num_pages=18, cache="naive")
     one.plane.reserve_ratio = 102
     one.step(arrival(1, PROMPT, max_tokens=7), arrival(2, [50, 51], max_tokens=3))
@@ -307,7 +307,7 @@ def test_a_draft_takes_the_place_of_a_guess_and_covers_a_token_in_flight() -> No
     assert [row.req_id for row in one.rows[-1]] == [1, 2], "nothing is to follow it"
 
 
-def test_for_whom_no_draft_is_wanted() -> None:
+def test_no_draft_is_wanted_for_requests_that_cannot_use_one() -> None:
     """Not while a prompt is computed in parts, nor where a step has no rows for everybody's."""
     one = driver(plainly, max_prefill_length=8)
     one.step(arrival(1, [5, 6, 7]), arrival(2, [8], no_drafts=True), arrival(3, [9], background=True))
@@ -323,7 +323,7 @@ def test_for_whom_no_draft_is_wanted() -> None:
 
 
 @pytest.mark.parametrize("tokens", [(-1,), (3, 2**31), (2**70,)])
-def test_no_token_is_no_draft(tokens: tuple[int, ...]) -> None:
+def test_an_empty_draft_is_ignored(tokens: tuple[int, ...]) -> None:
     one = driver()
     with pytest.raises(EventError, match="event 0: tokens: must be unsigned 31-bit integers"):
         one.schedule(Draft(1, 1, tokens))

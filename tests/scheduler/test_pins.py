@@ -76,7 +76,7 @@ def test_a_finish_is_an_end_by_itself() -> None:
     assert (one.ends, one.plane.stats().num_pinned_pages) == ({1: FinishReason.STOP}, 3)
 
 
-def test_one_that_ends_before_its_prompt_was_scheduled_pins_nothing() -> None:
+def test_a_request_that_ends_before_its_prompt_is_scheduled_pins_nothing() -> None:
     one = driver(max_prefill_length=8)
     assert lengths(one.step(pinning())) == [(1, 8)]
     one.step(Finish(1))
@@ -152,7 +152,7 @@ def test_a_failed_forward_empties_the_tree_and_those_that_live_on_pin_again() ->
     assert one.plane.stats().num_pinned_pages == 3, "of the one that had no row in the step that failed"
 
 
-def test_one_whose_forward_failed_has_no_pin() -> None:
+def test_a_request_whose_forward_failed_has_no_pin() -> None:
     one = driver()
     one.schedule(pinning(1))
     one.uncommitted.clear()
@@ -188,7 +188,7 @@ def refused(one: Driver, *events: Any) -> tuple[int, str]:
     return caught.value.index, caught.value.reason
 
 
-def test_more_than_may_be_pinned_is_refused() -> None:
+def test_a_pin_beyond_the_limit_is_refused() -> None:
     one = driver()
     one.step(pinning(1))
     assert refused(one, arrival(2, [1]), pinning(3, [3] * 16)) == (1, "4 pages beside 3 exceed max_pinned_pages 6")
@@ -199,14 +199,14 @@ def test_more_than_may_be_pinned_is_refused() -> None:
     one.step(pinning(5, [5] * 3))
 
 
-def test_what_an_abort_gives_back_counts_in_the_same_call() -> None:
+def test_pages_unpinned_by_an_abort_can_be_pinned_in_the_same_call() -> None:
     one = driver()
     one.step(pinning(1, max_tokens=20))
     one.step(pinning(2), Abort(2), Abort(1), pinning(3, [3] * 24), Unpin(3), pinning(4, [4] * 24))
     assert one.plane.stats().num_pinned_pages == 6
 
 
-def test_what_never_enters_the_cache_cannot_be_pinned() -> None:
+def test_a_pin_without_cache_is_refused() -> None:
     assert refused(driver(), pinning(no_match=True)) == (0, "must not come with no_match")
     assert refused(driver(cache="naive"), pinning()) == (0, "the cache is naive and keeps nothing")
 

@@ -25,7 +25,7 @@ def paths(driver: Driver) -> list[int]:
 # --------------------------------------------------------------------------------------------------------- ClearCache
 
 
-def test_what_nobody_holds_becomes_free() -> None:
+def test_clear_cache_frees_every_unused_page() -> None:
     driver = Driver(num_pages=16)
     driver.step(arrival(1, LONG, max_tokens=1), arrival(2, [*LONG[:4], 9, 9, 9, 9, 9], max_tokens=9))
     assert evictable(driver) == 2
@@ -51,7 +51,7 @@ def test_events_take_effect_in_order() -> None:
 
 
 @pytest.mark.parametrize(("budget", "kept"), [(0, 9), (1, 0), (8, 2), (11, 2), (1000, 9)])
-def test_no_more_than_the_budget_is_kept_for_nobody(budget: int, kept: int) -> None:
+def test_unused_pages_stay_within_the_cache_budget(budget: int, kept: int) -> None:
     driver = Driver(cache_token_budget=budget)
     for i in range(3):
         driver.step(arrival(i, [i] * 13, max_tokens=1))
@@ -60,7 +60,7 @@ def test_no_more_than_the_budget_is_kept_for_nobody(budget: int, kept: int) -> N
     assert driver.plan.num_evictable_pages == kept and driver.plan.num_free_pages == 64 - kept
 
 
-def test_the_least_recently_used_go_first() -> None:
+def test_the_cache_budget_evicts_the_least_recently_used_pages() -> None:
     driver = Driver(cache_token_budget=24)
     for i in range(3):
         driver.step(arrival(i, [i] * 13, max_tokens=1))
@@ -73,7 +73,7 @@ def test_the_least_recently_used_go_first() -> None:
     assert driver.view.cached_len[12] == 12
 
 
-def test_the_budget_takes_nothing_from_who_runs() -> None:
+def test_the_cache_budget_takes_nothing_from_running_requests() -> None:
     driver = Driver(cache_token_budget=1)
     driver.step(arrival(1, LONG, max_tokens=20), arrival(2, LONG, max_tokens=20))
     assert driver.plane.stats().num_protected_pages == 3
@@ -86,7 +86,7 @@ def test_the_budget_takes_nothing_from_who_runs() -> None:
 # ----------------------------------------------------------------------------------------------------- cache_max_prompt
 
 
-def test_a_longer_prompt_is_not_kept() -> None:
+def test_a_prompt_above_the_cache_limit_is_not_cached() -> None:
     driver = Driver(cache_max_prompt=13)
     driver.step(arrival(1, LONG[:13], max_tokens=8))
     driver.run()
@@ -97,7 +97,7 @@ def test_a_longer_prompt_is_not_kept() -> None:
     assert driver.plane.stats().num_free_pages == 59
 
 
-def test_while_it_runs_others_find_it_and_may_keep_it() -> None:
+def test_a_too_long_prompt_is_shared_while_its_request_runs() -> None:
     driver = Driver(cache_max_prompt=13)
     driver.step(arrival(1, LONG, max_tokens=3))
     driver.step(arrival(2, LONG[:9], max_tokens=9))
@@ -106,7 +106,7 @@ def test_while_it_runs_others_find_it_and_may_keep_it() -> None:
     assert paths(driver) == [4, 8, 12, 16]
 
 
-def test_what_it_found_stays() -> None:
+def test_pages_that_a_too_long_prompt_had_matched_stay_cached() -> None:
     driver = Driver(cache_max_prompt=13)
     driver.step(arrival(1, LONG[:9], max_tokens=1))
     driver.step(arrival(2, [*LONG, 9, 9, 9, 9], max_tokens=5))
@@ -115,7 +115,7 @@ def test_what_it_found_stays() -> None:
     assert paths(driver) == [4, 8]
 
 
-def test_a_page_that_goes_on_otherwise_stays() -> None:
+def test_a_page_with_another_continuation_stays_cached() -> None:
     """What another made of a page of it cannot stay without the page."""
     driver = Driver(cache_max_prompt=13)
     driver.step(arrival(1, LONG, max_tokens=3), arrival(2, [*LONG[:8], 7, 7, 7, 7, 7], max_tokens=1))
@@ -124,7 +124,7 @@ def test_a_page_that_goes_on_otherwise_stays() -> None:
 
 
 @pytest.mark.parametrize("is_started", [True, False])
-def test_one_that_was_retracted_leaves_nothing_either(is_started: bool) -> None:
+def test_a_retracted_too_long_prompt_leaves_no_pages(is_started: bool) -> None:
     driver = Driver(cache_max_prompt=8, num_pages=10, context_len=64)
     driver.plane.reserve_ratio = 0
     driver.step(arrival(1, [1] * 8, max_tokens=17), arrival(2, LONG[:12], max_tokens=17))
@@ -139,14 +139,14 @@ def test_one_that_was_retracted_leaves_nothing_either(is_started: bool) -> None:
     assert all(path[0] == 1 for path, _ in driver.plane.tree_pages())
 
 
-def test_a_pin_of_it_stays() -> None:
+def test_a_pin_of_a_too_long_prompt_stays() -> None:
     driver = Driver(cache_max_prompt=8, max_pinned_pages=3, num_pages=128)
     driver.step(arrival(1, LONG, max_tokens=6, pin=True))
     driver.run()
     assert paths(driver) == [4, 8, 12]
 
 
-def test_one_that_matches_nothing_leaves_what_others_left() -> None:
+def test_a_too_long_prompt_without_match_leaves_pages_of_others() -> None:
     driver = Driver(cache_max_prompt=8)
     driver.step(arrival(1, LONG[:8], max_tokens=1))
     assert lengths(driver.step(arrival(2, LONG, max_tokens=1, no_match=True))) == [(2, 14)]

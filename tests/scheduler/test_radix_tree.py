@@ -210,7 +210,7 @@ def test_take_evicts_what_the_pool_lacks_and_then_pops() -> None:
     assert tree.num_available == 1
 
 
-def test_page_size_one() -> None:
+def test_a_tree_with_pages_of_one_token_matches_every_token() -> None:
     tree = make_tree(page_size=1)
     cache(tree, [1, 2, 3])
     cache(tree, [1, 2, 4, 5])

@@ -50,7 +50,7 @@ def test_of_two_of_one_age_the_smaller_id_goes_first() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_nobody_is_overtaken_more_often_than_priorities_allow(seed: int) -> None:
+def test_no_request_is_overtaken_more_often_than_priorities_allow(seed: int) -> None:
     """Several times as much comes as can be served, for long."""
     rng = random.Random(seed)
     driver = Driver(max_running_requests=rng.randint(1, 3), num_pages=64)
@@ -71,7 +71,7 @@ def test_nobody_is_overtaken_more_often_than_priorities_allow(seed: int) -> None
     assert worst > AGE // 2, "the run is too easy"
 
 
-def test_a_stream_of_preferred_requests_starves_nobody() -> None:
+def test_a_stream_of_preferred_requests_starves_no_request() -> None:
     """One request is served at a time, and each step brings another one that is preferred."""
     driver = Driver(max_running_requests=1)
     driver.step(arrival(-1, [1], max_tokens=1), arrival(-2, [2], max_tokens=1, priority=3))
@@ -83,7 +83,7 @@ def test_a_stream_of_preferred_requests_starves_nobody() -> None:
     assert steps >= 3 * AGE - 2, "its priority means something"
 
 
-def test_those_in_the_background_do_not_age_the_others() -> None:
+def test_background_arrivals_do_not_age_other_requests() -> None:
     driver = Driver(max_running_requests=1)
     behind = [arrival(1000 + i, [1], max_tokens=1, background=True) for i in range(2 * AGE)]
     driver.step(arrival(-1, [1], max_tokens=2), arrival(0, [1], max_tokens=1, priority=1), *behind, arrival(1, [1], 1))

@@ -65,7 +65,7 @@ def test_eviction_comes_before_retraction() -> None:
     assert driver.ends[2] is FinishReason.LENGTH
 
 
-def test_a_step_with_a_retraction_admits_nobody_new() -> None:
+def test_a_step_with_a_retraction_admits_no_request() -> None:
     driver = Driver(num_pages=8)
     driver.plane.reserve_ratio = 0
     driver.step(arrival(1, [1] * 8, max_tokens=8), arrival(2, [2] * 24, max_tokens=8))
@@ -76,7 +76,7 @@ def test_a_step_with_a_retraction_admits_nobody_new() -> None:
     assert (9, 1) in lengths(driver.step())
 
 
-def test_the_row_itself_waits_when_it_is_the_last() -> None:
+def test_a_decode_row_waits_when_it_would_be_its_own_victim() -> None:
     driver = Driver(num_pages=4, context_len=64)
     driver.plane.reserve_ratio = 0
     # request 1 holds 3 pages and needs none for a while, request 2 holds one and needs its second

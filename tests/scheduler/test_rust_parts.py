@@ -48,7 +48,7 @@ def test_the_twin_answers_in_the_same_call(part: str) -> None:
 @pytest.mark.parametrize(
     "wrong", [lambda tree: tree.match(10**6, [1, 2, 3, 4], 0, 1), lambda tree: tree.free([3])], ids=["panic", "page"]
 )
-def test_a_prefix_cache_that_fails_is_blamed(wrong: Callable[[Any], None]) -> None:
+def test_a_failed_prefix_cache_raises_part_failed(wrong: Callable[[Any], None]) -> None:
     """A number that is no node panics in Rust; a page that nobody took is a bad argument."""
     plane = ReferenceControlPlane(CONFIG, parts=make_parts(["radix"]))
     plane.schedule(0, Events([arrival(1, [5, 6, 7])]))

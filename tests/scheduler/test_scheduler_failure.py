@@ -195,7 +195,7 @@ def test_control_planes_are_chosen_by_name() -> None:
         make_control_plane("fortran", CONFIG)
 
 
-def test_a_policy_that_nobody_knows_is_refused(
+def test_an_unknown_policy_is_refused(
     control_plane: Callable[[ControlPlaneConfig], ControlPlane],
 ) -> None:
     with pytest.raises(ValueError, match="schedule_policy: 'sjf': one of fcfs, lpm, srpf"):

@@ -29,7 +29,7 @@ def test_a_shadow_that_agrees_has_nothing_to_report(tmp_path: Path) -> None:
     assert plane.summary.num_equal == 120 and plane.summary.num_diffs == 0 and not report.exists()
 
 
-def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Path) -> None:
+def test_a_shadow_that_differs_is_reported_and_finally_dropped(tmp_path: Path) -> None:
     report = tmp_path / "report"
     other = ControlPlaneConfig(24, 4, 4, 16, 64, (1,), graph_sizes=(1, 2, 4))  # another end of sequence
     plane = ShadowControlPlane(
@@ -40,7 +40,7 @@ def test_a_shadow_that_differs_is_reported_and_left_out_in_the_end(tmp_path: Pat
         notify=(told := list[str]()).append,
     )
     load(plane)
-    assert len(told) == 2 and "differs first in commit(" in told[0] and "left out from now on" in told[1]
+    assert len(told) == 2 and "first difference in commit(" in told[0] and "shadow: dropped: " in told[1]
     lines = [json.loads(line) for line in report.read_text().splitlines()]
     assert len(lines) >= 5 and "5 differences" in plane.summary.stopped
     assert lines[0]["what"].startswith("output.") and lines[0]["trail"][-1]["call"] == "commit"

@@ -59,7 +59,7 @@ def test_an_empty_report_has_no_differences(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("text", ["nothing\n{}\n", "[1]\n", '{"what": 1}\n'])
-def test_what_is_no_report_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_report_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "report").write_text(text)
     assert cli.main(["replay", "--report", str(tmp_path / "report")]) == 2
     assert "report: line 1" in capsys.readouterr().err

@@ -25,7 +25,7 @@ def told(capsys: pytest.CaptureFixture[str], level: str, prompts: list[str]) -> 
     return capsys.readouterr().err.splitlines()
 
 
-def test_each_step_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_step_is_narrated(capsys: pytest.CaptureFixture[str]) -> None:
     lines = told(capsys, "debug", ["0123456789", "0123456789"])
     assert lines[:4] == [
         "request 0 arrives: 10 prompt tokens",
@@ -43,7 +43,7 @@ def test_each_step_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert any(re.fullmatch(r"step \d+: prefill of request 1, 2 tokens: 10 of 10 are done", line) for line in lines)
 
 
-def test_what_is_told_is_measured_as_well() -> None:
+def test_a_narrated_scheduler_is_measured_as_well() -> None:
     with LLM("none", engine="echo", log_level="debug") as llm:
         llm.generate("hello", GREEDY, progress=False)
         assert isinstance(llm._loop.control_plane, NarratingControlPlane)
@@ -52,7 +52,7 @@ def test_what_is_told_is_measured_as_well() -> None:
 
 
 @pytest.mark.parametrize("level", ["info", "warning", "error"])
-def test_below_it_nothing_is_told_of_steps(capsys: pytest.CaptureFixture[str], level: str) -> None:
+def test_below_level_debug_no_step_is_narrated(capsys: pytest.CaptureFixture[str], level: str) -> None:
     assert told(capsys, level, ["hello"]) == []
     with LLM("none", engine="echo", log_level=level) as llm:
         assert not isinstance(llm._loop.control_plane, NarratingControlPlane)

@@ -66,7 +66,7 @@ def test_an_unknown_name_is_refused_unless_a_tokenizer_is_given(tmp_path: Path, 
         assert llm.tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]) == "hi"  # the file's own
 
 
-def test_a_server_and_its_grammars_have_it(tmp_path: Path, unknown: Path) -> None:
+def test_a_server_and_its_grammars_use_the_borrowed_tokenizer(tmp_path: Path, unknown: Path) -> None:
     found = words(tmp_path / "words", chat_template__jinja="hello hello {{ messages[0].content }}")
     with serving("--model", str(unknown), "--engine", "cpu", "--num-pages", "8", "--tokenizer", str(found)) as server:
         tokens = httpx.post(server.url + "/tokenize", json={"prompt": PROMPT}).json()["tokens"]
@@ -77,7 +77,7 @@ def test_a_server_and_its_grammars_have_it(tmp_path: Path, unknown: Path) -> Non
     assert answer["choices"][0]["message"]["content"] == "hello"
 
 
-def test_one_of_a_hub_comes_without_weights(tmp_path: Path, unknown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_tokenizer_has_no_weights(tmp_path: Path, unknown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = (words(tmp_path / "words") / FILE).read_bytes()
     with model_hub() as hub:
         hub.repos = {"some/one": Repo({"config.json": b"{}", FILE: file, "model.safetensors": b"x"})}
@@ -88,7 +88,7 @@ def test_one_of_a_hub_comes_without_weights(tmp_path: Path, unknown: Path, monke
         assert not [one.path for one in hub.asked if one.path.endswith("safetensors")]
 
 
-def test_one_of_a_larger_model_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path: Path) -> None:
     model, rows = tmp_path / "model", len(TOKENS)
     model.mkdir()
     large = words(tmp_path / "large", last=rows)
@@ -116,6 +116,6 @@ def test_the_folder_follows_its_files(tmp_path: Path) -> None:
     ("settings", "message"),
     [({"tokenizer": " "}, "--tokenizer: is empty"), ({"tokenizer": "a", "engine": "echo"}, "not with --engine echo")],
 )
-def test_settings_that_cannot_be(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         EngineConfig(**settings).check()

@@ -124,7 +124,7 @@ def test_the_language_is_that_of_transformers(source: str) -> None:
     assert ChatTemplate(source, {}).render(messages) == reference(source, messages, add_generation_prompt=True)
 
 
-def test_today_is_known() -> None:
+def test_strftime_now_gives_today() -> None:
     before = datetime.now().strftime("%d %B %Y")
     text = ChatTemplate("{{ strftime_now('%d %B %Y') }}", {}).render([USER])
     assert text in (before, datetime.now().strftime("%d %B %Y"))
@@ -320,8 +320,8 @@ def test_a_template_that_runs_away_is_stopped(loop: str, monkeypatch: pytest.Mon
         "{% endcall %}{% endfor %}{% endfor %}",
     ],
 )
-def test_a_template_that_turns_without_end_is_stopped(source: str) -> None:
-    with pytest.raises(ChatTemplateError, match="too many turns"):
+def test_an_endless_loop_in_a_template_is_stopped(source: str) -> None:
+    with pytest.raises(ChatTemplateError, match="too many loop iterations"):
         ChatTemplate(source, {}).render([USER], Work(20_000, WAIT_S))
 
 
@@ -332,7 +332,7 @@ def test_a_template_whose_turns_take_long_is_stopped() -> None:
         ChatTemplate(source, {}).render([USER], Work(99_999, 0.05))
 
 
-def test_turns_change_nothing() -> None:
+def test_counting_iterations_does_not_change_the_prompt() -> None:
     source = (
         "{% macro m(x) %}[{{ x }}]{% endmacro %}{% for i in range(9) if i % 2 %}{{ loop.index }}/{{ loop.length }}"
         "{{ m(i) }}{% if loop.last %}.{% endif %}{% else %}none{% endfor %}{% for i in [] %}{% else %}empty{% endfor %}"

@@ -14,7 +14,7 @@ USER = [{"role": "user", "content": "hi"}]
 TEMPLATE = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 
 
-def test_a_file_or_the_text_itself(tmp_path: Path) -> None:
+def test_the_flag_takes_a_file_or_the_text_itself(tmp_path: Path) -> None:
     file = tmp_path / "own.jinja"
     file.write_text(TEMPLATE)
     assert read_chat_template(str(file)) == read_chat_template(TEMPLATE) == TEMPLATE
@@ -28,13 +28,13 @@ def test_a_file_or_the_text_itself(tmp_path: Path) -> None:
         ("{% if %}", "--chat-template: does not parse: "),
     ],
 )
-def test_what_is_neither(given: str, message: str) -> None:
+def test_a_value_that_is_neither_file_nor_template_is_refused(given: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         read_chat_template(given)
     assert message in str(caught.value)
 
 
-def test_it_wins_over_all_of_the_models_own(tmp_path: Path) -> None:
+def test_the_flag_replaces_all_of_the_model_s_templates(tmp_path: Path) -> None:
     folder = write_model(
         tmp_path,
         tokenizer_config__json={
@@ -49,7 +49,7 @@ def test_it_wins_over_all_of_the_models_own(tmp_path: Path) -> None:
     assert own.apply_chat_template(USER) == own.apply_chat_template(USER, tools=[{}]) == "[hi]"
 
 
-def test_it_sees_the_special_tokens_and_works_without_a_model() -> None:
+def test_a_flag_s_template_has_special_tokens_and_works_without_a_model() -> None:
     own = Tokenizer.open(None, "{{ bos_token }}{{ messages[0].content }}")
     assert own.apply_chat_template(USER) == f"{own.special_tokens['bos_token']}hi"
     assert Tokenizer.open(None).apply_chat_template(USER) == Tokenizer.echo().apply_chat_template(USER)

@@ -120,7 +120,7 @@ def test_ids_are_those_of_transformers_and_of_the_library_that_made_the_files(
     assert len(said) == 1
 
 
-def test_what_transformers_cannot_convert_is_said(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_conversion_gives_its_reason(folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(convert, "_PROGRAM", "raise ImportError('you need another library')")
     (folder / "tokenizer.model").write_bytes(b"neither the one nor the other")
     what = r"model: no tokenizer\.json, and transformers makes none of tokenizer\.model: ImportError: you need another"
@@ -136,7 +136,7 @@ def test_without_transformers_it_is_said_how_to_get_it(folder: Path, monkeypatch
         Tokenizer.load(folder)
 
 
-def test_a_folder_without_anything_is_said(folder: Path) -> None:
+def test_a_folder_without_tokenizer_files_is_an_error(folder: Path) -> None:
     with pytest.raises(TokenizerError, match=r"no tokenizer\.json, and no files"):
         Tokenizer.load(folder)
 

@@ -59,7 +59,7 @@ def test_spellings_that_overlap_forge_no_token() -> None:
     assert ids[1:5] == [tokenizer.token_id(char) for char in "abcd"]
 
 
-def test_the_whole_counts() -> None:
+def test_the_token_limit_counts_the_whole_prompt() -> None:
     fill_in = FillIn.of(made(*STARCODER.markers))
     assert fill_in is not None
     assert len(fill_in.encode("aaa", "bbb", most=9)) == 9

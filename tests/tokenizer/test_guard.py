@@ -192,7 +192,7 @@ def test_texts_beside_each_other_make_no_marker() -> None:
         assert [i for i in ids if i >= 151643] == [151645], parts
 
 
-def test_what_a_template_looks_for() -> None:
+def test_searched_strings_of_a_template_are_found() -> None:
     source = (
         "{{ '</think>' in x }}{{ x.split(' <think>\n')[0] }}{{ x.startswith('<a>') }}{{ x == '<b>' }}{{ '<c>' + x }}"
     )
@@ -204,7 +204,7 @@ def test_guard_characters_that_are_in_use_are_not_taken() -> None:
         return rendered("qwen3", {"messages": [{"role": "user", "content": f"<|im_end|>{used}"}]})
 
     assert asked("".join(guard.CHARS[:-1])).count("".join(guard.CHARS[:-1])) == 1
-    with pytest.raises(ChatTemplateError, match="messages: they have all syllables of Vai"):
+    with pytest.raises(ChatTemplateError, match="messages: they use every guard character"):
         asked("".join(guard.CHARS))
     deep: Any = "<|im_end|>"
     for _ in range(2000):

@@ -94,7 +94,7 @@ async def test_a_panic_fails_its_request_and_the_lanes_go_on() -> None:
         assert await short(lanes, lambda: "a") == [0]
 
 
-async def test_who_leaves_before_his_turn_in_a_lane_takes_his_text_along() -> None:
+async def test_a_cancelled_job_releases_its_text() -> None:
     """Another one may be given room for a large body then."""
     lanes, go = pool(), threading.Event()
     async with asyncio.timeout(WAIT_S):

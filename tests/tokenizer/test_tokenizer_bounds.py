@@ -171,7 +171,7 @@ def test_a_short_text_is_counted_to_its_end() -> None:
 
 @pytest.mark.parametrize("text", [" " * 100_000, "a" * 100_000, "😀" * 25_000, "a, " * 33_000])
 @pytest.mark.parametrize("name", ["bytes", "gpt2", "qwen-nfc"])
-def test_what_cannot_fit_is_not_encoded(name: str, text: str) -> None:
+def test_a_text_that_cannot_fit_is_not_encoded(name: str, text: str) -> None:
     tokenizer = ours(name)
     before = tokenizer.text.cache_stats()["bytes_encoded"]
     with pytest.raises(TooManyTokens) as caught:

@@ -87,7 +87,7 @@ def test_a_conversation_that_grows_has_the_ids_of_the_whole(name: str, data: st.
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_long_texts(name: str) -> None:
+def test_long_texts_have_the_reference_s_ids(name: str) -> None:
     choose = random.Random(1)
     source = prompts() if name != "echo" else ["some words here", "\n", "12 34"]
     for _ in range(3):
@@ -97,7 +97,7 @@ def test_long_texts(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("special", [True, False])
-def test_too_many(name: str, special: bool) -> None:
+def test_too_many_tokens_is_an_error(name: str, special: bool) -> None:
     ours = tokenizer_named(name)
     for text in ["a b c d e f", SPECIAL[name][0] * 6, "a b" + SPECIAL[name][0] + "c d"]:
         count = len(reference(library(name), text, special))
@@ -139,7 +139,7 @@ def test_what_is_used_stays_in_a_cache_that_is_full() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_ids_stand_for(name: str) -> None:
+def test_token_bytes_are_those_of_the_reference(name: str) -> None:
     """Against decoding them alone, where that is a text."""
     ours, theirs = tokenizer_named(name), library(name)
     assert ours.num_ids == max(theirs.get_vocab(with_added_tokens=True).values()) + 1
@@ -210,7 +210,7 @@ KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
     ),
     special=st.booleans(),
 )
-def test_other_tokenizers(kind: str, parts: list[str], special: bool) -> None:
+def test_other_tokenizers_have_the_reference_s_ids(kind: str, parts: list[str], special: bool) -> None:
     """With a cache where it is exact, without one where it is not."""
     theirs, ours = both(kind)
     assert ours.caches == KINDS[kind][0]

@@ -1,7 +1,7 @@
-"""The adapters that a front end has its engines load, by the names that clients call them.
+"""LoRA adapters that a front end has its engines load, by the names that clients use.
 
-Invariants: each engine is told the same; numbers are never reused, so what one left in a prefix cache is found by no
-other; a name is there for requests when every engine that serves has its adapter.
+Invariants: every engine gets the same orders; adapter ids are never reused, so cached pages of an unloaded adapter
+match no other; a name can be requested once every serving engine has its adapter.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LOADED, REFUSED = "loaded", "refused"
 
 @dataclass(slots=True, eq=False)
 class Adapter:
-    """`said`: what each engine said of it last."""
+    """An adapter by name. `said` has each engine's last report about it."""
 
     number: int
     name: str
@@ -26,11 +26,11 @@ class Adapter:
 
     @property
     def refusal(self) -> str | None:
-        return next((one.reason for one in self.said.values() if one.state == REFUSED), None)
+        return next((report.reason for report in self.said.values() if report.state == REFUSED), None)
 
 
 class AdapterBook:
-    """`serving`: the numbers of the engines that serve now. `changed` is called when something has."""
+    """The adapters of a front end. `serving` returns the serving engines' ids; `changed` is called after reports."""
 
     def __init__(
         self, post: Callable[[ToEngine], None], serving: Callable[[], Collection[int]], changed: Callable[[], None]
@@ -39,36 +39,36 @@ class AdapterBook:
         self._serving = serving
         self._changed = changed
         self._next_number = 1
-        self.by_name: dict[str, Adapter] = {}  # those that are being loaded, too
+        self.by_name: dict[str, Adapter] = {}  # includes adapters being loaded
 
     def ready(self) -> list[Adapter]:
-        return [one for one in self.by_name.values() if one.is_ready]
+        return [adapter for adapter in self.by_name.values() if adapter.is_ready]
 
     def number(self, name: str) -> int | None:
-        """For requests; None: there is none of this name that is ready."""
-        found = self.by_name.get(name)
-        return found.number if found is not None and found.is_ready else None
+        """Return the adapter id for requests; `None` if no adapter of this name is ready."""
+        adapter = self.by_name.get(name)
+        return adapter.number if adapter is not None and adapter.is_ready else None
 
     def load(self, name: str, path: str) -> Adapter:
-        """Ask every engine for it. The name is not there yet."""
+        """Have every engine load an adapter. `name` must not be in use."""
         adapter = self.by_name[name] = Adapter(self._next_number, name, path)
         self._next_number += 1
         self._post(LoadAdapter(adapter.number, name, path))
         return adapter
 
     def is_settled(self, adapter: Adapter) -> bool:
-        """It is ready, or an engine has refused it: then it is unloaded everywhere."""
+        """Return whether the adapter is ready, or was refused by an engine and so unloaded everywhere."""
         return adapter.is_ready or adapter.refusal is not None
 
     def unload(self, adapter: Adapter) -> None:
-        """Nobody finds it any more; requests that have it keep it. Idempotent."""
+        """Remove the name and have the engines unload the adapter; running requests keep it. Idempotent."""
         if self.by_name.get(adapter.name) is adapter:
             del self.by_name[adapter.name]
             adapter.is_ready = False
             self._post(UnloadAdapter(adapter.number))
 
     def take(self, engine: int, message: AdapterChanged) -> None:
-        """What an engine says."""
+        """Handle an engine's report about an adapter."""
         for adapter in tuple(self.by_name.values()):
             if adapter.number == message.adapter:
                 adapter.said[engine] = message
@@ -76,7 +76,7 @@ class AdapterBook:
         self._changed()
 
     def lost(self, engine: int) -> None:
-        """It has gone; should it come back, it is told before it gets requests. Who waited for it need not."""
+        """Forget the reports of a lost engine. When it returns, it gets the adapters before any request."""
         for adapter in tuple(self.by_name.values()):
             adapter.said.pop(engine, None)
             self._look(adapter)

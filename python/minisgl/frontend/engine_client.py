@@ -1,8 +1,8 @@
-"""One engine, or a pool of them, as a front end sees it: submit requests, take what comes for them. The engine is a
-process behind a socket (`ProcessClient`) or a loop in this thread (`InProcessClient`).
+"""Client side of one engine or a pool of engines: submits requests and receives their output. The engine is a process
+behind a socket (`ProcessClient`) or a loop in this thread (`InProcessClient`).
 
-Invariants: request ids are never reused; every submitted request ends exactly once, also when the engine dies; a stream
-holds no more than its own tokens that nobody has taken; an engine that does not serve has no requests and no pages.
+Invariants: request ids are never reused; every submitted request ends exactly once, even if the engine dies; a stream
+holds only tokens that its consumer has not taken; an engine that does not serve has no requests and no pages.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ if TYPE_CHECKING:
     from minisgl.tokenizer.reference import Formats
 
 SHUTTING_DOWN = "the server is shutting down"
-ENGINE = 0  # of the watchdog's processes
-LOST_S = 1.0  # from the end of a connection to the end of its requests
-MAX_FRAMES = 8  # taken at once
-MAX_NOTIFIED = 256  # subscribers in one turn of the event loop
+ENGINE = 0  # process id for the watchdog
+LOST_S = 1.0  # seconds from the end of the connection to the end of its requests
+MAX_FRAMES = 8  # frames handled at once
+MAX_NOTIFIED = 256  # subscribers notified per turn of the event loop
 
 
 class EngineGone(RuntimeError):
-    """The engine process failed or was stopped."""
+    """Error after the engine process failed or was stopped."""
 
 
 class EngineClient(ABC):
-    """What both have in common: the requests."""
+    """Request handling that both engine clients share."""
 
     def __init__(self) -> None:
         self.processor = OutputProcessor()
@@ -76,14 +76,14 @@ class EngineClient(ABC):
 
     @abstractmethod
     def _post(self, message: ToEngine) -> None:
-        """For the engine, soon and in order."""
+        """Send a message to the engine soon, in order."""
 
     def serving(self) -> Mapping[int, EngineStats | None]:
-        """The numbers of the engines behind this that serve now, with their last figures."""
+        """Return the last statistics of each engine that serves now, by engine id."""
         return {ENGINE: None}
 
     def on_kept(self, engine: int, message: PrefixChanged | CacheCleared | AdapterChanged) -> None:
-        """What it says of its cache, and of adapters."""
+        """Pass an engine's report about prefixes, the cache or adapters on to its book."""
         if isinstance(message, AdapterChanged):
             self.adapters.take(engine, message)
         else:
@@ -91,7 +91,7 @@ class EngineClient(ABC):
 
     @property
     def failure(self) -> str | None:
-        """Why the engine is gone; None while it is not."""
+        """Reason why the engine is gone; `None` while it runs."""
         return self._failure
 
     @property
@@ -115,8 +115,8 @@ class EngineClient(ABC):
         before: Sequence[Before] | None = None,
         background: bool = False,
     ) -> list[RequestState]:
-        """`sampling.n` requests of each prompt, see `request_states`. `before`: by choice, what was generated
-        elsewhere: the engine goes on from there. `background`: nobody waits for them. Raises `EngineGone`."""
+        """Submit `sampling.n` requests for each prompt and return their states, see `request_states`. `before`: the
+        tokens that another engine has generated, by request. `background`: low priority. Raises `EngineGone`."""
         if self._failure is not None:
             raise EngineGone(self._failure)
         states = request_states(
@@ -136,30 +136,30 @@ class EngineClient(ABC):
                 prompt = state.prompt.tobytes()  # once for all of its choices
             tokens, num_generated = prompt, 0
             if before is not None:
-                one = before[i]
-                state.cached_len = one.cached_len
-                if one.ended:
+                prior = before[i]
+                state.cached_len = prior.cached_len
+                if prior.ended:
                     continue
-                tokens += np.array(one.tokens, np.int32).tobytes()
-                num_generated = len(one.tokens)
+                tokens += np.array(prior.tokens, np.int32).tobytes()
+                num_generated = len(prior.tokens)
             self.processor.add(state, self._next_id, background=background)
             self._next_id += 1
             self._post(AddRequest(state.req_id, tokens, state.sampling, priority, num_generated, key, background))
         return states
 
     def abort(self, state: RequestState) -> None:
-        """Nobody waits for it any more. No-op if it has ended."""
+        """Abort a request whose client no longer waits. Does nothing if it has ended."""
         if self.processor.remove(state):
             self._post(AbortRequest(state.req_id))
 
     def finish(self, state: RequestState) -> None:
-        """A stop string was found in its text. No-op if it has ended."""
+        """End a request at a stop string in its text. Does nothing if it has ended."""
         if self.processor.remove(state):
             self._post(FinishRequest(state.req_id))
 
 
 class InProcessClient(EngineClient):
-    """The engine's loop runs here, a step a call."""
+    """Client of a step loop in this thread, one step per call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class InProcessClient(EngineClient):
         self._outbox.append(message)
 
     def receive(self, messages: Sequence[FromEngine]) -> None:
-        """What the loop sends."""
+        """Handle the messages that the loop sends."""
         for message in messages:
             if isinstance(message, StepTokens):
                 self.processor.process(message)
@@ -177,27 +177,27 @@ class InProcessClient(EngineClient):
                 self.on_kept(ENGINE, message)
 
     def step(self, step: Callable[[Sequence[ToEngine]], None]) -> None:
-        """Let the loop take one step (`StepLoop.step`) and notify whom it concerns."""
+        """Run one step of the loop (`StepLoop.step`) and notify the subscribers with new output."""
         messages, self._outbox = self._outbox, []
         step(messages)
         self.processor.notify()
 
     def abort_all(self, step: Callable[[Sequence[ToEngine]], None]) -> None:
-        """Also what the loop has not heard of yet."""
+        """Abort all requests, even those that the loop has not received, and run one step."""
         self._outbox.clear()
         step([AbortRequest(state.req_id) for state in self.processor.remove_all()])
 
 
 class ProcessClient(EngineClient):
-    """An engine process that listens at `address`. Use on one event loop, `start` first."""
+    """Client of the engine process that listens at `address`. Use it on one event loop; call `start` first."""
 
     def __init__(self, address: str, name: str = "http", num_engines: int | None = None) -> None:
         super().__init__()
         self._views = EngineViews(num_engines)
         self._socket = EngineSocket(address)
         self._pending: list[ToEngine] = [Hello(name)]
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it reads
-        self._goes_on = False  # in the next turn, with what was taken out of the socket already
+        self._loop: asyncio.AbstractEventLoop | None = None  # None: not reading
+        self._goes_on = False  # another read is scheduled for the next turn
         self.ready: asyncio.Future[EngineReady] | None = None
         self._info: EngineReady | None = None
         self.lost = asyncio.Event()  # the engine process has ended the connection
@@ -206,7 +206,7 @@ class ProcessClient(EngineClient):
         self.dispatch = Meter("dispatch")  # time to receive, and to notify
         self.on_progress: Callable[[str, int, int], None] = lambda text, done, total: None
         self.on_narration: Callable[[Sequence[str]], None] = lambda lines: None
-        self.on_watched: Callable[[int, Watched], None] | None = None  # while somebody looks
+        self.on_watched: Callable[[int, Watched], None] | None = None  # None: no one watches
         self.on_engine_state: Callable[[int, str], None] = lambda engine, state: None
 
     # ------------------------------------------------------------------------------------------------------- state
@@ -216,8 +216,8 @@ class ProcessClient(EngineClient):
 
     @property
     def info(self) -> EngineReady | None:
-        """None until the engine is ready."""
-        if self._info is None:  # asked many times a request
+        """The engine's description; `None` until it is ready."""
+        if self._info is None:  # read often per request
             ready = self.ready
             is_there = ready is not None and ready.done() and ready.exception() is None
             self._info = ready.result() if ready is not None and is_there else None
@@ -225,29 +225,29 @@ class ProcessClient(EngineClient):
 
     @property
     def engines(self) -> Sequence[EngineView]:
-        """What is known of each; of the only one, too."""
+        """Views of all engines, at least one."""
         return self._views.all
 
     @property
     def stats(self) -> EngineStats | None:
-        """What all engines say, together."""
+        """Statistics summed over all engines; `None` before the first."""
         return self._views.together()
 
     def start(self) -> None:
         loop = self._loop = asyncio.get_running_loop()
         self.ready, self._info = loop.create_future(), None
-        self.ready.add_done_callback(lambda future: future.exception())  # a failure may come with nobody waiting
+        self.ready.add_done_callback(lambda future: future.exception())  # no warning if nothing awaits it
         self._flush()
         self._socket.open(self._on_readable)
 
     async def close(self) -> None:
-        """Shut down and close the connection."""
+        """Shut the engine down and close the connection."""
         self.shut_down()
         self._loop = None
         self._socket.close()
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Until `condition`, of what the engines' caches hold, is true. Raises `EngineGone`."""
+        """Wait until `condition`, which depends on the engines' prefixes or adapters, is true. Raises `EngineGone`."""
         changed = asyncio.Event()
         with self.prefixes.listening(changed.set):
             while not condition():
@@ -261,19 +261,19 @@ class ProcessClient(EngineClient):
         self._socket.stop_reading()
 
     def shut_down(self) -> None:
-        """Tell the engine to shut down. Live requests end with an error."""
+        """Send the engine a shutdown message. Live requests end with an error."""
         if self._failure is None:
             self._pending.append(Shutdown())
             self._flush()
         self.fail(SHUTTING_DOWN)
 
     def watch(self, *, steps: bool, tree: bool) -> None:
-        """Somebody looks, see `Watch`: `on_watched` gets what engines tell."""
+        """Ask the engines for step or cache views, which go to `on_watched`: see `Watch`."""
         if self._failure is None and (steps or tree):
             self._post(Watch(steps, tree))
 
     def fail(self, text: str) -> None:
-        """The engine is gone: end everything that waits for it. The first reason stays."""
+        """End all requests and waits with the error `text`, because the engine is gone. Only the first call counts."""
         if self._failure is not None:
             return
         self._failure = text
@@ -286,7 +286,7 @@ class ProcessClient(EngineClient):
     # ------------------------------------------------------------------------------------------------------- send
 
     def _post(self, message: ToEngine) -> None:
-        """Messages of one turn of the event loop leave in one frame."""
+        """Queue a message; those of one turn of the event loop are sent as one frame."""
         if not self._pending:
             asyncio.get_running_loop().call_soon(self._flush)
         self._pending.append(message)
@@ -299,9 +299,9 @@ class ProcessClient(EngineClient):
     # ----------------------------------------------------------------------------------------------------- receive
 
     def _on_readable(self) -> None:
-        """Take what is there, then notify those it is for, a slice at a time, others' turns between: tokens of several
-        steps leave in one write. Frames are left where they are until all have been notified, so that the engine waits
-        for a server that cannot follow."""
+        """Read available frames, then notify their subscribers in slices between other callbacks, so that tokens of
+        several steps leave in one write. Further frames stay in the socket until all are notified, so that the engine
+        waits for a server that cannot follow."""
         if self._loop is None or self.processor.is_due or self._goes_on:
             return
         self._flush()
@@ -323,7 +323,7 @@ class ProcessClient(EngineClient):
             self._stop_reading()
 
     def _end(self) -> None:
-        """No more can come. Whoever started the process knows best what became of it, and says so soon."""
+        """Handle the end of the connection. `fail` is delayed: the parent process may report a better reason first."""
         loop = self._loop
         self._stop_reading()
         self.lost.set()
@@ -341,7 +341,7 @@ class ProcessClient(EngineClient):
             self._go_on_soon()
 
     def _go_on_soon(self) -> None:
-        """The event loop does not tell of what was taken out of the socket already: look once in the next turn."""
+        """Read again in the next turn if the socket's data is already in `frames`, which the event loop cannot see."""
         if self._loop is not None and self._socket.holds_bytes:
             self._goes_on = True
             self._loop.call_soon(self._go_on)
@@ -351,8 +351,8 @@ class ProcessClient(EngineClient):
         self._on_readable()
 
     def _receive(self) -> bool:
-        """Take up to `MAX_FRAMES`; whether there may be more. Whatever fails here ends the requests that wait for it:
-        none may wait forever."""
+        """Handle up to `MAX_FRAMES` frames. Returns whether there may be more. An error here ends the waiting requests,
+        so that none waits forever."""
         for _ in range(MAX_FRAMES):
             if (frame := self._socket.read()) is None:
                 return False
@@ -361,14 +361,14 @@ class ProcessClient(EngineClient):
         return True
 
     def _take(self, message: FromEngine, engine: int = ENGINE, name: str = "") -> None:
-        """`name`: of the engine, for people, where there are several."""
+        """Handle one message. `name` is the engine's prefix in log lines if there are several."""
         match message:
             case StepTokens():
                 self.processor.process(message)
             case EngineStats():
                 self._views.say(engine, message)
             case Heartbeat():
-                self.watchdog.hear(ENGINE, message)
+                self.watchdog.on_heartbeat(ENGINE, message)
             case LoadProgress(text, done, total):
                 self.on_progress(name + text, done, total)
             case EngineReady():
@@ -385,8 +385,8 @@ class ProcessClient(EngineClient):
                     self.prefixes.lost(number)
                 self.on_engine_state(number, state)
             case EngineSays(number, messages):
-                for said in decode_said(messages):
-                    self._take(said, number, f"engine {number}: " if len(self.engines) > 1 else "")
+                for inner in decode_said(messages):
+                    self._take(inner, number, f"engine {number}: " if len(self.engines) > 1 else "")
             case PrefixChanged() | CacheCleared() | AdapterChanged():
                 self.on_kept(engine, message)
             case Watched() if self.on_watched is not None:

@@ -1,6 +1,6 @@
-"""The connection to an engine process, on one event loop.
+"""Connection to an engine process, on one event loop.
 
-Invariants: nothing here waits; frames leave in order; what came stays in the socket until it is asked for.
+Invariants: no call blocks; frames are sent in order; received data stays in the socket until it is read.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 from minisgl.message.codec import FrameReader, framed
 
-RETRY_S = 0.005  # between two attempts to connect: the engine process may listen later
+RETRY_S = 0.005  # interval of connection attempts: the engine process may listen later
 READ_BYTES = 1 << 14
 LINGER_S = 0.5
 
 
 class EngineSocket:
-    """`open` first. `address`: ipc://PATH."""
+    """Non-blocking socket to an engine process. `address` is ipc://PATH. Call `open` first."""
 
     def __init__(self, address: str) -> None:
         self._path = address.removeprefix("ipc://")
@@ -30,28 +30,28 @@ class EngineSocket:
         self._unsent = bytearray()
 
     def open(self, on_readable: Callable[[], None]) -> None:
-        """Connect as soon as somebody listens; `on_readable` is called while there is something to read."""
+        """Connect as soon as the engine process listens. `on_readable` is called while there is data to read."""
         self._loop = asyncio.get_running_loop()
         self._on_readable = on_readable
         self._connect()
 
     def _connect(self) -> None:
         assert self._loop is not None
-        found = socket.socket(socket.AF_UNIX)
-        found.setblocking(False)
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
         try:
-            found.connect(self._path)
+            sock.connect(self._path)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
-            found.close()
+            sock.close()
             self._retry = self._loop.call_later(RETRY_S, self._connect)
             return
         self._retry = None
-        self._socket = found
-        self._loop.add_reader(found.fileno(), self._on_readable)
+        self._socket = sock
+        self._loop.add_reader(sock.fileno(), self._on_readable)
         self._send()
 
     def write(self, frame: bytes) -> None:
-        """Soon and in order; what is not taken yet is kept."""
+        """Send a frame, in order; unsent bytes are queued."""
         waits = bool(self._unsent)
         self._unsent += framed(frame)
         if not waits:
@@ -60,13 +60,13 @@ class EngineSocket:
     def _send(self) -> None:
         if self._socket is None or self._loop is None:
             return
-        taken = 0
+        num_sent = 0
         with contextlib.suppress(BlockingIOError):
             try:
-                taken = self._socket.send(self._unsent) if self._unsent else 0
-            except (BrokenPipeError, ConnectionResetError):  # who reads finds out
-                taken = len(self._unsent)
-        del self._unsent[:taken]
+                num_sent = self._socket.send(self._unsent) if self._unsent else 0
+            except (BrokenPipeError, ConnectionResetError):  # the read side notices it
+                num_sent = len(self._unsent)
+        del self._unsent[:num_sent]
         if self._unsent:
             self._loop.add_writer(self._socket.fileno(), self._send)
         else:
@@ -74,11 +74,11 @@ class EngineSocket:
 
     @property
     def holds_bytes(self) -> bool:
-        """Whether something was taken out of the socket that `read` has not returned."""
+        """Whether data was read from the socket that `read` has not returned yet."""
         return not self._frames.is_empty
 
     def read(self) -> bytes | None:
-        """The next frame; None if it is not here yet. Raises `EOFError` behind the last, and `MessageError`."""
+        """Return the next frame, or `None` if it is incomplete. Raises `EOFError` at the end, and `MessageError`."""
         while (frame := self._frames.next()) is None:
             if self._socket is None:
                 return None
@@ -94,12 +94,12 @@ class EngineSocket:
         return frame
 
     def stop_reading(self) -> None:
-        """Idempotent."""
+        """Stop calling `on_readable`. Idempotent."""
         if self._loop is not None and self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
 
     def close(self) -> None:
-        """Close the socket. What was written and not sent has half a second. Idempotent."""
+        """Close the socket, after half a second at most for unsent data. Idempotent."""
         if self._retry is not None:
             self._retry.cancel()
         if self._loop is None or self._socket is None:

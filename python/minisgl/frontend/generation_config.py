@@ -1,7 +1,7 @@
 """A model's own sampling defaults: generation_config.json as fields of `SamplingParams`.
 
-Invariants: what it returns passes `SamplingParams.check`; without the file, or a field of it, nothing changes, but for
-the embedded model.
+Invariants: the result passes `SamplingParams.check`; a missing file or field changes nothing, except for the embedded
+model.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from minisgl.sampling_params import ParamError, SamplingParams
 FILE = "generation_config.json"
 _HINT = "or use --generation-config none"
 EMBEDDED: Mapping[str, Any] = {"temperature": 0.2, "top_p": 0.9}
-"""The sampling that the makers of the embedded model advise on its page; its GGUF file does not have it."""
-_FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
+"""Sampling defaults of the embedded model, from its model card; its GGUF file lacks them."""
+_FIELDS: dict[str, tuple[str, type]] = {  # field of the file -> field and type of SamplingParams
     "temperature": ("temperature", float),
     "top_p": ("top_p", float),
     "top_k": ("top_k", int),
@@ -29,13 +29,12 @@ _FIELDS: dict[str, tuple[str, type]] = {  # in the file -> of SamplingParams
 
 
 def read_defaults(model_dir: str | Path | None, choice: GenerationConfig, model: str) -> Mapping[str, Any]:
-    """Return the fields of `SamplingParams` for requests that leave them out; none for the choice `none`.
-
-    `model` is what --model names, `model_dir` the folder of its texts. `do_sample` false means temperature 0, `top_k` 0
-    means all. Raises `ConfigError` for a value that cannot be."""
+    """Return the defaults of `SamplingParams` fields that requests omit; empty for the choice `none`. `model` is the
+    value of --model, `model_dir` the folder of its files. `do_sample` false means temperature 0, `top_k` 0 means all.
+    Raises `ConfigError` for an invalid value."""
     if model_dir is None or choice == "none":
         return {}
-    if model == MODEL_SMOLLM2 and not Path(model).exists():  # else it is the user's own folder
+    if model == MODEL_SMOLLM2 and not Path(model).exists():  # not a folder of that name
         return EMBEDDED
     file = Path(model_dir) / FILE
     if not file.is_file():
@@ -46,20 +45,20 @@ def read_defaults(model_dir: str | Path | None, choice: GenerationConfig, model:
         raise ConfigError(f"{FILE}: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{FILE}: must be a JSON object")
-    found = dict[str, Any]()
+    defaults = dict[str, Any]()
     for name, (field, kind) in _FIELDS.items():
         if (value := raw.get(name)) is not None:
-            found[field] = _number(name, value, kind)
+            defaults[field] = _number(name, value, kind)
     if raw.get("do_sample") is False:
-        found["temperature"] = 0.0
-    if found.get("top_k") == 0:
-        found["top_k"] = -1
+        defaults["temperature"] = 0.0
+    if defaults.get("top_k") == 0:
+        defaults["top_k"] = -1
     try:
-        SamplingParams(**found).check()
+        SamplingParams(**defaults).check()
     except ParamError as error:
         name = next(name for name, (field, _) in _FIELDS.items() if field == error.field)
         raise ConfigError(f"{FILE}: {name}: {error.reason}: correct it, {_HINT}") from error
-    return found
+    return defaults
 
 
 def _number(name: str, value: Any, kind: type) -> Any:
@@ -69,5 +68,5 @@ def _number(name: str, value: Any, kind: type) -> Any:
 
 
 def show_defaults(defaults: Mapping[str, Any]) -> str:
-    """For the log: `temperature 0.6, top_p 0.9`."""
+    """Return the defaults for the log, such as `temperature 0.6, top_p 0.9`."""
     return ", ".join(f"{name} {value:g}" for name, value in defaults.items())

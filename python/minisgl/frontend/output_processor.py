@@ -1,7 +1,7 @@
-"""From the tokens of steps to the text of requests: stop strings, log probabilities, finish reasons, usage.
+"""Turns the tokens of steps into the text of requests: stop strings, log probabilities, finish reasons, usage.
 
-Invariants: a request's text does not depend on how many of its tokens come at once; a subscriber is notified once of
-all that came for its requests; tokens that nobody takes cost nothing but their place.
+Invariants: a request's text does not depend on how its tokens are grouped; a subscriber is notified once for all new
+output of its requests; tokens that are not taken cost only memory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token with its log probability (None for the first of a prompt) and the most likely ones in its place."""
+    """A token, its log probability (`None` for a prompt's first token) and the most likely tokens at its position."""
 
     token_id: int
     logprob: float | None
@@ -37,17 +37,18 @@ class Logprob:
 
 @dataclass(slots=True)
 class Delta:
-    """New text of one request; `finish_reason` ("stop", "length", "abort", "error") with the last one."""
+    """New text of one request. `finish_reason` ("stop", "length", "abort" or "error") is set in the last one."""
 
     index: int
     text: str
     finish_reason: str | None
-    logprobs: tuple[Logprob, ...] = ()  # of the text; only for requests that ask for them
+    logprobs: tuple[Logprob, ...] = ()  # log probabilities of the text, if requested
 
 
 @dataclass(slots=True)
 class Before:
-    """What another server generated of a choice: with `ended` all of it. `cached_len`: what was cached there."""
+    """Tokens of a choice that another server has generated: all of them if `ended`. `cached_len` are the prompt tokens
+    that were cached there."""
 
     tokens: list[int]
     cached_len: int | None
@@ -55,7 +56,8 @@ class Before:
 
 
 class Subscriber:
-    """Who is notified of one or more requests: `notify` takes what came, and must not raise."""
+    """Callback for the output of one or more requests. `notify()` is called when output has arrived; it collects the
+    output itself and must not raise."""
 
     __slots__ = ("is_due", "notify")
 
@@ -65,9 +67,9 @@ class Subscriber:
 
 
 class RequestState:
-    """One request in an engine: what came for it, and its text so far. `sampling` is resolved (`request_states`); `key`
-    is the number of its caller's API key; `shown`: special tokens that are part of its text; `formats`: how its answer
-    is taken apart, None if it is its text."""
+    """State of one request in an engine: its new output and its text so far. `sampling` is resolved (`request_states`);
+    `key` is the index of its API key; `shown` are special tokens that appear in its text; `formats` say how the text is
+    parsed (`None`: not at all)."""
 
     __slots__ = (
         "_num_reported",
@@ -111,34 +113,34 @@ class RequestState:
         self.prompt = prompt
         self.sampling = sampling
         self.subscriber = subscriber
-        self.req_id = -1  # from `EngineClient.submit` on, as the next three
+        self.req_id = -1  # set by `EngineClient.submit`, like the next three
         self.sent_at = 0.0
-        self.waits = False  # for its first step
+        self.waits = False  # waits for its first step
         self.background = False
         self.cached_len: int | None = None
         self.prompt_logprobs: dict[int, PromptLogprobs] = {}  # by first position
-        self.embedding: bytes | None = None  # float32, of no particular length
+        self.embedding: bytes | None = None  # float32 bytes, of no fixed length
         self.error: str | None = None
         self.engine_gone = False
-        # came, and not taken yet
+        # received and not taken yet
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.reason = FinishReason.NONE
-        # taken
-        self.token_ids: list[int] = []  # the stop token that ended it included
+        # already taken
+        self.token_ids: list[int] = []  # includes a final stop token
         self.finish_reason: str | None = None
-        self.found_stop = False  # a stop string
-        self.last_time: float | None = None  # for whoever measures the time between tokens
-        self._num_reported = 0  # of `token_ids`, by `new_token_ids`
+        self.found_stop = False  # ended by a stop string
+        self.last_time: float | None = None  # for meters of the time between tokens
+        self._num_reported = 0  # items of `token_ids` returned by `new_token_ids`
         self._stream = tokenizer.new_stream(sampling.stop, shown, sampling.min_tokens, formats)
 
     def take(self) -> Delta | None:
-        """The text of what came since the last call; None if there is nothing to show."""
+        """Return the text of the output since the last call; `None` if there is nothing to show."""
         tokens, reason, logprobs = self.tokens, self.reason, self.logprobs
         if self.finish_reason is not None or not (tokens or reason):
             return None
         self.tokens = []
-        if not (reason or logprobs or self.sampling.stop):  # nearly always
+        if not (reason or logprobs or self.sampling.stop):  # the common case
             self.token_ids += tokens
             text = self._stream.push(tokens)
             return Delta(self.index, text, None) if text else None
@@ -150,47 +152,47 @@ class RequestState:
             self.found_stop, reason = True, FinishReason.STOP
         if reason:
             self.finish_reason = reason.name.lower()
-        shown = tokens[:-1] if by_token else tokens  # a stop token is no text
-        found = tuple(map(_logprob, shown[:num_used], logprobs)) if logprobs else ()
-        return Delta(self.index, text, self.finish_reason, found) if text or reason or found else None
+        shown = tokens[:-1] if by_token else tokens  # a stop token gives no text
+        entries = tuple(map(_logprob, shown[:num_used], logprobs)) if logprobs else ()
+        return Delta(self.index, text, self.finish_reason, entries) if text or reason or entries else None
 
     @property
     def matched_stop(self) -> str | None:
-        """The stop string that ended it."""
+        """Stop string that ended the request, or `None`."""
         return self._stream.matched_stop
 
     def new_token_ids(self) -> list[int]:
-        """Those of `token_ids` that came since this was asked before."""
-        found, self._num_reported = self.token_ids[self._num_reported :], len(self.token_ids)
-        return found
+        """Return the items of `token_ids` that were added since the last call."""
+        new_ids, self._num_reported = self.token_ids[self._num_reported :], len(self.token_ids)
+        return new_ids
 
     def prompt_tokens(self) -> list[Logprob]:
-        """The prompt with its log probabilities, once the first token is there. Its first token has none."""
+        """Return the prompt's tokens with log probabilities (`None` for the first), once a token is generated."""
         prompt = self.prompt.tolist()
-        found = [Logprob(token, None, ()) for token in prompt]
+        tokens = [Logprob(token, None, ()) for token in prompt]
         for chunk in self.prompt_logprobs.values():
             for i, logprob in enumerate(chunk.logprobs):
                 top = tuple(zip(chunk.top_ids[i], chunk.top_logprobs[i], strict=True))
-                found[chunk.first + i] = Logprob(prompt[chunk.first + i], logprob, top)
-        return found
+                tokens[chunk.first + i] = Logprob(prompt[chunk.first + i], logprob, top)
+        return tokens
 
 
 class OutputProcessor:
-    """The live requests of one engine. `process` adds what a step brings to their states; the subscribers whose turn it
-    is then come with `notify`, and take the text of their states."""
+    """The live requests of one engine. `process` adds a step's output to their states; `notify` then calls their
+    subscribers, which take the text."""
 
     def __init__(self) -> None:
         self.live: dict[int, RequestState] = {}
-        self.num_background = 0  # of them, those that nobody waits for
-        self.num_waiting = 0  # of the others: sent, and not known to have a row
-        self.num_waiting_tokens = 0  # of their prompts
-        self._waiting_of: dict[int, tuple[int, int]] = {}  # by API key: requests, and tokens
+        self.num_background = 0  # live low-priority requests
+        self.num_waiting = 0  # other live requests without a first step yet
+        self.num_waiting_tokens = 0  # tokens of their prompts
+        self._waiting_of: dict[int, tuple[int, int]] = {}  # (requests, prompt tokens) by API key
         self.queue: Histogram | None = None  # time from sending a request to its first step
-        self._due: collections.deque[Subscriber] = collections.deque()  # in the order in which something came
+        self._due: collections.deque[Subscriber] = collections.deque()  # in the order of arrival
 
     @property
     def is_due(self) -> bool:
-        """Whether somebody is to be notified."""
+        """Whether a subscriber waits for its notification."""
         return bool(self._due)
 
     def add(self, state: RequestState, req_id: int, *, background: bool = False) -> None:
@@ -201,13 +203,13 @@ class OutputProcessor:
             not background,
             background,
         )
-        if background:  # it keeps nobody waiting
+        if background:  # does not count as waiting
             self.num_background += 1
             return
         self._waits(state, 1)
 
     def remove(self, state: RequestState) -> bool:
-        """What still comes for it is dropped. False if it has ended."""
+        """Remove a request and drop its further output. Returns False if it has ended."""
         if self.live.pop(state.req_id, None) is None:
             return False
         self.num_background -= state.background
@@ -215,18 +217,18 @@ class OutputProcessor:
         return True
 
     def waiting_for(self, key: int) -> tuple[int, int]:
-        """Return the requests that wait of an API key's number, and the tokens of their prompts."""
+        """Return how many requests of an API key wait for their first step, and the tokens of their prompts."""
         return self._waiting_of.get(key, (0, 0))
 
     def remove_all(self) -> list[RequestState]:
-        found, self.live = list(self.live.values()), {}
+        states, self.live = list(self.live.values()), {}
         self.num_background = self.num_waiting = self.num_waiting_tokens = 0
         self._waiting_of.clear()
         self._due.clear()
-        return found
+        return states
 
     def fail(self, error: str) -> None:
-        """The engine is gone: everything that lives ends, and whoever has something to take is notified."""
+        """End all requests with `error`, because the engine is gone, and notify every subscriber with output."""
         due = dict.fromkeys(self._due)
         for state in self.remove_all():
             state.error = error
@@ -252,27 +254,27 @@ class OutputProcessor:
     # ----------------------------------------------------------------------------------------------------- outputs
 
     def process(self, message: StepTokens) -> None:
-        """Add what a step brought to the states of its requests. Raises `ValueError` for arrays that do not fit."""
+        """Add a step's output to its requests' states. Raises `ValueError` if its arrays' lengths differ."""
         live = self.live
         if message.admitted_ids:
             self._admitted(message)
         for chunk in message.prompt_logprobs:
             if (state := live.get(chunk.req_id)) is not None:
                 state.prompt_logprobs[chunk.first] = chunk
-        for one in message.embeddings:
-            if (state := live.get(one.req_id)) is not None:
-                state.embedding = one.numbers
+        for embedding in message.embeddings:
+            if (state := live.get(embedding.req_id)) is not None:
+                state.embedding = embedding.numbers
         ids = np.frombuffer(message.req_ids, np.int64).tolist()
         tokens = np.frombuffer(message.tokens, np.int32).tolist()
         reasons = np.frombuffer(message.reasons, np.int32).tolist()
-        for found in message.logprobs:
-            if (state := live.get(ids[found.index])) is not None:
-                state.logprobs.append(found)
+        for logprob in message.logprobs:
+            if (state := live.get(ids[logprob.index])) is not None:
+                state.logprobs.append(logprob)
         due = self._due
-        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once a token: no calls on the way
+        for req_id, token, reason in zip(ids, tokens, reasons, strict=True):  # once per token: no function calls
             state = live.get(req_id)
             if state is None:
-                continue  # aborted or finished here, the engine did not know yet
+                continue  # aborted or finished here; the engine did not know it yet
             if token >= 0:
                 state.tokens.append(token)
             if reason:
@@ -288,14 +290,14 @@ class OutputProcessor:
         lens = np.frombuffer(message.cached_lens, np.int32).tolist()
         for req_id, cached_len in zip(np.frombuffer(message.admitted_ids, np.int64).tolist(), lens, strict=True):
             if (state := self.live.get(req_id)) is not None:
-                if state.cached_len is None:  # else another server has said it
+                if state.cached_len is None:  # otherwise known from another server
                     state.cached_len = cached_len
                 self._no_longer_waits(state)
                 if self.queue is not None and not state.background:
                     self.queue.observe(time.monotonic() - state.sent_at)
 
     def notify(self, most: int | None = None) -> None:
-        """Up to `most` subscribers for whom something came; all by default."""
+        """Notify up to `most` subscribers with new output; `None`: all of them."""
         due = self._due
         for _ in range(len(due) if most is None else min(len(due), most)):
             subscriber = due.popleft()
@@ -316,9 +318,8 @@ def request_states(
     shown: frozenset[int] = frozenset(),
     formats: Formats | None = None,
 ) -> list[RequestState]:
-    """`sampling.n` requests of each prompt; number i * n + j belongs to prompt i. Each has its own seed and a limit,
-    which `min_tokens` cannot exceed either. `lengths`: these limits, by prompt, where they are known. `by_prompt`: the
-    parameters of each prompt, where they differ."""
+    """Return `sampling.n` states for each prompt; state i * n + j belongs to prompt i. Each has its own seed and a
+    token limit, which also limits `min_tokens`. `lengths`, `by_prompt`: each prompt's limit and parameters."""
     drawn = secrets.randbits(63)
     states: list[RequestState] = []
     for i, prompt in enumerate(prompts):
@@ -338,12 +339,12 @@ def request_states(
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> SamplingParams:
-    """Its `bad_words` as the engine knows them. Raises what `Tokenizer.encode` does."""
+    """Return the parameters with `bad_words` as token ids. Raises the errors of `Tokenizer.encode`."""
     if not sampling.bad_words:
         return sampling
-    found = bad_token_ids(tokenizer, sampling.bad_words, vocab_size)
-    return msgspec.structs.replace(sampling, bad_token_ids=sampling.bad_token_ids + found)
+    bad_ids = bad_token_ids(tokenizer, sampling.bad_words, vocab_size)
+    return msgspec.structs.replace(sampling, bad_token_ids=sampling.bad_token_ids + bad_ids)
 
 
-def _logprob(token: int, found: TokenLogprobs) -> Logprob:
-    return Logprob(token, found.logprob, tuple(zip(found.top_ids, found.top_logprobs, strict=True)))
+def _logprob(token: int, logprob: TokenLogprobs) -> Logprob:
+    return Logprob(token, logprob.logprob, tuple(zip(logprob.top_ids, logprob.top_logprobs, strict=True)))

@@ -1,8 +1,7 @@
-"""Which tokens' hidden states a model's own embeddings are made of, and what texts begin with: modules.json,
-1_Pooling/config.json and config_sentence_transformers.json, as sentence-transformers writes them; the second as an
-imported GGUF file has it, too.
+"""A model's own pooling of hidden states for embeddings, and its prompt prefixes: modules.json, 1_Pooling/config.json
+and config_sentence_transformers.json in the format of sentence-transformers; imported GGUF files have the second, too.
 
-Invariants: a model whose files ask for anything else than what is computed has none.
+Invariants: a model whose files require anything that is not implemented has no pooling.
 """
 
 from __future__ import annotations
@@ -22,21 +21,20 @@ _MODE = "pooling_mode_"
 class Pooling(NamedTuple):
     name: Name | None
     why: str = ""
-    """There is none."""
+    """Reason why there is no pooling."""
 
 
 def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
-    """The pooling that the folder says, or the mean where its files say nothing. `has_dense`: the engine computes dense
-    layers."""
+    """Return the folder's pooling, or mean pooling if its files name none. `has_dense`: the engine has dense layers."""
     folder = Path(model_dir or "none")
     computed = _COMPUTED if has_dense else _COMPUTED - {"Dense"}
     try:
         modules = _read(folder / MODULES, [])
-        kinds = {str(one["path"]): str(one["type"]).rpartition(".")[2] for one in modules}
+        kinds = {str(module["path"]): str(module["type"]).rpartition(".")[2] for module in modules}
         if others := [f"{path} ({kind})" for path, kind in kinds.items() if kind not in computed]:
             return Pooling(None, f"{MODULES}: {', '.join(others)} is not computed")
-        place = next((f"{path}/config.json" for path, kind in kinds.items() if kind == "Pooling"), POOLING)
-        raw = _read(folder / place, None)
+        config_file = next((f"{path}/config.json" for path, kind in kinds.items() if kind == "Pooling"), POOLING)
+        raw = _read(folder / config_file, None)
         if raw is None:
             return Pooling("mean")
         modes = [name.removeprefix(_MODE) for name, on in raw.items() if name.startswith(_MODE) and on is True]
@@ -44,22 +42,22 @@ def own_pooling(model_dir: str | None, *, has_dense: bool = True) -> Pooling:
         return Pooling(None, f"its files are not as sentence-transformers writes them: {error!r}")
     if len(modes) == 1 and modes[0] in _MODES:
         return Pooling(_MODES[modes[0]])
-    return Pooling(None, f"{place} asks for {' and '.join(modes) or 'nothing'}")
+    return Pooling(None, f"{config_file} asks for {' and '.join(modes) or 'nothing'}")
 
 
 class Prompts(NamedTuple):
-    """What texts begin with, by name. `default`: for requests that name none."""
+    """Prefixes of texts for embeddings, by name. `default` is the name for requests without one."""
 
     texts: Mapping[str, str]
     default: str | None
 
     def of(self, name: str | None) -> str:
-        """Raises `KeyError` for a name that the model does not know."""
+        """Return the prefix for `name`, or the default one for `None`. Raises `KeyError` for an unknown name."""
         name = self.default if name is None else name
         return "" if name is None else self.texts[name]
 
     def of_a_search(self) -> tuple[str, str]:
-        """What a query and what a document begin with, by the names that models have for them."""
+        """Return the prefixes for a query and for a document, by the names that models commonly use."""
         query = next((self.texts[name] for name in ("query", "search_query", "s2p_query") if name in self.texts), None)
         names = ("document", "passage", "search_document")
         document = next((self.texts[name] for name in names if name in self.texts), None)
@@ -67,7 +65,7 @@ class Prompts(NamedTuple):
 
 
 def own_prompts(model_dir: str | None) -> Prompts:
-    """The prompts that the folder says; none where its file does not say any."""
+    """Return the prefixes in the model's folder; empty if its file has none."""
     try:
         raw = _read(Path(model_dir or "none") / PROMPTS, {})
         texts = {str(name): str(text) for name, text in (raw.get("prompts") or {}).items() if text is not None}

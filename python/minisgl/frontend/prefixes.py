@@ -1,7 +1,6 @@
-"""The prefixes that a front end keeps in the caches of its engines, and what the engines say of them.
+"""Prefixes that a front end keeps in the caches of its engines, with the engines' reports.
 
-Invariants: each engine is asked for the same ones; ids are never reused; who waits for an engine that is lost does not
-wait for ever.
+Invariants: every engine gets the same orders; ids are never reused; no call waits forever for a lost engine.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ WARMING, READY, REFUSED, FAILED, REMOVED, UNKNOWN = "warming", "ready", "refused
 
 @dataclass(slots=True, eq=False)
 class Prefix:
-    """`said`: what each engine said of it last."""
+    """A prefix in the engines' caches. `said` has each engine's last report about it."""
 
     prefix_id: int
     num_tokens: int
@@ -27,7 +26,7 @@ class Prefix:
 
     @property
     def refusal(self) -> PrefixChanged | None:
-        return next((one for one in self.said.values() if one.state in (REFUSED, FAILED)), None)
+        return next((report for report in self.said.values() if report.state in (REFUSED, FAILED)), None)
 
     def state(self, engine: int) -> str:
         return self.said[engine].state if engine in self.said else WARMING
@@ -35,13 +34,13 @@ class Prefix:
 
 @dataclass(slots=True, eq=False)
 class Clearing:
-    """`num_pages`: freed by each engine that has answered."""
+    """A cache-clearing order. `num_pages` has the freed pages of each engine that has answered."""
 
     num_pages: dict[int, int] = field(default_factory=dict)
 
 
 class PrefixBook:
-    """`serving`: the numbers of the engines that serve now, with their last figures."""
+    """The prefixes of a front end. `serving` returns the last statistics of each serving engine, by engine id."""
 
     def __init__(
         self, post: Callable[[ToEngine], None], serving: Callable[[], Mapping[int, EngineStats | None]]
@@ -49,7 +48,7 @@ class PrefixBook:
         self._post = post
         self._serving = serving
         self._next_id = 1
-        self._removed: dict[int, Prefix] = {}  # and not yet by every engine
+        self._removed: dict[int, Prefix] = {}  # removed, but not by every engine yet
         self._clearings: list[Clearing] = []  # not answered by every engine
         self._listeners: dict[int, Callable[[], None]] = {}
         self._next_listener = 0
@@ -58,7 +57,7 @@ class PrefixBook:
     # --------------------------------------------------------------------------------------------------------- orders
 
     def insert(self, tokens: Int32Array, *, pin: bool) -> Prefix:
-        """Ask every engine for it."""
+        """Have every engine compute and keep a prefix."""
         prefix = Prefix(self._next_id, len(tokens), pin)
         self._next_id += 1
         self.prefixes[prefix.prefix_id] = prefix
@@ -66,7 +65,7 @@ class PrefixBook:
         return prefix
 
     def remove(self, prefix: Prefix) -> None:
-        """Idempotent."""
+        """Remove a prefix from all engines. Idempotent."""
         if self.prefixes.pop(prefix.prefix_id, None) is not None:
             self._removed[prefix.prefix_id] = prefix
             self._post(RemovePrefix(prefix.prefix_id))
@@ -80,15 +79,15 @@ class PrefixBook:
     # --------------------------------------------------------------------------------------------------------- states
 
     def is_answered(self, prefix: Prefix) -> bool:
-        """Every engine has taken it or not, or one has refused it."""
+        """Return whether every engine has accepted or refused the prefix, or one has refused it."""
         return prefix.refusal is not None or self._all(lambda engine: engine in prefix.said)
 
     def is_settled(self, prefix: Prefix) -> bool:
-        """It is ready on every engine, or one has refused it."""
+        """Return whether the prefix is ready on every engine, or one has refused it."""
         return prefix.refusal is not None or self._all(lambda engine: prefix.state(engine) == READY)
 
     def _all(self, condition: Callable[[int], bool]) -> bool:
-        """While none serves there is one to wait for."""
+        """Return whether `condition` holds for every serving engine; False if there is none yet."""
         serving = self._serving()
         return bool(serving) and all(map(condition, serving))
 
@@ -99,9 +98,9 @@ class PrefixBook:
         return all(engine in clearing.num_pages for engine in self._serving())
 
     def num_hits(self, prefix: Prefix) -> dict[int, int]:
-        """By engine, as far as is known."""
+        """Return the known number of hits of a prefix, by engine id."""
         return {
-            engine: next((one.num_hits for one in stats.prefixes if one.prefix_id == prefix.prefix_id), 0)
+            engine: next((state.num_hits for state in stats.prefixes if state.prefix_id == prefix.prefix_id), 0)
             for engine, stats in self._serving().items()
             if stats is not None
         }
@@ -119,7 +118,7 @@ class PrefixBook:
         self.tell()
 
     def lost(self, engine: int) -> None:
-        """It has gone, and with it what it had; who waited for it need not. Should it come back, it is asked again."""
+        """Forget the reports of a lost engine, so that nothing waits for it. On return it gets the orders again."""
         for prefix in (*self.prefixes.values(), *self._removed.values()):
             prefix.said.pop(engine, None)
         for clearing in self._clearings:
@@ -127,7 +126,7 @@ class PrefixBook:
         self.tell()
 
     def tell(self) -> None:
-        """Something has changed."""
+        """Drop orders that every serving engine has answered, and call the listeners. Called after each change."""
         self._clearings = [one for one in self._clearings if not self.is_cleared(one)]
         self._removed = {number: one for number, one in self._removed.items() if not self.is_removed(one)}
         for listener in tuple(self._listeners.values()):
@@ -135,7 +134,7 @@ class PrefixBook:
 
     @contextlib.contextmanager
     def listening(self, changed: Callable[[], None]) -> Iterator[None]:
-        """`changed` is called, without arguments, after each change."""
+        """Have `changed()` called after each change, while in the `with` block."""
         number = self._next_listener
         self._next_listener += 1
         self._listeners[number] = changed

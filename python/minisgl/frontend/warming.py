@@ -1,6 +1,6 @@
-"""Adapters that are loaded, and prefixes that are computed and pinned, before a server takes requests.
+"""Loads adapters, and computes and pins prefixes, before a server accepts requests.
 
-Invariants: all that were asked for, or an error that says which and why not.
+Invariants: either all are there, or an error names the one that failed and why.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from minisgl.tokenizer import NotEncodable, Tokenizer, TooManyTokens
 
 
 class NotKept(RuntimeError):
-    """A prefix cannot be kept, or an adapter not loaded."""
+    """Error for a prefix that cannot be kept, or an adapter that cannot be loaded."""
 
 
 async def load_adapters(
     client: ProcessClient, adapters: Sequence[tuple[str, str]], report: Callable[[str, int, int], None]
 ) -> None:
-    """`adapters`: names and folders. Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
+    """Load adapters (names, folders) on all engines. `report`: a `progress.Report`. Raises `NotKept`, `EngineGone`."""
     book = client.adapters
-    found = [book.load(name, path) for name, path in adapters]
-    for i, adapter in enumerate(found):
-        report("loading adapters", i, len(found))
+    loading = [book.load(name, path) for name, path in adapters]
+    for i, adapter in enumerate(loading):
+        report("loading adapters", i, len(loading))
         await client.until(lambda adapter=adapter: book.is_settled(adapter))  # type: ignore[misc]
         if (refusal := adapter.refusal) is not None:
             raise NotKept(f"--lora {adapter.name}={adapter.path}: {refusal}")
-    report("loading adapters", len(found), len(found))
+    report("loading adapters", len(loading), len(loading))
 
 
 async def warm(
@@ -39,8 +39,8 @@ async def warm(
     max_seq_len: int,
     report: Callable[[str, int, int], None],
 ) -> None:
-    """`texts`, or their tokens. Raises `NotKept`, `EngineGone`. `report`: a `progress.Report`."""
-    book, found = client.prefixes, []
+    """Compute and pin prefixes (texts or token ids) on all engines. Raises `NotKept`, `EngineGone`."""
+    book, prefixes = client.prefixes, []
     for i, text in enumerate(texts):
         try:
             encode = partial(tokenizer.encode, most=max_seq_len)
@@ -51,14 +51,14 @@ async def warm(
             raise NotKept(_about(i, texts, f"{error}: at most {max_seq_len - 1} fit")) from error
         except NotEncodable as error:
             raise NotKept(_about(i, texts, str(error))) from error
-        found.append(book.insert(ids, pin=True))
-    for i, prefix in enumerate(found):
-        report("computing prefixes", i, len(found))
+        prefixes.append(book.insert(ids, pin=True))
+    for i, prefix in enumerate(prefixes):
+        report("computing prefixes", i, len(prefixes))
         await client.until(lambda prefix=prefix: book.is_settled(prefix))  # type: ignore[misc]
         if (refusal := prefix.refusal) is not None:
             more = " (--max-pinned-ratio)" if refusal.reason.startswith("pin:") else ""
             raise NotKept(_about(i, texts, refusal.reason + more))
-    report("computing prefixes", len(found), len(found))
+    report("computing prefixes", len(prefixes), len(prefixes))
 
 
 def _about(index: int, texts: Sequence[object], reason: str) -> str:

@@ -1,5 +1,3 @@
-"""Structured output: from what a client asks for to the masks that tokens are sampled by.
-
-Which tokens are drawn is the engine's; what fields a request has, `server/`'s. Start with `sources.py` and `check.py`
-in the HTTP process, `compiler.py` and `slots.py` in the engine process.
-"""
+"""Structured output: turns what a client requests into masks for token sampling. Sampling itself belongs to the engine,
+request fields to `server/`. Start with `sources.py` and `check.py` in the HTTP process, `compiler.py` and `slots.py` in
+the engine process."""

@@ -1,10 +1,9 @@
-"""From what a client wrote to a grammar, or to an error that says what is wrong with it and where.
+"""Turns a client's grammar source into a grammar, or into an error that says what is wrong and where. Compilation
+cannot be cancelled, so limits come first, then the library: it parses the grammar and starts an output with it, on an
+alphabet of bytes. The engine compiles it again with its own vocabulary.
 
-Compiling cannot be cancelled, so bounds come first, then the library: it reads the grammar and begins an answer with
-it, on an alphabet of bytes. The engine compiles once more, with its own vocabulary.
-
-Invariants: what the library cannot do is obeyed in other words (schemas.py), left out and named, or refused; nothing
-of a client turns the library's checks off; whatever is sent, the answer comes within two seconds.
+Invariants: what the library does not support is rewritten (schemas.py), left out and reported, or refused; no client
+input disables the library's checks; any input is answered within two seconds.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from minisgl.utils.installed import how_to_get, missing
 MAX_REASON_CHARS = 400
 # of the library's own million: the expressions of a grammar then take less than 0.1 s and few megabytes
 LEXER_FUEL = 100_000
-NUM_STEPS = 32  # of an answer that is begun
-_BEGINS = b'{["'  # these lead deepest into JSON
+NUM_STEPS = 32  # tokens of the test output
+_BEGINS = b'{["'  # the bytes that lead deepest into JSON
 _REFUSALS = (
     ("[Ll]ook-?(?:around|ahead|behind)|[Bb]ackreference|regex parse error|determine if regex is empty", ("pattern",)),
     ("patternProperty regexes", ("patternProperties",)),
@@ -37,12 +36,12 @@ _REFUSALS = (
     ("circular references with sibling", ("$ref",)),
     ("too many expressions", ("multipleOf",)),
 )
-"""The words by which the library refuses keywords that an answer can do without, and which ones they are."""
+"""(pattern of the library's error, refused keywords) for keywords that can be left out."""
 MAX_NAMED = 16  # fields in a header
-MAX_NAME = 160  # characters of one
-MAX_KNOWN = 4096  # grammars: about a megabyte
+MAX_NAME = 160  # characters of a field
+MAX_KNOWN = 4096  # cached results, about a megabyte
 MAX_KEPT_CHARS = 1000
-_known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> why it is none; empty: it is one
+_known: OrderedDict[bytes, str] = OrderedDict()  # digest of a grammar -> its error, empty if it is valid
 _lock = threading.Lock()
 _IS_LARK = re.compile(r"(?m)^\s*(%llguidance\b|start\s*:)")
 _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?")
@@ -50,34 +49,34 @@ _PLACE = re.compile(r"^(?:at )?\d+\(\d+\): (?:failed to compile JSON schema: )?"
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """`text`: as `SamplingParams.grammar` has it."""
+    """A checked grammar: `text` is for `SamplingParams.grammar`, `left_out` are schema fields that are not enforced."""
 
     text: str
     left_out: tuple[str, ...] = ()
 
     def named(self) -> tuple[str, ...]:
-        """Return the fields of `left_out` for a header: few of them, without characters that mean something there."""
+        """Return the fields of `left_out` for an HTTP header: a limited number, without special characters."""
         fields = (re.sub(r"[^!-+\--~]", "_", one)[:MAX_NAME] for one in self.left_out)
-        found = list(dict.fromkeys(fields))
-        return (*found[:MAX_NAMED], *([f"{len(found) - MAX_NAMED} more"] if len(found) > MAX_NAMED else ()))
+        names = list(dict.fromkeys(fields))
+        return (*names[:MAX_NAMED], *([f"{len(names) - MAX_NAMED} more"] if len(names) > MAX_NAMED else ()))
 
 
 def grammar_of(source: GrammarSource) -> Made:
     """Return the grammar of `source`. Takes up to seconds. Raises `ParamError`."""
-    found = taken(source)
-    return Made(pieces.grammar(pieces.piece(found)), found.left_out)
+    accepted = taken(source)
+    return Made(pieces.grammar(pieces.piece(accepted)), accepted.left_out)
 
 
 def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None = None) -> GrammarSource:
-    """Within bounds, with a value that `pieces.piece` takes: a schema as an object, a grammar in Lark's notation.
-    `without`: keywords that the library refused. Raises `ParamError`."""
+    """Return `source` within the limits and in the form that `pieces.piece` takes: a schema as an object, a grammar in
+    Lark. `without`: keywords that the library refused. Raises `ParamError`."""
     value, left_out = source.value, list[str]()
 
     def served_schema(given: Any) -> Any:
-        found = served(given, source.field, source.strict, _is_empty, without)
-        left_out.extend(f"{source.field}.{place}" for place in found.left_out)
-        check_multiples(found.schema, source.field)
-        return found.schema
+        rewritten = served(given, source.field, source.strict, _is_empty, without)
+        left_out.extend(f"{source.field}.{place}" for place in rewritten.left_out)
+        check_multiples(rewritten.schema, source.field)
+        return rewritten.schema
 
     match source.kind:
         case "json_schema":
@@ -93,16 +92,16 @@ def checked(source: GrammarSource, without: Mapping[str, frozenset[str]] | None 
 
 
 def taken(source: GrammarSource) -> GrammarSource:
-    """Return `source` checked, as the library takes it: without the keywords that it refuses, unless `strict` wants
-    them. Takes up to seconds. Raises `ParamError`."""
+    """Return `source` checked and accepted by the library: without the keywords that it refuses, unless `strict`
+    requires them. Takes up to seconds. Raises `ParamError`."""
     without = dict[str, frozenset[str]]()
     while True:
-        found = checked(source, without)
-        grammar = pieces.grammar(pieces.piece(found))
+        candidate = checked(source, without)
+        grammar = pieces.grammar(pieces.piece(candidate))
         if why_missing() or not (reason := _reason(grammar)):
             validate(grammar, source.field, source.value)
-            return found
-        refused = _refused(reason, found.value) if source.kind == "json_schema" else {}
+            return candidate
+        refused = _refused(reason, candidate.value) if source.kind == "json_schema" else {}
         more = {name: without.get(name, frozenset()) | values for name, values in refused.items()}
         if all(without.get(name) == values for name, values in more.items()):
             validate(grammar, source.field, source.value)
@@ -110,7 +109,7 @@ def taken(source: GrammarSource) -> GrammarSource:
 
 
 def _refused(reason: str, schema: Any) -> dict[str, frozenset[str]]:
-    """Return the keywords for which the library does not take a schema, with their values, if it can do without."""
+    """Return the keywords for which the library refuses a schema, with their values, if they can be left out."""
     for words, names in _REFUSALS:
         if not re.search(words, reason):
             continue
@@ -133,12 +132,12 @@ def _grammar_of(schema: Any) -> str:
 
 
 def _is_empty(schema: Any) -> bool:
-    """Return whether nothing fits a schema of strings."""
+    """Return whether a schema of strings matches no value."""
     return not why_missing() and bool(re.search("Unsatisfiable|is empty", _reason(_grammar_of(schema))))
 
 
 def validate(grammar: str, field: str, value: object = None) -> None:
-    """Whether the library takes it. `value`: what the client wrote in `field`, for the error. Raises `ParamError`."""
+    """Raise `ParamError` if the library refuses the grammar. `value` is the client's `field`, for the error."""
     if why_missing():
         raise ParamError(field, value, f"the compiler of grammars {NEEDS}: {HOW_TO_BUILD}", "unsupported_value")
     if reason := _reason(grammar):
@@ -146,19 +145,19 @@ def validate(grammar: str, field: str, value: object = None) -> None:
 
 
 def _reason(grammar: str) -> str:
-    """Why not; empty if it does. Most grammars come again: what was found is kept, not the grammar."""
+    """Return why the library refuses the grammar; empty if it accepts it. Results are cached by digest."""
     key = hashlib.sha256(grammar.encode(errors="surrogatepass")).digest()
     with _lock:
-        if (known := _known.get(key)) is not None:
+        if (cached := _known.get(key)) is not None:
             _known.move_to_end(key)
-            return known
-    found = _found(grammar)
-    if len(found) <= MAX_KEPT_CHARS:
+            return cached
+    reason = _found(grammar)
+    if len(reason) <= MAX_KEPT_CHARS:
         with _lock:
-            _known[key] = found
+            _known[key] = reason
             if len(_known) > MAX_KNOWN:
                 _known.popitem(last=False)
-    return found
+    return reason
 
 
 def _found(grammar: str) -> str:
@@ -166,17 +165,19 @@ def _found(grammar: str) -> str:
 
 
 def _brief(text: str) -> str:
-    """Without the grammar itself, on one line."""
+    """Shorten an error of the library to one line, without the grammar itself."""
     head = text.split("\n   1 |", 1)[0].split("<non-verbose/>", 1)[0].strip()
     if head == "NoExtensionBias":
-        head = "nothing can satisfy it"
+        head = "no value can satisfy it"
     if found := re.search(r"row has (\d+) items; max is (\d+)", head):
-        head = f"too many ways to go on in one place, as many optional properties have: {found[1]}, at most {found[2]}"
+        head = (
+            f"too many alternatives at one position, as with many optional properties: {found[1]}, at most {found[2]}"
+        )
     return " ".join(head.split())
 
 
 def _as_lark(text: str, field: str) -> str:
-    """Return a grammar that is in Lark or in llama.cpp's GBNF as Lark. Raises `ParamError`."""
+    """Return a grammar in Lark or llama.cpp's GBNF as Lark. Raises `ParamError`."""
     if _IS_LARK.search(text):
         return text
     if missing("llguidance"):

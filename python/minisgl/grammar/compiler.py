@@ -1,8 +1,8 @@
-"""Work on grammars in threads beside the loop: grammars are compiled, and masks that take long are made.
+"""Compiles grammars, and computes slow masks, in threads besides the step loop.
 
-Invariants: a grammar is compiled once for all requests that have it; each of them gets a copy that shares nothing, so
-that what breaks one breaks no other; before the first grammar nothing is imported or built; what nobody waits for any
-more is not begun; nothing raises: what is wrong with a grammar is its answer.
+Invariants: a grammar is compiled once for all requests that have it; each request gets an independent copy, so that an
+error in one affects no other; nothing is imported or built before the first grammar; work that no request waits for is
+not started; nothing raises: an error in a grammar is part of the result.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from minisgl.grammar.slots import Matcher
 from minisgl.tokenizer.tokenizer import tokenizer_json
 from minisgl.utils.memory import give_back
 
-MAX_KEPT_BYTES = 64 << 20  # of compiled grammars, for requests to come
-COPIES_AT_ONCE = 8  # then others have their turn
-NICE = 10  # of the threads that make masks: forwards, whose threads wait for each other, go first
+MAX_KEPT_BYTES = 64 << 20  # memory of the cache of compiled grammars
+COPIES_AT_ONCE = 8  # copies of one matcher before other jobs get their turn
+NICE = 10  # niceness of the mask threads: forwards, whose threads wait for each other, go first
 NUM_COMPILING = 2
 NUM_MASKING = max(1, min(4, (os.cpu_count() or 1) // 4))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compiled:
-    """A matcher that a request may go on with."""
+    """Result for a request: a matcher that it can use, or the error."""
 
     key: int
     matcher: Matcher | None
-    error: str = ""  # why there is none
+    error: str = ""  # reason for a missing matcher
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    keys: deque[int]  # who waits for it
+    keys: deque[int]  # requests that wait for it
     grammar: str = ""
-    start: Matcher | None = None  # of the grammar, once it is compiled
-    matcher: Matcher | None = None  # whose next mask is to be made
+    start: Matcher | None = None  # initial state, once the grammar is compiled
+    matcher: Matcher | None = None  # matcher whose next mask to compute
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """Jobs of a kind, and the threads that do them."""
+    """A job queue and the threads that work on it."""
 
     name: str
     num_threads: int
@@ -55,8 +55,8 @@ class _Lane:
 
 
 class GrammarCompiler:
-    """For the model of a folder, or the echo tokenizer without one. `wake` is called, in a thread, when there is
-    something to take. `threaded` False works in `submit` and `prepare`, for tests that want no concurrency."""
+    """Grammar compiler for the model in `model_dir`, or for the echo tokenizer if that is `None`. `wake` is called in a
+    thread when there is a result. `threaded` False does the work in `submit` and `prepare`, for deterministic tests."""
 
     def __init__(
         self,
@@ -72,20 +72,20 @@ class GrammarCompiler:
         self._eos_ids = tuple(token for token in eos_ids if token < vocab_size)
         self._wake = wake
         self._threaded = threaded
-        self._making = threading.Lock()  # of `_tokenizer`
+        self._making = threading.Lock()  # guards `_tokenizer`
         self._tokenizer: _rust.GrammarTokenizer | None = None
-        self._changed = threading.Condition()  # of all below
+        self._changed = threading.Condition()  # guards all fields below
         self._closed = False
         self._compiling = _Lane("grammar-compile", NUM_COMPILING, 0)
         self._masking = _Lane("grammar-mask", NUM_MASKING, NICE)
-        self._jobs: dict[int, _Job] = {}  # by who waits, until it is taken or cancelled
-        self._by_grammar: dict[str, _Job] = {}  # that are not done
-        self._kept: OrderedDict[str, Matcher] = OrderedDict()  # at the start of their grammars, the last used last
+        self._jobs: dict[int, _Job] = {}  # by key, until taken or cancelled
+        self._by_grammar: dict[str, _Job] = {}  # unfinished jobs
+        self._kept: OrderedDict[str, Matcher] = OrderedDict()  # initial matchers, least recently used first
         self._num_kept_bytes = 0
         self._done: list[Compiled] = []
 
     def submit(self, key: int, grammar: str) -> None:
-        """A matcher of `grammar` is wanted. `key` is new."""
+        """Start compiling `grammar`. `key`, which must be new, identifies the result."""
         with self._changed:
             job = self._by_grammar.get(grammar)
             if job is not None:
@@ -96,32 +96,32 @@ class GrammarCompiler:
         self._add(self._compiling, key, job)
 
     def prepare(self, key: int, matcher: Matcher) -> None:
-        """Its next mask takes long. `key` is new."""
+        """Compute the slow next mask of `matcher`. `key`, which must be new, identifies the result."""
         self._add(self._masking, key, _Job(deque([key]), matcher=matcher))
 
     def cancel(self, key: int) -> None:
-        """It is never taken, and not begun if nobody else waits for the same. What is under way is done to its end."""
+        """Cancel the result for `key`. A job that no other key waits for is not started; a running one finishes."""
         with self._changed:
             job = self._jobs.pop(key, None)
             if job is not None and key in job.keys:
                 job.keys.remove(key)
 
     def wait(self) -> None:
-        """Until there is something to take. Only with something submitted."""
+        """Block until there is a result. Call it only with work submitted."""
         with self._changed:
             self._changed.wait_for(lambda: self._done)
 
     def take(self) -> list[Compiled]:
-        """What is done."""
+        """Return the results since the last call."""
         if not self._jobs:
             return []
         with self._changed:
-            found = [one for one in self._done if self._jobs.pop(one.key, None) is not None]
+            results = [result for result in self._done if self._jobs.pop(result.key, None) is not None]
             self._done.clear()
-        return found
+        return results
 
     def close(self) -> None:
-        """End the threads, behind what they are at. Idempotent."""
+        """Stop the threads after their current jobs. Idempotent."""
         with self._changed:
             self._wake = lambda: None
             self._closed = True
@@ -144,7 +144,7 @@ class GrammarCompiler:
 
     def _work(self, lane: _Lane) -> None:
         if lane.nice:
-            with contextlib.suppress(OSError, AttributeError):  # of this thread, where threads have one of their own
+            with contextlib.suppress(OSError, AttributeError):  # niceness of this thread, where threads have their own
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), lane.nice)
         while True:
             with self._changed:
@@ -156,7 +156,7 @@ class GrammarCompiler:
 
     def _work_at(self, lane: _Lane, job: _Job) -> None:
         with self._changed:
-            if not job.keys:  # all have left
+            if not job.keys:  # all were cancelled
                 self._by_grammar.pop(job.grammar, None)
                 return
         if job.matcher is not None:
@@ -167,7 +167,7 @@ class GrammarCompiler:
         try:
             start = job.start = job.start or self._start(job.grammar)
             error = start.error
-        except Exception as raised:  # the library's, or of a model without a tokenizer that it knows
+        except Exception as raised:  # an error of the library, or an unsupported tokenizer
             error = str(raised).partition("\n")[0].strip() or type(raised).__name__
         for _ in range(COPIES_AT_ONCE):
             self._finish(job, None if error or start is None else start.copy(), error)
@@ -178,7 +178,7 @@ class GrammarCompiler:
                 self._by_grammar.pop(job.grammar, None)
 
     def _finish(self, job: _Job, matcher: Matcher | None, error: str = "") -> None:
-        """Who waits longest gets what it waits for; all of them an error."""
+        """Give the result to the key that has waited longest; an error to all keys of the job."""
         with self._changed:
             for _ in range(len(job.keys) if error else min(1, len(job.keys))):
                 self._done.append(Compiled(job.keys.popleft(), matcher, error))
@@ -186,11 +186,11 @@ class GrammarCompiler:
         self._wake()
 
     def _start(self, grammar: str) -> Matcher:
-        """At the start of the grammar, with its first mask. Nobody moves it: it is copied."""
+        """Return the matcher at the grammar's start, with its first mask. It is cached; callers only copy it."""
         with self._changed:
-            if (kept := self._kept.get(grammar)) is not None:
+            if (cached := self._kept.get(grammar)) is not None:
                 self._kept.move_to_end(grammar)
-                return kept
+                return cached
         made = self._matcher(grammar)
         made.prepare()
         if made.error:
@@ -204,13 +204,13 @@ class GrammarCompiler:
 
     def _matcher(self, grammar: str) -> Matcher:
         if not self._eos_ids:
-            raise ValueError("the model has no end of sequence, where a grammar could end")
+            raise ValueError("the model has no end-of-sequence token, which a grammar needs")
         with self._making:
             if self._tokenizer is None:
                 text = tokenizer_json(self._model_dir)
                 self._tokenizer = _rust.GrammarTokenizer(text, self._vocab_size, self._eos_ids)
                 del text
-                give_back()  # tens of megabytes, of a large vocabulary
+                give_back()  # a large vocabulary used tens of megabytes
         return _rust.GrammarMatcher(self._tokenizer, grammar)
 
 

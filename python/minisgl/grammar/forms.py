@@ -1,6 +1,6 @@
-"""Whether the keywords of a JSON schema have the forms that they must have.
+"""Checks the types of JSON schema keywords.
 
-Invariants: null is any keyword's form and asks for nothing; what describes is not looked at; an error names the place.
+Invariants: null is valid for every keyword and has no effect; annotations are not checked; an error names the path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BY_NAME: _Form = (lambda value: isinstance(value, Mapping), "an object")
 _TEXT: _Form = (lambda value: isinstance(value, str), "a text")
 _BOUND: _Form = (_is_number, "a number")
 _FORMS: dict[str, _Form] = {
-    **dict.fromkeys(COUNTS, (_is_count, "a whole number, 0 or more")),
+    **dict.fromkeys(COUNTS, (_is_count, "an integer of at least 0")),
     **dict.fromkeys((*LEAST[:1], *MOST[:1], "multipleOf"), _BOUND),
     **dict.fromkeys((*LEAST[1:], *MOST[1:]), (lambda value: isinstance(value, bool) or _is_number(value), "a number")),
     **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef"), _TEXT),
@@ -53,19 +53,18 @@ _FORMS: dict[str, _Form] = {
 
 
 def check_forms(schema: Any, field: str) -> dict[int, tuple[str, ...]]:
-    """Return where each schema is that is an object, by its identity. Raises `ParamError` for the first keyword that
-    has another form."""
+    """Return the path of each object schema, by its identity. Raises `ParamError` for the first invalid keyword."""
     logic, places = Logic(schema), dict[int, tuple[str, ...]]()
     todo: list[tuple[tuple[str, ...], Any]] = [((), schema)]
-    referenced: list[tuple[tuple[str, ...], Any]] = []  # maybe where no keyword leads
+    referenced: list[tuple[tuple[str, ...], Any]] = []  # targets of references, which may be outside of known keywords
     while todo or referenced:
-        path, one = todo.pop() if todo else referenced.pop()
-        if not _is_schema(one):
-            raise ParamError(".".join((field, *path)), one, f"must be {_SCHEMA[1]}")
-        if isinstance(one, bool) or id(one) in places:
+        path, node = todo.pop() if todo else referenced.pop()
+        if not _is_schema(node):
+            raise ParamError(".".join((field, *path)), node, f"must be {_SCHEMA[1]}")
+        if isinstance(node, bool) or id(node) in places:
             continue
-        places[id(one)] = path
-        for name, value in one.items():
+        places[id(node)] = path
+        for name, value in node.items():
             if value is None or name not in _FORMS:
                 continue
             is_one, words = _FORMS[name]

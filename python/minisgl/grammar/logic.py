@@ -1,7 +1,6 @@
-"""What JSON schemas have to do with each other: which values they leave, whether they exclude each other, what the
-opposite of one is.
+"""Logic of JSON schemas: which values a schema allows, whether two exclude each other, what the negation is.
 
-Invariants: an answer is exact or "unknown" (None, False, all types), never a guess, after a bounded number of steps.
+Invariants: a result is exact or "unknown" (`None`, False, all types), never a guess, after a bounded number of steps.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 TYPES = frozenset(("null", "boolean", "integer", "float", "string", "array", "object"))
-"""The types of values: `number` is `integer` or `float`."""
+"""Types of values: `number` is `integer` or `float`."""
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"),
 )
-"""The formats that are obeyed; others are annotations."""
+"""Formats that are enforced; others are annotations."""
 COUNTS = frozenset(
     (
         *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
@@ -34,17 +33,17 @@ KEYWORDS = frozenset(
         *("pattern", "format", "multipleOf", *COUNTS, *LEAST, *MOST),
     )
 )
-"""The keywords that may forbid a value; all others describe."""
+"""Keywords that may forbid a value; all others are annotations."""
 MAX_STEPS = 50_000
 MAX_DEPTH = 16
-MAX_TEXT = 512  # characters of the texts that one pattern excludes
+MAX_TEXT = 512  # characters of all texts that one pattern excludes
 MAX_ALTERNATIVES = 16
 MAX_NAMES = 256
 _COMBINING = frozenset(("anyOf", "oneOf", "allOf", "$ref"))
 
 
 def is_equal(a: Any, b: Any) -> bool:
-    """Return whether JSON has them as one value: 1 is 1.0, and not true."""
+    """Return whether two values are equal in JSON: 1 equals 1.0, and not true."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, list) and isinstance(b, list):
@@ -55,23 +54,23 @@ def is_equal(a: Any, b: Any) -> bool:
 
 
 def one_of(texts: Collection[str]) -> str:
-    """Return a pattern that these texts match."""
+    """Return a pattern that matches exactly these texts."""
     return f"^(?:{'|'.join(map(_escaped, texts))})$" if texts else "^[^\\s\\S]$"
 
 
 def none_of(texts: Iterable[str]) -> str:
-    """Return a pattern that all other texts match."""
+    """Return a pattern that matches all texts but these."""
     return f"^(?:{_but_for(sorted(set(texts)))})$"
 
 
 def _but_for(texts: list[str]) -> str:
-    found = [] if "" in texts else [""]
+    branches = [] if "" in texts else [""]
     by_first = {
         first: [text[1:] for text in some] for first, some in itertools.groupby(filter(None, texts), lambda t: t[0])
     }
-    found.append(f"[^{''.join(map(_escaped, by_first))}][\\s\\S]*" if by_first else "[\\s\\S]+")
-    found += [f"{_escaped(first)}(?:{_but_for(rest)})" for first, rest in by_first.items()]
-    return "|".join(found)
+    branches.append(f"[^{''.join(map(_escaped, by_first))}][\\s\\S]*" if by_first else "[\\s\\S]+")
+    branches += [f"{_escaped(first)}(?:{_but_for(rest)})" for first, rest in by_first.items()]
+    return "|".join(branches)
 
 
 def _escaped(text: str) -> str:
@@ -79,7 +78,7 @@ def _escaped(text: str) -> str:
 
 
 class Logic:
-    """Questions about the schemas below `root`, where references lead."""
+    """Answers questions about the schemas in `root`, which references resolve to."""
 
     def __init__(self, root: Any) -> None:
         self._root = root if isinstance(root, Mapping) else {}
@@ -90,22 +89,22 @@ class Logic:
     # ------------------------------------------------------------------------------------------------- references
 
     def target(self, reference: Any) -> Any:
-        """Return the schema that it leads to; None: unknown."""
-        found = self._root
+        """Return the schema that a reference leads to; `None` if it is unknown."""
+        node = self._root
         if (pointer := self.pointer(reference)) is None:
             return None
         for part in pointer.split("/")[1:]:
             name = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and name in found:
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
+            if isinstance(node, Mapping) and name in node:
+                node = node[name]
+            elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+                node = node[int(name)]
             else:
                 return None
-        return found
+        return node
 
     def pointer(self, given: Any) -> str | None:
-        """Return the pointer into the schema for a reference; None: it leads elsewhere."""
+        """Return the JSON pointer for a reference within the schema; `None` if it leads elsewhere."""
         if not isinstance(given, str):
             return None
         reference: str = given
@@ -117,33 +116,33 @@ class Logic:
             self._anchors = {}
             todo: list[tuple[str, Any]] = [("#", self._root)]
             while todo:
-                at, one = todo.pop()
-                items = one.items() if isinstance(one, Mapping) else enumerate(one) if isinstance(one, list) else ()
+                at, node = todo.pop()
+                items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
                 for name, value in items:
                     if name in ("$anchor", "$dynamicAnchor") and isinstance(value, str):
                         self._anchors.setdefault(f"#{value}", []).append(at)
                     elif isinstance(value, (Mapping, list)):
                         todo.append((f"{at}/{quote(str(name).replace('~', '~0').replace('/', '~1'))}", value))
-        found = self._anchors.get(reference, [])
-        return found[0] if len(found) == 1 else None
+        matches = self._anchors.get(reference, [])
+        return matches[0] if len(matches) == 1 else None
 
     def names(self) -> list[str]:
-        """Return the properties that the whole schema names, at most `MAX_NAMES`."""
+        """Return the property names in the whole schema, at most `MAX_NAMES`."""
         if self._names is None:
-            found: dict[str, None] = {}
+            collected: dict[str, None] = {}
             todo = [self._root]
             while todo:
-                one = todo.pop()
-                if isinstance(one, Mapping):
-                    if isinstance(properties := one.get("properties"), Mapping):
-                        found |= dict.fromkeys(map(str, properties))
-                    found |= dict.fromkeys(name for name in _listed(one, "required") if isinstance(name, str))
-                todo += one.values() if isinstance(one, Mapping) else one if isinstance(one, list) else ()
-            self._names = list(found)[:MAX_NAMES]
+                node = todo.pop()
+                if isinstance(node, Mapping):
+                    if isinstance(properties := node.get("properties"), Mapping):
+                        collected |= dict.fromkeys(map(str, properties))
+                    collected |= dict.fromkeys(name for name in _listed(node, "required") if isinstance(name, str))
+                todo += node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
+            self._names = list(collected)[:MAX_NAMES]
         return self._names
 
     def resolved(self, given: Any) -> Any:
-        """Return the schema behind references that stand alone, without what only describes."""
+        """Resolve a schema that consists of a reference only, and return it without annotations."""
         for _ in range(MAX_DEPTH):
             if not isinstance(given, Mapping):
                 return given
@@ -152,9 +151,9 @@ class Logic:
                 for name, value in given.items()
                 if name in KEYWORDS and (name != "format" or (isinstance(value, str) and value in FORMATS))
             }
-            if given.keys() != {"$ref"} or (found := self.target(given["$ref"])) is None:
+            if given.keys() != {"$ref"} or (target := self.target(given["$ref"])) is None:
                 return given
-            given = found
+            given = target
         return given
 
     def is_true(self, given: Any) -> bool:
@@ -168,31 +167,32 @@ class Logic:
     # ------------------------------------------------------------------------------------------------------ values
 
     def types(self, given: Any, depth: int = 0) -> frozenset[str]:
-        """Return the types that values may have."""
+        """Return the types that the schema's values may have."""
         if given is False:
             return frozenset()
         if not isinstance(given, Mapping) or not self._goes_on(depth):
             return TYPES
-        found = TYPES
+        types = TYPES
         if isinstance(names := given.get("type"), (str, list)):
             listed = [names] if isinstance(names, str) else names
-            found &= frozenset(type_ for name in listed for type_ in _of_name(name))
+            types &= frozenset(type_ for name in listed for type_ in _of_name(name))
         for name in ("const", "enum"):
             if name in given:
                 values = [given[name]] if name == "const" else given[name]
-                found &= frozenset(map(_type_of, values)) if isinstance(values, list) else TYPES
+                types &= frozenset(map(_type_of, values)) if isinstance(values, list) else TYPES
         if (target := self.target(given.get("$ref"))) is not None:
-            found &= self.types(target, depth + 1)
+            types &= self.types(target, depth + 1)
         if isinstance(parts := given.get("allOf"), list):
             for part in parts:
-                found &= self.types(part, depth + 1)
+                types &= self.types(part, depth + 1)
         for name in ("anyOf", "oneOf"):
             if isinstance(parts := given.get(name), list):
-                found &= frozenset[str]().union(*(self.types(part, depth + 1) for part in parts))
-        return found
+                types &= frozenset[str]().union(*(self.types(part, depth + 1) for part in parts))
+        return types
 
     def values(self, given: Any, depth: int = 0) -> list[Any] | None:
-        """Return a list with all values that fit, and maybe others; None: unknown."""
+        """Return a list that contains all values that fit the schema, and maybe others; `None` if there is no such
+        list."""
         if given is False:
             return []
         if not isinstance(given, Mapping) or not self._goes_on(depth):
@@ -214,7 +214,7 @@ class Logic:
     # ---------------------------------------------------------------------------------------------------- disjoint
 
     def is_disjoint(self, a: Any, b: Any, depth: int = 0) -> bool:
-        """Return whether certainly nothing fits both."""
+        """Return whether certainly no value fits both schemas."""
         if a is False or b is False:
             return True
         if not (isinstance(a, Mapping) and isinstance(b, Mapping)) or not self._goes_on(depth):
@@ -241,7 +241,7 @@ class Logic:
         return False
 
     def are_tagged(self, alternatives: list[Any]) -> bool:
-        """Return whether one property, which all require, has other values in each."""
+        """Return whether one property, required by all alternatives, distinguishes them by its values."""
         schemas = [self.resolved(one) for one in alternatives]
         if not all(isinstance(one, Mapping) and self.types(one) == {"object"} for one in schemas):
             return False
@@ -253,7 +253,7 @@ class Logic:
         return False
 
     def _differs(self, a: Mapping[str, Any], b: Mapping[str, Any], depth: int) -> bool:
-        """Return whether a property that `a` requires has no value that fits both."""
+        """Return whether no value of some property that `a` requires fits both schemas."""
         for name in _listed(a, "required"):
             if isinstance(name, str) and self.is_disjoint(_property(a, name), _property(b, name), depth + 1):
                 return True
@@ -262,7 +262,7 @@ class Logic:
     # ---------------------------------------------------------------------------------------------------- opposite
 
     def negated(self, given: Any, depth: int = 0) -> Any:
-        """Return a schema that all other values fit, without `not`; None: unknown."""
+        """Return a schema, without `not`, for all values that do not fit; `None` if it is unknown."""
         given = self.resolved(given)
         if given is True or given == {}:
             return False
@@ -270,20 +270,20 @@ class Logic:
             return True
         if not isinstance(given, Mapping) or not self._goes_on(depth):
             return None
-        found: list[Any] = []
+        alternatives: list[Any] = []
         for name, value in given.items():
             if (some := self._opposite(name, value, given, depth + 1)) is None:
                 return None
-            found += some
-        if len(found) > MAX_ALTERNATIVES:
+            alternatives += some
+        if len(alternatives) > MAX_ALTERNATIVES:
             return None
-        return found[0] if len(found) == 1 else {"anyOf": found} if found else False
+        return alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives} if alternatives else False
 
     def unless(self, one: Any, other: Any) -> Any:
-        """Return what keeps a value that fits `one` from fitting `other`; None: unknown. It may keep away more."""
+        """Return a schema that keeps values of `one` from fitting `other`, and maybe more; `None` if it is unknown."""
         if (found := self.negated(other)) is not None:
             return found
-        if self.types(one) != {"object"}:  # nothing that is no object lacks a property
+        if self.types(one) != {"object"}:  # only an object can lack a property
             return None
         own, needs = (
             _listed(x, "required") if isinstance(x := self.resolved(part), Mapping) else [] for part in (one, other)
@@ -292,7 +292,7 @@ class Logic:
         return {"anyOf": [{"properties": {name: False}} for name in missing]} if missing else None
 
     def _opposite(self, name: str, value: Any, given: Mapping[str, Any], depth: int) -> list[Any] | None:
-        """Return the alternatives that break a keyword of `given`."""
+        """Return alternatives that violate one keyword of `given`; `None` if they are unknown."""
         match name:
             case "type":
                 return _other_types(TYPES - self.types({"type": value}))
@@ -326,8 +326,8 @@ class Logic:
     # --------------------------------------------------------------------------------------------------- evaluated
 
     def evaluated(self, given: Any, depth: int = 0) -> list[tuple[dict[str, Any], Any] | None]:
-        """Return the alternatives of what a schema evaluates of an object: the properties and patterns that it names,
-        and what an object must fit for it. None in place of one: all of them. No alternative: unknown."""
+        """Return the alternatives of what a schema evaluates of an object: its named properties and patterns, and what
+        an object must fit for that. An entry `None` stands for all properties. An empty list means unknown."""
         given = self.resolved(given)
         if isinstance(given, bool):
             return [({"properties": {}, "patternProperties": {}}, given)]
@@ -403,26 +403,26 @@ def _other_types(left: frozenset[str]) -> list[Any] | None:
 
 
 def _other_values(values: Any) -> list[Any] | None:
-    """Return alternatives that take every value but these."""
+    """Return alternatives that match every value but these; `None` if they are unknown."""
     if not isinstance(values, list):
         return None
     kinds = {_type_of(value) for value in values}
     if kinds & {"array", "object"} or sum(len(value) for value in values if isinstance(value, str)) > MAX_TEXT:
         return None
     is_number = bool(kinds & {"integer", "float"})
-    found = _other_types(TYPES - kinds - ({"integer", "float"} if is_number else set())) or []
+    alternatives = _other_types(TYPES - kinds - ({"integer", "float"} if is_number else set())) or []
     if "string" in kinds:
-        found.append({"type": "string", "pattern": none_of(value for value in values if isinstance(value, str))})
+        alternatives.append({"type": "string", "pattern": none_of(value for value in values if isinstance(value, str))})
     if "boolean" in kinds:
-        found += [{"const": one} for one in (False, True) if not any(value is one for value in values)]
+        alternatives += [{"const": one} for one in (False, True) if not any(value is one for value in values)]
     if is_number:
         numbers = sorted({value for value in values if isinstance(value, (int, float)) and not isinstance(value, bool)})
         for after, before in itertools.pairwise([None, *numbers, None]):
             one: dict[str, Any] = {"type": "number"}
             one |= {} if after is None else {"exclusiveMinimum": after}
             one |= {} if before is None else {"exclusiveMaximum": before}
-            found.append(one)
-    return found
+            alternatives.append(one)
+    return alternatives
 
 
 def _listed(given: Mapping[str, Any], name: str) -> list[Any]:
@@ -431,7 +431,7 @@ def _listed(given: Mapping[str, Any], name: str) -> list[Any]:
 
 
 def _property(given: Mapping[str, Any], name: str) -> Any:
-    """Return what `given` by itself says of the values of a property."""
+    """Return the schema for a property's values in `given` itself."""
     properties = given.get("properties")
     if isinstance(properties, Mapping) and name in properties:
         return properties[name]
@@ -439,7 +439,7 @@ def _property(given: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_below(a: Mapping[str, Any], b: Mapping[str, Any], types: Any, most: Any, least: Any) -> bool:
-    """Return whether what `a` allows at most is less than what `b` asks for at least."""
+    """Return whether an upper bound of `a` is below a lower bound of `b`."""
     uppers = [(a[name], name.startswith("exclusive")) for name in most if _is_number(a.get(name))]
     lowers = [(b[name], name.startswith("exclusive")) for name in least if _is_number(b.get(name))]
     return any(x < y or (x == y and (open_x or open_y)) for x, open_x in uppers for y, open_y in lowers)

@@ -1,6 +1,6 @@
-"""`SamplingParams(grammar=structured_outputs(json=schema))`: the form of an answer, for the offline API.
+"""Structured output for the offline API: `SamplingParams(grammar=structured_outputs(json=schema))`.
 
-Invariants: the same checks and the same errors as those of the server.
+Invariants: the checks and errors are those of the server.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ def structured_outputs(
     grammar: str | None = None,
     whitespace_pattern: str | None = None,
 ) -> str:
-    """A grammar for `SamplingParams`. Give one of: a JSON schema, its text or a pydantic model; any JSON object; a
-    regular expression; some texts; a grammar in Lark's notation or llama.cpp's. `whitespace_pattern` is what may stand
-    between the tokens of JSON; empty: nothing. Warns of keywords of a schema that an answer need not obey. Raises
-    `ParamError`."""
+    """Return a grammar for `SamplingParams`. Give one of: a JSON schema (an object, its text or a pydantic model), any
+    JSON object, a regular expression, a list of texts, a grammar in Lark or llama.cpp's GBNF. `whitespace_pattern` is
+    the pattern of whitespace between JSON tokens (empty: none). Warns about schema keywords that are not enforced.
+    Raises `ParamError`."""
     if isinstance(json, type):
         json = json.model_json_schema()  # type: ignore[attr-defined]
     given: list[tuple[str, Kind, Any]] = [
@@ -35,12 +35,12 @@ def structured_outputs(
         ("choice", "choice", None if choice is None else list(choice)),
         ("grammar", "grammar", grammar),
     ]
-    found = [
+    sources = [
         GrammarSource(kind, value, name, whitespace_pattern if kind == "json_schema" else None)
         for name, kind, value in given
         if value is not None
     ]
-    if (source := the_one(found)) is None:
+    if (source := the_one(sources)) is None:
         raise TypeError("structured_outputs: give one of json, json_object, regex, choice and grammar")
     made = grammar_of(source)
     if made.left_out:

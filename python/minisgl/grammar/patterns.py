@@ -1,9 +1,8 @@
-"""Expressions with look-ahead, which the library lacks, as several without: a text that matches all of them matches.
+"""Rewrites regular expressions with look-ahead, which the library lacks, as several without: a text must match all of
+them. Only look-ahead at the start of a whole expression is rewritten: `^(?=A)B`, and `^(?!A)B` if there is a pattern
+for texts that do not begin with A. Generators write these for decimals, mail addresses and host names.
 
-Only what stands at the beginning of a whole expression is rewritten: `^(?=A)B`, and `^(?!A)B` where texts that do not
-begin with A can be said. Generators write these for decimals, mail addresses and host names.
-
-Invariants: the expressions take what the given one takes, or it is returned as it is.
+Invariants: the expressions together match what the given one matches, or it is returned unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _SINGLE = re.compile(_ONE)
 
 
 def without_lookahead(pattern: str) -> list[str]:
-    rest, found = pattern.removeprefix("^"), list[str]()
+    rest, patterns = pattern.removeprefix("^"), list[str]()
     if rest == pattern or _has_choice(rest):
         return [pattern]
     while look := _LOOK.match(rest):
@@ -28,34 +27,34 @@ def without_lookahead(pattern: str) -> list[str]:
         one = f"^(?:{inside})" if look[1] == "=" else _unless(inside)
         if one is None:
             return [pattern]
-        found.append(one)
+        patterns.append(one)
         rest = rest[end:]
-    return [f"^{rest}", *found]
+    return [f"^{rest}", *patterns]
 
 
 def _unless(inside: str) -> str | None:
-    """Return what texts match that do not begin with it."""
+    """Return a pattern for texts that do not begin with `inside`; `None` if none is known."""
     if _SINGLE.fullmatch(inside):
         return f"^(?:$|{_other(inside)})"
-    if found := _REPEATED.fullmatch(inside):
-        return _other(found[1]) if found[2] == "*" else f"^$|{_other(found[1])}"
-    if found := _TWICE.fullmatch(inside):
-        other = _other(found[1])
-        return f"^{other}*(?:{found[1]}{other}+)*{found[1]}?$"
-    if found := _AHEAD.fullmatch(inside):
-        return f"^{_other(found[1])}*$"
+    if match := _REPEATED.fullmatch(inside):
+        return _other(match[1]) if match[2] == "*" else f"^$|{_other(match[1])}"
+    if match := _TWICE.fullmatch(inside):
+        other = _other(match[1])
+        return f"^{other}*(?:{match[1]}{other}+)*{match[1]}?$"
+    if match := _AHEAD.fullmatch(inside):
+        return f"^{_other(match[1])}*$"
     return None
 
 
 def _other(one: str) -> str:
-    """Return what any other character matches."""
+    """Return a pattern for every character that `one` does not match."""
     if one.startswith("["):
         return f"[{one[2:]}" if one.startswith("[^") else f"[^{one[1:]}"
     return f"[^{one}]" if one != "-" else "[^\\-]"
 
 
 def _end(text: str) -> int:
-    """Return where the group ends that `text` begins with."""
+    """Return the end of the group at the start of `text`."""
     depth = 0
     for at, one in _marks(text):
         depth += {"(": 1, ")": -1}.get(one, 0)
@@ -65,7 +64,7 @@ def _end(text: str) -> int:
 
 
 def _has_choice(text: str) -> bool:
-    """Return whether `|` stands outside of all groups."""
+    """Return whether the pattern has a `|` outside of all groups."""
     depth = 0
     for _, one in _marks(text):
         depth += {"(": 1, ")": -1}.get(one, 0)
@@ -75,7 +74,7 @@ def _has_choice(text: str) -> bool:
 
 
 def _marks(text: str) -> list[tuple[int, str]]:
-    """Return the parentheses and bars that are no characters of a text."""
+    """Return the positions of parentheses and bars that are operators of the pattern."""
     skipped = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
     plain = skipped.sub(lambda found: "x" * len(found[0]), text)
     return [(at, one) for at, one in enumerate(plain) if one in "()|"]

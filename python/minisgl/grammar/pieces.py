@@ -1,7 +1,7 @@
-"""Writes sources as grammars in llguidance's dialect of Lark: each is a piece that can stand in a rule of a larger one.
+"""Writes grammar sources in llguidance's dialect of Lark; each becomes a piece that can be part of a larger rule.
 
-Invariants: no text of a client can end the literal, the expression or the schema that it stands in; JSON has at most 32
-characters of whitespace in one place, so that an answer does not end in them.
+Invariants: no client text can end the literal, expression or schema that contains it; JSON output has at most 32
+consecutive whitespace characters, so that it does not end in them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _BREAKS = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """`body` stands anywhere in a rule, on one line; the grammars that it names stand beside that of the rule."""
+    """Part of a grammar rule. `body` fits anywhere in a rule, on one line; `grammars` are those that it refers to."""
 
     body: str
     grammars: tuple[dict[str, Any], ...] = ()
 
 
 def piece(source: GrammarSource, name: str = "asked") -> Piece:
-    """`source.value` is checked (see check.py). `name`: free for a grammar of its own, if it needs one."""
+    """Return the piece for a checked source (see check.py). `name`: for a grammar of its own, if it needs one."""
     match source.kind:
         case "json_schema":
             return Piece(schema(source.value, source.whitespace))
@@ -41,17 +41,17 @@ def piece(source: GrammarSource, name: str = "asked") -> Piece:
 
 
 def literal(text: str) -> str:
-    """Exactly this text."""
+    """Return a rule for exactly this text."""
     return json.dumps(text)
 
 
 def regex(pattern: str) -> str:
-    """A match of the whole expression, in the syntax of Rust's regex crate."""
+    """Return a rule for a match of the whole expression, in the syntax of Rust's regex crate."""
     return "/" + _BACKSLASH_PAIR_OR_SLASH.sub(lambda found: _BREAKS.get(found[0], found[0]), pattern) + "/"
 
 
 def schema(value: dict[str, Any] | bool, whitespace: str | None = None) -> str:
-    """A JSON text that the schema accepts."""
+    """Return a rule for JSON text that fits the schema."""
     inside = {"allOf": [value]} if isinstance(value, bool) else value
     if whitespace == "":
         options: dict[str, Any] = {"whitespace_flexible": False}
@@ -61,8 +61,8 @@ def schema(value: dict[str, Any] | bool, whitespace: str | None = None) -> str:
 
 
 def grammar(rules: str | Piece, others: Sequence[Piece] = ()) -> str:
-    """Return a grammar as `SamplingParams.grammar` takes it. `rules`: Lark with a rule `start`, in whose rules the
-    `others` stand; or a piece that is all of it."""
+    """Return a grammar for `SamplingParams.grammar`. `rules` is Lark with a rule `start` that may use `others`, or a
+    piece that is the whole grammar."""
     if isinstance(rules, Piece):
         return grammar(f"start: {rules.body}", [rules])
     named = [one for other in others for one in other.grammars]

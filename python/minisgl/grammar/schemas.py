@@ -1,12 +1,12 @@
-"""JSON schemas in the keywords that the library of grammars has.
+"""Rewrites JSON schemas in the keywords that the grammar library supports.
 
-Each keyword of a draft is passed on, rewritten in keywords that the library has, or left out. What demands nothing goes
-without a word: `uniqueItems: false`, `propertyNames: true`, null for a keyword. An object that names its properties is
-closed: whoever reads the answer takes no others, and a small model goes on with an object that may go on.
+Each keyword of a draft is passed on, rewritten, or left out. Keywords without effect are dropped silently:
+`uniqueItems: false`, `propertyNames: true`, null. An object that names its properties is closed: clients expect no
+other properties, and a small model tends to add some.
 
-Invariants: what fits the served schema fits the given one, but for the places in `left_out`. Under `strict` only
-formats that the library does not know are left out, which are annotations; every other keyword is obeyed or refused.
-Closing leaves something that fits: where several places describe one object, nothing is closed.
+Invariants: what fits the served schema fits the given one, except for the places in `left_out`. Under `strict` only
+unknown formats are left out, which are annotations; every other keyword is enforced or refused. Closing keeps the
+schema satisfiable: if several places describe one object, nothing is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minisgl.grammar.patterns import without_lookahead
 from minisgl.sampling_params import ParamError
 
 WHOLE = "/"
-"""An entry of `without` that stands for every place of a keyword."""
+"""Entry of `without` for all uses of a keyword."""
 DRAFTS = frozenset(
     f"{scheme}://json-schema.org/{draft}/schema"
     for scheme, draft in (
@@ -38,18 +38,18 @@ DRAFTS = frozenset(
         ("http", "draft-04"),
     )
 )
-MAX_BRANCHES = 32  # alternatives that one keyword becomes
-MAX_ASKED = 512  # times that the library is, for patterns of names
-MAX_COMPARED = 64  # alternatives, each with each
-MAX_ADDED = 2000  # schemas that a schema grows by
-EXACT = 1 << 53  # beyond it the library's numbers are not those of the schema
-FAR = (1 << 63) - 1024  # the largest of the library's numbers
-LONG = 10**18  # from here on the library has no range that is open to that side
+MAX_BRANCHES = 32  # alternatives into which one keyword is rewritten
+MAX_ASKED = 512  # queries of the library, for patterns of names
+MAX_COMPARED = 64  # alternatives compared pairwise
+MAX_ADDED = 2000  # subschemas added to a schema
+EXACT = 1 << 53  # above this the library's numbers are inexact
+FAR = (1 << 63) - 1024  # largest number of the library
+LONG = 10**18  # above this the library has no half-open ranges
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _LISTS = frozenset(("allOf", "anyOf", "prefixItems"))
 _SINGLE = frozenset(("items", "additionalItems", "additionalProperties"))
 _APPLICATORS = frozenset(("const", "enum", "allOf", "anyOf", "$ref"))
-_APART = frozenset(("allOf", "anyOf", "$ref", "required"))  # mean the same whatever stands beside them
+_APART = frozenset(("allOf", "anyOf", "$ref", "required"))  # independent of the keywords next to them
 _IN_PLACE = frozenset(("$ref", "anyOf", "oneOf", "if", "dependentSchemas", "$dynamicRef", "$recursiveRef"))
 _OF_OBJECTS = frozenset(
     ("properties", "required", "patternProperties", "additionalProperties", "minProperties", "maxProperties")
@@ -68,9 +68,7 @@ _MORE = _IN_PLACE | {
 }
 _BASES = frozenset(("$id", "id", "$anchor", "$schema"))
 _CLASS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]", re.DOTALL)
-_ENDLESS = re.compile(
-    r"[*+]|\{\d+,\}|^(?!.*\$)", re.DOTALL
-)  # expressions that surely match more names than a schema has
+_ENDLESS = re.compile(r"[*+]|\{\d+,\}|^(?!.*\$)", re.DOTALL)  # expressions that match more names than any schema has
 _DEFINITION = re.compile(r"#/(\$defs|definitions)/[^/]+")
 Path = tuple[str, ...]
 
@@ -79,7 +77,7 @@ Path = tuple[str, ...]
 class Served:
     schema: Any
     left_out: list[str]
-    """Places of keywords that an answer need not obey, as `properties.a.format`."""
+    """Paths of keywords that are not enforced, such as `properties.a.format`."""
 
 
 def served(
@@ -89,25 +87,25 @@ def served(
     is_empty: Callable[[Any], bool] = lambda _: False,
     without: Mapping[str, frozenset[str]] | None = None,
 ) -> Served:
-    """Return `schema` as the library takes it. `is_empty`: whether nothing fits a schema of strings. `without`: what
-    the library refused, by keyword: its values, or `WHOLE`. Raises `ParamError` under `strict`."""
+    """Rewrite `schema` for the library. `is_empty`: returns whether a schema of strings matches no value. `without`: by
+    keyword, the values that the library refused, or `WHOLE`. Raises `ParamError` under `strict`."""
     work = _Work(Logic(schema), field, strict, is_empty, without or {}, check_forms(schema, field), combines(schema))
     closing = not _composes(schema)
-    found = work.schema(schema, (), closing)
+    rewritten = work.schema(schema, (), closing)
     while work.waiting:
         reference, name = work.waiting.pop()
         target = work.schema(work.logic.target(reference), (*reference.split("/")[1:],), closing)
-        found["$defs"] = {**found.get("$defs", {}), name: target}
-    return Served(found, list(dict.fromkeys(work.left_out)))
+        rewritten["$defs"] = {**rewritten.get("$defs", {}), name: target}
+    return Served(rewritten, list(dict.fromkeys(work.left_out)))
 
 
 def closed(schema: Any) -> Any:
-    """Return `schema` with `additionalProperties` false at each object that names its properties."""
+    """Return `schema` with `additionalProperties` false in each object that names its properties."""
     return served(schema).schema
 
 
 def _composes(schema: Any, root: bool = True) -> bool:
-    """Return whether an object may be described in several places."""
+    """Return whether one object may be described in several places."""
     todo = [schema]
     while todo:
         one = todo.pop()
@@ -124,7 +122,7 @@ def _composes(schema: Any, root: bool = True) -> bool:
 
 
 def _refers(parts: Sequence[Any]) -> bool:
-    """Return whether one of these alternatives is described elsewhere."""
+    """Return whether one of these alternatives is a reference."""
     for part in parts:
         if isinstance(part, str):
             return True
@@ -147,19 +145,19 @@ class _Work:
     num_added: int = 0
     num_asked: int = 0
     states: list[int] = dataclasses.field(default_factory=list)
-    """The states of the multiples that are served."""
+    """State counts of the served multiples."""
     moved: dict[str, str] = dataclasses.field(default_factory=dict)
-    """References to the definitions that they are served as."""
+    """New definition names by reference."""
     waiting: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
     def leave(self, path: Path, name: str, value: Any) -> None:
         if self.strict:
-            reason = "cannot be enforced here, and with `strict` no keyword is left out: remove it, or `strict`"
+            reason = "cannot be enforced, and `strict` leaves no keyword out: remove it, or `strict`"
             raise ParamError(".".join((self.field, *path, name)), value, reason)
         self.left_out.append(".".join((*path, name)))
 
     def schema(self, given: Any, path: Path, closing: bool) -> Any:
-        """Return what the library is given for a schema, which is at `path` unless a client wrote it elsewhere."""
+        """Return the rewritten schema. It is at `path` unless the client wrote it elsewhere."""
         if not isinstance(given, Mapping):
             return given
         path = self.places.get(id(given), path)
@@ -168,24 +166,24 @@ class _Work:
         more: list[tuple[str, Any]] = []
         for name, value in node.items():
             if (rule := _RULES.get(name)) is not None:
-                found = rule(self, node, path)
-                self.num_added += 0 if found is None or found is True else 1
-                if found is None or self.num_added > MAX_ADDED:
+                rewritten = rule(self, node, path)
+                self.num_added += 0 if rewritten is None or rewritten is True else 1
+                if rewritten is None or self.num_added > MAX_ADDED:
                     self.leave(path, name, value)
-                elif found is False:
+                elif rewritten is False:
                     return False
-                elif found is not True:
-                    if len(found) == 1 and found.keys() <= _APART - node.keys() - out.keys():
-                        out |= self.schema(found, path, closing and "properties" not in node)
+                elif rewritten is not True:
+                    if len(rewritten) == 1 and rewritten.keys() <= _APART - node.keys() - out.keys():
+                        out |= self.schema(rewritten, path, closing and "properties" not in node)
                     else:
-                        more.append((name, found))
+                        more.append((name, rewritten))
             elif name in _MAPS and isinstance(value, Mapping):
                 inside = closing and name != "patternProperties"
                 refused = self.without.get(name, frozenset()) & value.keys()
                 if refused:
                     self.leave(path, name, value)
-                kept = {key: one for key, one in value.items() if key not in refused}
-                out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in kept.items()}
+                remaining = {key: one for key, one in value.items() if key not in refused}
+                out[name] = {key: self.schema(one, (*path, name, key), inside) for key, one in remaining.items()}
             elif isinstance(value, list) and (name in _LISTS or name == "items"):
                 inside = closing and name != "allOf" and (name == "prefixItems" or "properties" not in node)
                 out[name] = [self.schema(one, (*path, name, str(i)), inside) for i, one in enumerate(value)]
@@ -206,25 +204,26 @@ class _Work:
         self._numbers(node, out, path)
         self._property_counts(node, out, path, closing)
         self._patterns(out, path)
-        for name, found in more:
-            if found.keys() == {"pattern"} and "pattern" not in out:
-                out |= self.schema(found, (*path, name), False)
+        for name, rewritten in more:
+            if rewritten.keys() == {"pattern"} and "pattern" not in out:
+                out |= self.schema(rewritten, (*path, name), False)
                 continue
-            out["allOf"] = [*out.get("allOf", ()), self.schema(found, (*path, name), False)]
+            out["allOf"] = [*out.get("allOf", ()), self.schema(rewritten, (*path, name), False)]
         return _in_order(out)
 
     def _reference(self, given: Any) -> Any:
-        """Return a reference to a definition: what else it leads to may be served as something else."""
-        found = self.logic.pointer(given)
-        if found is None or found == "#" or _DEFINITION.fullmatch(found) or self.logic.target(found) is None:
-            return given if found is None else found
-        if found not in self.moved:
-            self.moved[found] = f"referenced {len(self.moved)}"
-            self.waiting.append((found, self.moved[found]))
-        return f"#/$defs/{self.moved[found].replace(' ', '%20')}"
+        """Return a reference to a definition; other targets are served as new definitions, because they may be
+        rewritten in place."""
+        pointer = self.logic.pointer(given)
+        if pointer is None or pointer == "#" or _DEFINITION.fullmatch(pointer) or self.logic.target(pointer) is None:
+            return given if pointer is None else pointer
+        if pointer not in self.moved:
+            self.moved[pointer] = f"referenced {len(self.moved)}"
+            self.waiting.append((pointer, self.moved[pointer]))
+        return f"#/$defs/{self.moved[pointer].replace(' ', '%20')}"
 
     def _leaves(self, name: str, value: Any, path: Path, given: Mapping[str, Any]) -> bool:
-        """Leave out what has no effect by itself, or what the library refused before."""
+        """Return whether a keyword is left out: it has no effect here, or the library has refused it."""
         if name == "format" and isinstance(value, str) and value not in FORMATS:
             self.left_out.append(".".join((*path, name)))
             return True
@@ -241,8 +240,8 @@ class _Work:
     # ------------------------------------------------------------------------------------------------ in their place
 
     def _numbers(self, node: Mapping[str, Any], out: dict[str, Any], path: Path) -> None:
-        """Bounds that the library's numbers do not have are moved inward; those that lead beyond its numbers and
-        multiples that it does not have are left out; where no multiple is within, nothing fits."""
+        """Adapt bounds and multiples to the library's number range: inexact bounds move inward, bounds beyond the range
+        and unsupported multiples are left out, and a range without a multiple matches nothing."""
         for name in (*LEAST, *MOST):
             value: Any = out.get(name)
             up = name in LEAST
@@ -253,7 +252,7 @@ class _Work:
                 self.leave(path, name, node[name])
                 continue
             bound = int(max(-FAR, min(value, FAR)))
-            if name in ("exclusiveMinimum", "exclusiveMaximum"):  # the library's numbers have no neighbour there
+            if name in ("exclusiveMinimum", "exclusiveMaximum"):  # exclusive bounds are not representable there
                 bound += 1 if up else -1
             own, other, inner = ("minimum", "maximum", max) if up else ("maximum", "minimum", min)
             out[own] = inner([_inward(bound, up), *_bounds(out, (own,))])
@@ -263,9 +262,9 @@ class _Work:
             values = [out[name]] if name == "const" and name in out else out.get(name)
             if isinstance(values, list) and not all(map(_is_exact, values)):
                 self.leave(path, name, node[name])
-                kept = [one for one in values if _is_exact(one)]
+                exact = [one for one in values if _is_exact(one)]
                 del out[name]
-                out |= {"enum": kept} if kept else {"type": node.get("type", "integer")}
+                out |= {"enum": exact} if exact else {"type": node.get("type", "integer")}
         multiple = out.get("multipleOf")
         if multiple is not None and multiple > 0:
             states = [*self.states, num_states(multiple)]
@@ -277,14 +276,14 @@ class _Work:
         if multiple is not None and multiple > 0 and self.logic.types(node) <= {"integer", "float"}:
             step = Fraction(str(multiple))
             if self.logic.types(node) == {"integer"}:
-                step = Fraction(step.numerator)  # the least integer among its multiples
+                step = Fraction(step.numerator)  # the smallest integer multiple
             if _has_no_multiple(out, step):
                 out.pop("multipleOf")
                 out["enum"] = []
 
     def _property_counts(self, node: Mapping[str, Any], out: dict[str, Any], path: Path, closing: bool) -> None:
-        """`minProperties` and `maxProperties` beside optional properties are alternatives. The keys of a map may come
-        twice, so that a second one counts for nothing."""
+        """Rewrite `minProperties` and `maxProperties` for objects with optional properties as alternatives. Keys of a
+        map may be repeated in the output, so minimum counts of such keys cannot be enforced."""
         least, most = out.pop("minProperties", 0), out.pop("maxProperties", None)
         named = out.get("properties", {})
         required = list(dict.fromkeys(out.get("required", ())))
@@ -312,31 +311,31 @@ class _Work:
         out |= {} if most is None else {"maxProperties": most}
 
     def _patterns(self, out: dict[str, Any], path: Path) -> None:
-        """A pattern that matches no other names than the schema has is these names: where they are taken, it would
-        leave a comma that nothing follows."""
+        """Replace a pattern that matches only names in the schema by these names: if all are taken, the pattern would
+        allow a comma that nothing follows."""
         if (patterns := out.get("patternProperties")) is None:
             return
         named = out.get("properties", {})
-        out["patternProperties"] = found = dict(patterns)
+        out["patternProperties"] = remaining = dict(patterns)
         for pattern, value in patterns.items():
             if value is False and pattern in ("", "^", "$", ".*", "^.*", ".*$", "^.*$"):
                 out["additionalProperties"] = False
             if (names := self._names(pattern)) is not None:
-                del found[pattern]
+                del remaining[pattern]
                 named = {
                     **named,
                     **{name: {"allOf": [named[name], value]} if name in named else value for name in names},
                 }
         if self.num_asked > MAX_ASKED:
             self.leave(path, "patternProperties", patterns)
-            found = {}
-        if not found:
+            remaining = {}
+        if not remaining:
             out.pop("patternProperties")
         if named:
             out["properties"] = named
 
     def _names(self, pattern: str) -> list[str] | None:
-        """Return the names that match, if all of them are in the schema."""
+        """Return the schema's names that match a pattern; `None` if other names match, or that is unknown."""
         names = self.logic.names()
         if _ENDLESS.search(_CLASS.sub("x", pattern)) or self.num_asked > MAX_ASKED:
             return None
@@ -349,9 +348,9 @@ class _Work:
     # ---------------------------------------------------------------------- rules: True demands nothing, None: unknown
 
     def one_of(self, node: Mapping[str, Any], path: Path) -> Any:
-        """Alternatives that exclude each other are those of `anyOf`; others are what the rest of them do not take."""
+        """Rewrite `oneOf` as `anyOf`; of alternatives that overlap, each excludes what the rest match."""
         alternatives = node["oneOf"]
-        found, overlap = [], len(alternatives) > MAX_COMPARED
+        disjoint, overlap = [], len(alternatives) > MAX_COMPARED
         if self.logic.are_tagged(alternatives):
             return {"anyOf": alternatives}
         for i, one in enumerate([] if overlap else alternatives):
@@ -361,10 +360,10 @@ class _Work:
             negated = [self.logic.unless(one, other) for other in others]
             if overlap := None in negated or len(negated) > 4:
                 break
-            found.append({"allOf": [one, *negated]} if negated else one)
+            disjoint.append({"allOf": [one, *negated]} if negated else one)
         if overlap:
             self.leave(path, "oneOf", alternatives)
-        return {"anyOf": alternatives if overlap else found}
+        return {"anyOf": alternatives if overlap else disjoint}
 
     def not_(self, node: Mapping[str, Any], path: Path) -> Any:
         return self.logic.negated(node["not"])
@@ -380,7 +379,7 @@ class _Work:
         return {"anyOf": [one for one in branches if False not in one["allOf"]]}
 
     def contains(self, node: Mapping[str, Any], path: Path) -> Any:
-        """The first items are those that it asks for."""
+        """Rewrite `contains`: the first items must be the required ones."""
         one, least, most = node["contains"], _count(node, "minContains", 1), node.get("maxContains")
         if (one is False and least) or (most is not None and most < least):
             return self.logic.negated({"type": "array"})
@@ -392,11 +391,11 @@ class _Work:
         rest = True if most is None else self.logic.negated(one)
         if not can or rest is None or (most is not None and num_before):
             return None
-        found = {"items": [*[True] * num_before, *[one] * least], "minItems": num_before + least}
-        return found if rest is True else {**found, "additionalItems": rest}
+        rewritten = {"items": [*[True] * num_before, *[one] * least], "minItems": num_before + least}
+        return rewritten if rest is True else {**rewritten, "additionalItems": rest}
 
     def unique(self, node: Mapping[str, Any], path: Path) -> Any:
-        """Few values in every order, without a second one of any."""
+        """Rewrite `uniqueItems` over few values as all their permutations; `None` if there are too many."""
         most = _count(node, "maxItems", 1 << 60)
         if not node["uniqueItems"] or most < 2:
             return True
@@ -439,7 +438,7 @@ class _Work:
         return {"patternProperties": {pattern: True}, "additionalProperties": False} if pattern else True
 
     def _name_pattern(self, given: Any) -> str | None:
-        """Return what the texts match that fit; None: no one expression says it."""
+        """Return a pattern for the texts that fit; `None` if no single expression does it."""
         one = {name: value for name, value in self.logic.resolved(given).items() if name in KEYWORDS}
         one.pop("type", None)
         if one.get("format", "") not in FORMATS:
@@ -464,12 +463,14 @@ class _Work:
         rest = node["unevaluatedProperties"]
         if rest is True or rest == {}:
             return True
-        found = self.logic.evaluated({name: one for name, one in node.items() if name != "unevaluatedProperties"})
-        if found and all(one is None for one in found):
+        alternatives = self.logic.evaluated(
+            {name: one for name, one in node.items() if name != "unevaluatedProperties"}
+        )
+        if alternatives and all(one is None for one in alternatives):
             return True
-        if not found or None in found or len(found) > MAX_BRANCHES:
+        if not alternatives or None in alternatives or len(alternatives) > MAX_BRANCHES:
             return None
-        closings = [({**names, "additionalProperties": rest}, fits) for names, fits in filter(None, found)]
+        closings = [({**names, "additionalProperties": rest}, fits) for names, fits in filter(None, alternatives)]
         if len(closings) == 1:
             return closings[0][0]
         return {"anyOf": [{"allOf": [fits, one]} for one, fits in closings]}
@@ -514,7 +515,7 @@ _DATE = f"(?:(?:{_YEAR})-(?:{_FEWER_DAYS})|(?:{_LEAP_YEAR})-02-29)"
 _CLOCK = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = f"{_CLOCK}:[0-5][0-9](?:\\.[0-9]{{1,9}})?(?:Z|[+-]{_CLOCK})"
 _FORMATS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
-"""The formats in which the library takes days and seconds that there are not."""
+"""Patterns for formats whose library versions accept invalid days and seconds."""
 _NAMES_OF_FORMAT = {
     **_FORMATS,
     "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
@@ -523,15 +524,15 @@ _NAMES_OF_FORMAT = {
 
 
 def _plain(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keywords without those that are null or demand nothing, with counts that are integers."""
-    found = {}
+    """Return the keywords except for those that are null or have no effect, with counts as integers."""
+    plain = {}
     for name, value in given.items():
         if value is None and name != "const":
             continue
-        found[name] = int(value) if name in COUNTS else value
+        plain[name] = int(value) if name in COUNTS else value
     nothing = ("patternProperties", "dependentRequired", "dependentSchemas", "dependencies", "required")
-    found = {name: value for name, value in found.items() if not (name in nothing and value in ({}, []))}
-    return {name: value for name, value in found.items() if not _is_nothing(name, value, found)}
+    plain = {name: value for name, value in plain.items() if not (name in nothing and value in ({}, []))}
+    return {name: value for name, value in plain.items() if not _is_nothing(name, value, plain)}
 
 
 def _is_nothing(name: str, value: Any, node: Mapping[str, Any]) -> bool:
@@ -559,8 +560,8 @@ def _is_closable(node: Mapping[str, Any], counted: bool = False) -> bool:
 
 
 def _in_order(out: dict[str, Any]) -> dict[str, Any]:
-    """Return `out` with what describes a value in one piece: the library reads what stands before a `$ref` or `anyOf`
-    without what stands behind it."""
+    """Return `out` with the keywords that describe the value together: the library reads those before a `$ref` or
+    `anyOf` without those after it."""
     own = {name: value for name, value in out.items() if name not in _APPLICATORS}
     first = next(iter(out), "")
     others = {name: value for name, value in out.items() if name in _APPLICATORS}
@@ -568,7 +569,7 @@ def _in_order(out: dict[str, Any]) -> dict[str, Any]:
 
 
 def _choices(required: list[str], optional: list[str], least: int, most: int | None) -> list[Any] | None:
-    """Return the alternatives of a closed object with so many properties; None: they are too many."""
+    """Return the alternatives of a closed object with `least` to `most` properties; `None` if there are too many."""
     fewest, largest = max(0, least - len(required)), len(optional)
     if most is not None:
         largest = min(largest, most - len(required))
@@ -581,15 +582,15 @@ def _choices(required: list[str], optional: list[str], least: int, most: int | N
         sizes = range(largest, largest + 1)
     if sum(math.comb(len(optional), size) for size in sizes) > MAX_BRANCHES:
         return None
-    found = []
+    branches = []
     for some in itertools.chain.from_iterable(itertools.combinations(optional, size) for size in sizes):
         one: dict[str, Any] = {"type": "object"}
         if fewest:
             one["required"] = list(some)
         if largest < len(optional):
             one["properties"] = {name: False for name in optional if name not in some}
-        found.append(one)
-    return found
+        branches.append(one)
+    return branches
 
 
 def _count(node: Mapping[str, Any], name: str, missing: int) -> int:
@@ -607,12 +608,12 @@ def _bounds(out: Mapping[str, Any], names: Sequence[str]) -> list[float]:
 
 def _inward(value: int, up: bool) -> int:
     try:
-        found = float(value)
+        inward = float(value)
     except OverflowError:
         return value
-    if int(found) != value and (int(found) < value) == up:
-        found = math.nextafter(found, math.inf if up else -math.inf)
-    return int(found) if math.isfinite(found) else value
+    if int(inward) != value and (int(inward) < value) == up:
+        inward = math.nextafter(inward, math.inf if up else -math.inf)
+    return int(inward) if math.isfinite(inward) else value
 
 
 def _is_exact(value: Any) -> bool:
@@ -627,7 +628,7 @@ def _is_exact(value: Any) -> bool:
 
 
 def _has_no_multiple(out: Mapping[str, Any], step: Fraction) -> bool:
-    """Return whether no multiple is within the bounds."""
+    """Return whether no multiple of `step` is within the bounds."""
     bounds = [[Fraction(str(one)) / step for one in _bounds(out, names)] for names in (LEAST, MOST)]
     if not all(bounds):
         return False
@@ -640,7 +641,7 @@ def _has_no_multiple(out: Mapping[str, Any], step: Fraction) -> bool:
 
 
 def keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every keyword of a schema and of those in it, with its value."""
+    """Yield every keyword of a schema and its subschemas, with its value."""
     todo = [schema]
     while todo:
         one = todo.pop()

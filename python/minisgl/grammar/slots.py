@@ -1,8 +1,8 @@
-"""Which tokens may come next, by request slot: the matchers of those requests that have a grammar.
+"""Grammar matchers by request slot: they decide which tokens a request may sample next.
 
 Invariants: a slot without a grammar costs nothing; a matcher has consumed what its slot's request generated, in forward
-order; whatever goes wrong in a matcher ends its own request with an error, and no other; a row whose mask takes long
-has no token in its step, and none until its slot is assigned again.
+order; an error in a matcher ends its own request only; a row whose mask is late has no token in its step, and none
+until its slot is assigned again.
 """
 
 from __future__ import annotations
@@ -18,51 +18,51 @@ from minisgl.step import Int32Array
 
 
 class Matcher(Protocol):
-    """One request's place in its grammar. Nothing raises: what goes wrong is in `error`, for good."""
+    """State of one request in its grammar. Nothing raises: an error is in `error`, permanently."""
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty while it can."""
+        """Reason why the matcher cannot continue; empty while it can."""
 
     def restart(self, generated: Sequence[int]) -> None:
-        """Stand behind these ids, whatever was consumed before."""
+        """Go to the state after these generated ids, whatever was consumed before."""
 
     def fill(self, mask: Int32Array) -> None:
-        """Set the bits of the ids that may come next in `mask` [ceil(vocab / 32)], bit i % 32 of word i // 32, and
-        clear all others; of an end of sequence alone if it cannot go on."""
+        """Set the bits of the ids that may come next in `mask` (int32 [ceil(vocab / 32)], bit i % 32 of word i // 32)
+        and clear all others. If the matcher cannot continue, only an end of sequence is allowed."""
 
     def try_fill(self, mask: Int32Array, left_s: float) -> bool:
-        """`fill`, but False and bits that mean nothing if that would take long, or more than little where a step has no
-        time for masks left. `prepare` is to come before the next try."""
+        """Fill `mask`, or return False, with undefined bits, if that would take long (with `left_s` 0: more than very
+        short). Call `prepare` before the next try."""
 
     def prepare(self) -> None:
-        """Make the next mask for `fill`, however long it takes, in any thread."""
+        """Compute the next mask for `fill`, however long it takes. Any thread."""
 
     def copy(self) -> Matcher:
-        """Another place, at the start of the same grammar. What breaks the one does not break the other."""
+        """Return an independent matcher at the start of the same grammar."""
 
     @property
     def num_bytes(self) -> int:
-        """About what a compiled grammar takes."""
+        """Approximate memory of the compiled grammar, in bytes."""
 
     def consume(self, token: int) -> None:
-        """It came. If that is wrong, it may show with the next mask only."""
+        """Advance by one sampled token. An invalid token may be reported only by the next `fill`."""
 
 
-STEP_S = 0.005  # of a step, for masks that are not quick
-LATE = ""  # why a row has no token: its mask takes long; it may go on where it was, once that is made
+STEP_S = 0.005  # seconds per step for masks that are not fast
+LATE = ""  # reason for a row without token: its mask is late; the request continues once the mask is computed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenMasks:
-    """Masks of the sampled rows that have a grammar."""
+    """Token masks of the sampled rows that have a grammar."""
 
     rows: Int32Array  # [m] indices among the sampled rows, ascending
     bits: Int32Array  # [m, ceil(vocab / 32)]
 
 
 class GrammarSlots:
-    """By request slot; slots without a grammar are not in it. Use it in forward order."""
+    """Matchers by request slot; only slots with a grammar have one. Use it in forward order."""
 
     def __init__(self, vocab_size: int, eos_ids: Sequence[int]) -> None:
         self._num_words = -(-vocab_size // 32)
@@ -71,7 +71,7 @@ class GrammarSlots:
         self._late: set[int] = set()  # slots whose masks took too long
 
     def assign(self, slot: int, matcher: Matcher | None, generated: Sequence[int]) -> None:
-        """`generated` so far by the request that has the slot from now on."""
+        """Set the matcher of a slot's new request, which has generated the ids `generated` so far."""
         self._late.discard(slot)
         if matcher is not None:
             matcher.restart(generated)
@@ -80,18 +80,18 @@ class GrammarSlots:
             self._matchers.pop(slot, None)
 
     def free(self, slots: Int32Array) -> None:
-        """Their requests have ended."""
+        """Remove the matchers of slots whose requests have ended."""
         if self._matchers:
             for slot in slots.tolist():
                 self._matchers.pop(slot, None)
                 self._late.discard(slot)
 
     def __bool__(self) -> bool:
-        """Whether any slot has one."""
+        """Return whether any slot has a matcher."""
         return bool(self._matchers)
 
     def masks(self, slots: Sequence[int]) -> TokenMasks | None:
-        """What the rows in `slots` may sample next; None if no row has a grammar. Any id for rows that are late."""
+        """Return the masks of the rows in `slots` that have a grammar, or `None`. Late rows may sample any id."""
         if not self._matchers:
             return None
         rows = [row for row, slot in enumerate(slots) if slot in self._matchers]
@@ -106,8 +106,8 @@ class GrammarSlots:
         return TokenMasks(np.array(rows, np.int32), bits)
 
     def record(self, slots: Sequence[int], tokens: Int32Array) -> dict[int, str]:
-        """The rows in `slots` sampled `tokens`; those that cannot go on, or are late, get an end of sequence in there,
-        and are returned with the reason."""
+        """Record that the rows in `slots` sampled `tokens`. Rows that cannot continue, or are late, get an end of
+        sequence in `tokens`, and are returned with the reason."""
         failures: dict[int, str] = {}
         if self._matchers:
             for row, slot in enumerate(slots):

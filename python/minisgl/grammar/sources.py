@@ -1,6 +1,6 @@
-"""What clients write to say how an answer must look: one value of one kind, and the field it came in.
+"""Grammar sources: what clients send to constrain an output, one value of one kind, and its field.
 
-Invariants: a request has one source; two that ask for the same are one, two that differ are an error that names both.
+Invariants: a request has one source; two equal ones count as one, two different ones are an error that names both.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from minisgl.sampling_params import ParamError
 
 Kind = Literal["json_schema", "regex", "choice", "grammar"]
 ANY_OBJECT = {"type": "object"}
-"""The schema of `json_object`."""
+"""Schema for `json_object`."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarSource:
-    """`value`: a JSON schema as an object, a boolean or JSON text; a regular expression; a list of texts; a grammar in
-    Lark's or llama.cpp's notation."""
+    """A client's grammar. `value`: a JSON schema as an object, a boolean or JSON text; a regular expression; a list of
+    texts; a grammar in Lark or llama.cpp's GBNF."""
 
     kind: Kind
     value: Any
-    field: str  # as the client wrote it
-    whitespace: str | None = None  # of JSON, between tokens: a regular expression; empty: none
-    strict: bool = False  # every keyword of a schema is obeyed, or refused
-    left_out: tuple[str, ...] = ()  # of a checked one: fields of keywords that an answer need not obey
+    field: str  # the client's field, for errors
+    whitespace: str | None = None  # pattern of whitespace between JSON tokens; empty: none
+    strict: bool = False  # enforce or refuse every schema keyword
+    left_out: tuple[str, ...] = ()  # fields of a checked schema that are not enforced
 
     def asks_the_same(self, other: GrammarSource) -> bool:
         return self._meaning() == other._meaning()
@@ -43,7 +43,7 @@ class GrammarSource:
 
 
 def the_one(found: Sequence[GrammarSource]) -> GrammarSource | None:
-    """The one source of all that a request gives. Raises `ParamError`."""
+    """Return the single source of a request, `None` if it has none. Raises `ParamError` for two different ones."""
     for other in found[1:]:
         if not other.asks_the_same(found[0]):
             reason = f"give one of {found[0].field} and {other.field}: an answer has one form"

@@ -1,8 +1,6 @@
-"""Typed messages between the HTTP process and the engine process. Token ids and request ids travel as packed
-little-endian arrays, never as lists.
-
-Sockets belong to the two ends (`frontend/engine_socket.py`, `runner/front_ends.py`). Start with `AddRequest` and
-`StepTokens`; docs/request.md#messages has the bytes.
+"""Typed messages between the HTTP process and the engine process. Token ids and request ids are packed little-endian
+arrays, never lists. Sockets belong to the two ends (`frontend/engine_socket.py`, `runner/front_ends.py`). Start with
+`AddRequest` and `StepTokens`; docs/request.md#messages has the bytes.
 
 Invariants: a message means the same on both sides as long as `SCHEMA_VERSION` agrees (checked by codec.py).
 """
@@ -14,24 +12,23 @@ import msgspec
 from minisgl.sampling_params import SamplingParams
 
 SCHEMA_VERSION = 16
-ID_BITS = 40  # of a front end's request ids; the engine process uses those above
+ID_BITS = 40  # bits of a front end's request ids; the engine process uses the higher ones
 ID_LIMIT = 1 << ID_BITS
-WATCH_S = 3.0  # how long one `Watch` lasts
-GRAMMAR_REFUSED = "grammar: "  # so begins the error of a request whose grammar the engine process could not compile
+WATCH_S = 3.0  # seconds that a `Watch` lasts
+GRAMMAR_REFUSED = "grammar: "  # prefix of the error for a grammar that the engine process cannot compile
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True, array_like=True):
-    """The first message of a connection: who speaks, for the log."""
+    """First message of a connection: the sender's name, for the log."""
 
     name: str
 
 
 class AddRequest(msgspec.Struct, tag="add", frozen=True, array_like=True):
-    """`req_id` is the front end's own: from 0 to below `ID_LIMIT`, above all before it on its connection. `tokens` are
-    int32 bytes of the prompt, and of the `num_generated` tokens that another engine generated for it before that one
-    was lost. `sampling` is checked and resolved: seed and max_tokens are set, n is 1. `key`: number of the caller's API
-    key in the key file, 0: none; for whoever deals requests out to engines. `background`: it gets
-    only what nobody else could (`step.Arrival`)."""
+    """A new request. `req_id` is the front end's own: at least 0, below `ID_LIMIT`, and above all earlier ones of its
+    connection. `tokens` are int32 bytes: the prompt, then `num_generated` tokens that a lost engine had generated.
+    `sampling` is checked and resolved: seed and max_tokens are set, n is 1. `key` is the index of the client's API key
+    in the key file (0: none), for the routing among engines. `background`: low priority (`step.Arrival`)."""
 
     req_id: int
     tokens: bytes
@@ -47,15 +44,15 @@ class AbortRequest(msgspec.Struct, tag="abort", frozen=True, array_like=True):
 
 
 class FinishRequest(msgspec.Struct, tag="finish", frozen=True, array_like=True):
-    """A stop string was found in the text of the request."""
+    """Order to end a request because its text contains a stop string."""
 
     req_id: int
 
 
 class AddPrefix(msgspec.Struct, tag="add_prefix", frozen=True, array_like=True):
-    """Compute these tokens (int32 bytes) when nobody waits, and keep them in the prefix cache: with `pin` until
-    `RemovePrefix`, else as long as others are kept. `prefix_id` is the sender's, and of the engine, not of the
-    connection. Answered by `PrefixChanged`."""
+    """Order to compute these tokens (int32 bytes) when the engine is idle and keep them in the prefix cache: with `pin`
+    until `RemovePrefix`, else as long as other pages are kept. `prefix_id` is chosen by the sender, and counts for the
+    engine, not the connection. Answered by `PrefixChanged`."""
 
     prefix_id: int
     tokens: bytes
@@ -63,19 +60,19 @@ class AddPrefix(msgspec.Struct, tag="add_prefix", frozen=True, array_like=True):
 
 
 class RemovePrefix(msgspec.Struct, tag="remove_prefix", frozen=True, array_like=True):
-    """Forget it; its pages may be evicted from now on."""
+    """Order to forget a prefix; its pages may be evicted from now on."""
 
     prefix_id: int
 
 
 class ClearCache(msgspec.Struct, tag="clear_cache", frozen=True, array_like=True):
-    """Empty the prefix cache, but for what live requests and pins hold. Answered by `CacheCleared`."""
+    """Order to empty the prefix cache, except for pages of live requests and pins. Answered by `CacheCleared`."""
 
 
 class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True, array_like=True):
-    """Read the adapter in the folder `path`: from then on requests may name its number, `SamplingParams.adapter`. It is
-    the sender's, above 0, of the engine, and never used again; those that name it before it is read wait. `name`: for
-    people. Answered by `AdapterChanged`."""
+    """Order to load the adapter in the folder `path`. Requests may name its id in `SamplingParams.adapter` at once;
+    they wait until it is loaded. The id is chosen by the sender, above 0, counts for the engine, and is never reused.
+    `name` is for logs. Answered by `AdapterChanged`."""
 
     adapter: int
     name: str
@@ -83,22 +80,22 @@ class LoadAdapter(msgspec.Struct, tag="load_adapter", frozen=True, array_like=Tr
 
 
 class UnloadAdapter(msgspec.Struct, tag="unload_adapter", frozen=True, array_like=True):
-    """No request will name it any more; those that do end as if nothing had happened. Answered by `AdapterChanged`."""
+    """Order to unload an adapter that no further request will name; running requests keep it to their end. Answered by
+    `AdapterChanged`."""
 
     adapter: int
 
 
 class Watch(msgspec.Struct, tag="watch", frozen=True, array_like=True):
-    """Somebody looks: with `steps`, tell for the next `WATCH_S` what each step does; with `tree`, tell once what the
-    prefix cache holds. Said again while somebody looks; nobody says that nobody does any more. Answered by `Watched`
-    to all front ends."""
+    """Request for views: with `steps`, of every step in the next `WATCH_S` seconds; with `tree`, once of the prefix
+    cache. Repeated while someone watches, and never cancelled. Answered by `Watched` to all front ends."""
 
     steps: bool
     tree: bool
 
 
 class Shutdown(msgspec.Struct, tag="shutdown", frozen=True, array_like=True):
-    """Abort what lives, close the engine, exit with 0."""
+    """Order to abort all requests, close the engine and exit with code 0."""
 
 
 ToEngine = (
@@ -117,7 +114,7 @@ ToEngine = (
 
 
 class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True):
-    """What the engine process is doing before it is ready: a line, or with `total` how far the step `text` is."""
+    """Progress of a loading engine process: a line of text, or with `total` how much of the task `text` is done."""
 
     text: str
     done: int = 0
@@ -125,7 +122,7 @@ class LoadProgress(msgspec.Struct, tag="progress", frozen=True, array_like=True)
 
 
 class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
-    """Weights are loaded and the engine is warm. The fields are those of `engine.api.EngineInfo`."""
+    """Message that the engine has loaded its weights and is warm. The fields are those of `engine.api.EngineInfo`."""
 
     engine: str
     model_dir: str | None
@@ -137,10 +134,10 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
     device: str
     dtype: str
     cpu_backend: str
-    cpu_backend_fallback: str = ""  # why it is not the one that was asked for
+    cpu_backend_fallback: str = ""  # why it is not the requested one
     simulated: str = ""
     engine_details: str = ""
-    kind: str = "decoder"  # else "encoder", "cross_encoder" or "judge": it gives no text
+    kind: str = "decoder"  # or "encoder", "cross_encoder", "judge", which generate no text
 
     @property
     def gives_scores(self) -> bool:
@@ -148,8 +145,8 @@ class EngineReady(msgspec.Struct, tag="ready", frozen=True, array_like=True):
 
 
 class MeterReading(msgspec.Struct, frozen=True, array_like=True):
-    """How often something happened, and how long it took: altogether, at most since the start, at most in the last 10
-    to 20 seconds. `spread`: how many by bucket of metrics.meters, where that is counted."""
+    """Snapshot of a meter: number of events, and seconds in total, of the longest since the start, and of the longest
+    in the last 10 to 20 seconds. `spread` has counts by bucket of metrics.meters, if the meter has some."""
 
     count: int
     total_s: float
@@ -159,7 +156,7 @@ class MeterReading(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankUsage(msgspec.Struct, frozen=True, array_like=True):
-    """What the process of a tensor-parallel rank above 0 said of itself last; it does so every half second."""
+    """Last reported resource usage of a tensor-parallel rank above 0; updated every half second."""
 
     rank: int
     cpu_s: float
@@ -167,7 +164,7 @@ class RankUsage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PrefixState(msgspec.Struct, frozen=True, array_like=True):
-    """The state of a prefix of `AddPrefix`, and how many requests found it in the cache."""
+    """State of a prefix from `AddPrefix`, and the number of requests that found it cached."""
 
     prefix_id: int
     num_tokens: int
@@ -177,11 +174,11 @@ class PrefixState(msgspec.Struct, frozen=True, array_like=True):
 
 
 SHADOW_RESULTS = ("equal", "different", "failed")
-"""The results of a call that a shadow compared; `EngineStats` counts each."""
+"""Results of a call that a shadow scheduler compared; `EngineStats` counts each."""
 
 
 class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
-    """A snapshot after a step, sent at most every 100 ms while busy and once when idle."""
+    """Engine statistics after a step, sent at most every 100 ms while busy and once when idle."""
 
     num_waiting: int
     num_running: int
@@ -194,30 +191,30 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     num_prompt_tokens_total: int
     num_cached_tokens_total: int
     num_steps_total: int
-    cpu_backend: str = ""  # the one that serves now
+    cpu_backend: str = ""  # the current scheduler
     num_control_plane_calls_total: int = 0
     num_failovers_total: int = 0
     failover_reason: str = ""
-    num_rows_total: int = 0  # of all steps, and their tokens
+    num_rows_total: int = 0  # rows of all steps; below, their tokens
     num_step_tokens_total: int = 0
-    batch_rows: int = 0  # of the last step
-    cpu_s: float = 0.0  # of the engine process
+    batch_rows: int = 0  # rows of the last step
+    cpu_s: float = 0.0  # CPU seconds of the engine process
     resident_bytes: int = 0
     meters: dict[str, MeterReading] = {}  # by the names of metrics.steps
     ranks: tuple[RankUsage, ...] = ()
-    num_pinned_pages: int = 0  # of the protected ones
-    num_inserted_pages_total: int = 0  # into the prefix cache
+    num_pinned_pages: int = 0  # protected pages that pins hold
+    num_inserted_pages_total: int = 0  # pages that entered the prefix cache
     num_evicted_pages_total: int = 0
-    num_hits_total: int = 0  # requests that found some of their prompt in the cache, at their first admission
+    num_hits_total: int = 0  # requests with cached tokens at their first admission
     num_misses_total: int = 0
     prefixes: tuple[PrefixState, ...] = ()
-    num_drafted_total: int = 0  # tokens that were guessed and computed
-    num_accepted_total: int = 0  # of them, those that were right
-    num_checkpoints: int = 0  # slots in use for states of a model that has some; the totals are those of the scheduler
+    num_drafted_total: int = 0  # draft tokens that were computed
+    num_accepted_total: int = 0  # draft tokens that were accepted
+    num_checkpoints: int = 0  # state slots in use, of models with recurrent layers; the totals are in `Stats`
     num_saved_total: int = 0
     num_cut_short_total: int = 0
     num_computed_again_total: int = 0
-    store_bytes: int = 0  # of the folder with pages; the totals are those of `StoreCounts`
+    store_bytes: int = 0  # size of the page store; the totals are in `StoreCounts`
     num_store_written_total: int = 0
     num_store_loaded_total: int = 0
     num_store_dropped_total: int = 0
@@ -231,13 +228,13 @@ class EngineStats(msgspec.Struct, tag="stats", frozen=True, array_like=True):
     failovers: tuple[tuple[str, str, str], ...] = ()  # scheduler, part, kind of error
 
     def shadow_calls(self) -> dict[str, int]:
-        """Return the number of calls that a shadow compared, by result."""
+        """Return the number of calls that a shadow scheduler compared, by result."""
         return {name: getattr(self, f"num_shadow_{name}_total") for name in SHADOW_RESULTS}
 
 
 class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):
-    """Every half second: the loop of a process is idle, working, or waiting for the forward of `step`, and for how
-    long. A tensor-parallel rank also says what it has used."""
+    """Sign of life, sent every half second: for how long the process's loop has been idle, working, or waiting for the
+    forward of `step`. A tensor-parallel rank adds its resource usage."""
 
     phase: str
     age_s: float
@@ -247,14 +244,14 @@ class Heartbeat(msgspec.Struct, tag="beat", frozen=True, array_like=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    index: int  # into StepTokens
+    index: int  # index into the arrays of StepTokens
     logprob: float
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
 
 
 class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log probabilities of the prompt tokens from position `first` on; may come again after a retraction."""
+    """Log probabilities of the prompt tokens from position `first` on. They may be sent again after a retraction."""
 
     req_id: int
     first: int
@@ -264,18 +261,16 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Embedding(msgspec.Struct, frozen=True, array_like=True):
-    """The embedding of the prompt of a request that asked for nothing else."""
+    """Embedding of the prompt of an embedding or score request."""
 
     req_id: int
     numbers: bytes  # float32
 
 
 class StepTokens(msgspec.Struct, tag="step", frozen=True, array_like=True):
-    """All tokens and ends of one step, the arrays of `step.StepOutput`; one message per step.
-
-    `admitted_ids` (int64 bytes) and `cached_lens` (int32 bytes) name the requests admitted for the first time since the
-    last message and how many of their prompt tokens were in the cache. `errors` explains reasons of ERROR.
-    """
+    """All tokens and ends of one step, as the arrays of `step.StepOutput`; one message per step. `admitted_ids` (int64
+    bytes) and `cached_lens` (int32 bytes) are the requests admitted for the first time since the last message and their
+    cached prompt tokens. `errors` has texts for ends with ERROR."""
 
     step: int
     req_ids: bytes  # int64
@@ -296,8 +291,8 @@ class Narration(msgspec.Struct, tag="narration", frozen=True, array_like=True):
 
 
 class PrefixChanged(msgspec.Struct, tag="prefix", frozen=True, array_like=True):
-    """`state`: warming (accepted), ready, refused (for `reason`; `is_full` if only room lacks), failed (to be
-    computed), removed, unknown."""
+    """State of a prefix. `state`: warming (accepted), ready, refused (for `reason`; `is_full` if only space is
+    lacking), failed (could not be computed), removed, unknown."""
 
     prefix_id: int
     state: str
@@ -310,7 +305,7 @@ class CacheCleared(msgspec.Struct, tag="cleared", frozen=True, array_like=True):
 
 
 class AdapterChanged(msgspec.Struct, tag="adapter", frozen=True, array_like=True):
-    """`state`: loaded, refused (for `reason`), unloaded (at once, although its last requests may still run)."""
+    """State of an adapter: loaded, refused (for `reason`), or unloaded (its last requests may still run)."""
 
     adapter: int
     state: str
@@ -318,10 +313,10 @@ class AdapterChanged(msgspec.Struct, tag="adapter", frozen=True, array_like=True
 
 
 class StepView(msgspec.Struct, frozen=True, array_like=True):
-    """What a step that was committed did. `at_ms`: Unix time when its turn of the loop began; `phases`: milliseconds of
-    that turn: schedule, forward, commit, send. A row: request, whether it decodes, new tokens, tokens that were cached
-    when it got its row, length with the new tokens. `retracted`: whose slots are free now; `num_retracted`: how many
-    were chosen when it was scheduled."""
+    """View of a committed step. `at_ms`: Unix time at the start of its loop iteration; `phases`: milliseconds of
+    schedule, forward, commit and send. A row: request id, whether it decodes, new tokens, tokens cached at its
+    admission, length with the new tokens. `retracted`: requests whose slots are free now; `num_retracted`: requests
+    that this step's schedule retracted."""
 
     step: int
     at_ms: float
@@ -346,7 +341,8 @@ class TreeView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Watched(msgspec.Struct, tag="watched", frozen=True, array_like=True):
-    """For those who look. `at`: how many steps were told of before these. A front end that cannot follow misses it."""
+    """Step views and tree view for watchers. `at` is the number of steps sent before these. Not queued for a front end
+    that cannot follow."""
 
     at: int
     steps: list[StepView]
@@ -354,16 +350,16 @@ class Watched(msgspec.Struct, tag="watched", frozen=True, array_like=True):
 
 
 class EngineSays(msgspec.Struct, tag="says", frozen=True, array_like=True):
-    """From a pool of engines: what number `engine` of them said, messages as `codec.encode` writes them, but without
-    the version in front. See `codec.decode_said`."""
+    """Message of a pool: messages of engine `engine`, encoded as by `codec.encode`, but without the leading version.
+    See `codec.decode_said`."""
 
     engine: int
     messages: bytes
 
 
 class EngineState(msgspec.Struct, tag="engine", frozen=True, array_like=True):
-    """From a pool of engines: number `engine` of them is now starting, ready, silent (it hangs, and lost its requests
-    to others), or dead (its process ended, or could not start)."""
+    """Message of a pool: the state of engine `engine`: starting, ready, silent (it hangs, and its requests moved to
+    others), or dead (its process ended or could not start)."""
 
     engine: int
     state: str
@@ -371,7 +367,7 @@ class EngineState(msgspec.Struct, tag="engine", frozen=True, array_like=True):
 
 
 class EngineFailed(msgspec.Struct, tag="failed", frozen=True, array_like=True):
-    """The last message of an engine process that cannot go on: what happened and, if known, what to change."""
+    """Last message of a failed engine process: what happened and, if known, what to change."""
 
     text: str
 

@@ -1,11 +1,9 @@
-"""Bytes on the wire: one frame carries a list of messages as msgpack, behind the schema version. A stamped frame has
-the time of sending between the two, as eight bytes: of the system-wide monotonic clock, so both processes must run on
-one machine.
+"""Encoding of messages: a frame is the schema version followed by a list of messages as msgpack. A stamped frame has
+the time of sending between the two, eight bytes of the system-wide monotonic clock, so both processes must run on one
+machine. On a stream socket each frame is preceded by its length (four bytes, little-endian).
 
-Frames on a stream socket: four bytes say how long a frame is, little-endian.
-
-Invariants: a frame of another version, or one that does not fit the types, is a `MessageError`, never a wrong message.
-A frame comes out whole or not at all; what is kept of a frame that is not here yet is what came of it.
+Invariants: a frame of another version, or one that does not match the types, is a `MessageError`, never a wrong
+message. Only whole frames are returned; an incomplete one uses no more memory than its received bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ T = TypeVar("T")
 
 
 class MessageError(ValueError):
-    """A frame that this version cannot read."""
+    """Error for a frame that this version cannot read."""
 
 
 def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
@@ -37,17 +35,17 @@ def encode(messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
 
 
 def encode_any(messages: Sequence[msgspec.Struct]) -> bytes:
-    """Messages of another kind, in the same form."""
+    """Encode messages of other types in the same format."""
     return _VERSION + _encoder.encode(messages)
 
 
 def stamped(frame: bytes, sent_ns: int) -> bytes:
-    """A frame of `encode` with the time of sending, nanoseconds of a clock that both sides share."""
+    """Return a frame of `encode` with the time of sending, in nanoseconds of a clock that both sides share."""
     return b"".join((_STAMPED, sent_ns.to_bytes(8, "little"), frame[2:]))
 
 
 def sent_ns(frame: bytes) -> int | None:
-    """When a frame was sent, if it says so."""
+    """Return the time of sending of a stamped frame in nanoseconds; `None` for other frames."""
     return int.from_bytes(frame[2:10], "little") if frame[:2] == _STAMPED else None
 
 
@@ -76,18 +74,18 @@ def decode_from_engine(frame: bytes) -> list[FromEngine]:
 
 
 def decode_said(messages: bytes) -> list[FromEngine]:
-    """What `EngineSays` carries. Raises `MessageError`."""
+    """Decode the messages in an `EngineSays`. Raises `MessageError`."""
     return decode_from_engine(_VERSION + messages)
 
 
 class Codec:
-    """Messages to frames and back: the functions above."""
+    """Encoder and decoder of frames."""
 
     def encode(self, messages: Sequence[ToEngine] | Sequence[FromEngine]) -> bytes:
         return encode(messages)
 
     def decode_to_engine(self, frame: bytes) -> list[ToEngine]:
-        """Raises `MessageError`, as the next one."""
+        """Decode a frame of messages to the engine. Raises `MessageError`."""
         return decode_to_engine(frame)
 
     def decode_from_engine(self, frame: bytes) -> list[FromEngine]:
@@ -95,8 +93,8 @@ class Codec:
 
 
 class MeasuredCodec(Codec):
-    """The same with what it costs, in nanoseconds, and with stamped frames. `queue` gets the time from the sender's
-    socket to the receiver's decoder: on the way and not yet looked at."""
+    """Codec with stamped frames that reports nanoseconds of encoding and decoding. `queue` gets the time from the
+    sender's socket to the receiver's decoder."""
 
     def __init__(
         self, encode: Callable[[int], None], decode: Callable[[int], None], queue: Callable[[int], None]
@@ -127,26 +125,26 @@ class MeasuredCodec(Codec):
 
 
 LENGTH_BYTES = 4
-MAX_FRAME_BYTES = 1 << 30  # far above any frame: a length beyond it is none
+MAX_FRAME_BYTES = 1 << 30  # far above any frame: a larger length is an error
 
 
 def framed(frame: bytes) -> bytes:
-    """With its length in front. Raises `MessageError` if it is too long."""
+    """Return the frame preceded by its length. Raises `MessageError` if it is too long."""
     if len(frame) > MAX_FRAME_BYTES:
         raise MessageError(f"a frame of {len(frame)} bytes is too long: the limit is {MAX_FRAME_BYTES}")
     return len(frame).to_bytes(LENGTH_BYTES, "little") + frame
 
 
 class FrameReader:
-    """Takes frames out of what comes from a socket."""
+    """Splits data from a socket into frames."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-        self._at = 0  # what lies before was taken
+        self._at = 0  # start of the unread data
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that came was taken."""
+        """Whether all received data was returned as frames."""
         return self._at == len(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> None:
@@ -156,7 +154,7 @@ class FrameReader:
         self._buffer += data
 
     def next(self) -> bytes | None:
-        """The next frame that is here whole. Raises `MessageError` if none can be as long as it says."""
+        """Return the next complete frame, or `None`. Raises `MessageError` if its length exceeds the limit."""
         begin = self._at + LENGTH_BYTES
         length = int.from_bytes(self._buffer[self._at : begin], "little")
         if len(self._buffer) < begin:

@@ -1,7 +1,7 @@
-"""Heartbeats, and the watchdog that judges them. A process says every half second what it is doing and since when; the
-HTTP process watches the engine process so, and rank 0 watches the other ranks.
+"""Heartbeats and the watchdog that evaluates them. A process reports every half second what its loop does and for how
+long; the HTTP process watches the engine process this way, and rank 0 the other ranks.
 
-Invariants: heartbeats go on while a loop waits for a forward or hangs, and stop with the process.
+Invariants: heartbeats continue while a loop waits for a forward or hangs, and stop with the process.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from minisgl.message import Heartbeat
 
 
 class WatchTimes(msgspec.Struct, frozen=True):
-    """The gateway and the pool are told them."""
+    """Intervals and limits of the watchdog, in seconds. The gateway and the pool get them too."""
 
-    interval_s: float = 0.5  # between two heartbeats
-    silent_s: float = 1.5  # a process that was silent for so long does not merely wait for another one
+    interval_s: float = 0.5  # seconds between two heartbeats
+    silent_s: float = 1.5  # silence after which a process no longer counts as waiting for another
     silence_s: float = 3.0  # the longest silence of an engine process
-    loop_timeout_s: float = 3.0  # between two forwards; a step of the loop takes milliseconds
+    loop_timeout_s: float = 3.0  # limit between two forwards; it usually takes milliseconds
 
 
 TIMES = WatchTimes()
@@ -32,16 +32,15 @@ Phase = Literal["idle", "working", "forward"]
 
 
 class Activity:
-    """What a loop is doing, and since when. Written by the loop and read by a thread: one tuple, so that its parts
-    belong together. Idle until the loop begins: loading may take minutes, and its last heartbeats may be read after
-    it."""
+    """Current phase of a loop and its start. Written by the loop and read by a thread, as one tuple, so that its parts
+    match. Idle until the loop begins: loading may take minutes, and heartbeats from that time may be read later."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._state: tuple[Phase, int, float] = ("idle", -1, clock())
 
     def enter(self, phase: Phase, step: int = -1) -> None:
-        """From now on the loop is idle, works, or waits for the forward of `step`."""
+        """Enter a phase: the loop is idle, works, or waits for the forward of `step`."""
         self._state = (phase, step, self._clock())
 
     def heartbeat(self) -> Heartbeat:
@@ -53,8 +52,8 @@ Sender = AbstractContextManager[Callable[[Heartbeat], None]]
 
 
 class HeartbeatThread:
-    """Sends what `heartbeat` returns, at once and every interval. `sender` is entered and left in the thread: a
-    socket belongs to one thread."""
+    """Thread that sends the result of `heartbeat` at once and every interval. `sender` is entered and left in the
+    thread, because a socket belongs to one thread."""
 
     def __init__(self, heartbeat: Callable[[], Heartbeat], sender: Sender) -> None:
         self._heartbeat = heartbeat
@@ -64,7 +63,7 @@ class HeartbeatThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Stop the thread and wait for it. Idempotent."""
         self._stop.set()
         self._thread.join()
 
@@ -77,9 +76,8 @@ class HeartbeatThread:
 
 
 class Watchdog:
-    """Whether processes get on, by their last heartbeats. Any thread.
-
-    `names` puts some of them into words. `silence_s`: so long none may be silent; None: as long as a step may take."""
+    """Detects processes that hang or have died, by their last heartbeats. Any thread. `names` formats process ids for
+    messages. `silence_s` is the longest allowed silence; `None`: as long as a step may take."""
 
     def __init__(
         self,
@@ -96,32 +94,32 @@ class Watchdog:
         self._heard = dict.fromkeys(processes, clock())
         self._beats = dict.fromkeys(processes, Heartbeat("idle", 0.0))
 
-    def hear(self, process: int, beat: Heartbeat) -> None:
+    def on_heartbeat(self, process: int, beat: Heartbeat) -> None:
         with self._lock:
             self._heard[process], self._beats[process] = self._clock(), beat
 
     def beats(self) -> dict[int, Heartbeat]:
-        """The last of each process."""
+        """Return the last heartbeat of each process."""
         with self._lock:
             return dict(self._beats)
 
     def expect(self) -> None:
-        """From now on silence counts."""
+        """Count silence from now on, for instance after loading."""
         with self._lock:
             self._heard = dict.fromkeys(self._heard, self._clock())
 
-    def look(self, step_timeout_s: float) -> str:
-        """`trouble`, for who asks every `look_every_s`: time in which this process itself stood still does not
-        count."""
+    def poll(self, step_timeout_s: float) -> str:
+        """Return `trouble(step_timeout_s)`; call it every `poll_interval_s`. Time in which this process itself was
+        suspended does not count."""
         with self._lock:
             now = self._clock()
             late, self._last_look = now - self._last_look > TIMES.silent_s, now
-            if late:  # what the others said meanwhile is yet to be read
+            if late:  # heartbeats of the meantime are still unread
                 self._began, self._heard = now, dict.fromkeys(self._heard, now)
         return self.trouble(step_timeout_s)
 
     def trouble(self, step_timeout_s: float) -> str:
-        """Which process does not get on, and since when; empty if all do. A forward may take `step_timeout_s`."""
+        """Return which process makes no progress, for how long; empty if none. `step_timeout_s` limits a forward."""
         with self._lock:
             now, beats = self._clock(), self._beats
             silent = {process: now - heard for process, heard in self._heard.items()}
@@ -131,10 +129,10 @@ class Watchdog:
         slow = [process for process, age_s in running.items() if age_s > step_timeout_s]
         gone = [process for process, seconds in silent.items() if seconds > TIMES.silent_s]
         longest = max(silent.values())
-        # of ranks, those that are slow may only wait for a silent one: then it is to blame
+        # slow ranks may be waiting for a silent one, which is then the cause
         if gone and (slow or longest > (step_timeout_s if self._silence_s is None else self._silence_s)):
-            known = limit if self._silence_s is None else ""
-            return f"no heartbeat from {self._names(gone)} for {longest:.1f} s{known}"
+            suffix = limit if self._silence_s is None else ""
+            return f"no heartbeat from {self._names(gone)} for {longest:.1f} s{suffix}"
         if slow:
             step, age_s = beats[slow[0]].step, running[slow[0]]
             return f"{self._names(slow)} did not finish step {step} in {age_s:.1f} s{limit}"
@@ -143,5 +141,5 @@ class Watchdog:
         return ""
 
 
-def look_every_s(step_timeout_s: float) -> float:
+def poll_interval_s(step_timeout_s: float) -> float:
     return min(TIMES.interval_s, step_timeout_s / 4)

@@ -1,5 +1,5 @@
-"""What Python says of a request that the gateway asks about: the whole of what happens once a request. The gateway does
-what happens once a token (`rust/minisgl-gateway/src/message/prepared.rs` reads it; docs/request.md#messages).
+"""Replies of the Python server to the gateway's questions about a request: all per-request work. The gateway does the
+per-token work (`rust/minisgl-gateway/src/message/prepared.rs` reads these; docs/request.md#messages).
 
 Invariants: fields are added at the end, with a new `SCHEMA_VERSION`; the bytes of each message are recorded
 (`tests/message/golden_frames.py`).
@@ -16,14 +16,15 @@ from minisgl.sampling_params import SamplingParams
 
 
 class AnswerParts(msgspec.Struct, frozen=True, array_like=True):
-    """How an answer's text is taken apart.
+    """Parser settings for a response's text.
 
-    `tool_format`: the place of the format of calls in the extension's table, for two have the same name; None where no
-    tool may be called. `thinking`: the name of the markers around reasoning, None where it is not told from the
-    content; `is_open`: whether the answer begins within reasoning, None: it may open it. `schemas`: JSON, the schemas
-    of tools' parameters by name, or empty. `named_call`: the caller chose the tool. `shows_thoughts`: reasoning is part
-    of the answer. `think_end`: the id of the token that ends reasoning, if one does. `shown`: ids of special tokens
-    that are text."""
+    `tool_format`: index of the tool-call format in the extension's table, since names are ambiguous; `None` if no tool
+    may be called. `thinking`: name of the reasoning markers; `None` if reasoning is not separated. `is_open`: whether
+    the output begins within reasoning; `None`: it may open it. `schemas`: JSON with the tools' parameter schemas by
+    name, or empty. `named_call`: the client chose the tool. `shows_thoughts`: the response includes reasoning.
+    `think_end`: id of the token that ends reasoning, if one does. `shown`: ids of special tokens that appear in the
+    text.
+    """
 
     tool_format: int | None
     thinking: str | None
@@ -36,16 +37,16 @@ class AnswerParts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PreparedGeneration(msgspec.Struct, tag="generation", frozen=True, array_like=True):
-    """Text is to be generated, and the gateway writes the answer.
+    """Request for text generation whose response the gateway writes.
 
-    `shape`: which of the answers it writes; `stream`, `include_usage` (a last event has the usage), `shows_logprobs`:
-    how. `id`, `created` (Unix seconds) and `model` stand in the answer. `prompts`: int32 bytes of each, at least one
-    token and fewer than the context has; each has `sampling.n` answers. `sampling` is checked, with its seed and its
-    adapter; `max_tokens`: the limit of each prompt's answers. `parts`: None, the answer is its text. `priority`:
-    smaller numbers go first. `key`: number of the caller's API key, 0: none of the key file; `key_name`: where there
-    are several. `shortened_to`: the limits, where a busy server shortened the default. `timeout_s`: from the request's
-    arrival to the end of its answer, None: without a limit. `headers`: names and values of the answer's headers, beside
-    those that say its type, length and use of the cache."""
+    `shape`, `stream`, `include_usage` (a last event with the usage) and `shows_logprobs` choose the format. `id`,
+    `created` (Unix seconds) and `model` go into the response. `prompts`: int32 bytes of each, at least one token and
+    fewer than the context; each gets `sampling.n` completions. `sampling` is checked, with its seed and adapter.
+    `max_tokens`: each prompt's limit. `parts`: `None` if the text is not parsed. `priority`: smaller values go first.
+    `key`: index of the client's API key (0: not in the key file); `key_name`: its name if there are several.
+    `shortened_to`: the limits, if a busy server shortened the default. `timeout_s`: from the request's arrival to the
+    end of its response; `None`: no limit. `headers`: names and values, without those for type, length and cache use.
+    """
 
     shape: Literal["chat", "completion", "generate"]
     stream: bool
@@ -68,7 +69,7 @@ class PreparedGeneration(msgspec.Struct, tag="generation", frozen=True, array_li
 
 
 class WholeAnswer(msgspec.Struct, tag="whole", frozen=True, array_like=True):
-    """The whole answer: an error. `headers` are those beside `content_type` and the length."""
+    """A complete error response. `headers` are those besides `content_type` and the length."""
 
     status: int
     content_type: str
@@ -77,16 +78,16 @@ class WholeAnswer(msgspec.Struct, tag="whole", frozen=True, array_like=True):
 
 
 class PassOn(msgspec.Struct, tag="pass_on", frozen=True, array_like=True):
-    """The Python server answers: the gateway passes the request on, unchanged."""
+    """Order to proxy the request, unchanged, to the Python server."""
 
 
 class Read(msgspec.Struct, tag="read", frozen=True, array_like=True):
-    """The caller may send its large body, of which only the head was asked."""
+    """Permission for the client to send its large body; only the request's headers were passed to Python so far."""
 
 
 Prepared = PreparedGeneration | WholeAnswer | PassOn | Read
 
 
 def encode(message: Prepared) -> bytes:
-    """A frame of one message, without its length."""
+    """Return a frame with one message, without length prefix."""
     return encode_any([message])

@@ -1,7 +1,7 @@
-"""The parts of an answer, and what takes a growing text apart into them (`rust/minisgl-text/src/answer`).
+"""Parts of a model's output, and the interface of the streaming parser (`rust/minisgl-text/src/answer`).
 
-Invariants: whatever pieces the text comes in, the parts joined are the same; no character of the text is lost but the
-markers around reasoning and calls; a call that is no call is text.
+Invariants: the joined parts do not depend on how the text is split; no character is lost except the markers around
+reasoning and calls; an invalid call is text.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """More of the answer's content."""
+    """Further content."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """More of what the model thinks before it answers."""
+    """Further reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegun:
-    """A tool call; `index` counts those of the answer from 0."""
+    """Start of a tool call; `index` counts the calls of the output from 0."""
 
     index: int
     id: str
@@ -35,7 +35,7 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """More of the JSON text of a call's arguments."""
+    """Further JSON text of a call's arguments."""
 
     index: int
     text: str
@@ -45,23 +45,22 @@ Part = Text | Reasoning | CallBegun | CallArguments
 
 
 class MessageParser(Protocol):
-    """Takes the text of one answer apart."""
+    """Streaming parser of one model output."""
 
     def push(self, text: str) -> list[Part]:
-        """What is decided once `text` has come."""
+        """Parse more text and return the parts that are certain now."""
 
     def finish(self, cut: bool = False) -> list[Part]:
-        """What was held back, at the end of the text. `cut`: a limit ended it, so that the beginning of a call is none,
-        and no text either."""
+        """Return the rest at the end of the text. `cut`: a limit ended it, so an incomplete call is dropped."""
 
     @property
     def broken(self) -> list[int]:
-        """The numbers of the calls whose arguments are no whole object, or not what the model meant: an answer with one
-        of them calls no tools."""
+        """Indices of the calls whose arguments are incomplete or not what the model meant: with one of them the
+        response has no tool calls."""
 
 
 class PlainParser:
-    """All is content."""
+    """Parser that returns all text as content."""
 
     def push(self, text: str) -> list[Part]:
         return [Text(text)] if text else []

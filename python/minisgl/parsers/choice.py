@@ -1,7 +1,5 @@
-"""Which formats a model has for tool calls and for what it thinks, and what takes its answers apart by them.
-
-Formats and parser are in the extension (`rust/minisgl-text/src/answer`).
-"""
+"""Formats of a model's tool calls and reasoning, and the parsers for them. Formats and parser are in the extension
+(`rust/minisgl-text/src/answer`)."""
 
 from __future__ import annotations
 
@@ -21,33 +19,33 @@ TokenId = Callable[[str], int | None]
 
 
 def tool_format(name: str, template: str, token_id: TokenId) -> ToolFormat:
-    """`name`: of `tool_call_parsers`. Raises `ValueError`."""
+    """Return the tool-call format `name`, one of `tool_call_parsers`. Raises `ValueError` for an unknown name."""
     return _rust.ToolFormat(name, template, token_id)
 
 
 def thinking(name: str, template: str) -> Thinking | None:
-    """`name`: of `reasoning_parsers`; None: the model does not think, or nothing can take it apart from the answer
-    because the extension is missing. Raises `ValueError`."""
+    """Return the reasoning format `name`, one of `reasoning_parsers`; `None` if the model does not reason or the
+    extension is missing. Raises `ValueError` for an unknown name."""
     return None if why_missing() else _rust.Thinking.find(name, template)
 
 
 def tool_call_parsers() -> list[str]:
-    """Return all names, those of other servers among them; without the extension only `auto`."""
+    """Return all names of tool-call formats, including those of other servers; without the extension only `auto`."""
     return ["auto", *(() if why_missing() else _rust.ToolFormat.names())]
 
 
 def reasoning_parsers() -> list[str]:
-    """Return all names, those of other servers among them; without the extension only `auto` and `none`."""
+    """Return all names of reasoning formats, with those of other servers; without the extension `auto` and `none`."""
     return ["auto", "none", *(() if why_missing() else _rust.Thinking.names())]
 
 
 def answer_tools(schemas: Mapping[str, Any]) -> AnswerTools:
-    """The tools of a request: the JSON schema of each one's parameters by its name."""
+    """Return the tools of a request, given the JSON schemas of their parameters by name."""
     return _rust.AnswerTools(msgspec.json.encode(schemas).decode())
 
 
 def new_parser(tools: ToolFormat | None, thinks: Thinking | None, known: AnswerTools | None = None) -> MessageParser:
-    """`known`: the request's tools."""
+    """Create a parser. `known` are the request's tools."""
     if tools is None and thinks is None:
         return PlainParser()
     return _rust.AnswerParser(tools, thinks, known, ids.new_id)

@@ -1,6 +1,6 @@
-"""Ids and times that stand in answers.
+"""Ids and creation times in responses.
 
-Invariants: an answer that another server goes on with (`server/core/resume.py`) has the ids there that it had here.
+Invariants: a response that another server continues (`server/core/resume.py`) keeps its ids.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _HEX = "0123456789abcdef"
 
 
 class Source:
-    """Ids of one answer that may be taken up elsewhere: the same `seed` gives the same ids in the same order.
-    `created`: when it was begun, in Unix seconds."""
+    """Source of the ids of a response that another server may continue: the same `seed` gives the same ids in the same
+    order. `created` is its start in Unix seconds."""
 
     def __init__(self, seed: int, created: int) -> None:
         self.created = created
@@ -29,7 +29,7 @@ _source: ContextVar[Source | None] = ContextVar("source", default=None)
 
 @contextmanager
 def of(source: Source | None) -> Iterator[None]:
-    """Ids and times come from `source`; None: from chance and the clock."""
+    """Take ids and times from `source` in the `with` block; `None`: from random bits and the clock."""
     token = _source.set(source)
     try:
         yield
@@ -46,6 +46,6 @@ def new_id(length: int = 32, alphabet: str = _HEX) -> str:
 
 
 def created() -> int:
-    """When the answer was begun, in Unix seconds."""
+    """Return the start of the response in Unix seconds."""
     source = _source.get()
     return int(time.time()) if source is None else source.created

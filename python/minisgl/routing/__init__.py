@@ -1,5 +1,5 @@
-"""Which of several engines gets a request, and when: the policy, without sockets.
+"""Routing of requests among several engines: the policy, without sockets.
 
-Carrying messages belongs to the pool (`rust/minisgl-router`). Start with `api.py`, which says what a router is, and
-`reference.py`, the plain one.
+The pool (`rust/minisgl-router`) transports the messages. Start with `api.py`, the interface, and `reference.py`, the
+plain implementation.
 """

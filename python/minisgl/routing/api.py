@@ -1,6 +1,6 @@
-"""What a router is: the Protocol that the reference and the Rust implementation share.
+"""The router's interface: the protocol that the reference and the Rust implementation share.
 
-Invariants: integers only, no clock; the same calls give the same placements.
+Invariants: integers only, no clock; equal calls give equal placements.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from minisgl.step import Int32Array
 Policy = Literal["round_robin", "least_load", "random", "cache_aware"]
 POLICIES: tuple[Policy, ...] = get_args(Policy)
 MAX_SHARE = 2**20
-"""The largest share of a key: a charge divided by it is above 0."""
+"""Largest share of a key: a charge divided by it is still above 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyShare:
-    """What an API key gets of the engines beside others that wait, and how many requests at once (0: any)."""
+    """An API key's share of the engines among waiting keys, and its limit of running requests (0: none)."""
 
     share: int = 1
     max_inflight: int = 0
@@ -26,10 +26,10 @@ class KeyShare:
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """`tree_pages` of `page_size` tokens are what the router remembers of an engine's prefix cache. Limits: 0 is none.
-    Of `cache_aware`: an engine that matches the whole prompt may have `balance_requests`, or `balance_percent` of the
-    least load if that is more, above the least load; one that matches a part of the prompt that part of it.
-    `keys`: request key k is `keys[k - 1]`; key 0, without limits and with share 1, are all others."""
+    """Router configuration. `tree_pages`: pages of `page_size` tokens that the router remembers of each engine's prefix
+    cache. A limit of 0 means none. `cache_aware` only: an engine that has the whole prompt cached may have a load of
+    `balance_requests`, or `balance_percent` of the least load if that is more, above the least load; with a part of the
+    prompt cached, that part of it. `keys[k - 1]` is for request key k; key 0 has share 1 and no limits."""
 
     policy: Policy
     num_engines: int
@@ -39,11 +39,11 @@ class RouterConfig:
     max_inflight_per_engine: int = 0
     balance_requests: int = 8
     balance_percent: int = 50
-    seed: int = 0  # of `random`
+    seed: int = 0  # seed of `random`
     keys: tuple[KeyShare, ...] = ()
 
     def check(self) -> RouterConfig:
-        """Raise `ValueError` for what cannot be, else return self."""
+        """Return self, or raise `ValueError` for an invalid field."""
         if self.policy not in POLICIES:
             raise ValueError(f"policy {self.policy!r}: must be one of {', '.join(POLICIES)}")
         for name in ("num_engines", "page_size", "tree_pages"):
@@ -64,7 +64,7 @@ class RouterConfig:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Request `req_id` goes to `engine`, of whose cache it is thought to match `matched_len` tokens."""
+    """Placement of request `req_id` on `engine`, which probably has `matched_len` of its tokens cached."""
 
     req_id: int
     engine: int
@@ -72,18 +72,18 @@ class Placed:
 
 
 class Router(Protocol):
-    """Requests stand in line until `place` gives them to an engine, and count there until `remove`."""
+    """Router: queues requests until `place` assigns them to engines, and counts them there until `remove`."""
 
     def engine_up(self, engine: int, num_pages: int | None = None) -> None:
-        """It takes requests from now on, with an empty cache of so many pages, of which twice as many are remembered
-        (None: `tree_pages` are). No engine does at first."""
+        """Let an engine accept requests, with an empty cache of `num_pages` pages, of which the router remembers twice
+        as many (`None`: `tree_pages`). At first no engine accepts any."""
 
     def engine_down(self, engine: int) -> list[int]:
-        """It takes none, and has lost these, in the order in which they were placed. They are forgotten: `add` those
-        again that are to go on."""
+        """Stop using an engine. Returns the requests that it has lost, in order of placement. They are no longer known:
+        `add` those that must continue."""
 
     def report(self, engine: int, num_waiting: int, num_running: int) -> None:
-        """What the engine itself said last of its load."""
+        """Record the load that an engine reported."""
 
     def add(
         self,
@@ -95,17 +95,17 @@ class Router(Protocol):
         again: bool = False,
         namespace: int = 0,
     ) -> None:
-        """At its place in the line; with `again` before all that are not. Its prefix counts in `namespace` alone.
-        Raises `ValueError` for an id in use, and for a key that is not there, as the others do for an engine."""
+        """Queue a request by priority; with `again`, before all that are not. Its cached prefix counts in `namespace`
+        only. Raises `ValueError` for an id in use or an unknown key; the other methods do for an unknown engine."""
 
     def place(self) -> list[Placed]:
-        """Whoever may go now, in order."""
+        """Place as many waiting requests as limits allow, and return them in order."""
 
     def remove(self, req_id: int, num_generated: int = 0) -> None:
-        """It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown."""
+        """Remove a request that ended or was aborted, if known. `num_generated` is charged to its key's share."""
 
     def loads(self) -> list[int]:
-        """By engine: requests that were placed there and not removed."""
+        """Return the number of placed and not removed requests, by engine."""
 
     @property
     def num_waiting(self) -> int: ...

@@ -1,4 +1,4 @@
-"""Chooses the router: the one in Rust, where the extension is missing the reference. They decide the same."""
+"""Chooses the router: the Rust one, or the reference if the extension is missing. They decide alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from minisgl.routing.reference import ReferenceRouter
 
 
 def make_router(config: RouterConfig) -> Router:
-    """Raises `ValueError` for a configuration that cannot be."""
+    """Create a router. Raises `ValueError` for an invalid configuration."""
     try:
         return make_rust_router(config)
     except ImportError:
@@ -18,5 +18,5 @@ def make_router(config: RouterConfig) -> Router:
 
 
 def make_rust_router(config: RouterConfig) -> Router:
-    """Raises `ExtensionMissing`, an `ImportError`."""
+    """Create the Rust router. Raises `ExtensionMissing`, an `ImportError`."""
     return _rust.Router(msgspec.json.encode(config.check()).decode())

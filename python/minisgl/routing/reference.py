@@ -1,7 +1,7 @@
-"""The plain router: what people read, and what the Rust one is compared with.
+"""The reference router in Python, with which the Rust one is compared.
 
-Invariants: a request waits or is on one engine; limits hold at every moment; nobody starves, neither within a key
-(priorities age) nor between keys (who has had least goes next).
+Invariants: a request waits or is on one engine; limits hold at every moment; no request starves, neither within a key
+(priorities age) nor between keys (the key that has had least goes next).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from minisgl.routing.api import MAX_SHARE, KeyShare, Placed, RouterConfig
 from minisgl.step import Int32Array
 
 AGE = 64
-"""Arrivals by which one step of priority comes earlier, as in the scheduler."""
+"""Arrivals by which one step of priority goes earlier, as in the scheduler."""
 REMEMBERED = 2
-"""Pages remembered for each that an engine's cache has: it evicts by page what is remembered by prompt, and what is
-left of a conversation is worth going back to."""
+"""Pages remembered per page of an engine's cache: engines evict parts of prompts that are remembered whole, and the
+rest is still worth a placement."""
 BITS = 2**64 - 1
 
 
@@ -28,14 +28,14 @@ class _Request:
     key: int
     prompt_len: int
     pages: list[bytes]
-    place: tuple[bool, int, int]  # in the line of its key; those that were placed before go first
+    queue_key: tuple[bool, int, int]  # key in its queue; requests that were placed before go first
     engine: int = -1
     placement: int = 0
 
 
 @dataclass(slots=True)
 class _Key:
-    """`had`: what it has had, in parts of tokens, divided by its share. `active`: it has somebody who may go."""
+    """Queue of an API key. `had`: work done, in token parts divided by its share. `active`: a request may go."""
 
     share: KeyShare
     num_inflight: int = 0
@@ -46,8 +46,8 @@ class _Key:
 
 @dataclass(slots=True)
 class _Engine:
-    """`extra`: requests that it reported beyond its load: others sent them. `turn`: when it was chosen last. `held`:
-    pages, those that go first in front; of pages used at once the deepest goes first."""
+    """State of an engine. `extra`: requests beyond its load that it reported, from other senders. `turn`: the last
+    placement on it. `held`: remembered pages, least recently used first (of one use, the deepest first)."""
 
     up: bool = False
     load: int = 0
@@ -58,39 +58,39 @@ class _Engine:
 
 
 class ReferenceRouter:
-    """See `routing.api.Router`."""
+    """Router in Python: see `routing.api.Router`."""
 
     def __init__(self, config: RouterConfig) -> None:
         self._config = config.check()
         self._keys = [_Key(share) for share in (KeyShare(), *config.keys)]
         self._engines = [_Engine() for _ in range(config.num_engines)]
         self._requests: dict[int, _Request] = {}
-        self._now = 0  # what the key that went last had had before: whoever comes back starts there
+        self._now = 0  # work of the last placed key before the placement: a returning key starts there
         self._num_arrivals = 0
         self._num_placements = 0
-        self._next = 0  # of round_robin
+        self._next = 0  # next engine of round_robin
         self._random = config.seed
 
     # --------------------------------------------------------------------------------------------------- engines
 
     def engine_up(self, engine: int, num_pages: int | None = None) -> None:
-        one = self._engine(engine)
-        one.up, one.extra = True, 0
-        one.held.clear()
-        one.tree_pages = self._config.tree_pages if num_pages is None else REMEMBERED * num_pages
+        state = self._engine(engine)
+        state.up, state.extra = True, 0
+        state.held.clear()
+        state.tree_pages = self._config.tree_pages if num_pages is None else REMEMBERED * num_pages
 
     def engine_down(self, engine: int) -> list[int]:
-        one = self._engine(engine)
-        one.up, one.extra = False, 0
-        one.held.clear()
+        state = self._engine(engine)
+        state.up, state.extra = False, 0
+        state.held.clear()
         lost = sorted((r for r in self._requests.values() if r.engine == engine), key=lambda r: r.placement)
         for request in lost:
             self.remove(request.req_id)
         return [request.req_id for request in lost]
 
     def report(self, engine: int, num_waiting: int, num_running: int) -> None:
-        one = self._engine(engine)
-        one.extra = max(0, num_waiting + num_running - one.load)
+        state = self._engine(engine)
+        state.extra = max(0, num_waiting + num_running - state.load)
 
     def loads(self) -> list[int]:
         return [engine.load for engine in self._engines]
@@ -122,8 +122,8 @@ class ReferenceRouter:
             raise ValueError(f"key {key}: must be below {len(self._keys)}")
         arrival = self._num_arrivals
         self._num_arrivals += 1
-        place = (not again, arrival if again else priority * AGE + arrival, arrival)
-        request = _Request(req_id, key, len(tokens), self._pages(tokens, namespace), place)
+        queue_key = (not again, arrival if again else priority * AGE + arrival, arrival)
+        request = _Request(req_id, key, len(tokens), self._pages(tokens, namespace), queue_key)
         self._requests[req_id] = request
         self._keys[key].waiting.append(request)
         self._refresh(key)
@@ -141,11 +141,11 @@ class ReferenceRouter:
         self._refresh(request.key)
 
     def _first(self) -> _Request | None:
-        """Whoever goes next, if an engine takes it."""
-        first = [(key.had, min(key.waiting, key=lambda r: r.place)) for key in self._keys if key.active]
-        if back := [request for _, request in first if not request.place[0]]:
-            return min(back, key=lambda r: r.place)
-        return min(first, key=lambda one: (one[0], one[1].key))[1] if first else None
+        """Return the request that goes next if an engine accepts it; `None` if none may go."""
+        first = [(key.had, min(key.waiting, key=lambda r: r.queue_key)) for key in self._keys if key.active]
+        if back := [request for _, request in first if not request.queue_key[0]]:
+            return min(back, key=lambda r: r.queue_key)
+        return min(first, key=lambda pair: (pair[0], pair[1].key))[1] if first else None
 
     def _charge(self, key: _Key, num_tokens: int) -> None:
         key.had += num_tokens * MAX_SHARE // key.share.share
@@ -154,7 +154,7 @@ class ReferenceRouter:
         key = self._keys[number]
         limit = key.share.max_inflight
         active = bool(key.waiting) and (limit == 0 or key.num_inflight < limit)
-        if active and not key.active:  # no credit for the time between
+        if active and not key.active:  # no credit for the time without requests
             key.had = max(key.had, self._now)
         key.active = active
 
@@ -176,7 +176,7 @@ class ReferenceRouter:
         key = self._keys[request.key]
         key.waiting.remove(request)
         key.num_inflight += 1
-        if request.place[0]:  # what comes back has been charged
+        if request.queue_key[0]:  # returning requests were charged before
             self._now = max(self._now, key.had)
             self._charge(key, max(1, request.prompt_len))
         self._refresh(request.key)
@@ -189,10 +189,10 @@ class ReferenceRouter:
 
     def _taking(self) -> list[int]:
         limit = self._config.max_inflight_per_engine
-        return [i for i, one in enumerate(self._engines) if one.up and (limit == 0 or one.load < limit)]
+        return [i for i, state in enumerate(self._engines) if state.up and (limit == 0 or state.load < limit)]
 
     def _choose(self, request: _Request) -> tuple[int, int]:
-        """An engine, and how many pages of the prompt it is thought to have."""
+        """Return an engine, and how many pages of the prompt it probably has cached."""
         taking = self._taking()
         match self._config.policy:
             case "round_robin":
@@ -221,11 +221,11 @@ class ReferenceRouter:
         return self._engines[engine].load + self._engines[engine].extra
 
     def _best(self, among: Iterable[int]) -> int:
-        """By load, then whoever's last turn is longest ago, then by number."""
+        """Return the engine with the least load; then the one with the oldest placement, then the lowest id."""
         return min(among, key=lambda engine: (self._load(engine), self._engines[engine].turn, engine))
 
     def _draw(self) -> int:
-        """64 bits: `splitmix64`."""
+        """Return the next 64 random bits of `splitmix64`."""
         self._random = drawn = (self._random + 0x9E3779B97F4A7C15) & BITS
         drawn = (drawn ^ (drawn >> 30)) * 0xBF58476D1CE4E5B9 & BITS
         drawn = (drawn ^ (drawn >> 27)) * 0x94D049BB133111EB & BITS
@@ -234,26 +234,26 @@ class ReferenceRouter:
     # ---------------------------------------------------------------------------------------------------- prefixes
 
     def _pages(self, tokens: Int32Array, namespace: int) -> list[bytes]:
-        """For each full page what stands for all tokens up to its end, in `namespace`."""
+        """Return a digest for each full page, of all tokens up to its end, in `namespace`."""
         if self._config.policy != "cache_aware":
             return []
-        size, digest, found = self._config.page_size, str(namespace).encode(), list[bytes]()
+        size, digest, digests = self._config.page_size, str(namespace).encode(), list[bytes]()
         for end in range(size, len(tokens) + 1, size):
             digest = blake2b(digest + tokens[end - size : end].tobytes(), digest_size=16).digest()
-            found.append(digest)
-        return found
+            digests.append(digest)
+        return digests
 
     def _depth(self, engine: int, pages: list[bytes]) -> int:
         held = self._engines[engine].held
         return next((i for i, page in enumerate(pages) if page not in held), len(pages))
 
     def _keep(self, engine: int, pages: list[bytes]) -> None:
-        """It computes them: they are the youngest now, and the oldest go."""
-        one = self._engines[engine]
-        held, pages = one.held, pages[: one.tree_pages]
+        """Mark `pages` as the most recently used ones of the engine's cache, and drop the oldest beyond its limit."""
+        state = self._engines[engine]
+        held, pages = state.held, pages[: state.tree_pages]
         for page in pages:
             held.pop(page, None)
-        while len(held) + len(pages) > one.tree_pages:
+        while len(held) + len(pages) > state.tree_pages:
             held.popitem(last=False)
         for page in reversed(pages):
             held[page] = None

@@ -1,8 +1,8 @@
-"""Adapters of the engine process: read beside the steps, put into the engine between two, taken out when nobody is left
-who names them.
+"""LoRA adapters in the engine process: read from disk while steps run, added to the engine between two steps, and
+removed once no request uses them.
 
-Invariants: a request that names an adapter comes to the scheduler when that is in the engine, or is refused; one that
-has come keeps it to its end; steps wait for no file.
+Invariants: a request that names an adapter reaches the scheduler once the adapter is in the engine, or is refused; an
+admitted request keeps its adapter to its end; no step waits for a file.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from minisgl.step import FinishReason
 _log = logging.getLogger("minisgl.engine")
 LOADED, REFUSED, UNLOADED = "loaded", "refused", "unloaded"
 End = Callable[[int, FinishReason, str], None]
-"""(request id, how, why)"""
+"""Callback (request id, reason, error text) that reports a request's end."""
 
 
 class EngineAdapters:
-    """`end` answers a request that the scheduler never hears of; `in_use` are the numbers that requests of the loop
-    name. `wake` is called in another thread when a message's work is done; None: everything is done at once."""
+    """Loads and unloads adapters, and holds the requests that wait for one. `end` ends a request that never reaches the
+    scheduler; `in_use` returns adapter ids in use. `wake` is called in the reader's thread; `None`: reading blocks."""
 
     def __init__(
         self,
@@ -54,19 +54,19 @@ class EngineAdapters:
         self._reader: ThreadPoolExecutor | None = None
         self._done: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
         self._loaded: set[int] = set()
-        self._held: dict[int, list[AddRequest]] = {}  # by adapter that is being read: who waits for it
+        self._held: dict[int, list[AddRequest]] = {}  # waiting requests by adapter that is being read
         self._leaving: set[int] = set()
 
     @property
-    def any_leaves(self) -> bool:
-        """A step will see whether it still must stay."""
+    def has_removals(self) -> bool:
+        """Whether an adapter is waiting to be removed, so that a step must check if it is still in use."""
         return bool(self._leaving)
 
     def intake(self, messages: Sequence[ToEngine]) -> Sequence[ToEngine]:
-        """Those of `messages` that are not for here, and requests that need not wait any more, in order."""
+        """Handle adapter messages. Returns the others, and the requests that need not wait for an adapter, in order."""
         if not self._loaded and not self._held and not any(_is_own(message) for message in messages):
             return messages
-        found: list[ToEngine] = self._take_done()
+        others: list[ToEngine] = self._take_done()
         for message in messages:
             match message:
                 case LoadAdapter():
@@ -82,11 +82,11 @@ class EngineAdapters:
                 case FinishRequest(req_id) if self._drop(req_id):
                     self._end(req_id, FinishReason.STOP, "")
                 case _:
-                    found.append(message)
-        found += self._take_done() if self._wake is None else []
+                    others.append(message)
+        others += self._take_done() if self._wake is None else []
         if self._leaving:
-            self._let_go(found)
-        return found
+            self._remove_unused(others)
+        return others
 
     def close(self) -> None:
         if self._reader is not None:
@@ -99,7 +99,7 @@ class EngineAdapters:
         if number in self._loaded:
             self._say(number, LOADED)
         elif not isinstance(engine, Adapts):
-            self._say(number, REFUSED, f"--engine {engine.info.name}: has no adapters")
+            self._say(number, REFUSED, f"--engine {engine.info.name} does not support adapters")
         elif number not in self._held:
             self._held[number] = []
             self._reader = self._reader or ThreadPoolExecutor(1, "adapters")
@@ -111,14 +111,14 @@ class EngineAdapters:
                 reading.add_done_callback(partial(self._was_read, number))
 
     def _was_read(self, number: int, reading: Future[Any]) -> None:
-        """In the reader's thread, also if there was no adapter."""
+        """Pass on the result of a read, or its error. Runs in the reader's thread."""
         self._done.put((number, reading))
         if self._wake is not None:
             self._wake()
 
     def _take_done(self) -> list[ToEngine]:
-        """The requests that waited for adapters which were read."""
-        found: list[ToEngine] = []
+        """Add the adapters that were read to the engine and return the requests that waited for them."""
+        released: list[ToEngine] = []
         while not self._done.empty():
             number, reading = self._done.get()
             waiting = self._held.pop(number)
@@ -131,30 +131,30 @@ class EngineAdapters:
             assert isinstance(self._engine, Adapts)
             self._engine.add_adapter(number, reading.result())
             self._loaded.add(number)
-            found += waiting
+            released += waiting
             if number not in self._leaving:
                 self._say(number, LOADED)
-        return found
+        return released
 
     def _unload(self, number: int) -> None:
         if number in self._loaded or number in self._held:
             self._leaving.add(number)
         self._say(number, UNLOADED)
 
-    def _let_go(self, coming: Sequence[ToEngine]) -> None:
+    def _remove_unused(self, coming: Sequence[ToEngine]) -> None:
         assert isinstance(self._engine, Adapts)
-        named = self._in_use() | {one.sampling.adapter for one in coming if isinstance(one, AddRequest)}
+        named = self._in_use() | {message.sampling.adapter for message in coming if isinstance(message, AddRequest)}
         for number in self._leaving & self._loaded - named:
             self._engine.remove_adapter(number)
             self._loaded.discard(number)
             self._leaving.discard(number)
 
     def _drop(self, req_id: int) -> bool:
-        """Whether the request waited here."""
+        """Remove the request if it waits for an adapter. Returns whether it did."""
         for waiting in self._held.values():
-            for place, request in enumerate(waiting):
+            for index, request in enumerate(waiting):
                 if request.req_id == req_id:
-                    del waiting[place]
+                    del waiting[index]
                     return True
         return False
 
@@ -163,12 +163,12 @@ class EngineAdapters:
 
 
 def _refusal(error: BaseException | None) -> str:
-    """Why there is no adapter; empty: there is one. What nobody expected is a refusal too: the name is free again."""
+    """Return why an adapter was not read, or an empty string if it was. Logs unexpected errors."""
     if error is None:
         return ""
     if isinstance(error, ValueError | OSError | RuntimeError | MemoryError):
         return str(error) or type(error).__name__
-    _log.error("reading an adapter: a bug", exc_info=error)
+    _log.error("unexpected error while reading an adapter", exc_info=error)
     return f"internal error: {type(error).__name__}"
 
 

@@ -1,18 +1,18 @@
-"""What requests in the background may add to a step beside others, out of what steps took.
+"""Measures how many low-priority (background) tokens a step may have besides other requests' tokens.
 
-Two steps in a row that compute as much for others, and not as much for the background, tell what its tokens cost right
-there: between them nothing else has changed. So where a step reads its weights anyway they cost nothing, and many are
-taken; where each token takes its time, less than one a step. One step in `LOOK_EVERY` has none in the background, so
-that there always are such two.
+Two consecutive steps with equally many tokens of other requests but different low-priority ones show what the latter
+cost: nothing else has changed between them. So in steps that are bound by reading the weights they cost nothing and
+many are allowed; where each token takes time, less than one per step. One step in `LOOK_EVERY` has none, so that such
+pairs always exist.
 
-What a token costs on average says little of a large step where the first hundred cost nothing and each one more takes
-its time, as on a GPU. So it is known besides how much longer steps were by how many tokens they had (`_Sizes`): where
-some keep to their share and larger ones do not, the bound lies between. Such steps are compared with those without any
-that came before: where the next one without any says that all steps take another time now, that comparison was wrong,
-is forgotten, and what it took from the background is given back.
+The average cost per token says little about a large step in which the first hundred tokens are free and each further
+one takes time, as on a GPU. So `_Sizes` also records how much longer steps were, by their number of tokens: if some
+sizes stay within the share and larger ones do not, the limit lies between. Steps are compared with earlier ones without
+low-priority tokens; if the next such step shows that all steps now take another time, the comparison was wrong and its
+effect on the limit is undone.
 
-Invariants: nothing is decided here but `gain`; it grows only to twice of what a step has had, to a quarter more where
-that took half of its share; two steps of a size that take too long bring it down at once.
+Invariants: the only decision is `gain`; it grows at most to twice what a step has used, or by a quarter if that took
+half of its share; two steps of a size that take too long lower it at once.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from statistics import median_low
 
 from minisgl.step import TOKEN_PARTS, StepPlan
 
-SHARE = 0.045  # of a step's time; of several steps' where one token takes more
-LOOK_EVERY = 32  # steps with tokens in the background
-PAIRS = 64  # of steps, of which the costs are taken
-ENOUGH = 4  # of them
-OUTLIERS = 32  # one pair in so many, at both ends, does not count: something else on the machine disturbed it
-KNOWN = 15  # steps, the median of which is what one takes
-SIZES = 4  # of steps, between one number of tokens and twice as many
-TWICE = 2  # steps of a size say something
-CHANCE = 6  # deviations: a step that differs by more from those of its kind does so for a reason
-LATELY = 7  # steps without any, of a kind: they grow with the context
-REMEMBERED = 64 * LOOK_EVERY  # steps with tokens in the background; then a size that took too long is tried again
+SHARE = 0.045  # fraction of a step's time; of several steps' if one token takes more
+LOOK_EVERY = 32  # interval of comparison, in steps with low-priority tokens
+PAIRS = 64  # pairs of steps from which the cost is computed
+ENOUGH = 4  # fewest pairs for that
+OUTLIERS = 32  # one in this many pairs at each end is ignored as noise
+KNOWN = 15  # steps whose median is the usual time
+SIZES = 4  # size classes per doubling of the tokens
+TWICE = 2  # fewest steps of a size that count
+CHANCE = 6  # deviations that are no longer noise
+LATELY = 7  # recent steps without low-priority tokens, per kind: times grow with the context
+REMEMBERED = 64 * LOOK_EVERY  # low-priority steps after which a size that took too long is tried again
 
 
 class BackgroundShare:
-    """`gain`: see `TokenBudget.background`; at most `max_tokens`."""
+    """Adapts `gain`, the limit in `TokenBudget.background` (at most `max_tokens`), to the measured step times."""
 
     def __init__(self, max_tokens: int) -> None:
         self._most = max_tokens * TOKEN_PARTS
         self._granted = self.gain = TOKEN_PARTS
-        self._granted_before = TOKEN_PARTS  # when a step had none the last time
+        self._granted_before = TOKEN_PARTS  # at the last step without low-priority tokens
         self._seconds: deque[float] = deque(maxlen=KNOWN)
-        self._pairs: deque[tuple[float, int]] = deque(maxlen=PAIRS)  # seconds more, tokens more
+        self._pairs: deque[tuple[float, int]] = deque(maxlen=PAIRS)  # (additional seconds, additional tokens)
         self._sizes = _Sizes()
-        self._previous = (0, 0, 0.0)  # tokens of others, of the background, seconds
+        self._previous = (0, 0, 0.0)  # tokens of others, low-priority tokens, seconds
         self._num_steps = 0
-        self._largest = 0  # that the background has had in a step since the last look
+        self._largest = 0  # most low-priority tokens in a step since the last `_look`
 
     def measured(self, plan: StepPlan, seconds: float) -> bool:
-        """A step took `seconds`; whether `gain` is another one now."""
+        """Record that the step of `plan` took `seconds`. Returns whether `gain` has changed."""
         behind = plan.num_background
         others = plan.num_tokens - behind
         (before, before_behind, before_s), before_gain = self._previous, self.gain
@@ -91,38 +91,36 @@ class BackgroundShare:
         if len(self._pairs) < ENOUGH:
             return
         fits, too_long = self._sizes.bounds()
-        found = fits if fits and too_long else max(fits, self._by_token())
+        limit = fits if fits and too_long else max(fits, self._by_token())
         if too_long:
-            found = min(found, too_long)
-        self._granted = min(found, max(self._granted, tried))
+            limit = min(limit, too_long)
+        self._granted = min(limit, max(self._granted, tried))
 
     def _by_token(self) -> int:
-        """What takes its share if each token takes as long."""
+        """Return the limit in parts of a token if every token costs the same time."""
         cost_s, step_s = self._token_s(), median_low(self._seconds)
         if cost_s * self._most <= SHARE * step_s * TOKEN_PARTS:
             return self._most
         return max(1, int(SHARE * step_s / cost_s * TOKEN_PARTS))
 
     def _token_s(self) -> float:
-        """Seconds that one more token in the background takes, by least squares, so that steps with many of them count
-        most."""
+        """Return the seconds that one more low-priority token takes, by least squares: steps with many count most."""
         pairs = sorted(self._pairs, key=lambda pair: pair[0] / pair[1])
         cut = len(pairs) // OUTLIERS
-        kept = pairs[cut : len(pairs) - cut]
-        return sum(seconds * tokens for seconds, tokens in kept) / sum(tokens * tokens for _, tokens in kept)
+        trimmed = pairs[cut : len(pairs) - cut]
+        return sum(seconds * tokens for seconds, tokens in trimmed) / sum(tokens * tokens for _, tokens in trimmed)
 
 
 class _Sizes:
-    """How much longer steps were, as a share, with so many tokens in the background than with none, with as many of
-    others."""
+    """Records by which fraction steps with low-priority tokens were longer than steps with as many other tokens."""
 
     def __init__(self) -> None:
-        self._without: dict[int, deque[tuple[float, int]]] = {}  # by tokens of others: seconds, the step
-        self._longer: dict[int, deque[tuple[float, int, int]]] = {}  # by size: a share, tokens, the step
+        self._without: dict[int, deque[tuple[float, int]]] = {}  # (seconds, step) by tokens of others
+        self._longer: dict[int, deque[tuple[float, int, int]]] = {}  # (fraction, tokens, step) by size class
 
     def without(self, others: int, seconds: float, step: int) -> bool:
-        """Whether steps take another time now whatever is in them: others' contexts are longer, or the machine has
-        something else to do. What was found since the last one of the kind has that time in it, and is forgotten."""
+        """Record a step without low-priority tokens. Returns whether steps take another time now for other reasons,
+        such as longer contexts or load on the machine; then the comparisons since the last such step are dropped."""
         if others not in self._without and len(self._without) == KNOWN:
             del self._without[next(iter(self._without))]
         lately = self._without.setdefault(others, deque(maxlen=LATELY))
@@ -139,7 +137,7 @@ class _Sizes:
         return median_low(seconds for seconds, _ in self._without[others]) if self._without.get(others) else 0.0
 
     def having(self, others: int, behind: int, seconds: float, step: int) -> float:
-        """The share that it was longer by; 0 where that is not known."""
+        """Record a step with `behind` low-priority tokens. Returns the fraction of time it was longer; 0 if unknown."""
         without_s = self._usual_s(others)
         if not without_s:
             return 0.0
@@ -148,29 +146,29 @@ class _Sizes:
         return share
 
     def forget(self, step: int) -> None:
-        """All before that."""
+        """Drop all comparisons before step `step`."""
         self._keep(lambda at: at >= step)
 
     def _keep(self, wanted: Callable[[int], bool]) -> None:
-        for size, found in list(self._longer.items()):
-            kept = [one for one in found if wanted(one[2])]
-            self._longer[size] = deque(kept, maxlen=KNOWN)
-            if not kept:
+        for size, measurements in list(self._longer.items()):
+            remaining = [measurement for measurement in measurements if wanted(measurement[2])]
+            self._longer[size] = deque(remaining, maxlen=KNOWN)
+            if not remaining:
                 del self._longer[size]
 
     def share(self, num_tokens: int) -> float:
-        found = self._longer.get(_size(num_tokens))
-        return median_low(share for share, _, _ in found) if found else 0.0
+        measurements = self._longer.get(_size(num_tokens))
+        return median_low(share for share, _, _ in measurements) if measurements else 0.0
 
     def bounds(self) -> tuple[int, int]:
-        """Parts of tokens with which a step keeps to its share, and with which it does not; 0: none are known. A size
-        takes too long if all larger ones do, because more tokens never take less time, and by more than chance has it:
-        who knows less of it forgives more."""
-        known = [found for _, found in sorted(self._longer.items()) if len(found) >= TWICE]
-        after, after_share, deviation = 0, 0.0, self._deviation() if known else 0.0
-        for found in reversed(known):
-            share, tokens = (median_low(one[at] for one in found) for at in (0, 1))
-            share -= 2 * deviation / sqrt(len(found))
+        """Return the largest limit that stays within the share and the smallest that does not, in parts of a token; 0
+        where none is known. A size takes too long only if all larger sizes do, since more tokens never take less time,
+        and if the excess is more than noise: few measurements are given more tolerance."""
+        sizes = [measurements for _, measurements in sorted(self._longer.items()) if len(measurements) >= TWICE]
+        after, after_share, deviation = 0, 0.0, self._deviation() if sizes else 0.0
+        for measurements in reversed(sizes):
+            share, tokens = (median_low(measurement[at] for measurement in measurements) for at in (0, 1))
+            share -= 2 * deviation / sqrt(len(measurements))
             if share <= SHARE:
                 more = (SHARE - share) / (after_share - share) * (after - tokens) if after else 0.0
                 return int((tokens + more) * TOKEN_PARTS), after * TOKEN_PARTS
@@ -178,11 +176,10 @@ class _Sizes:
         return 0, after * TOKEN_PARTS
 
     def _deviation(self) -> float:
-        """By how much a step without any differs from others of its kind, in the middle: what else is on the machine
-        disturbs them."""
-        seconds = [one for one, _ in max(self._without.values(), key=len)]
+        """Return the noise of the machine: the median relative deviation of steps without low-priority tokens."""
+        seconds = [value for value, _ in max(self._without.values(), key=len)]
         middle = median_low(seconds)
-        return median_low(abs(one / middle - 1) for one in seconds) if middle else 0.0
+        return median_low(abs(value / middle - 1) for value in seconds) if middle else 0.0
 
 
 def _size(num_tokens: int) -> int:

@@ -1,6 +1,6 @@
-"""From a configuration to a loaded engine and a scheduler that fits it.
+"""Builds a loaded engine, and a scheduler that fits it, from a configuration.
 
-Invariants: the two agree on every size, because both take them from here.
+Invariants: the two agree on every size, because both get them here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minisgl.grammar.compiler import GrammarCompiler
 from minisgl.runner.drafting import DraftModel, check_vocabulary, draft_config
 from minisgl.runner.step_time import StepTime
 from minisgl.scheduler.api import ControlPlane, ControlPlaneConfig
-from minisgl.scheduler.backend import Chosen, choose
+from minisgl.scheduler.backend import ChosenScheduler, choose
 from minisgl.scheduler.policies import RUST_PARTS
 from minisgl.scheduler.rust_parts import parse_parts
 from minisgl.scheduler.shadow import ShadowControlPlane
@@ -49,15 +49,15 @@ def build_engines(
     on_rank_death: Callable[[str], None] | None = None,
     step_timeout: float = Limits().step_timeout,
 ) -> tuple[Engine, DraftModel | None]:
-    """As `build_engine`, with the model that guesses, if there is to be one. That is loaded first: the other one gets
-    what it leaves."""
+    """Build the engine (see `build_engine`) and the draft model, `None` if the configuration has none. The draft model
+    is loaded first; the engine gets the rest of the memory."""
     if config.draft_model is None:
         return build_engine(config, report, folder=folder, on_rank_death=on_rank_death, step_timeout=step_timeout), None
     config.check()
     small, own = _build_small(config, report), draft_config(config)
     try:
         if config.memory is not None:
-            left = max(1, config.memory - small.pool_bytes)  # of which the process holds nothing yet
+            left = max(1, config.memory - small.pool_bytes)  # the engine's part, not allocated yet
             config = msgspec.structs.replace(config, memory=left)
         engine = build_engine(config, report, folder=folder, on_rank_death=on_rank_death, step_timeout=step_timeout)
         try:
@@ -72,16 +72,17 @@ def build_engines(
 
 
 def _build_small(config: EngineConfig, report: Report) -> CpuEngine:
-    """Raises `ConfigError`."""
+    """Load the draft model. Raises `ConfigError` if it is no decoder or has recurrent layers."""
 
     def say(text: str, done: int = 0, total: int = 0) -> None:
-        report(f"the model that guesses: {text}", done, total)
+        report(f"draft model: {text}", done, total)
 
     try:
         engine = _build_cpu(draft_config(config), say)
         if engine.info.kind != "decoder" or engine.info.num_checkpoints is not None:
             engine.close()
-            raise ConfigError("it makes no text" if engine.info.kind != "decoder" else "its layers keep states")
+            text = "must generate text" if engine.info.kind != "decoder" else "must not have recurrent layers"
+            raise ConfigError(f"a draft model {text}")
     except ConfigError as error:
         raise ConfigError(f"--speculative {config.speculative}: {error}") from error
     return engine
@@ -95,8 +96,8 @@ def build_engine(
     on_rank_death: Callable[[str], None] | None = None,
     step_timeout: float = Limits().step_timeout,
 ) -> Engine:
-    """Load what `config` asks for, on all its ranks; `folder`, `on_rank_death` and `step_timeout` are for `Ranks`.
-    Raises `ConfigError` and the errors of weights/ with what to change, `RankDied`."""
+    """Load the engine that `config` requests, on all its ranks. `folder`, `on_rank_death` and `step_timeout` are passed
+    to `Ranks`. Raises `ConfigError` and the errors of weights/, which say what to change, and `RankDied`."""
     config.check()
     if config.engine == "sim":
         if config.num_ranks != 1:
@@ -104,8 +105,8 @@ def build_engine(
         from minisgl.engine.sim import build_sim
 
         return build_sim(config, report)
-    asked = config
-    name, reason = choose_engine(asked)
+    requested = config
+    name, reason = choose_engine(requested)
     if reason:
         report(f"engine: {name}: {reason}")
     config = msgspec.structs.replace(config, engine=name)
@@ -115,9 +116,9 @@ def build_engine(
         try:
             return _build_cpu(config, report)
         except Unsupported as error:
-            if not may_fall_back(asked):
+            if not may_fall_back(requested):
                 raise
-            need_torch_engine(f"{error}; the torch engine, which may know it,", asked.device)
+            need_torch_engine(f"{error}; the torch engine, which may know it,", requested.device)
             report(f"engine: torch: {error}")
             config = msgspec.structs.replace(config, engine="torch")
     if config.num_ranks == 1:
@@ -145,17 +146,17 @@ def build_engine(
 
 def _auto_ranks(config: EngineConfig, report: Report) -> int:
     """Choose the number of ranks for `--tp auto` and report it with its reason. Raises `ConfigError`."""
-    found, reason = 1, f"--engine {config.engine} computes in one process"
+    num_ranks, reason = 1, f"--engine {config.engine} computes in one process"
     if config.engine == "torch":
         from minisgl.engine.loading import fitting_ranks  # imports torch
 
-        found, reason = fitting_ranks(config, report)
-    report(f"--tp auto: {found}: {reason}")
-    return found
+        num_ranks, reason = fitting_ranks(config, report)
+    report(f"--tp auto: {num_ranks}: {reason}")
+    return num_ranks
 
 
 def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
-    """Before ranks start: refuse what they could not run, download the model once, choose the device for all."""
+    """Check and resolve what all ranks share before they start: model shape, download, device, tokenizer."""
     if config.engine != "torch":
         return config
     from minisgl.engine.loading import check_ranks, device_of, folder_of  # imports torch
@@ -170,7 +171,7 @@ def _resolve(config: EngineConfig, report: Report) -> EngineConfig:
 
 
 def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:
-    """Wait for the other ranks at the file `rendezvous`. Raises `GroupError`, `ConfigError`."""
+    """Join the group of ranks through the file `rendezvous`; blocks for all. Raises `GroupError`, `ConfigError`."""
     import torch
 
     from minisgl.distributed.torch_group import TorchGroup
@@ -181,12 +182,12 @@ def join_group(config: EngineConfig, rank: int, rendezvous: Path) -> Group:
 
         device = device_of(config, rank)
         if device.type == "cuda":
-            torch.cuda.set_device(device)  # before anything makes a context on another one
+            torch.cuda.set_device(device)  # before a context is created on another device
     return TorchGroup(rendezvous, rank, config.num_ranks, device)
 
 
 def build_rank(config: EngineConfig, group: Group, report: Report) -> Engine:
-    """The engine of one rank. Forwards of ranks above 0 run in the thread that asks for them."""
+    """Build the engine of one rank. Ranks above 0 run their forwards in the calling thread."""
     if config.engine == "echo":
         return _build_echo(config, group)
     from minisgl.engine.loading import load_engine  # imports torch
@@ -225,7 +226,7 @@ def _build_echo(config: EngineConfig, group: Group) -> Engine:
 
 
 def control_plane_config(config: EngineConfig, info: EngineInfo) -> ControlPlaneConfig:
-    """Raises `ConfigError` for what a model with states cannot have."""
+    """Return the scheduler's configuration for an engine. Raises `ConfigError` for unsupported settings."""
     config.check_states(info.num_checkpoints is not None)
     interval = 0
     if info.num_checkpoints is not None:
@@ -257,9 +258,9 @@ def choose_control_plane(
     say: Say = lambda line: None,
     narrate: Narrate | None = None,
     describe: Describe | None = None,
-) -> Chosen:
-    """The scheduler that `config` asks for; a shadow's lines go to `say`, what each step does to `narrate` if the
-    log level is debug, with each token as `describe` names it. Raises `ConfigError`."""
+) -> ChosenScheduler:
+    """Create the scheduler that `config` requests. A shadow's lines go to `say`. At log level debug, each step is
+    described to `narrate`, with the token texts of `describe`. Raises `ConfigError`."""
     if config.max_seq_len is not None and config.max_seq_len > info.context_len:
         raise ConfigError(f"--max-seq-len {config.max_seq_len}: the model's context is {info.context_len}")
     settings = control_plane_config(config, info)
@@ -271,8 +272,8 @@ def choose_control_plane(
     return replace(chosen, control_plane=_narrated(config, chosen.control_plane, narrate, describe))
 
 
-def _wrapped(config: EngineConfig, chosen: Chosen, settings: ControlPlaneConfig, say: Say) -> Chosen:
-    """The scheduler in the wrappers that `config` asks for: a fault, a shadow, a recorder, from the inside out."""
+def _wrapped(config: EngineConfig, chosen: ChosenScheduler, settings: ControlPlaneConfig, say: Say) -> ChosenScheduler:
+    """Wrap the scheduler as `config` requests: fault injection, shadow and trace recorder, from the inside out."""
     plane, summary = chosen.control_plane, None
     if config.debug.faulty_control_plane:
         plane = make_faulty(plane, config.debug.faulty_control_plane)
@@ -311,8 +312,8 @@ def _narrated(
 
 
 def build_step_time(config: EngineConfig, info: EngineInfo, *, serves: bool = False) -> StepTime | None:
-    """A step may take any time where nobody says otherwise, but in a server on a CPU: a GPU's steps are short, and
-    offline nobody waits for the next token. What requests in the background add to it is bounded in all servers."""
+    """Return the controller of step times; `None` if nothing limits them. Without --max-step-ms only a server on a CPU
+    limits a step: GPU steps are short. Every server limits what low-priority requests add to a step."""
     step_ms = config.max_step_ms
     if step_ms is None and serves and info.device == "cpu" and info.name != "echo":
         step_ms = CPU_STEP_MS
@@ -328,13 +329,13 @@ def build_control_plane(
 
 
 def build_compiler(info: EngineInfo, wake: Callable[[], None] = lambda: None) -> GrammarCompiler | None:
-    """The compiler of grammars; None for an engine without a real tokenizer."""
+    """Return the grammar compiler; `None` for an engine without a real tokenizer."""
     return None if info.simulated else GrammarCompiler(info.model_dir, info.vocab_size, info.eos_ids, wake=wake)
 
 
 def build_fallback(config: EngineConfig, info: EngineInfo, narrate: Narrate | None = None) -> ControlPlane:
-    """The scheduler that goes on serving when another breaks, with an empty cache: the reference. Of one with parts in
-    Rust it has the others, for only the prefix cache leaves nothing to go on with."""
+    """Create the scheduler that takes over, with an empty cache, when the current one breaks: the reference. The Rust
+    parts other than the prefix cache are kept, because their failures are handled in place."""
     backend = "python"
     if config.cpu_backend.startswith(RUST_PARTS) and (left := set(parse_parts(config.cpu_backend)) - {"radix"}):
         backend = f"{RUST_PARTS}:{','.join(sorted(left))}"

@@ -1,12 +1,12 @@
-"""A small model that guesses how texts go on, for the large one that checks the guesses (`--speculative model:FILE`).
+"""Speculative decoding with a small draft model (`--speculative model:FILE`).
 
-It has an engine and a scheduler of its own. Each guess is a request there: the text so far is its prompt, and the guess
-its greedy answer. What it knows of a text from earlier guesses is what its prefix cache has, in pages of a token or a
-few. So there is nothing to undo: what was refused, and texts that ended or went back to wait, leave pages that nobody
-holds, which stay until others need them.
+The draft model has its own engine and scheduler. Each draft is a request there: its prompt is the sequence so far, and
+the draft is its greedy output. Earlier work on a sequence is in its prefix cache, in pages of one or a few tokens. So
+nothing has to be undone: pages of rejected drafts, and of sequences that ended or were retracted, stay cached until
+others need the space.
 
-Invariants: nobody lives and nothing is in flight there between two calls; a call computes at most one chunk of what is
-new, for all texts together, and then one forward for each further token; whatever fails here, there are fewer guesses.
+Invariants: no request is live and nothing is in flight between two calls; a call computes at most one chunk of new
+tokens for all sequences together, and then one forward for each further token; any failure only means fewer drafts.
 """
 
 from __future__ import annotations
@@ -24,26 +24,25 @@ from minisgl.scheduler.api import ControlPlane, ControlPlaneError
 from minisgl.step import Abort, Arrival, Draft, Event, Events, ForwardFailed, Int32Array, StepPlan
 from minisgl.tokenizer import Tokenizer
 
-CHUNK = 256  # tokens of texts that a call computes at most, beside one for each guessed one
-MEMORY_RATIO = 1 / 8  # of what is free, for the pages
-PAGE_SIZE = 4  # tokens: as many are computed again at most
-NUM_VERDICTS = 16  # the last guesses, of all texts, of which at least `NUM_RIGHT` must have begun rightly
+CHUNK = 256  # new tokens that a call computes at most, besides draft tokens
+MEMORY_RATIO = 1 / 8  # fraction of the free memory for the KV pool
+PAGE_SIZE = 4  # tokens; at most these are recomputed
+NUM_VERDICTS = 16  # recent drafts, of which at least `NUM_RIGHT` must have a right first token
 NUM_RIGHT = 2
-NUM_GUESSES = 64  # that wait to be compared, at most: texts end
-NUM_NEW = 4  # of them that are new after a rest
+NUM_PENDING = 64  # drafts stored for comparison, at most: sequences end
+NUM_NEW = 4  # verdicts that are renewed after a rest
 REST = (
     64,
     1024,
-)  # times that a model is not asked, the first time and at most: each rest is twice as long as the last one
+)  # skipped calls of the first and of the longest rest; each rest doubles
 GREEDY = SamplingParams(temperature=0, seed=0)
 
 _log = logging.getLogger("minisgl.runner")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A text of which up to `count` tokens are to be guessed. `namespace`: only texts of the same one share what is
-    known of them."""
+class DraftRequest:
+    """A sequence that needs up to `count` draft tokens. Cached pages are shared within a `namespace` only."""
 
     req_id: int
     tokens: Int32Array
@@ -51,36 +50,37 @@ class Asked:
     namespace: int = 0
 
 
-class Guesses(Protocol):
-    """Who guesses how texts go on."""
+class Proposer(Protocol):
+    """Proposes draft tokens for running sequences (speculative decoding)."""
 
-    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        """The drafts of those texts that it knows something of."""
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        """Return drafts for those sequences for which it has any."""
 
     def close(self) -> None: ...
 
 
-class Trust:
-    """Whether a model is worth asking, by what all texts together have shown. Each text pauses by itself while guesses
-    are wrong, but learns that anew, and the model must read its prompt first: one that is of use to nobody rests."""
+class DraftGate:
+    """Decides by the recent acceptance of first draft tokens, over all sequences, whether the draft model is used. Each
+    sequence also pauses after rejected drafts, but every new one starts afresh, and the model must compute its prompt
+    first: so a model that helps no sequence rests as a whole."""
 
     def __init__(self) -> None:
         self._verdicts: deque[bool] = deque(maxlen=NUM_VERDICTS)
-        self._guesses: dict[int, Draft] = {}  # that were not compared yet, by request
-        self._rest = 0  # the last one
-        self._left = 0  # of it
+        self._pending: dict[int, Draft] = {}  # drafts not compared yet, by request id
+        self._rest = 0  # length of the last rest
+        self._left = 0  # calls left of it
 
-    def asks(self) -> bool:
-        """There are texts that the model may guess: shall it?"""
+    def should_propose(self) -> bool:
+        """Return whether to request drafts now. Counts the rest down: call it once per step that can use drafts."""
         self._left = max(0, self._left - 1)
         return self._left == 0
 
-    def judge(self, asked: Sequence[Asked]) -> None:
-        """Compare the last guesses with what the texts are now."""
-        for one in asked:
-            guess = self._guesses.pop(one.req_id, None)
-            if guess is not None and guess.length < len(one.tokens):
-                self._verdicts.append(int(one.tokens[guess.length]) == guess.tokens[0])
+    def record_results(self, requests: Sequence[DraftRequest]) -> None:
+        """Compare the drafts of the last call with the current sequences, and start a rest if too few were right."""
+        for request in requests:
+            draft = self._pending.pop(request.req_id, None)
+            if draft is not None and draft.length < len(request.tokens):
+                self._verdicts.append(int(request.tokens[draft.length]) == draft.tokens[0])
         if len(self._verdicts) < NUM_VERDICTS:
             return
         if sum(self._verdicts) >= NUM_RIGHT:
@@ -91,20 +91,20 @@ class Trust:
         for _ in range(NUM_NEW):
             self._verdicts.popleft()
 
-    def remember(self, guesses: Sequence[Draft]) -> None:
-        self._guesses |= {one.req_id: one for one in guesses}
-        while len(self._guesses) > NUM_GUESSES:
-            del self._guesses[next(iter(self._guesses))]
+    def remember(self, drafts: Sequence[Draft]) -> None:
+        self._pending |= {draft.req_id: draft for draft in drafts}
+        while len(self._pending) > NUM_PENDING:
+            del self._pending[next(iter(self._pending))]
 
 
 @dataclass(slots=True)
-class _Text:
-    asked: Asked
-    found: list[int] = field(default_factory=list)
+class _Sequence:
+    request: DraftRequest
+    draft: list[int] = field(default_factory=list)
 
 
 class DraftModel:
-    """`vocab_size`: that of the large model; guesses end before ids that it has not."""
+    """Draft model with its own engine and scheduler. Drafts end before ids beyond the large model's `vocab_size`."""
 
     def __init__(self, engine: Engine, control_plane: ControlPlane, vocab_size: int) -> None:
         self.engine = engine
@@ -112,59 +112,60 @@ class DraftModel:
         self._vocab_size = vocab_size
         self._step = 0
         self._next_id = 0
-        self._owners: dict[int, _Text] = {}  # who lives, by the number of its request
+        self._owners: dict[int, _Sequence] = {}  # live sequences by request id
         self._failed: list[Event] = []  # for the next step
-        self._known_lens: dict[int, int] = {}  # of the texts of the last call, by request: how much was computed
+        self._known_lens: dict[int, int] = {}  # computed lengths of the last call's sequences, by request id
         self._broken = False
 
-    def guess(self, asked: Sequence[Asked]) -> list[Draft]:
-        texts = [_Text(one) for one in asked if self._takes(one)]
-        known = self._known_lens
-        texts.sort(key=lambda text: len(text.asked.tokens) - known.get(text.asked.req_id, 0))  # the least new first
-        if self._broken or not texts:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        sequences = [_Sequence(request) for request in requests if self._fits(request)]
+        known_lens = self._known_lens
+        # fewest new tokens first
+        sequences.sort(key=lambda one: len(one.request.tokens) - known_lens.get(one.request.req_id, 0))
+        if self._broken or not sequences:
             return []
         try:
-            self._run(texts)
+            self._run(sequences)
         except ControlPlaneError as error:
             self._broken = True
-            _log.warning("--speculative: the model guesses no more: its scheduler broke: %s", error)
+            _log.warning("--speculative: the draft model is switched off: its scheduler failed: %s", error)
             return []
         except EngineStepError as error:
             self._failed = [ForwardFailed(self._step - 1), *map(Abort, self._owners)]
-            _log.warning("--speculative: a forward of the model failed: %s", error)
+            _log.warning("--speculative: a forward of the draft model failed: %s", error)
         self._known_lens = {
-            one.req_id: len(one.tokens) if text.found else known.get(one.req_id, 0)
-            for text in texts
-            for one in (text.asked,)
+            request.req_id: len(request.tokens) if sequence.draft else known_lens.get(request.req_id, 0)
+            for sequence in sequences
+            for request in (sequence.request,)
         }
-        found = [(text.asked, self._known(text.found)) for text in texts]
-        return [Draft(one.req_id, len(one.tokens), tokens) for one, tokens in found if tokens]
+        drafts = [(sequence.request, self._within_vocabulary(sequence.draft)) for sequence in sequences]
+        return [Draft(request.req_id, len(request.tokens), tokens) for request, tokens in drafts if tokens]
 
     def close(self) -> None:
         self.engine.close()
 
-    def _takes(self, asked: Asked) -> bool:
-        fits = len(asked.tokens) + asked.count <= self.control_plane.buffers.limits.max_seq_len
-        return fits and int(asked.tokens.max()) < self.engine.info.vocab_size
+    def _fits(self, request: DraftRequest) -> bool:
+        fits = len(request.tokens) + request.count <= self.control_plane.buffers.limits.max_seq_len
+        return fits and int(request.tokens.max()) < self.engine.info.vocab_size
 
-    def _known(self, tokens: Sequence[int]) -> tuple[int, ...]:
+    def _within_vocabulary(self, tokens: Sequence[int]) -> tuple[int, ...]:
         beyond = (i for i, token in enumerate(tokens) if token >= self._vocab_size)
         return tuple(tokens[: next(beyond, len(tokens))])
 
-    def _run(self, texts: Sequence[_Text]) -> None:
-        """Until all have what they asked for. Who has nothing after the first step has too much that is new: what was
-        computed of it stays, and the next call goes on from there."""
+    def _run(self, sequences: Sequence[_Sequence]) -> None:
+        """Compute until every sequence has its draft. A sequence without a token after the first step has too many new
+        tokens: what was computed is cached, and the next call continues from there."""
         events = Events(self._failed)
         self._failed = []
         self._owners.clear()
-        for text in texts:
-            self._owners[self._next_id] = text
-            tokens, asked = text.asked.tokens, text.asked
-            events.add(Arrival(self._next_id, tokens, len(tokens), asked.count, namespace=asked.namespace))
+        for sequence in sequences:
+            self._owners[self._next_id] = sequence
+            tokens, request = sequence.request.tokens, sequence.request
+            events.add(Arrival(self._next_id, tokens, len(tokens), request.count, namespace=request.namespace))
             self._next_id += 1
         while self._owners:
             self._compute(events)
-            events = Events([Abort(number) for number, text in self._owners.items() if not text.found])
+            events = Events([Abort(number) for number, sequence in self._owners.items() if not sequence.draft])
 
     def _compute(self, events: Events) -> None:
         plane = self.control_plane
@@ -174,24 +175,24 @@ class DraftModel:
         output = plane.commit(plan.step, result.tokens)
         columns = output.req_ids.tolist(), output.tokens.tolist(), output.reasons.tolist()
         for number, token, reason in zip(*columns, strict=True):
-            text = self._owners.pop(number, None) if reason else self._owners[number]
-            if token >= 0 and text is not None:  # not one of a step that failed
-                text.found.append(token)
+            sequence = self._owners.pop(number, None) if reason else self._owners[number]
+            if token >= 0 and sequence is not None:  # a failed step has none
+                sequence.draft.append(token)
 
     def _assignments(self, plan: StepPlan) -> list[SlotAssignment]:
         entry = self.control_plane.buffers.ring[plan.ring_index]
         slots = entry.assigned[: plan.num_assigned, 0].tolist()
         numbers = entry.assigned_ids[: plan.num_assigned].tolist()
-        texts = [self._owners[number].asked.tokens for number in numbers]
+        sequences = [self._owners[number].request.tokens for number in numbers]
         return [
             SlotAssignment(slot, number, GREEDY, tokens, len(tokens))
-            for slot, number, tokens in zip(slots, numbers, texts, strict=True)
+            for slot, number, tokens in zip(slots, numbers, sequences, strict=True)
         ]
 
 
 def draft_config(config: EngineConfig) -> EngineConfig:
-    """The config of the small model beside the one of `config`. Its pages have room for as many texts as are guessed at
-    once, at full length, but take an eighth of what is free at most."""
+    """Return the configuration of the draft model. Its KV pool holds all sequences that can be drafted at once, at full
+    length, but takes at most an eighth of the free memory."""
     return EngineConfig(
         model=config.draft_model or "",
         model_source=config.model_source,
@@ -208,15 +209,15 @@ def draft_config(config: EngineConfig) -> EngineConfig:
 
 
 def check_vocabulary(config: EngineConfig, large: EngineInfo, small: EngineInfo) -> None:
-    """Raise `ConfigError` unless the ids that both have mean the same to both. One may have more at the end: texts with
-    such are not guessed, or they are no guesses."""
+    """Raise `ConfigError` if the two vocabularies differ in an id that both have. One may have further ids at the end:
+    sequences with such ids get no drafts, and drafts with them are truncated."""
     flag = f"--speculative {config.speculative}"
     if large.model_dir is None or small.model_dir is None:
-        raise ConfigError(f"{flag}: not with --engine {large.name}, which has no vocabulary of a model's")
+        raise ConfigError(f"{flag}: not supported with --engine {large.name}, which has no model vocabulary")
     ours, theirs = Tokenizer.load(large.model_dir), Tokenizer.load(small.model_dir)
     for i in range(min(ours.num_ids, theirs.num_ids)):
         if ours.token_bytes(i) != theirs.token_bytes(i):
             raise ConfigError(
-                f"{flag}: its vocabulary is another than that of --model {config.shown_model}: id {i} is "
+                f"{flag}: the draft model's vocabulary differs from that of --model {config.shown_model}: id {i} is "
                 f"{theirs.token_bytes(i)!r}, not {ours.token_bytes(i)!r}"
             )

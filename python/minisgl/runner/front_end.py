@@ -1,7 +1,7 @@
-"""The connection of one front end, as the engine process sees it, and the rules that front ends are held to.
+"""A front end's connection, as the engine process sees it, and the limits that apply to front ends.
 
-Invariants: frames leave whole and in order, whichever thread sends them; sending never waits: what the front end does
-not take yet is kept, in bounds.
+Invariants: frames are sent whole and in order, from whichever thread; sending never blocks: what the socket does not
+accept is queued, within limits.
 """
 
 from __future__ import annotations
@@ -16,40 +16,39 @@ from minisgl.message.codec import FrameReader
 
 
 class FrontEndRules(msgspec.Struct, frozen=True):
-    """The rules of front ends, which they are also told. The pool (`rust/minisgl-router`) gets all of it, too.
-
-    `send_buffer_bytes`: what the kernel holds for a front end. It says that there is room when at most a quarter is
-    used: a few steps of hundreds of rows. If a front end cannot follow, the engine waits: a queue would only grow, and
-    the first token of a new request would stand at its end."""
+    """Limits of front ends, and the messages for violations. The Rust pool (`rust/minisgl-router`) gets all of it, too.
+    `send_buffer_bytes` is the kernel's send buffer per front end; the socket becomes writable when at most a quarter is
+    used, a few steps of hundreds of rows. The engine waits for a front end that cannot follow: a queue would only grow
+    and delay the first token of new requests."""
 
     max_front_ends: int = 64
     max_name: int = 64
     send_buffer_bytes: int = 1 << 17
-    max_queued_bytes: int = 64 << 20  # for one that stalls while others go on
+    max_queued_bytes: int = 64 << 20  # limit for one that stalls while others continue
     too_many: str = "the engine process has too many front ends"
     hello_first: str = "the first message of a connection must be hello"
-    does_not_read: str = "it does not read what is sent to it"
-    not_above: str = "request id {req_id} does not lie above the last one, {last_id}"
+    does_not_read: str = "it does not read its messages"
+    not_above: str = "request id {req_id} is not above the last one, {last_id}"
     ends: str = "the engine process ends the connection: {reason}"
-    put_out: str = "{name} was put out: {reason}; {num_live} of its requests are aborted"
-    has_gone: str = "{name} has gone; {num_live} of its requests are aborted"
+    put_out: str = "{name} was disconnected: {reason}; {num_live} of its requests are aborted"
+    has_gone: str = "{name} has disconnected; {num_live} of its requests are aborted"
 
 
 RULES = FrontEndRules()
 READ_BYTES = 1 << 18
-MAX_READ_BYTES = 16 << 20  # in one turn
+MAX_READ_BYTES = 16 << 20  # limit of one `read`
 
 
 class Connection:
-    """`number` is never used again; `live` are the ids, within this process, of its requests that have not ended."""
+    """Connection of one front end, with its id `number`. `live`: process-wide ids of its unfinished requests."""
 
     def __init__(self, number: int, sock: socket.socket) -> None:
         self.number = number
         self.name = f"front end {number}"
         self.greeted = False
         self.live: set[int] = set()
-        self.last_id = -1  # the front end's own
-        self.has_room = True  # as far as is known
+        self.last_id = -1  # the front end's own id
+        self.has_room = True  # at the last poll
         self.frames = FrameReader()
         self._socket = sock
         self._lock = threading.Lock()
@@ -63,16 +62,16 @@ class Connection:
 
     @property
     def waits(self) -> bool:
-        """Whether something is queued."""
+        """Whether unsent data is queued."""
         return bool(self._queue)
 
     @property
     def is_lost(self) -> bool:
-        """More is queued than may be."""
+        """Whether more than `max_queued_bytes` are queued."""
         return self._num_queued > RULES.max_queued_bytes
 
     def send(self, frame: bytes, *, droppable: bool = False) -> None:
-        """`frame` with its length in front. One that is `droppable` is not queued."""
+        """Send or queue a frame, which includes its length prefix. A `droppable` frame is dropped, not queued."""
         with self._lock:
             if self._queue:
                 if not droppable:
@@ -83,7 +82,7 @@ class Connection:
                 self._put(memoryview(frame)[sent:])
 
     def flush(self) -> None:
-        """Send of what is queued what the front end takes now."""
+        """Send as much of the queue as the socket accepts without blocking."""
         with self._lock:
             while self._queue:
                 first = self._queue[0]
@@ -99,7 +98,7 @@ class Connection:
         self._num_queued += len(data)
 
     def _write(self, data: bytes | memoryview) -> int:
-        """Send, and return how many bytes went. A peer that is gone takes everything; whoever reads finds out."""
+        """Send and return how many bytes were accepted: all if the peer has disconnected, as reading will show."""
         try:
             return self._socket.send(data)
         except BlockingIOError:
@@ -108,7 +107,7 @@ class Connection:
             return len(data)
 
     def read(self) -> bool:
-        """Take in what is there; False at the end."""
+        """Read available data into `frames`, at most `MAX_READ_BYTES`. Returns False at the end of the connection."""
         for _ in range(MAX_READ_BYTES // READ_BYTES):
             try:
                 data = self._socket.recv(READ_BYTES)

@@ -1,8 +1,8 @@
-"""The front ends of an engine process: it listens on a Unix socket, and several connect.
+"""The front ends of an engine process, which connect to a Unix socket.
 
-Invariants: a request belongs to one connection, which alone gets what comes for it; a front end that dies has its
-requests aborted, and one that talks nonsense is told so and put out: the others notice nothing. The engine waits for a
-front end that cannot follow while no other could go on; else what it does not read is kept for it, in bounds.
+Invariants: a request belongs to one connection, which alone gets its output; the requests of a front end that dies are
+aborted; a front end that sends invalid messages gets an error and is disconnected, without effect on others. If no
+front end with live requests can follow, the engine waits; otherwise output for a slow one is queued, within limits.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ from minisgl.message.heartbeat import Activity
 from minisgl.runner.front_end import RULES, Connection
 from minisgl.runner.front_end_ids import MAX_CONNECTIONS, owner, split, within
 
-NUM_LINES = 256  # of what was said while loading, for front ends that connect later
+NUM_LINES = 256  # progress messages kept for front ends that connect later
 _GONE = select.POLLHUP | select.POLLERR | select.POLLNVAL
 
 
 class ParentGone(Exception):
-    """The lifeline was closed."""
+    """Raised when the parent process has ended (its lifeline descriptor was closed)."""
 
 
 class FrontEnds:
-    """Use in one thread, but for `beat` and `last_words`. `lifeline`: a descriptor that ends with the parent."""
+    """Server side of the front ends' socket. Use it in one thread, except for `beat`, `wake` and `last_words`.
+    `lifeline` closes with the parent."""
 
     def __init__(self, path: Path, codec: Codec, lifeline: int, activity: Activity) -> None:
         self.codec = codec
@@ -64,7 +65,7 @@ class FrontEnds:
         path.chmod(0o600)  # before anyone can connect
         self._listener.listen(RULES.max_front_ends)
         self._listener.setblocking(False)
-        self.connections: dict[int, Connection] = {}  # by number
+        self.connections: dict[int, Connection] = {}  # by connection id
         self._by_fd: dict[int, Connection] = {}
         self._masks: dict[int, int] = {}
         self._next_number = 0
@@ -72,10 +73,10 @@ class FrontEnds:
         self._ready: EngineReady | None = None
         self._stats: EngineStats | None = None
         self._inbox: list[ToEngine] = []
-        self._receives = False  # has begun to; until then whoever sends takes in new connections
+        self._receives = False  # set by the first `receive`; until then `send` accepts connections
         self._accepting = threading.Lock()
-        self._has_news = False  # since `receive` began, from one that can follow
-        self._woken = False  # by `wake`
+        self._has_news = False  # a message from a front end that can follow, since `receive` began
+        self._woken = False  # set by `wake`
         self._waking, self._waker = os.pipe()
         os.set_blocking(self._waker, False)
         self._poll = select.poll()
@@ -86,7 +87,7 @@ class FrontEnds:
     # ------------------------------------------------------------------------------------------------------- send
 
     def send(self, messages: Sequence[FromEngine]) -> None:
-        """Tokens to whom they belong, everything else to all."""
+        """Send each step's output to the front ends that own its requests, and every other message to all."""
         self._accept_early()
         for message in messages:
             if isinstance(message, StepTokens):
@@ -94,7 +95,7 @@ class FrontEnds:
                 continue
             frame = framed(self.codec.encode([message]))
             droppable = isinstance(message, EngineStats | Narration | Watched)
-            with self._accepting:  # who comes just now gets it once: with what was said so far, or now
+            with self._accepting:  # a connection accepted now gets the message once
                 self._remember(message)
                 for connection in tuple(self.connections.values()):
                     connection.send(frame, droppable=droppable)
@@ -110,10 +111,10 @@ class FrontEnds:
                     connection.live.discard(req_id)
 
     def _remember(self, message: FromEngine) -> None:
-        """What a front end that connects later should know."""
+        """Keep the messages that a front end that connects later must get."""
         if isinstance(message, LoadProgress):
             if self._said and message.total and self._said[-1].text == message.text:
-                self._said.pop()  # of a step, how far it is now
+                self._said.pop()  # an update of the same task
             if self._ready is None:
                 self._said.append(message)
         elif isinstance(message, EngineReady):
@@ -122,7 +123,7 @@ class FrontEnds:
             self._stats = message
 
     def beat(self, heartbeat: Heartbeat) -> None:
-        """To all that read. In any thread."""
+        """Send a heartbeat to all front ends that can take it without queueing. Any thread."""
         self._accept_early()
         frame = framed(encode([heartbeat]))
         for connection in tuple(self.connections.values()):
@@ -131,32 +132,32 @@ class FrontEnds:
     # ---------------------------------------------------------------------------------------------------- receive
 
     def receive(self, *, block: bool) -> list[ToEngine]:
-        """Every message that is there, with ids within this process; with `block`, wait for the first, or for
-        `wake`. Also waits while no front end with live requests can follow and no other says anything.
-        Raises `ParentGone`."""
+        """Return the messages that have arrived, with process-wide ids. With `block`, wait for the first, or for
+        `wake`. Also waits while no front end with live requests takes output and no other sends. Raises `ParentGone`.
+        """
         if not self._receives:
             with self._accepting:
                 self._receives = True
         self._has_news = False
         self._look(None if block else 0)
         while not (self._inbox or self._woken) if block else self._must_wait():
-            self._activity.enter("idle")  # it waits for others
+            self._activity.enter("idle")  # the engine waits for a front end
             self._look(None)
         self._woken = False
-        found, self._inbox = self._inbox, []
-        return found
+        messages, self._inbox = self._inbox, []
+        return messages
 
     def wake(self) -> None:
-        """`receive` need not wait for a message, now or when it is called next. In any thread."""
-        with contextlib.suppress(BlockingIOError):  # it is full: it will wake
+        """End the current blocking `receive`, or the next. Any thread."""
+        with contextlib.suppress(BlockingIOError):  # a full pipe wakes, too
             os.write(self._waker, b"!")
 
     def _must_wait(self) -> bool:
-        busy = [one.has_room for one in self.connections.values() if one.live]
+        busy = [connection.has_room for connection in self.connections.values() if connection.live]
         return bool(busy) and not any(busy) and not self._has_news
 
     def _look(self, timeout_ms: int | None) -> None:
-        """Take in what is there, and see who can follow."""
+        """Poll the sockets: read messages, accept connections, and note which front ends can take output."""
         at_once = timeout_ms == 0
         for fd, connection in self._by_fd.items():
             asks = connection.live and (at_once or not connection.has_room)
@@ -169,8 +170,8 @@ class FrontEnds:
             for connection in self._by_fd.values():
                 connection.has_room = not (connection.live or connection.waits)
         for fd, events in ready:
-            if (found := self._by_fd.get(fd)) is not None:
-                self._serve(found, events)
+            if (front_end := self._by_fd.get(fd)) is not None:
+                self._serve(front_end, events)
             elif fd == self._lifeline:
                 if not os.read(fd, 4096):
                     raise ParentGone
@@ -179,7 +180,7 @@ class FrontEnds:
             else:
                 self._accept()
         for connection in [one for one in self._by_fd.values() if one.is_lost]:
-            self._put_out(connection, RULES.does_not_read)
+            self._disconnect(connection, RULES.does_not_read)
 
     def _serve(self, connection: Connection, events: int) -> None:
         if events & select.POLLOUT:
@@ -194,10 +195,10 @@ class FrontEnds:
                     self._take(connection, message)
                     self._has_news |= connection.has_room or not connection.live
         except MessageError as error:
-            self._put_out(connection, str(error))
+            self._disconnect(connection, str(error))
         else:
             if not is_open:
-                self._put_out(connection)
+                self._disconnect(connection)
 
     def _take(self, connection: Connection, message: ToEngine) -> None:
         if isinstance(message, Hello):
@@ -211,7 +212,7 @@ class FrontEnds:
         elif isinstance(message, AbortRequest | FinishRequest):
             req_id = within(connection.number, _valid(message.req_id))
             if req_id not in connection.live:
-                return  # it has ended meanwhile
+                return  # it has already ended
             message = msgspec.structs.replace(message, req_id=req_id)
         elif isinstance(message, AddPrefix) and len(message.tokens) % 4:
             raise MessageError(f"the tokens of prefix {message.prefix_id} are no multiple of 4 bytes")
@@ -220,17 +221,17 @@ class FrontEnds:
     # ------------------------------------------------------------------------------------------------ come and go
 
     def _accept_early(self) -> None:
-        """While it loads nobody waits for connections."""
+        """Accept connections from a sending thread while the engine loads, before `receive` does."""
         if not self._receives:
             with self._accepting:
                 while not self._receives and self._accept():
                     pass
 
     def _accept(self) -> bool:
-        """Whether somebody came."""
+        """Accept a connection and send it the kept messages. Returns False if there is none."""
         try:
             sock, _ = self._listener.accept()
-        except OSError:  # nobody, or who came has gone already
+        except OSError:  # no connection, or it was closed already
             return False
         connection = Connection(self._next_number, sock)
         if len(self.connections) >= RULES.max_front_ends or connection.number >= MAX_CONNECTIONS:
@@ -247,8 +248,9 @@ class FrontEnds:
         self.connections[connection.number] = connection
         return True
 
-    def _put_out(self, connection: Connection, reason: str = "") -> None:
-        """It is gone, or for a reason must go: its requests end, and the others' logs say so."""
+    def _disconnect(self, connection: Connection, reason: str = "") -> None:
+        """Remove a connection that has ended, or disconnect it with `reason`: abort its requests and tell the other
+        front ends' logs."""
         fd, live = connection.fileno(), connection.live
         self._poll.unregister(fd)
         del self.connections[connection.number], self._by_fd[fd], self._masks[fd]
@@ -262,8 +264,8 @@ class FrontEnds:
             self.send([LoadProgress(text.format(name=connection.name, reason=reason, num_live=len(live)))])
 
     def last_words(self, text: str, wait_ms: int, first_ms: int) -> None:
-        """Tell all that the engine process ends, and wait so long until that is on its way; if nobody has connected
-        yet, `first_ms` for the first. In any thread."""
+        """Send all front ends the reason why this process ends, and wait up to `wait_ms` until it is sent. If none has
+        ever connected, wait up to `first_ms` for one. Any thread."""
         deadline = time.monotonic() + first_ms / 1000
         waiting = select.poll()
         waiting.register(self._listener, select.POLLIN)
@@ -281,9 +283,9 @@ class FrontEnds:
         self.flush(wait_ms)
 
     def flush(self, wait_ms: int) -> None:
-        """Send what is queued, for at most so long."""
+        """Send queued data, waiting at most `wait_ms`."""
         deadline = time.monotonic() + wait_ms / 1000
-        while waiting := {one.fileno(): one for one in tuple(self.connections.values()) if one.waits}:
+        while waiting := {front.fileno(): front for front in tuple(self.connections.values()) if front.waits}:
             left = deadline - time.monotonic()
             if left <= 0:
                 return
@@ -306,9 +308,9 @@ class FrontEnds:
 
 
 def _numbered(connection: Connection, message: AddRequest) -> AddRequest:
-    """With its id within this process. Whatever else is wrong with it is the request's alone (`StepLoop`). Raises
-    `MessageError`."""
-    if _valid(message.req_id) <= connection.last_id:  # used again, it would be taken for the one that it was
+    """Return the message with a process-wide id. Raises `MessageError` for an id that is out of range or not above the
+    last one; any other error concerns that request alone (`StepLoop`)."""
+    if _valid(message.req_id) <= connection.last_id:  # a reused id could be confused with the old request
         raise MessageError(RULES.not_above.format(req_id=message.req_id, last_id=connection.last_id))
     connection.last_id = message.req_id
     return msgspec.structs.replace(message, req_id=within(connection.number, message.req_id))

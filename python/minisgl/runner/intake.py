@@ -1,7 +1,7 @@
-"""From messages to the scheduler's events: which requests, prefixes and adapters there are, and what a step is told.
+"""Turns messages into the scheduler's events, and tracks requests, prefixes and adapters.
 
-Invariants: a request comes to the scheduler once its grammar is compiled, its adapter is loaded and its pages were
-looked for in the store, or is refused; an end that a client asks for reaches whoever has the request.
+Invariants: a request reaches the scheduler once its grammar is compiled, its adapter is loaded and its stored pages
+were looked up, or it is refused; a client's abort or finish takes effect wherever the request is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from minisgl.message import (
     Watch,
 )
 from minisgl.runner.adapters import EngineAdapters
-from minisgl.runner.drafting import Guesses
+from minisgl.runner.drafting import Proposer
 from minisgl.runner.prefixes import Prefixes
 from minisgl.runner.reading import Reading
 from minisgl.runner.request_tracker import Compiling, RequestTracker, TrackedRequest, ended
@@ -38,14 +38,14 @@ from minisgl.sampling_params import ParamError
 from minisgl.scheduler.api import AGE, ControlPlane
 from minisgl.step import Abort, Arrival, Event, Events, Finish, FinishReason
 
-OWN_NAMESPACES = 1 << 30  # of the prefix cache, from here on; below are those of adapters
+OWN_NAMESPACES = 1 << 30  # namespaces of API keys start here; below are those of adapters
 Send = Callable[[Sequence[FromEngine]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class LoopSettings:
-    """What a step loop is asked to do. `has_budget`: the cache is cut after requests have ended. `own_cache_keys`: the
-    API keys that share prefixes with no others, by number, with what names them in a store."""
+    """Settings of a step loop. `has_budget`: unused cached tokens are limited, and evicted after requests have ended.
+    `own_cache_keys`: ids of the API keys whose cached prefixes are private, each with its name in the page store."""
 
     overlap: bool = True
     keeps_prefixes: bool = True
@@ -61,17 +61,16 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Who works beside the steps: the compiler of grammars, and the readers of adapters and pages, which call `wake`
-    from their threads when they are done; without `wake` all is read at once. And who is asked between two steps how
-    texts go on."""
+    """Helpers of a step loop: the grammar compiler, the draft model, and `wake`, which the compiler and the readers of
+    adapters and pages call from their threads when they are done. Without `wake` they block."""
 
     compiler: GrammarCompiler | None = None
     wake: Callable[[], None] | None = None
-    guesses: Guesses | None = None
+    guesses: Proposer | None = None
 
 
 class Intake:
-    """`send` answers those of which the scheduler never hears. `step` is the number of the next step."""
+    """Passes messages to the scheduler as events; `send` gets early replies. `step` is the next step's number."""
 
     def __init__(
         self, engine: Engine, control_plane: ControlPlane, send: Send, settings: LoopSettings, beside: Beside
@@ -89,23 +88,23 @@ class Intake:
         self._stores = engine if isinstance(engine, Stores) and engine.store is not None else None
         store = None if self._stores is None else self._stores.store
         self.reading = Reading(store, limits.page_size, beside.wake)
-        self.ending: dict[int, FinishReason] = {}  # asked to end by an event, and not reported yet
-        self.watch: Watch | None = None  # that the loop has not seen
+        self.ending: dict[int, FinishReason] = {}  # requested ends that are not reported yet
+        self.watch: Watch | None = None  # not handled by the loop yet
         self.shutdown = False
         self._own_cache_keys = dict(settings.own_cache_keys)
-        self._namespaces: dict[tuple[int, int], int] = {}  # of these keys, by key and adapter
-        self._num_arrivals = 0  # at the scheduler
+        self._namespaces: dict[tuple[int, int], int] = {}  # by API key and adapter
+        self._num_arrivals = 0  # arrivals at the scheduler
 
     @property
-    def any_left(self) -> bool:
-        """Whether there are events for the next step, whatever comes."""
-        return bool(self.prefixes.events) or self.adapters.any_leaves or self.compiling.any_returns
+    def has_events(self) -> bool:
+        """Whether there are events for the next step even without new messages."""
+        return bool(self.prefixes.events) or self.adapters.has_removals or self.compiling.has_returns
 
     def _adapters_in_use(self) -> set[int]:
         return self.requests.adapters() | self.compiling.adapters()
 
     def take(self, messages: Sequence[ToEngine], events: Events, control_plane: ControlPlane) -> None:
-        """Adds to `events` what has become due, and what `messages` mean."""
+        """Add the events that have become due, and those of `messages`, to `events`."""
         events.items += self.prefixes.events
         self.prefixes.events = []
         for request, matcher, error in self.compiling.take():
@@ -130,7 +129,7 @@ class Intake:
                     self._end(events, Finish(req_id), FinishReason.STOP)
                 case AddPrefix() | RemovePrefix() | ClearCache():
                     for event in self.prefixes.take(message, control_plane.stats().num_evictable_pages):
-                        self._of_prefix(events, event, control_plane)
+                        self._add_prefix_event(events, event, control_plane)
                 case Watch():
                     self.watch = message
                 case Shutdown():
@@ -138,12 +137,12 @@ class Intake:
         events.items += self.reading.take()
 
     def arrivals(self) -> list[Event]:
-        """All that live at the scheduler, for another one."""
+        """Return the arrivals of all requests that the scheduler has, for another scheduler."""
         elsewhere = self.compiling, self.reading
-        return [one.arrival() for one in self.requests.live() if not any(one.req_id in place for place in elsewhere)]
+        return [r.arrival() for r in self.requests.live() if not any(r.req_id in holder for holder in elsewhere)]
 
     def forget(self, req_id: int, field: str, reason: str) -> None:
-        """The scheduler refuses an arrival."""
+        """Drop a request whose arrival the scheduler refused, and report the reason."""
         self.requests.drop(req_id)
         self.ending.pop(req_id, None)
         if req_id < 0:
@@ -155,11 +154,11 @@ class Intake:
         self.end_early(req_id, FinishReason.ERROR, reason)
 
     def end_early(self, req_id: int, reason: FinishReason, text: str = "") -> None:
-        """Ends a request of which the scheduler has not heard."""
+        """Report the end of a request that has not reached the scheduler."""
         self._send([ended(self.step, req_id, reason, text)])
 
     def _end(self, events: Events, event: Abort | Finish, reason: FinishReason) -> None:
-        """A client asks for it."""
+        """End a request at its client's wish, wherever it is."""
         if self.compiling.drop(event.req_id) or self.reading.drop(event.req_id):
             if event.req_id in self.requests:
                 self.requests.drop(event.req_id)
@@ -168,7 +167,7 @@ class Intake:
         events.add(event)
         self.ending.setdefault(event.req_id, reason)
 
-    def _of_prefix(self, events: Events, event: Event, control_plane: ControlPlane) -> None:
+    def _add_prefix_event(self, events: Events, event: Event, control_plane: ControlPlane) -> None:
         match event:
             case Arrival(req_id):
                 self._arrive(events, self.requests.get(req_id), control_plane)
@@ -182,7 +181,7 @@ class Intake:
                 events.add(event)
 
     def _arrive(self, events: Events, request: TrackedRequest, control_plane: ControlPlane) -> None:
-        """Now, or once its pages are read."""
+        """Add the arrival to `events`, or first read the request's stored pages."""
         if not self.reading.add(request, lambda: control_plane.cached_pages(request.tokens, request.namespace)):
             events.add(request.arrival())
 
@@ -197,22 +196,22 @@ class Intake:
         if message.key in self._own_cache_keys:
             own = (message.key, message.sampling.adapter)
             request.namespace = self._namespaces.setdefault(own, OWN_NAMESPACES + len(self._namespaces))
-        request.space = self._space_of(message.sampling.adapter, self._own_cache_keys.get(message.key))
+        request.space = self._store_namespace(message.sampling.adapter, self._own_cache_keys.get(message.key))
         request.grammar = grammar
         request.number = self._num_arrivals
         self._num_arrivals += 1
         return request
 
-    def _space_of(self, adapter: int, own: bytes | None) -> bytes:
-        """What stands for a namespace in the store; empty: everybody's."""
+    def _store_namespace(self, adapter: int, own: bytes | None) -> bytes:
+        """Return the namespace's name in the page store, valid across processes; empty for the shared one."""
         if self._stores is None or (not adapter and own is None):
             return b""
         digest = self._stores.adapter_digest(adapter) if adapter else b""
         return msgspec.msgpack.encode((digest, own))
 
     def _return(self, request: TrackedRequest) -> Arrival:
-        """The arrival of a request that waited outside for a mask. It does not stand behind those that came since it
-        did."""
+        """Return the arrival of a request that has waited for a grammar mask, with its priority raised, so that it does
+        not queue after requests that came since."""
         arrival = self.requests.get(request.req_id).arrival()
         steps = -(-(self._num_arrivals - request.number) // AGE)
         self._num_arrivals += 1
@@ -220,7 +219,7 @@ class Intake:
 
 
 def _error_of(message: AddRequest, vocab_size: int) -> str:
-    """Why a request cannot be taken; empty if it can."""
+    """Return the reason why a request is invalid, or an empty string."""
     sampling = message.sampling
     if sampling.max_tokens is None or sampling.seed is None:
         return "sampling: max_tokens and seed must be resolved before the engine sees them"
@@ -237,6 +236,6 @@ def _error_of(message: AddRequest, vocab_size: int) -> str:
         return f"num_generated: {message.num_generated}: must leave a prompt and a token to make"
     if tokens.min() < 0 or tokens.max() >= vocab_size:
         return f"tokens: ids must be at least 0 and below {vocab_size}"
-    if found := sampling.beyond(vocab_size):
-        return f"{found[0]}: token ids must be below {vocab_size} (got {found[1]})"
+    if invalid := sampling.beyond(vocab_size):
+        return f"{invalid[0]}: token ids must be below {vocab_size} (got {invalid[1]})"
     return ""

@@ -1,8 +1,8 @@
-"""Start an engine process, watch it, end it; what it reads when it starts. One may be forked ahead, before it has its
-settings. Nothing that computes is imported here, so that the child starts early.
+"""Starts, watches and ends an engine process, and defines its start-up configuration. A process may be forked ahead of
+time, before it has its settings. This module imports nothing heavy, so that the child starts early.
 
-Invariants: the child never outlives its parent (it watches its stdin), nor `stop`, nor the `with` block; nothing is
-left in the file system.
+Invariants: the child outlives neither its parent (it watches its stdin) nor `stop` nor the `with` block; no files are
+left.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ import msgspec
 
 from minisgl.config import EngineConfig, Limits, PrefixFile
 
-SOCKET = "engine"  # the name of the one that front ends connect to
+SOCKET = "engine"  # name of the socket for front ends
 
 
 def last_words_file(socket: Path) -> Path:
-    """Where a process that cannot go on says why, before it ends the connection: its parent may see the end of the
-    process before the message about it."""
+    """Return the path of the file with the reason why an engine process ended. It is written before the connection
+    ends: the parent may see the end of the process before the message about it."""
     return socket.with_name(f"{socket.name}.failed")
 
 
 class LastWords(msgspec.Struct, frozen=True):
-    """Why an engine process ended; `is_setting`: because of a setting that cannot be."""
+    """Reason why an engine process ended. `is_setting`: an invalid setting was the cause."""
 
     text: str
     is_setting: bool = False
@@ -43,7 +43,7 @@ class LastWords(msgspec.Struct, frozen=True):
 
 class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine: EngineConfig
-    address: str  # ipc://PATH, where this process listens
+    address: str  # ipc://PATH on which this process listens
     step_timeout: float = Limits().step_timeout
 
     @property
@@ -52,12 +52,12 @@ class ProcessConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def folder(self) -> Path:
-        """The parent's, for sockets; it removes it, or this process does if it is killed."""
+        """The parent's folder for sockets. The parent removes it, or this process does if the parent is killed."""
         return self.socket_path.parent
 
     @property
     def ranks_folder(self) -> Path:
-        """For what the ranks of `--tp` have among themselves: another one for each of several engines."""
+        """Folder for the sockets among the ranks of `--tp`; each of several engines has its own."""
         name = self.socket_path.name
         return self.folder if name == SOCKET else self.folder / f"{name}-ranks"
 
@@ -67,7 +67,7 @@ AT_ONCE_S = 1.0
 
 
 class Forked:
-    """An engine's process without a program of its own: as much of `Popen` as is asked of it here."""
+    """An engine process forked from this one, with the part of `Popen`'s interface that is used here."""
 
     def __init__(self, work: Callable[[], int]) -> None:
         reads, writes = os.pipe()
@@ -80,16 +80,16 @@ class Forked:
         self.stdin: IO[bytes] | None = open(writes, "wb", buffering=0)  # noqa: SIM115
 
     def wait(self) -> int:
-        """Once."""
+        """Wait for the process and return its exit code, negative for a signal. Call it once."""
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # `wait` was told of its end just now
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             os.kill(self.pid, signal.SIGKILL)
 
 
 def end_with(work: Callable[[], int]) -> NoReturn:
-    """Do `work`, then end this process with its code and nothing else."""
+    """Run `work`, then exit this process with its result as exit code, without any exit handlers."""
     code = 1
     try:
         code = work()
@@ -98,15 +98,15 @@ def end_with(work: Callable[[], int]) -> NoReturn:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(code)  # nothing of the process that was forked ends here
+        os._exit(code)  # skips exit handlers inherited from the parent
 
 
 _waiting: list[Forked] = []
 
 
 def fork(work: Callable[[], int]) -> None:
-    """Let a process that does `work`, an engine's (`process.main`), wait: the next `EngineProcess.start` takes the
-    first, and it ends with this one. This process has no other thread, and has imported what that needs."""
+    """Fork a process that will run `work`, such as `process.main`. The next `EngineProcess.start` uses the first one
+    that waits; it ends with this process. Call this with a single thread, after importing what `work` needs."""
     _waiting.append(Forked(work))
 
 
@@ -117,7 +117,7 @@ def _take() -> subprocess.Popen[bytes] | Forked:
 
 
 class EngineProcess:
-    """The address exists from `create` on; the child listens there soon after `start`."""
+    """An engine process. Its address exists from `create` on; the child listens there soon after `start`."""
 
     def __init__(self, config: EngineConfig, folder: Path, step_timeout: float, name: str = SOCKET) -> None:
         self._config = config
@@ -126,7 +126,7 @@ class EngineProcess:
         self._name = name
         self._process: subprocess.Popen[bytes] | Forked | None = None
         self._ended: Future[int] = Future()
-        self._ended.set_running_or_notify_cancel()  # nobody can cancel it
+        self._ended.set_running_or_notify_cancel()  # makes it uncancellable
         self.address = f"ipc://{folder / name}"
 
     @classmethod
@@ -140,17 +140,17 @@ class EngineProcess:
 
     @property
     def folder(self) -> Path:
-        """For sockets, of this user only; it goes with the process."""
+        """Folder for sockets, private to this user; removed with the process."""
         return self._folder
 
     @property
     def socket(self) -> str:
-        """Path of the socket on which the child takes front ends."""
+        """Path of the socket on which the child accepts front ends."""
         return str(self._folder / self._name)
 
     @property
     def last_words(self) -> LastWords | None:
-        """Why it ended; None if it could not say so. It is there before the connection or the process ends."""
+        """Reason why the process ended, available before its connection ends; `None` if it could not write one."""
         try:
             return msgspec.json.decode(last_words_file(Path(self.socket)).read_bytes(), type=LastWords)
         except (OSError, msgspec.DecodeError):
@@ -162,7 +162,7 @@ class EngineProcess:
 
     def start(self) -> None:
         pages = tuple(one for one in self._config.warm_prefixes if isinstance(one, PrefixFile))
-        engine = msgspec.structs.replace(self._config, warm_prefixes=pages, lora=())  # a front end sees to the others
+        engine = msgspec.structs.replace(self._config, warm_prefixes=pages, lora=())  # a front end handles the others
         config = ProcessConfig(engine=engine, address=self.address, step_timeout=self._step_timeout)
         process = self._process = _take()
         assert process.stdin is not None
@@ -177,28 +177,28 @@ class EngineProcess:
         self._ended.set_result(code)
 
     def kill(self) -> None:
-        """No-op if it has ended, or was never started."""
+        """Kill the process. Does nothing if it has ended or was never started."""
         if self._process is not None and not self._ended.done():
             self._process.kill()
 
     async def wait(self) -> int:
-        """The exit code; negative if a signal ended it."""
+        """Wait for the process and return its exit code; negative if a signal ended it."""
         import asyncio
 
         return await asyncio.wrap_future(self._ended)
 
     def leave(self) -> None:
-        """Its end is expected from now on: nothing to do for one that is not started again."""
+        """Announce that the process will end. Does nothing here: it is not restarted anyway."""
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """As `end`. Removes the sockets."""
+        """Wait for the child, which has received a `Shutdown`, kill it after a timeout, and remove the sockets."""
         try:
             await self.end(AT_ONCE_S if at_once else STOP_TIMEOUT_S)
         finally:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     async def end(self, timeout_s: float) -> None:
-        """Wait for the child, which has a `Shutdown`, then kill it."""
+        """Wait up to `timeout_s` for the child, which has received a `Shutdown`, then kill it."""
         import asyncio
 
         if self._process is None:
@@ -213,7 +213,7 @@ class EngineProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """If `stop` was not called."""
+        """Kill the child and remove the sockets, if `stop` was not called."""
         self.kill()
         if self._process is not None:
             self._ended.result()

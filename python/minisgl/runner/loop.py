@@ -1,8 +1,8 @@
-"""The step loop: it schedules a step, launches it on the engine, and processes the output of the step before.
+"""The step loop: it schedules a step, launches it on the engine, and processes the output of the previous step.
 
 Invariants: plans are launched in the order they were scheduled; every schedule gets exactly one commit, or the
-`ForwardFailed` that stands in for it; step n + 1 is scheduled and launched before step n is waited for (overlap depth
-one); every accepted request gets exactly one terminal reply; no message can stop the loop.
+`ForwardFailed` in place of it; step n + 1 is scheduled and launched before step n is waited for (overlap depth one);
+every accepted request gets exactly one final reply; no message can stop the loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from minisgl.engine.api import Engine, EngineStepError, SlotAssignment, StepHand
 from minisgl.message import ToEngine
 from minisgl.message.heartbeat import Activity
 from minisgl.metrics.steps import StepTimers
-from minisgl.runner.drafting import Asked, Trust
+from minisgl.runner.drafting import DraftGate, DraftRequest
 from minisgl.runner.intake import Beside, Intake, LoopSettings, Send
 from minisgl.runner.request_tracker import (
     UncommittedStep,
@@ -43,14 +43,14 @@ from minisgl.step import (
 )
 
 FREED_WITHIN = 3
-"""Steps after which the slot of a request that was sent back to wait is free: no step in flight holds a row of it."""
+"""Steps after which a retracted request's slot is free, because no step in flight holds a row of it."""
 CLEAR_STEPS = 64
-"""For the background alone, since others were there, that run without another one scheduled behind them."""
+"""Low-priority steps after the last ordinary request that run without overlap."""
 DEFAULTS = LoopSettings()
-NOBODY = Beside()
+NO_HELPERS = Beside()
 
 Failover = tuple[str, str, str]
-"""The scheduler, its part that failed, the kind of the error."""
+"""(scheduler name, failed part, error type)"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,7 +61,7 @@ class _InFlight:
 
 @dataclass(slots=True)
 class Timing:
-    """Who is told what the loop is doing and how long it takes. `step_time` bounds the time of a step, if anything."""
+    """Heartbeat activity, timers and the optional step-time controller of a step loop."""
 
     activity: Activity = field(default_factory=Activity)
     timers: StepTimers = field(default_factory=StepTimers)
@@ -69,7 +69,7 @@ class Timing:
 
     @contextlib.contextmanager
     def forward(self, step: int) -> Iterator[None]:
-        """While a forward is waited for."""
+        """Mark the time in which the loop waits for the forward of `step`."""
         self.activity.enter("forward", step)
         try:
             yield
@@ -80,7 +80,7 @@ class Timing:
         return [] if self.step_time is None else [self.step_time.budget]
 
     def computed(self, step: _InFlight) -> list[Event]:
-        """The budget, if it is another one after this step."""
+        """Record the step's duration. Returns the new token budget as an event if it has changed."""
         if self.timers.trace is None and self.step_time is None:
             return []
         began, ended = step.handle.span()
@@ -93,7 +93,7 @@ class Timing:
 
 @dataclass(slots=True)
 class Admitted:
-    """Prompts of all requests at their first admission: not again after a late mask, or at another scheduler."""
+    """Prompt counters of all requests' first admissions, not counting returns after a late mask or a failover."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -108,8 +108,8 @@ class Admitted:
 
 
 class StepLoop:
-    """Drive `control_plane` and `engine`, one step per `step` call; messages for clients go to `send`. `fallback` makes
-    the scheduler that goes on when `control_plane` breaks."""
+    """Drives `control_plane` and `engine`, one step per call of `step`. Messages for clients go to `send`. `fallback`
+    creates the scheduler that takes over when `control_plane` breaks; `None`: the error ends the loop."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class StepLoop:
         settings: LoopSettings = DEFAULTS,
         *,
         timing: Timing | None = None,
-        beside: Beside = NOBODY,
+        beside: Beside = NO_HELPERS,
         fallback: Callable[[], ControlPlane] | None = None,
     ) -> None:
         self._control_plane = control_plane
@@ -134,25 +134,25 @@ class StepLoop:
         self.prefixes, self.adapters = self._intake.prefixes, self._intake.adapters
         self._fallback = fallback
         self.guesses = beside.guesses
-        self._trust = Trust()
+        self._trust = DraftGate()
         self._in_flight: _InFlight | None = None
         self._failed_step: int | None = None
         self._failure_text = ""
-        self._row_errors: dict[int, str] = {}  # why requests of the output that is being sent cannot go on
-        self._owners: dict[int, int] = {}  # the request that each slot was last assigned to
-        self._failed_ids: set[int] = set()  # with a row in the failed step
-        self._replay: list[Event] = []  # for the next schedule
-        self._last_sent_back = -FREED_WITHIN  # the step that sent somebody back to wait
-        self._new_budget = self._timing.budget()  # for the next schedule, which need not be soon
-        self._last_others = -CLEAR_STEPS  # the last step that had others than those in the background
-        self._left_something = False  # in the cache, by the last output: the next step sees to the budget
+        self._row_errors: dict[int, str] = {}  # errors of requests in the output being sent
+        self._owners: dict[int, int] = {}  # last request id of each slot
+        self._failed_ids: set[int] = set()  # requests with a row in the failed step
+        self._replay: list[Event] = []  # events for the next schedule
+        self._last_sent_back = -FREED_WITHIN  # last step that retracted a request
+        self._new_budget = self._timing.budget()  # budget event for the next schedule
+        self._last_others = -CLEAR_STEPS  # last step with ordinary requests
+        self._has_unused_pages = False  # by the last output: the next step applies the cache budget
         self._failovers: list[Failover] = []
-        self._has_parts = hasattr(control_plane, "part_failures")  # one without is not asked at each step
+        self._has_parts = hasattr(control_plane, "part_failures")  # avoids a lookup per step
         self.failover_reason = ""
         self.admitted = Admitted()
         self._new_ids: list[int] = []
         self._new_cached_lens: list[int] = []
-        self._watching: Watching | None = None  # while somebody looks
+        self._watching: Watching | None = None  # None: no one watches
         self._recent = Recent(self.timers, self._owners)
 
     @property
@@ -165,41 +165,38 @@ class StepLoop:
 
     @property
     def shutdown(self) -> bool:
-        """Whether a front end has asked for the end."""
+        """Whether a front end has requested the shutdown."""
         return self._intake.shutdown
 
     @property
     def idle(self) -> bool:
-        """Nothing is in flight and nothing waits: a step would change nothing."""
-        return self.rests and not self._intake.compiling and not self._intake.reading
+        """Whether nothing is in flight and nothing waits, so that a step would change nothing."""
+        return self.is_resting and not self._intake.compiling and not self._intake.reading
 
     @property
-    def rests(self) -> bool:
-        """A step would change nothing until a message comes, a grammar is compiled, or pages are read."""
+    def is_resting(self) -> bool:
+        """Whether a step would change nothing until a message arrives, a grammar is compiled or pages are read."""
         if self._in_flight is not None or self._failed_step is not None or self._replay:
             return False
-        if self._left_something or self._intake.any_left:
+        if self._has_unused_pages or self._intake.has_events:
             return False
         return self._control_plane.stats().num_live == 0
 
     def wait_for_grammar(self) -> None:
-        """If nothing else is to be done, until one is compiled: for those who wait for no messages."""
-        if self._intake.compiling and self.rests:
+        """Block until a grammar is compiled, if there is nothing else to do. For callers without incoming messages."""
+        if self._intake.compiling and self.is_resting:
             self._intake.compiling.wait()
 
     def close(self) -> None:
-        """End what works beside the steps."""
+        """Stop the threads that read adapters and pages."""
         self.adapters.close()
         self._intake.reading.close()
 
     def step(self, messages: Sequence[ToEngine]) -> None:
-        """Take in `messages`, schedule and launch one step, commit the one before (without overlap: this one).
-
-        Raises `ControlPlaneError` if there is no other scheduler to go on with, or what a dead engine raises; both
-        end the loop.
-        """
+        """Handle `messages`, schedule and launch one step, and commit the previous one (without overlap: this one).
+        Raises `ControlPlaneError` if the scheduler broke for good, or the error of a dead engine; both end the loop."""
         timers = self.timers
-        drafts, self._left_something = self._ask_for_drafts(), False
+        drafts, self._has_unused_pages = self._propose_drafts(), False
         plan = self._schedule(self._events(messages, drafts))
         timers.lap(timers.schedule, plan.step)
         if metadata_ns := metadata_time_ns(self._control_plane):
@@ -210,12 +207,12 @@ class StepLoop:
         timers.scheduled(plan.num_rows, plan.num_tokens)
         if previous is not None and not self._process_output(previous):
             return
-        if not self._settings.overlap or plan.num_rows == 0 or self._keeps_clear(plan):
+        if not self._settings.overlap or plan.num_rows == 0 or self._should_skip_overlap(plan):
             self._process_last()
 
-    def _keeps_clear(self, plan: StepPlan) -> bool:
-        """Whether no step is to be scheduled while this one runs: it is for the background alone, and others were there
-        lately. Who of them comes back waits for the end of this step then, and not of another one behind it."""
+    def _should_skip_overlap(self, plan: StepPlan) -> bool:
+        """Return whether no step may be scheduled while this one runs: it has low-priority requests only, and there
+        were others lately. A new request of those then waits for the end of this step only."""
         if plan.num_background < plan.num_tokens:
             self._last_others = plan.step
             return False
@@ -241,15 +238,15 @@ class StepLoop:
             self._watching = self._watching or Watching(self._send, self.timers, self._owners, self._recent.steps)
             self._watching.renew(steps=watch.steps, tree=watch.tree)
         if failed:
-            self.prefixes.lost()  # for the next step: until this one the old pins are there
+            self.prefixes.lost()  # after this step, which still has the old pins
         return events
 
-    def _ask_for_drafts(self) -> list[Event]:
-        """What a model guesses of the texts that may be guessed. It computes while no step is in flight: two forwards
-        at once would be in each other's way, and all texts are guessed in the same forwards."""
+    def _propose_drafts(self) -> list[Event]:
+        """Return drafts for the sequences that can use them. The draft model runs while no step is in flight: two
+        forwards at once would slow each other down, and all sequences are drafted in the same forwards."""
         if self.guesses is None or self._failed_step is not None or not self._control_plane.drafts_wanted():
             return []
-        if not self._trust.asks():
+        if not self._trust.should_propose():
             return []
         self.drain()
         wanted = self._control_plane.drafts_wanted() if self._failed_step is None else []
@@ -258,15 +255,17 @@ class StepLoop:
         requests = [(self._requests.get(req_id), count) for req_id, count in wanted]
         self.timers.rest()
         with self._timing.forward(self._intake.step):
-            asked = [Asked(one.req_id, one.tokens, count, one.namespace) for one, count in requests]
-            self._trust.judge(asked)
-            found = self.guesses.guess(asked)
-            self._trust.remember(found)
+            draft_requests = [
+                DraftRequest(request.req_id, request.tokens, count, request.namespace) for request, count in requests
+            ]
+            self._trust.record_results(draft_requests)
+            drafts = self.guesses.propose(draft_requests)
+            self._trust.remember(drafts)
         self.timers.awake(self.timers.wait)
-        return list(found)
+        return list(drafts)
 
     def _schedule(self, events: Events) -> StepPlan:
-        """Schedule; a request that the scheduler refuses gets an error, and the other events are sent again."""
+        """Schedule a step. A request that the scheduler refuses gets an error, and the call is repeated without it."""
         while True:
             try:
                 plan = self._control_plane.schedule(self._intake.step, events)
@@ -301,7 +300,7 @@ class StepLoop:
             self._intake.reading.started(req_id)
             if not request.admitted:
                 request.admitted = True
-                if slot in loading:  # a step's budget bounds what it loads: the rest comes with the next ones
+                if slot in loading:  # further pages are loaded by the next chunks
                     cached_len = max(cached_len, request.stored_len(self._control_plane.buffers.limits.page_size))
                 self.admitted.add(len(request.tokens), cached_len)
                 if req_id >= 0:
@@ -312,8 +311,8 @@ class StepLoop:
         return assignments
 
     def _read_again(self, plan: StepPlan) -> None:
-        """Read stored pages of the requests that had to go back to wait. They are known by their slots, which are free
-        once no step in flight holds a row of theirs."""
+        """Start reading stored pages of retracted requests. They are found by their slots, which are free once no step
+        in flight has a row of them."""
         if plan.num_retracted:
             self._last_sent_back = plan.step
         if plan.step - self._last_sent_back >= FREED_WITHIN or not plan.num_freed:
@@ -332,9 +331,9 @@ class StepLoop:
         self._process_output(last)
 
     def _process_output(self, step: _InFlight) -> bool:
-        """Wait for `step`, commit it and send what it gave. False if its forward failed."""
+        """Wait for `step`, commit it and send its output. Returns False if its forward or its commit failed."""
         timers, number = self.timers, step.plan.step
-        self._timing.activity.enter("forward", number)  # as `forward` does, which costs a microsecond more
+        self._timing.activity.enter("forward", number)  # inlined `forward`, which costs a microsecond more
         timers.rest()
         try:
             result = step.handle.wait()
@@ -364,10 +363,10 @@ class StepLoop:
             output, self._row_errors, late = failed_rows(output, result.failures)
             for req_id in late:
                 self._intake.compiling.hold(self._requests.get(req_id))
-        self._reply(self.prefixes.of_clients(output) if self.prefixes.computed else output, result)
+        self._reply(self.prefixes.without_own_rows(output) if self.prefixes.computed else output, result)
         self._requests.record(output)
         if self._settings.has_budget and len(output):
-            self._left_something = True
+            self._has_unused_pages = True
         if self._ending:
             for req_id in output.req_ids[output.reasons != FinishReason.NONE].tolist():
                 self._ending.pop(req_id, None)
@@ -376,7 +375,7 @@ class StepLoop:
         return self._control_plane.buffers.ring[plan.ring_index]
 
     def _forward_failed(self, plan: StepPlan, error: EngineStepError) -> None:
-        """Drop the step in flight behind the failed one: it read what that one should have written."""
+        """Record a failed forward and drop the step in flight after it, which depends on its results."""
         step = self._failed_step = plan.step
         slots = self._entry(plan).req_slots[: plan.num_rows].tolist()
         self._failed_ids = {self._owners[slot] for slot in slots}
@@ -384,13 +383,13 @@ class StepLoop:
         if self._in_flight is not None:
             later, self._in_flight = self._in_flight, None
             with self._timing.forward(later.plan.step), contextlib.suppress(EngineStepError):
-                later.handle.wait()  # the same event stands in for it
+                later.handle.wait()  # covered by the same `ForwardFailed`
 
     # ---------------------------------------------------------------------------------------------------- failover
 
     @property
     def failovers(self) -> list[Failover]:
-        """The failovers so far. The part is "scheduler" where it was not one by itself."""
+        """Failovers so far. The part is "scheduler" if the whole scheduler was replaced."""
         backend, failures = backend_of(self._control_plane), part_failures(self._control_plane)
         return [*self._failovers, *((backend, part, why.partition(":")[0]) for part, why in failures.items())]
 
@@ -399,9 +398,8 @@ class StepLoop:
         return len(self._failovers) + (len(part_failures(self._control_plane)) if self._has_parts else 0)
 
     def _fail_over(self, error: ControlPlaneError, *uncommitted: UncommittedStep) -> None:
-        """The scheduler broke: process the steps in flight without it, and go on with another one, whose first call
-        gets what lives. (Events of the failed call need not be sent again: its arrivals are tracked, its ends are
-        reported here.)"""
+        """Replace the broken scheduler: process the steps in flight without it, and start the fallback with all live
+        requests. (Events of the failed call are not repeated: arrivals are tracked, ends are reported here.)"""
         if self._fallback is None:
             raise error
         backend, kind = backend_of(self._control_plane), type(error.__cause__ or error).__name__
@@ -416,7 +414,7 @@ class StepLoop:
             output = take_tokens(step, self._owners, self._requests, limits, eos_ids, self._ending)
             self._report(output, step.result or StepResult(np.empty(0, np.int32)))
         self._requests.flush()
-        self._ending.update(dict.fromkeys(self._failed_ids, FinishReason.ERROR))  # the event of it is lost, too
+        self._ending.update(dict.fromkeys(self._failed_ids, FinishReason.ERROR))  # their `ForwardFailed` is lost, too
         self._failed_ids.clear()
         left = ends_of(self._ending, self._requests, self._intake.step)
         self._report(left, StepResult(np.empty(0, np.int32)))
@@ -426,7 +424,7 @@ class StepLoop:
         self._control_plane, self._fallback = self._fallback(), None
         self._has_parts = hasattr(self._control_plane, "part_failures")
         self.prefixes.lost()
-        self.prefixes.events.clear()  # they are live as the others
+        self.prefixes.events.clear()  # arrivals of all live requests follow
         self._replay = self._timing.budget() + self._intake.arrivals()
 
     def _wait_for(self, step: _InFlight) -> StepResult | None:

@@ -1,9 +1,9 @@
-"""Prefixes that front ends keep in the prefix cache: what `AddPrefix`, `RemovePrefix` and `ClearCache` mean in the step
-loop. A prefix is computed as a request of its own that makes one token, which nobody gets.
+"""Prefixes that front ends keep in the prefix cache: handles `AddPrefix`, `RemovePrefix` and `ClearCache` in the step
+loop. A prefix is computed by a request of its own that generates one token, which is discarded.
 
-Invariants: such a request runs in the background and its id is negative: none of a front end is; a prefix is answered
-ready once it is computed, and computed again when the cache was lost (a failed forward, another scheduler); whatever is
-pinned belongs to a prefix that is there; without prefixes nothing here costs anything.
+Invariants: such a request has low priority and a negative id, which no front end's request has; a prefix is reported
+ready once it is computed, and is computed again when the cache was lost (failed forward, other scheduler); each pin
+belongs to an existing prefix; without prefixes nothing here costs anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisgl.step import Abort, Event, FinishReason, Int32Array, StepLimits, Ste
 from minisgl.step import ClearCache as ClearCacheEvent
 
 MAX_PREFIXES = 1024
-MAX_TRIES = 3  # of one whose forward fails
+MAX_TRIES = 3  # attempts for a prefix whose forward fails
 Order = AddPrefix | RemovePrefix | ClearCache
 _SAMPLING = SamplingParams(temperature=0.0, max_tokens=1, seed=0)
 
@@ -30,7 +30,7 @@ class _Prefix:
     prefix_id: int
     tokens: Int32Array
     pin: bool
-    req_id: int = 0  # that computes it, or did
+    req_id: int = 0  # request that computes it, or did
     is_ready: bool = False
     num_tries: int = 0
     num_hits: int = 0
@@ -38,14 +38,14 @@ class _Prefix:
 
 @dataclass(slots=True, eq=False)
 class _Node:
-    """A node in a tree of pages: the prefixes that end in this one or less than a page behind it."""
+    """Node in a tree of pages, with the prefixes that end at this page or less than a page after it."""
 
     children: dict[bytes, _Node] = field(default_factory=dict)
     prefixes: list[_Prefix] = field(default_factory=list)
 
 
 class Prefixes:
-    """`requests`: those of the loop, in which the requests for prefixes stand, too. `keeps`: there is a cache."""
+    """Registered prefixes and their requests, which are in the loop's tracker `requests`. `keeps`: there is a cache."""
 
     def __init__(
         self,
@@ -61,24 +61,24 @@ class Prefixes:
         self._send = send
         self._by_id: dict[int, _Prefix] = {}
         self.computed: dict[int, _Prefix | None] = {}
-        """Just now, by the id of the request; None: removed."""
+        """Prefixes being computed, by request id; `None` for removed ones."""
         self._num_tokens = 0
         self._last_req_id = 0
         self._root = _Node()
         self.events: list[Event] = []
-        """For the next step, beside those that `take` returned."""
+        """Events for the next step, in addition to those that `take` returned."""
 
     def states(self) -> tuple[PrefixState, ...]:
-        """In the order in which they came."""
+        """Return the states of all prefixes, in the order of their arrival."""
         return tuple(
-            PrefixState(one.prefix_id, len(one.tokens), one.is_ready, one.pin, one.num_hits)
-            for one in self._by_id.values()
+            PrefixState(prefix.prefix_id, len(prefix.tokens), prefix.is_ready, prefix.pin, prefix.num_hits)
+            for prefix in self._by_id.values()
         )
 
     # --------------------------------------------------------------------------------------------------------- orders
 
     def take(self, order: Order, num_evictable_pages: int) -> list[Event]:
-        """What a scheduler must be told at once. `num_evictable_pages`: before it is."""
+        """Handle a message and return the events for the scheduler. `num_evictable_pages` is the count before them."""
         match order:
             case AddPrefix():
                 return self._add(order)
@@ -90,10 +90,10 @@ class Prefixes:
 
     def _add(self, order: AddPrefix) -> list[Event]:
         tokens = np.frombuffer(order.tokens, np.int32)
-        if (known := self._by_id.get(order.prefix_id)) is not None:
-            same = known.pin == order.pin and np.array_equal(known.tokens, tokens)
+        if (existing := self._by_id.get(order.prefix_id)) is not None:
+            same = existing.pin == order.pin and np.array_equal(existing.tokens, tokens)
             if same:
-                self._say(known, "ready" if known.is_ready else "warming")
+                self._say(existing, "ready" if existing.is_ready else "warming")
             else:
                 self._send([PrefixChanged(order.prefix_id, "refused", "prefix_id: there is another prefix of this id")])
             return []
@@ -108,12 +108,12 @@ class Prefixes:
         return [self._request(prefix)]
 
     def _refusal(self, tokens: Int32Array) -> tuple[str, bool] | None:
-        """Why not, and whether only room lacks."""
+        """Return the reason why a prefix is refused and whether only space is lacking; `None` if it is accepted."""
         page_size, longest = self._limits.page_size, self._limits.max_seq_len - 1
         if not self._keeps:
-            return "cache: naive: nothing is kept", False
+            return "the cache is naive: it keeps no prefixes", False
         if len(tokens) < page_size:
-            return f"tokens: {len(tokens)}: at least {page_size}: only whole pages are kept", False
+            return f"tokens: {len(tokens)}: must be at least {page_size}: only whole pages are cached", False
         if len(tokens) > longest:
             return f"tokens: {len(tokens)}: at most {longest} fit", False
         if len(self._by_id) >= MAX_PREFIXES:
@@ -152,7 +152,7 @@ class Prefixes:
     # ------------------------------------------------------------------------------------------------------- requests
 
     def _request(self, prefix: _Prefix) -> Event:
-        """The tokens of its full pages: nothing else of it would be kept."""
+        """Return the arrival of a request for the prefix's full pages: a partial page would not be cached."""
         self._last_req_id -= 1
         prefix.req_id, prefix.is_ready = self._last_req_id, False
         self.computed[prefix.req_id] = prefix
@@ -161,13 +161,13 @@ class Prefixes:
         return request.arrival()
 
     def refuse(self, req_id: int, field: str, reason: str) -> None:
-        """The scheduler did not take the request `req_id`."""
+        """Drop the prefix whose request the scheduler refused, and report the reason."""
         if (prefix := self.computed.pop(req_id)) is not None:
             self._forget(prefix)
             self._say(prefix, "refused", f"{field}: {reason}", is_full=field == "pin")
 
-    def of_clients(self, output: StepOutput) -> StepOutput:
-        """`output` without the rows of prefixes, which are taken in here."""
+    def without_own_rows(self, output: StepOutput) -> StepOutput:
+        """Return `output` without the rows of prefixes, which are handled here."""
         if not (own := output.req_ids < 0).any():
             return output
         for req_id, reason in zip(output.req_ids[own].tolist(), output.reasons[own].tolist(), strict=True):
@@ -193,8 +193,7 @@ class Prefixes:
             self._say(prefix, "failed", f"computing it failed {MAX_TRIES} times")
 
     def lost(self) -> None:
-        """The cache is empty, and nothing is pinned: compute again what was there. What is being computed is so by the
-        scheduler itself."""
+        """Compute all ready prefixes again after the cache was lost. The scheduler restarts those being computed."""
         for prefix in self._by_id.values():
             if prefix.is_ready:
                 self.events.append(self._request(prefix))
@@ -203,19 +202,19 @@ class Prefixes:
     # ----------------------------------------------------------------------------------------------------------- hits
 
     def admitted(self, request: TrackedRequest, cached_len: int) -> None:
-        """A request has got a row for the first time, and `cached_len` of its tokens were in the cache."""
+        """Count the prefix hits of a request at its first admission, with `cached_len` cached tokens."""
         if not self._by_id or request.namespace:
             return
         page_size, prompt = self._limits.page_size, request.tokens[: request.num_prompt]
-        # of a prompt that is cached as a whole the last token is computed all the same, and with it its page
+        # the last token is always computed, so a fully cached prompt counts its last page as not cached
         whole = len(prompt) // page_size * page_size
         covered = whole if cached_len >= (len(prompt) - 1) // page_size * page_size else cached_len
         node = self._root
         for end in range(page_size, covered + 1, page_size):
-            found = node.children.get(prompt[end - page_size : end].tobytes())
-            if found is None:
+            child = node.children.get(prompt[end - page_size : end].tobytes())
+            if child is None:
                 return
-            node = found
+            node = child
             for prefix in node.prefixes:
                 if np.array_equal(prompt[end : len(prefix.tokens)], prefix.tokens[end:]):
                     prefix.num_hits += 1
@@ -232,7 +231,7 @@ class Prefixes:
 
     @staticmethod
     def _prune(root: _Node, pages: list[bytes]) -> None:
-        """Drop what of the path holds nothing any more."""
+        """Remove the nodes of the path that hold neither a prefix nor children."""
         path = [root]
         for page in pages:
             path.append(path[-1].children[page])

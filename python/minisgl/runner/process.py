@@ -1,9 +1,8 @@
-"""The engine process: `python -m minisgl.runner.process`, started by `runner.launch`.
+"""The engine process: `python -m minisgl.runner.process`, started by `runner.launch`. It reads a `ProcessConfig` as one
+JSON line from stdin, loads, and runs the step loop until a `Shutdown` arrives or stdin closes, which means that the
+parent has ended.
 
-It reads a `ProcessConfig` as one JSON line from stdin, loads, and runs the step loop until a `Shutdown` comes or stdin
-closes, which means that the parent is gone.
-
-Invariants: exit code 0 only after `Shutdown`; any other end sends `EngineFailed` with the reason first.
+Invariants: exit code 0 only after `Shutdown`; any other end first sends `EngineFailed` with the reason.
 """
 
 from __future__ import annotations
@@ -50,17 +49,17 @@ from minisgl.runner.intake import Beside, LoopSettings
 from minisgl.runner.launch import LastWords, ProcessConfig, end_with, last_words_file
 from minisgl.runner.loop import StepLoop, Timing
 from minisgl.scheduler.api import Stats, backend_of, part_failures
-from minisgl.scheduler.backend import Chosen
+from minisgl.scheduler.backend import ChosenScheduler
 
 STATS_INTERVAL_S = 0.1
 LINGER_MS = 1000
-LAST_WORDS_MS = 20_000  # of a process that could not start: the HTTP process may still be starting
+LAST_WORDS_MS = 20_000  # wait for the HTTP process, which may still be starting
 _OF_ENGINE = frozenset(EngineReady.__struct_fields__) & {one.name for one in fields(EngineInfo)}
 _OF_SCHEDULER = frozenset(EngineStats.__struct_fields__) & {one.name for one in fields(Stats)}
 
 
 class Link:
-    """The way to the front ends, and what is known of the loop: its time, its heartbeats."""
+    """Connection to the front ends, with the loop's timers and heartbeats."""
 
     def __init__(self, config: ProcessConfig) -> None:
         self.timers = step_timers(config.engine.debug.profile_steps, lambda text: self.send([LoadProgress(text)]))
@@ -73,19 +72,19 @@ class Link:
         self.send = self._front_ends.send
         self.wake = self._front_ends.wake
         self.last_words = self._front_ends.last_words
-        self.has_news: Callable[[], bool] = lambda: False  # of what goes on beside the steps; asked in another thread
+        self.has_news: Callable[[], bool] = lambda: False  # whether store counters changed; called in another thread
         self._heartbeat = HeartbeatThread(self._beat, contextlib.nullcontext(self._front_ends.beat))
 
     def _beat(self) -> Heartbeat:
         if self.has_news():
-            self.wake()  # a loop that rests sends its stats again
+            self.wake()  # an idle loop sends its statistics again
         return self.activity.heartbeat()
 
     def narrate(self, lines: Sequence[str]) -> None:
         self.send([Narration(tuple(lines))])
 
     def receive(self, *, block: bool) -> list[ToEngine]:
-        """See `FrontEnds.receive`."""
+        """Receive messages, and measure the time spent idle: see `FrontEnds.receive`."""
         timers = self.timers
         if block:
             self.activity.enter("idle")
@@ -98,7 +97,7 @@ class Link:
         return messages
 
     def rest(self, seconds: float) -> None:
-        """Do nothing, on purpose."""
+        """Sleep on purpose (for tests with slow steps), counted as idle time."""
         self.activity.enter("idle")
         self.timers.rest()
         time.sleep(seconds)
@@ -129,7 +128,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         link.activity.enter("working")
         link.send([_ready(engine, chosen)])
         gc.collect()
-        gc.freeze()  # what is loaded now lives as long as the process: collections need not visit it
+        gc.freeze()  # garbage collections need not visit the loaded objects, which stay
         loop = StepLoop(
             chosen.control_plane,
             engine,
@@ -144,7 +143,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
         _run(config, loop, chosen, engine, link)
         collections.stop()
         loop.close()
-        if chosen.shadow is not None:  # the front ends listen no more: this process says it itself
+        if chosen.shadow is not None:  # the front ends have disconnected: print it here
             print(chosen.shadow.line(), file=sys.stderr, flush=True)
     finally:
         link.timers.close()
@@ -156,7 +155,7 @@ def serve(config: ProcessConfig, link: Link) -> None:
 
 
 def _ranks_folder(config: ProcessConfig) -> Path:
-    """Without what an earlier process of the same place left when it was killed."""
+    """Return an empty folder for the ranks: files of a killed earlier process are removed."""
     folder = config.ranks_folder
     if folder != config.folder and config.engine.num_ranks > 1:
         shutil.rmtree(folder, ignore_errors=True)
@@ -164,14 +163,14 @@ def _ranks_folder(config: ProcessConfig) -> Path:
     return folder
 
 
-def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, link: Link) -> None:
-    last_sent, told = 0.0, _stats(loop, chosen, engine)
-    link.has_news = lambda: any(getattr(told, name) != now for name, now in _store_counts(engine).items())
+def _run(config: ProcessConfig, loop: StepLoop, chosen: ChosenScheduler, engine: Engine, link: Link) -> None:
+    last_sent, last_stats = 0.0, _stats(loop, chosen, engine)
+    link.has_news = lambda: any(getattr(last_stats, name) != now for name, now in _store_counts(engine).items())
     delay = None if config.engine.debug.step_delay_file is None else Path(config.engine.debug.step_delay_file)
     loop.timers.begin()
     while not loop.shutdown:
-        if idle := loop.rests:
-            link.send([told := _stats(loop, chosen, engine)])
+        if idle := loop.is_resting:
+            link.send([last_stats := _stats(loop, chosen, engine)])
         failovers = loop.num_failovers
         loop.step(link.receive(block=idle))
         if loop.num_failovers > failovers:
@@ -182,20 +181,20 @@ def _run(config: ProcessConfig, loop: StepLoop, chosen: Chosen, engine: Engine, 
         now = time.monotonic()
         if now - last_sent >= STATS_INTERVAL_S:
             last_sent = now
-            link.send([told := _stats(loop, chosen, engine)])
+            link.send([last_stats := _stats(loop, chosen, engine)])
     link.has_news = lambda: False
     loop.drain()
 
 
 def _milliseconds(file: Path) -> int:
-    """What stands in `file`; 0 without it."""
+    """Return the integer in `file`; 0 if it cannot be read."""
     try:
         return int(file.read_text())
     except (OSError, ValueError):
         return 0
 
 
-def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
+def _ready(engine: Engine, chosen: ChosenScheduler) -> EngineReady:
     info = engine.info
     return EngineReady(
         engine=info.name,
@@ -208,16 +207,16 @@ def _ready(engine: Engine, chosen: Chosen) -> EngineReady:
 
 
 def failover_reason(loop: StepLoop) -> str:
-    """Return the error with which the scheduler, or a part of it, failed last; empty if none did."""
+    """Return the last error of the scheduler, or of a part of it; empty if none failed."""
     of_parts = [f"part {part}: {reason}" for part, reason in part_failures(loop.control_plane).items()]
     return of_parts[-1] if of_parts else loop.failover_reason
 
 
-def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
+def _stats(loop: StepLoop, chosen: ChosenScheduler, engine: Engine) -> EngineStats:
     control_plane = loop.control_plane
     stats = control_plane.stats()
     timers = loop.timers
-    usage: Callable[[], Iterable[RankUsage]] = getattr(engine, "usage", tuple)  # of a `RankEngine`
+    usage: Callable[[], Iterable[RankUsage]] = getattr(engine, "usage", tuple)  # defined by `RankEngine` only
     of_scheduler = {name: getattr(stats, name) for name in _OF_SCHEDULER}
     admitted = loop.admitted
     of_admitted = {
@@ -246,7 +245,7 @@ def _stats(loop: StepLoop, chosen: Chosen, engine: Engine) -> EngineStats:
     )
 
 
-def _shadow_counts(chosen: Chosen) -> dict[str, int]:
+def _shadow_counts(chosen: ChosenScheduler) -> dict[str, int]:
     if chosen.shadow is None:
         return {}
     return {f"num_shadow_{name}_total": getattr(chosen.shadow, f"num_{name}") for name in SHADOW_RESULTS}
@@ -276,7 +275,7 @@ def _last_words(config: ProcessConfig, link: Link, reason: str, *, is_setting: b
 
 
 def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
-    """Called in a thread, because the loop may wait for ever."""
+    """Report the reason and exit with code 1. Runs in a thread of its own, because the loop may be stuck."""
     try:
         _last_words(config, link, reason)
     finally:
@@ -284,7 +283,7 @@ def _end_at_once(config: ProcessConfig, link: Link, reason: str) -> None:
 
 
 def import_engine() -> None:
-    """Import the engine that most have, before it is asked for."""
+    """Import the CPU engine ahead of time, since most servers use it."""
     from minisgl.engine import cpu_engine  # noqa: F401
 
 
@@ -293,15 +292,15 @@ def main() -> int:
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         line = stdin.readline()  # unbuffered: the poller must see what follows the line
     if not line:
-        return 1  # nobody wants it any more
+        return 1  # the parent has ended
     config = msgspec.json.decode(line, type=ProcessConfig)
     link = Link(config)
     try:
         serve(config, link)
-    except ParentGone:  # killed, or it would have stopped this process: nobody else knows what it left
+    except ParentGone:  # the parent was killed: remove its files
         shutil.rmtree(config.folder, ignore_errors=True)
         return 1
-    except BaseException as error:  # the last words of a process that ends either way
+    except BaseException as error:  # the process ends anyway: report the reason
         if isinstance(error, MemoryError):
             error = ConfigError(f"out of memory: {error}: lower --num-pages, --memory-ratio or --max-seq-len")
         expected = isinstance(error, ConfigError)
@@ -316,4 +315,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_with(main)  # torch's own exit handlers may wait for threads that nobody needs any more
+    end_with(main)  # skips torch's exit handlers, which may wait for unneeded threads

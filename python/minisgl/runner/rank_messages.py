@@ -1,6 +1,6 @@
 """Messages between rank 0 and the ranks above it: a step is one message with the live regions of rank 0's buffers.
 
-Invariants: what arrives, written into buffers of the same sizes, has the digest of what was sent.
+Invariants: the received regions, written into buffers of the same sizes, have the digest of the sent ones.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from minisgl.step import StepBuffers, StepLimits, StepPlan
 
 
 class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line on a worker's stdin. `rendezvous` is a file where the ranks find each other."""
+    """First line on a worker's stdin. `rendezvous` is a file through which the ranks find each other."""
 
     engine: EngineConfig
     rank: int
@@ -30,14 +30,14 @@ class RankConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankReady(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
-    """It has loaded."""
+    """Message of a rank that has finished loading."""
 
 
-FromRank = RankReady | Heartbeat | EngineFailed  # lines of JSON on a worker's stdout; the last says why it ends
+FromRank = RankReady | Heartbeat | EngineFailed  # JSON lines on a worker's stdout; `EngineFailed` is the last
 
 
 class NewBuffers(msgspec.Struct, frozen=True, array_like=True, tag="buffers"):
-    """Steps from now on lie in buffers of these sizes."""
+    """Sizes of the buffers for all later steps."""
 
     limits: tuple[int, ...]
     padded_rows: int
@@ -53,8 +53,8 @@ class RankAssignment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """`in_flight` is the number of steps before this one that rank 0 has launched and not waited for: what a rank does
-    when it waits (the wipe after a failed step) must come in the same order on all."""
+    """A step for the ranks above 0. `in_flight` is the number of earlier steps that rank 0 has launched and not waited
+    for: waiting has effects (the reset after a failed step) that must come in the same order on all ranks."""
 
     step: int
     plan: tuple[int, ...]
@@ -64,7 +64,7 @@ class RankStep(msgspec.Struct, frozen=True, array_like=True, tag="step"):
 
 
 class RankAdapter(msgspec.Struct, frozen=True, array_like=True, tag="adapter"):
-    """Read the adapter in `folder` for the steps from now on; None: drop it."""
+    """Order to load the adapter in `folder` for all later steps, or to unload it if that is `None`."""
 
     number: int
     folder: str | None
@@ -84,7 +84,7 @@ _LIMITS = tuple(field.name for field in fields(StepLimits))
 
 
 def _values(of: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return the fields by their names: a scheduler's plan only looks like a `StepPlan`."""
+    """Return the named fields of an object: a Rust scheduler's plan has a `StepPlan`'s fields, but is none."""
     return tuple(getattr(of, name) for name in names)
 
 
@@ -103,7 +103,7 @@ def pack(plan: StepPlan, buffers: StepBuffers, assignments: list[SlotAssignment]
 
 
 def unpack(step: RankStep, buffers: StepBuffers) -> tuple[StepPlan, list[SlotAssignment]]:
-    """Write the step into its entry of `buffers`."""
+    """Write the step into its ring entry. Returns its plan and assignments. Raises `ValueError` for a wrong length."""
     plan, at = StepPlan(*step.plan), 0
     for region in live_regions(plan, buffers.ring[plan.ring_index]):
         region[...] = np.frombuffer(step.data, region.dtype, region.size, at).reshape(region.shape)

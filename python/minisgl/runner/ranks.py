@@ -1,10 +1,10 @@
-"""Rank 0's side of tensor parallelism: the processes of the ranks above it, and the engine that feeds them.
+"""Rank 0's side of tensor parallelism: the processes of the other ranks, and the engine that sends them steps.
 
-Each rank above 0 is a `runner.worker` process. It ends when its stdin is closed. On its stdout come a `RankReady`,
+Each rank above 0 is a `runner.worker` process. It ends when its stdin is closed. On its stdout it writes a `RankReady`,
 heartbeats and the reason of its end; the end of its stdout is the end of the process.
 
-Invariants: every rank gets every step, in order, before this rank runs it; a ring entry is overwritten only when all
-ranks have launched the step in it; a rank that ends unasked, or hangs, ends all others and makes every later call raise
+Invariants: every rank gets every step, in order, before rank 0 runs it; a ring entry is overwritten only when all ranks
+have launched its step; a rank that ends unexpectedly, or hangs, ends all others and makes every later call raise
 `RankDied`; no rank outlives `close`, or this process.
 """
 
@@ -28,7 +28,7 @@ from minisgl.distributed import Group, GroupError
 from minisgl.engine.adapters import Adapts
 from minisgl.engine.api import Engine, EngineInfo, EngineStepError, SlotAssignment, StepHandle, StepResult
 from minisgl.message import EngineFailed, Heartbeat, RankUsage
-from minisgl.message.heartbeat import Watchdog, look_every_s
+from minisgl.message.heartbeat import Watchdog, poll_interval_s
 from minisgl.runner.rank_messages import (
     FromRank,
     NewBuffers,
@@ -43,21 +43,21 @@ from minisgl.step import StepBuffers, StepPlan
 
 OnDeath = Callable[[str], None]
 STOP_TIMEOUT_S = 5.0
-REASON_TIMEOUT_S = 2.0  # a broken collective is seen before the end of the rank that caused it
+REASON_TIMEOUT_S = 2.0  # a broken collective shows before the end of the rank that caused it
 CHECK_INTERVAL_MS = 100
 LINGER_MS = 1000
 
 
 class RankDied(RuntimeError):
-    """A rank above 0 ended unasked, or hung: the engine is of no use any more."""
+    """Error after a rank above 0 ended unexpectedly or hung: the engine is unusable."""
 
 
 class Ranks:
-    """The processes of ranks 1 .. `size` - 1. `on_death` is called once, in a thread of its own, with the reason why
-    one ended unasked, or did not get on for `step_timeout` seconds.
+    """The processes of the ranks above 0. `on_death` is called once, in a thread of its own, with the reason why a rank
+    ended unexpectedly or made no progress for `step_timeout` seconds.
 
-    `folder` for sockets and the rendezvous file is the caller's; without, an own one, which goes with `close`: a rank
-    that is ready may still be connecting, and on CUDA devices the file is read on and on.
+    `folder`, for sockets and the rendezvous file, belongs to the caller. `None` makes a temporary one, which `close`
+    removes: a rank that is ready may still be connecting, and CUDA groups read the file all the time.
     """
 
     def __init__(
@@ -107,21 +107,21 @@ class Ranks:
         )
         self.processes.append(process)
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # its end is noticed below
+        with contextlib.suppress(BrokenPipeError):  # `_listen` notices its end
             process.stdin.write(msgspec.json.encode(config) + b"\n")
             process.stdin.flush()
         threading.Thread(target=self._listen, args=(config.rank, process), name="rank-listen", daemon=True).start()
 
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Until the process ends."""
+        """Handle a rank's messages until its process ends, which is a failure unless it is closing."""
         assert process.stdout is not None
         why = ""
         for line in process.stdout:
-            if not line.endswith(b"\n"):  # killed while it wrote
+            if not line.endswith(b"\n"):  # killed while writing
                 break
             message = msgspec.json.decode(line, type=FromRank)
             if isinstance(message, Heartbeat):
-                self._watchdog.hear(rank, message)
+                self._watchdog.on_heartbeat(rank, message)
             elif isinstance(message, EngineFailed):
                 why = f": {message.text}"
             else:
@@ -134,17 +134,17 @@ class Ranks:
         self._fail(f"tensor-parallel rank {rank}{why}")
 
     def _look(self) -> None:
-        """Ask the watchdog, until a rank does not get on."""
+        """Poll the watchdog until a rank makes no progress or the ranks end."""
         while True:
             with self._changed:
-                interval_s = look_every_s(self._step_timeout)
+                interval_s = poll_interval_s(self._step_timeout)
                 if self._changed.wait_for(lambda: self._closing or self._failure, interval_s):
                     return
-            if found := self._watchdog.look(self._step_timeout):
-                self._fail(found)
+            if reason := self._watchdog.poll(self._step_timeout):
+                self._fail(reason)
 
     def _fail(self, reason: str) -> None:
-        """End all ranks; the first reason counts."""
+        """Kill all ranks and report `reason`. Only the first call counts."""
         with self._changed:
             if self._closing or self._failure:
                 return
@@ -159,11 +159,11 @@ class Ranks:
     # -------------------------------------------------------------------------------------------------------- use
 
     def joined(self, group: Group) -> None:
-        """Rank 0 waits in collectives of `group` from now on, also for a rank that ends."""
+        """Set the group whose collectives are aborted when a rank fails."""
         self._group = group
 
     def wait_ready(self) -> None:
-        """Until every rank has loaded; from then on they are watched. Raises `RankDied`."""
+        """Block until every rank has loaded, then start the watchdog. Raises `RankDied`."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._num_ready == len(self.processes))
         self.check()
@@ -174,25 +174,25 @@ class Ranks:
         return [RankUsage(rank, beat.cpu_s, beat.resident_bytes) for rank, beat in beats]
 
     def check(self) -> None:
-        """Raises `RankDied` if one ended."""
+        """Raise `RankDied` if a rank has failed."""
         if self._failure:
             raise RankDied(self._failure)
 
     def explain(self, error: GroupError) -> RankDied:
-        """Why a collective broke, after a short wait for the reason."""
+        """Return the error for a broken collective. Waits shortly for the failed rank's own reason."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure, REASON_TIMEOUT_S)
         return RankDied(self._failure or str(error))
 
     def send(self, frame: bytes) -> None:
-        """To every rank. Raises `RankDied`."""
+        """Send a frame to every rank. Raises `RankDied`."""
         for outbox in self._outboxes:
             while not outbox.poll(CHECK_INTERVAL_MS, zmq.POLLOUT):
                 self.check()
             outbox.send(frame, zmq.NOBLOCK)
 
     def receive_ack(self, *, block: bool) -> int | None:
-        """A step that one of the ranks has launched; None if no more is there. Raises `RankDied`."""
+        """Return the number of a step that a rank has launched; `None` if there is none now. Raises `RankDied`."""
         while not self._acks.poll(CHECK_INTERVAL_MS if block else 0):
             if not block:
                 return None
@@ -200,7 +200,7 @@ class Ranks:
         return int.from_bytes(self._acks.recv(zmq.NOBLOCK), "little")
 
     def kill(self) -> None:
-        """End every rank now."""
+        """Kill every rank and wait for their ends."""
         with self._changed:
             self._closing = True
         for process in self.processes:
@@ -209,7 +209,7 @@ class Ranks:
             process.wait()
 
     def close(self) -> None:
-        """Ask the ranks to end, kill those that do not. Idempotent."""
+        """Stop the ranks, and kill those that do not end in time. Idempotent."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -241,14 +241,14 @@ def ranks_named(ranks: Sequence[int]) -> str:
 
 @contextlib.contextmanager
 def _all_or_none(ranks: Ranks) -> Iterator[None]:
-    """Around what rank 0 does: an error of rank 0 alone ends all ranks."""
+    """Kill all ranks if the body raises an error that only rank 0 has, because the others would wait for it."""
     try:
         yield
-    except EngineStepError:  # on every rank alike
+    except EngineStepError:  # all ranks have the same error
         raise
     except GroupError as error:
         raise ranks.explain(error) from error
-    except BaseException:  # the others would wait for this rank for ever; or one of them has failed
+    except BaseException:  # the others would wait for this rank forever, or one has failed
         ranks.check()
         ranks.kill()
         raise
@@ -264,7 +264,7 @@ class _Handle:
         self._waited()
         with _all_or_none(self._ranks):
             result = self._handle.wait()
-            self._ranks.check()  # a collective that was aborted ends like any other
+            self._ranks.check()  # an aborted collective looks like a finished one
             return result
 
     def done(self) -> bool:
@@ -275,23 +275,23 @@ class _Handle:
 
 
 class RankEngine:
-    """`engine`, rank 0 of `group`, and the other ranks as one engine."""
+    """Engine that runs every step on `engine`, rank 0 of `group`, and on the other ranks."""
 
     def __init__(self, engine: Engine, group: Group, ranks: Ranks) -> None:
         self.engine = engine
         self._group = group
         self._ranks = ranks
         self._buffers: StepBuffers | None = None
-        self._sent: list[int | None] = []  # by ring entry: the step that lies there
-        self._unacked: dict[int, int] = {}  # by step: ranks that have not launched it
-        self._in_flight: set[int] = set()  # steps that were launched and not waited for
+        self._sent: list[int | None] = []  # step in each ring entry
+        self._unacked: dict[int, int] = {}  # number of ranks that have not launched a step
+        self._in_flight: set[int] = set()  # launched steps that were not waited for
 
     @property
     def info(self) -> EngineInfo:
         return self.engine.info
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
-        """Raises `RankDied`."""
+        """Send the step to all ranks and launch it on this one. Raises `RankDied`."""
         self._ranks.check()
         if buffers is not self._buffers:
             self._begin(sizes_of(buffers))
@@ -307,25 +307,25 @@ class RankEngine:
         return _Handle(handle, self._ranks, lambda: self._in_flight.discard(step))
 
     def read_adapter(self, folder: str) -> tuple[str, Any]:
-        """Checks the adapter for rank 0; the others read theirs when it is added."""
+        """Read and check the adapter for rank 0; the others read it in `add_adapter`."""
         assert isinstance(self.engine, Adapts)
         return folder, self.engine.read_adapter(folder)
 
     def add_adapter(self, number: int, adapter: tuple[str, Any]) -> None:
-        """Raises `RankDied`."""
+        """Add an adapter on all ranks. Raises `RankDied`."""
         assert isinstance(self.engine, Adapts)
         folder, own = adapter
         self._ranks.send(encode(RankAdapter(number, folder)))
         self.engine.add_adapter(number, own)
 
     def remove_adapter(self, number: int) -> None:
-        """Raises `RankDied`."""
+        """Remove an adapter from all ranks. Raises `RankDied`."""
         assert isinstance(self.engine, Adapts)
         self._ranks.send(encode(RankAdapter(number, None)))
         self.engine.remove_adapter(number)
 
     def usage(self) -> list[RankUsage]:
-        """What the ranks above 0 said last."""
+        """Return the resource usage in the last heartbeats of the ranks above 0."""
         return self._ranks.usage()
 
     def _begin(self, sizes: NewBuffers) -> None:
@@ -333,7 +333,7 @@ class RankEngine:
         self._ranks.send(encode(sizes))
 
     def _make_room(self, plan: StepPlan) -> None:
-        """Wait until all ranks have taken what this ring entry held."""
+        """Wait until all ranks have launched the step that occupies the plan's ring entry."""
         before = self._sent[plan.ring_index]
         while True:
             step = self._ranks.receive_ack(block=before in self._unacked)

@@ -1,12 +1,12 @@
-"""What the step loop remembers of live requests: prompt, sampling parameters, generated tokens; requests whose grammar
-is not compiled yet, or whose next mask takes long, of which the scheduler hears later; what a step means for clients,
-as messages; and going on with another scheduler when one breaks while serving.
+"""State of live requests in the step loop: prompt, sampling parameters, generated tokens. Also holds requests whose
+grammar is being compiled or whose next mask is late, builds the messages for clients, and takes over the steps in
+flight when a scheduler breaks.
 
-Invariants: O(1) Python work per step whatever the batch size: outputs are kept as they come, and flushed into the
-requests when a sequence is asked for, or when too many wait. A request with a grammar leaves once: with a matcher,
-refused, or told to end. When a scheduler breaks no token is lost or repeated: the tokens of the steps in flight are
-taken in step order by the same end test that a scheduler makes (an end in one step drops the token of the next); what
-was asked to end ends.
+Invariants: O(1) Python work per step whatever the batch size: outputs are stored as they come, and applied to the
+requests when a sequence is needed or too many are pending. A request with a grammar leaves `Compiling` once: with a
+matcher, refused, or ended by its client. When a scheduler breaks no token is lost or repeated: the tokens of the steps
+in flight are applied in step order with the scheduler's own stop conditions (an end in one step drops the token of the
+next); requested ends take effect.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from minisgl.step import (
 )
 
 MAX_PENDING = 65_536
-RETURNS_AT_ONCE = 1  # in a step, which computes some of their tokens again
+RETURNS_AT_ONCE = 1  # per step, which recomputes some of their tokens
 
 
 @dataclass(slots=True, eq=False)
 class TrackedRequest:
-    """`tokens` is the sequence known after the last flush, [num_prompt + generated] int32."""
+    """A live request. `tokens` is the sequence known after the last flush, int32 [num_prompt + generated]."""
 
     req_id: int
     sampling: SamplingParams
@@ -52,25 +52,25 @@ class TrackedRequest:
     pin: bool = False
     admitted: bool = False
     grammar: Matcher | None = None
-    namespace: int = 0  # of the prefix cache
-    space: bytes = b""  # the same in a store, where it lasts
-    number: int = 0  # of arrivals before it
-    stored: StoredPages | None = None  # until it gets a slot: what was read of its pages
-    is_judged: bool = False  # its score is of its last token, which sees those before it alone
+    namespace: int = 0  # namespace of the prefix cache
+    space: bytes = b""  # its name in the page store
+    number: int = 0  # number of earlier arrivals
+    stored: StoredPages | None = None  # pages read from the store, until it gets a slot
+    is_judged: bool = False  # scored from the last token by a causal model
 
     @property
     def no_match(self) -> bool:
-        """Whether all of its prompt is computed, whatever is cached."""
+        """Whether the whole prompt must be computed, even if it is cached."""
         pools_all = self.sampling.embedding is not None and not self.is_judged
         return self.sampling.prompt_logprobs is not None or pools_all
 
     def stored_len(self, page_size: int) -> int:
-        """Up to where its pages can be loaded: the last token is computed."""
+        """Return the position up to which stored pages can be loaded; the last token is always computed."""
         end = 0 if self.stored is None else self.stored.columns[1]
         return min(end, (len(self.tokens) - 1) // page_size) * page_size
 
     def arrival(self) -> Arrival:
-        """The event for a scheduler: a new request, or with what it has generated, after a failover."""
+        """Return the arrival event: of a new request, or after a failover with the tokens generated so far."""
         sampling = self.sampling
         assert sampling.max_tokens is not None
         stored_from, stored_to = (0, 0) if self.stored is None else self.stored.columns
@@ -101,12 +101,12 @@ class TrackedRequest:
 
 
 class RequestTracker:
-    """`judges`: the score of a prompt is made of its last token."""
+    """The live requests of a step loop, by id. `judges`: the model scores a prompt from its last token only."""
 
     def __init__(self, *, judges: bool = False) -> None:
         self._judges = judges
         self._live: dict[int, TrackedRequest] = {}
-        self._pending: list[StepOutput] = []  # not flushed
+        self._pending: list[StepOutput] = []  # outputs not applied yet
         self._num_pending = 0
 
     def __contains__(self, req_id: int) -> bool:
@@ -123,7 +123,7 @@ class RequestTracker:
         background: bool = False,
         pin: bool = False,
     ) -> TrackedRequest:
-        """`tokens`: the prompt, and what was generated elsewhere."""
+        """Track a new request. `tokens` are the prompt and what another engine has generated."""
         request = TrackedRequest(req_id, sampling, tokens, num_prompt, priority, background, pin)
         request.namespace = sampling.adapter
         request.is_judged = self._judges and sampling.embedding == SCORE
@@ -131,11 +131,11 @@ class RequestTracker:
         return request
 
     def drop(self, req_id: int) -> None:
-        """Forget a request that never reached the scheduler."""
+        """Remove a request that never reached the scheduler."""
         del self._live[req_id]
 
     def record(self, output: StepOutput) -> None:
-        """Remember the output of a commit. Ended requests are forgotten at the next flush."""
+        """Store the output of a commit. Ended requests are removed at the next flush."""
         if len(output):
             self._pending.append(output)
             self._num_pending += len(output)
@@ -143,28 +143,28 @@ class RequestTracker:
                 self.flush()
 
     def get(self, req_id: int) -> TrackedRequest:
-        """The request with its sequence up to date. Flushes only if the request may have generated something."""
+        """Return the request with its sequence up to date, flushing outputs if it may have some. Raises `KeyError`."""
         request = self._live[req_id]
         if request.admitted and self._pending:
             self.flush()
         return request
 
     def peek(self, req_id: int) -> TrackedRequest | None:
-        """The request as it was at the last flush; None if it is forgotten."""
+        """Return the request as of the last flush, or `None` if it is not tracked."""
         return self._live.get(req_id)
 
     def live(self) -> list[TrackedRequest]:
-        """In order of arrival, with their sequences up to date."""
+        """Return all requests in order of arrival, with their sequences up to date."""
         self.flush()
         return list(self._live.values())
 
     def adapters(self) -> set[int]:
-        """The adapters that live requests name."""
+        """Return the adapter ids of live requests."""
         self.flush()
         return {request.sampling.adapter for request in self._live.values()}
 
     def flush(self) -> None:
-        """Bring every sequence up to date, and forget what has ended."""
+        """Apply the pending outputs: bring every sequence up to date and remove ended requests."""
         if not self._pending:
             return
         ids = np.concatenate([o.req_ids for o in self._pending])
@@ -190,11 +190,11 @@ class Compiling:
     def __init__(self, compiler: GrammarCompiler | None) -> None:
         self._compiler = compiler
         self._waiting: dict[int, AddRequest | TrackedRequest] = {}
-        self._returning: list[int] = []  # of them, those whose masks are there
+        self._returning: list[int] = []  # waiting requests whose masks are computed
 
     @property
-    def any_returns(self) -> bool:
-        """Whether a step would take somebody back."""
+    def has_returns(self) -> bool:
+        """Whether the next step will readmit a request whose mask was late."""
         return bool(self._returning)
 
     def __len__(self) -> int:
@@ -204,15 +204,15 @@ class Compiling:
         return req_id in self._waiting
 
     def adapters(self) -> set[int]:
-        """The adapters that waiting requests name."""
+        """Return the adapter ids of waiting requests."""
         return {waiting.sampling.adapter for waiting in self._waiting.values()}
 
     def add(self, message: AddRequest) -> str:
-        """Why it is refused at once; empty if it is not."""
+        """Start compiling the request's grammar. Returns the reason if it is refused at once, else an empty string."""
         grammar = message.sampling.grammar
         assert grammar is not None
         if self._compiler is None:
-            return "this engine knows none"
+            return "this engine supports no grammars"
         if message.req_id in self._waiting:
             raise ValueError(f"request id {message.req_id} was used twice")
         self._waiting[message.req_id] = message
@@ -220,13 +220,13 @@ class Compiling:
         return ""
 
     def hold(self, request: TrackedRequest) -> None:
-        """Its next mask takes long. The scheduler has let it go."""
+        """Hold a request, which has left the scheduler, until its next mask is computed."""
         assert self._compiler is not None and request.grammar is not None
         self._waiting[request.req_id] = request
         self._compiler.prepare(request.req_id, request.grammar)
 
     def drop(self, req_id: int) -> bool:
-        """Whether it was here."""
+        """Remove a waiting request. Returns whether it waited here."""
         if self._waiting.pop(req_id, None) is None:
             return False
         assert self._compiler is not None
@@ -234,26 +234,26 @@ class Compiling:
         return True
 
     def take(self) -> Iterator[Ready]:
-        """Those that are done: the request without its grammar's text, its matcher, or why it has none."""
+        """Yield finished requests (new ones without grammar source), each with its matcher or `None`, and the error."""
         if not self._waiting:
             return
         assert self._compiler is not None
-        for one in self._compiler.take():
-            waiting = self._waiting[one.key]
+        for result in self._compiler.take():
+            waiting = self._waiting[result.key]
             if isinstance(waiting, AddRequest):
                 sampling = msgspec.structs.replace(waiting.sampling, grammar=None)
                 waiting = msgspec.structs.replace(waiting, sampling=sampling)
-                del self._waiting[one.key]
-                yield waiting, one.matcher, one.error
+                del self._waiting[result.key]
+                yield waiting, result.matcher, result.error
             else:
-                self._returning.append(one.key)
+                self._returning.append(result.key)
         returning, self._returning = self._returning[:RETURNS_AT_ONCE], self._returning[RETURNS_AT_ONCE:]
         for req_id in returning:
-            if (held := self._waiting.pop(req_id, None)) is not None:
-                yield held, None, ""
+            if (request := self._waiting.pop(req_id, None)) is not None:
+                yield request, None, ""
 
     def wait(self) -> None:
-        """Until one is done. Only with some."""
+        """Block until a grammar or mask is done. Call it only while requests wait."""
         assert self._compiler is not None
         self._compiler.wait()
 
@@ -265,7 +265,7 @@ def reply(
     cached_lens: Sequence[int],
     errors: dict[int, str],
 ) -> StepTokens:
-    """`admitted`: ids of requests, `cached_lens` of them."""
+    """Return a step's output as a message, with the `admitted` request ids and their cached tokens."""
     return StepTokens(
         step=output.step,
         req_ids=output.req_ids.tobytes(),
@@ -281,7 +281,7 @@ def reply(
 
 
 def ended(step: int, req_id: int, reason: FinishReason, error: str = "") -> StepTokens:
-    """The end of a request of which no scheduler knows; `error`: why it was not taken."""
+    """Return the message that ends a request which is not at the scheduler. `error`: why it was refused."""
     output = step_output(step, [(req_id, -1, reason, -1)])
     return StepTokens(
         step=output.step,
@@ -293,8 +293,8 @@ def ended(step: int, req_id: int, reason: FinishReason, error: str = "") -> Step
 
 
 def failed_rows(output: StepOutput, failures: Mapping[int, str]) -> tuple[StepOutput, dict[int, str], list[int]]:
-    """`output` with errors instead of the ends in the rows of `failures`, and the texts by request; without the ends in
-    rows that are late, and whose they are."""
+    """Return `output` with error ends for the rows of `failures` and without rows whose mask is late, the error texts
+    by request id, and the ids of the late requests."""
     texts: dict[int, str] = {}
     late: list[int] = []
     entries = []
@@ -313,7 +313,7 @@ def failed_rows(output: StepOutput, failures: Mapping[int, str]) -> tuple[StepOu
 def errors_of(
     output: StepOutput, requests: RequestTracker, of_rows: Mapping[int, str], of_step: str, max_seq_len: int
 ) -> dict[int, str]:
-    """Why requests ended with an error: `of_rows` by request, `of_step` whatever it has no other reason for."""
+    """Return why requests ended with an error: from `of_rows`, or because the prompt is too long, else `of_step`."""
     errors = {}
     for req_id in output.req_ids[output.reasons == FinishReason.ERROR].tolist():
         request = requests.peek(req_id)
@@ -327,7 +327,7 @@ def errors_of(
 
 
 def _join_logprobs(rows: Int32Array, logprobs: StepLogprobs) -> tuple[TokenLogprobs, ...]:
-    """Log probabilities by row of the step -> by index of the output."""
+    """Return log probabilities by index of the output, given those by row of the step."""
     index_of = {row: index for index, row in enumerate(rows.tolist()) if row >= 0}
     return tuple(
         TokenLogprobs(
@@ -356,7 +356,7 @@ Ended = tuple[int, int, int, int]  # an entry of a StepOutput
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UncommittedStep:
-    """A step whose commit never came. `result` None: its forward failed."""
+    """A step that the broken scheduler did not commit. `result` is `None` if its forward failed."""
 
     plan: StepPlan
     entry: RingEntry
@@ -371,7 +371,7 @@ def take_tokens(
     eos_ids: Sequence[int],
     ending: Mapping[int, FinishReason],
 ) -> StepOutput:
-    """The output that a commit of `step` would have given; `owners` are the requests by slot. Records nothing."""
+    """Return the output of a commit of `step`, without recording it. `owners` maps slots to request ids."""
     requests.flush()
     entries: list[Ended] = []
     slots = step.entry.req_slots[: step.plan.num_rows].tolist()
@@ -380,7 +380,7 @@ def take_tokens(
             if (req_id := owners[slot]) in requests and req_id not in ending:
                 entries.append((req_id, -1, FinishReason.ERROR, -1))
         return step_output(step.plan.step, entries)
-    texts: dict[int, _Text] = {}  # by slot
+    texts: dict[int, _Text] = {}  # sequences by slot
     for row in step.entry.sample_rows[: step.plan.num_samples].tolist():
         req_id, token, slot = owners[slots[row]], int(step.result.tokens[row]), slots[row]
         if req_id not in requests or req_id in ending:
@@ -405,8 +405,8 @@ def take_tokens(
 
 @dataclass(slots=True)
 class _Text:
-    """What a step adds to a request's text, `length` tokens long. Rows of its slot behind the first are those of its
-    draft: each counts if the text has become what it was computed from."""
+    """Sequence of a request within an uncommitted step, `length` tokens long. Later rows of its slot are draft rows:
+    each counts if the sequence now ends with the token that the row computed."""
 
     length: int
     last: int = -1
@@ -417,20 +417,20 @@ class _Text:
         self.length += 1
 
     def goes_on_in(self, row: int, entry: RingEntry) -> bool:
-        """Decode rows, which these are, have a token each."""
-        known = entry.seq_lens[row] == self.length and entry.input_ids[row] == self.last
-        return self.reason == FinishReason.NONE and bool(known)
+        """Return whether a draft row's token belongs to the sequence: its position and input token match."""
+        matches = entry.seq_lens[row] == self.length and entry.input_ids[row] == self.last
+        return self.reason == FinishReason.NONE and bool(matches)
 
 
 def ends_of(ending: Mapping[int, FinishReason], requests: RequestTracker, step: int) -> StepOutput:
-    """The ends that the scheduler was asked for and did not report."""
+    """Return ends that were requested from the scheduler and never reported."""
     return step_output(step, [(i, -1, reason, -1) for i, reason in ending.items() if i in requests])
 
 
 def _end_test(
     request: TrackedRequest, token: int, length: int, limits: StepLimits, eos_ids: Sequence[int]
 ) -> FinishReason:
-    """As `Request.accept` of the schedulers, of a text that `token` has made `length` tokens long."""
+    """Return why `token` ends a sequence of `length` tokens, or `NONE`, by the rule of `Request.accept`."""
     sampling = request.sampling
     assert sampling.max_tokens is not None
     stops = token in sampling.stop_token_ids or (token in eos_ids and not sampling.ignore_eos)

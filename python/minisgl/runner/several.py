@@ -1,10 +1,10 @@
-"""Several engine processes behind a pool (`minisgl._rust.EnginePool`): what each gets of the machine (on a CPU its part
-of the threads and of the memory, else its CUDA devices, in order); starting them, starting one again that has died,
-ending them all. Front ends connect to the pool as if it were one engine process.
+"""Several engine processes behind a pool (`minisgl._rust.EnginePool`): divides the machine among them (on a CPU threads
+and memory, else CUDA devices, in order), starts them, restarts one that has died, and ends them all. Front ends connect
+to the pool as if it were one engine process.
 
-Invariants: one engine gets what was asked for, unchanged; no device belongs to two engines; no child outlives its
-parent, `stop` or the `with` block; nothing is left in the file system; one that dies is started again as long as
-another runs, after a wait that doubles with each death in succession; the last one's death is the end.
+Invariants: a single engine gets the configuration unchanged; no device belongs to two engines; no child outlives its
+parent, `stop` or the `with` block; no files are left; an engine that dies is restarted as long as another runs, after a
+delay that doubles with each successive death; the death of the last one is final.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ TOOL_TIMEOUT_S = 20.0
 
 
 def num_cuda_devices() -> int:
-    """How many devices CUDA would find: as its variable says, else as the driver lists them, else as there are device
-    files."""
+    """Return the number of CUDA devices, by CUDA_VISIBLE_DEVICES, else by `nvidia-smi`, else by device files."""
     if (visible := envs.cuda_visible_devices()) is not None:
         names = [name.strip() for name in visible.split(",")]
         return next((at for at, name in enumerate(names) if name in ("", "-1")), len(names))
@@ -57,22 +56,22 @@ def num_cuda_devices() -> int:
 
 
 def _devices(config: EngineConfig) -> int:
-    """How many CUDA devices engines may be dealt; 0: they compute on a CPU."""
+    """Return the number of CUDA devices for engines; 0 if they compute on a CPU."""
     if config.engine not in ("auto", "torch") or config.device not in ("auto", "cuda") or any(config.of_cpu_only()):
         return 0
-    found = num_cuda_devices()
-    return 0 if config.device == "auto" and found < config.num_ranks else found
+    num_devices = num_cuda_devices()
+    return 0 if config.device == "auto" and num_devices < config.num_ranks else num_devices
 
 
 def with_number(config: ServerConfig) -> ServerConfig:
-    """With a number of engines for `auto`."""
+    """Return the configuration with `dp` as an integer; "auto" becomes the number of engines that the devices allow."""
     if config.dp != "auto":
         return config
     return msgspec.structs.replace(config, dp=max(1, _devices(config.engine) // config.engine.num_ranks))
 
 
 def shares(config: EngineConfig, number: int) -> tuple[Sequence[EngineConfig], str]:
-    """The configuration of each of `number` engines, and a line for the log. Raises `ConfigError`."""
+    """Return the configuration of each of `number` engines, and a log line. Raises `ConfigError`."""
     if number == 1:
         return [config], ""
     if config.engine in ("echo", "sim"):
@@ -103,26 +102,26 @@ FIRST_WAIT_S = 0.1
 LONGEST_WAIT_S = 10.0
 NEED = "--dp, --max-inflight, --api-key-file"
 LEAST_ROWS = 8
-"""Engines with fewer rows keep none back for another key."""
-STEADY_S = 30.0  # one that was ready for so long begins anew with the first wait
+"""Rows below which no row is reserved for other keys."""
+STEADY_S = 30.0  # readiness after which the delay is reset
 
 
 def pool_class() -> Callable[[str], EnginePool]:
-    """The class in the extension. Raises `ConfigError` if there is none."""
+    """Return the extension's `EnginePool` class. Raises `ConfigError` if it is missing."""
     if why := why_missing():
         raise ConfigError(f"{NEED}: the pool of engines {NEEDS}: {why}")
-    found: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
-    if found is None:
-        raise ConfigError(f"{NEED}: need the extension, and it was built without its pool: build it again")
-    return found
+    pool: Callable[[str], EnginePool] | None = getattr(_rust, "EnginePool", None)
+    if pool is None:
+        raise ConfigError(f"{NEED}: the extension was built without the engine pool: rebuild it")
+    return pool
 
 
 EVERY_POOL = {"watch": TIMES, "front_ends": RULES}
-"""What it is told whatever it is made of."""
+"""Fields of the pool's configuration that are always the same."""
 
 
 def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> str:
-    """What the pool reads: JSON. `router` has fields of `routing.api.RouterConfig`."""
+    """Return the pool's configuration as JSON. `router` has the fields of `routing.api.RouterConfig`."""
     sockets = list(engines)
     router = {
         "policy": config.routing,
@@ -131,25 +130,24 @@ def pool_config(config: ServerConfig, listen: str, engines: Iterable[str]) -> st
         "max_inflight": config.max_inflight or 0,
         "max_inflight_per_engine": _inflight_per_engine(config),
         "keys": [
-            {"share": one.share, "max_inflight": one.max_inflight or _inflight_per_key(config, len(sockets))}
-            for one in config.api_keys
+            {"share": key.share, "max_inflight": key.max_inflight or _inflight_per_key(config, len(sockets))}
+            for key in config.api_keys
         ],
     }
-    found = {"listen": listen, "engines": sockets, "router": router, "step_timeout": config.limits.step_timeout}
-    return msgspec.json.encode({**found, **EVERY_POOL}).decode()
+    settings = {"listen": listen, "engines": sockets, "router": router, "step_timeout": config.limits.step_timeout}
+    return msgspec.json.encode({**settings, **EVERY_POOL}).decode()
 
 
 def _inflight_per_engine(config: ServerConfig) -> int:
-    """0 for any number; with API keys it is bounded in any case: shares hold where requests wait."""
+    """Return the limit of requests per engine, 0 for none. API keys need one: shares concern waiting requests."""
     if config.max_inflight_per_engine is not None or not config.api_keys:
         return config.max_inflight_per_engine or 0
     return 2 * _rows(config)
 
 
 def _inflight_per_key(config: ServerConfig, num_engines: int) -> int:
-    """Return how many requests a key may have in the engines that names no number: all rows but a sixteenth, which the
-    others find free, for an engine takes no row back; 0, which is any number, where there is no other key, or so few
-    rows that shares need each of them."""
+    """Return the default limit of running requests per API key: all rows but a sixteenth, which stays free for other
+    keys, since an engine never takes a row back. 0 (no limit) if there is no other key, or too few rows."""
     rows = min(_rows(config) * num_engines, config.max_inflight or sys.maxsize)
     num_owners = len(config.api_keys) + (config.api_key is not None)
     return 0 if num_owners < 2 or rows < LEAST_ROWS else most_of(rows)
@@ -161,7 +159,7 @@ def _rows(config: ServerConfig) -> int:
 
 @dataclass(slots=True)
 class Backoff:
-    """How long to wait before one is started again."""
+    """Delay before an engine is restarted. It doubles with each death, and is reset after `STEADY_S` of readiness."""
 
     wait_s: float = FIRST_WAIT_S
     ready_since: float | None = None
@@ -175,7 +173,7 @@ class Backoff:
 
 
 class EngineProcesses:
-    """Has what `serving` needs of an `EngineProcess`. Use `create`, and `with`."""
+    """Several engine processes and their pool, with the methods of `EngineProcess` that `serving` uses."""
 
     def __init__(
         self,
@@ -201,7 +199,7 @@ class EngineProcesses:
 
     @classmethod
     def create(cls, config: ServerConfig) -> EngineProcesses:
-        """Raises `ConfigError`."""
+        """Prepare the engines of a server's configuration, without starting them. Raises `ConfigError`."""
         assert config.dp != "auto"
         make_pool = pool_class()
         shared, line = shares(config.engine, config.dp)
@@ -210,22 +208,22 @@ class EngineProcesses:
 
         def make(engine: int) -> EngineProcess:
             made = _engine(configs[engine], folder, config.limits.step_timeout, engine)
-            # who is started again finds the pages of files in its folder
+            # a restarted engine already has the files' pages
             configs[engine] = msgspec.structs.replace(configs[engine], warm_prefixes=())
             return made
 
-        found = cls(
+        processes = cls(
             make,
             config.dp,
             folder,
             lambda sockets: make_pool(pool_config(config, str(folder / SOCKET), sockets)),
         )
-        found.line = f"{line}, routing {config.routing}" if line else ""
-        found.routing = config.routing
-        return found
+        processes.line = f"{line}, routing {config.routing}" if line else ""
+        processes.routing = config.routing
+        return processes
 
     line = ""
-    """What to say of them at the start."""
+    """Line for the log at the start."""
     routing = ""
     """The policy by which the pool chooses an engine (`--routing`)."""
 
@@ -234,7 +232,7 @@ class EngineProcesses:
         return str(self.folder / SOCKET)
 
     def readings(self) -> Mapping[str, Any]:
-        """What the pool counted, and by which policy it chooses an engine."""
+        """Return the pool's counters and the routing policy."""
         assert self.pool is not None
         return {"routing": self.routing, **self.pool.readings()}
 
@@ -244,7 +242,7 @@ class EngineProcesses:
 
     @property
     def last_words(self) -> LastWords | None:
-        """Why the first of them ended that could say so. They are alike: a wrong setting is that of all."""
+        """Reason why the first of the engines ended that could write one; `None` if none could."""
         for engine, child in enumerate(self._children):
             if (words := child.last_words) is not None:
                 return words if words.is_setting else LastWords(f"engine {engine}: {words.text}")
@@ -255,13 +253,13 @@ class EngineProcesses:
             child.start()
 
     def open(self) -> None:
-        """Let front ends in. Not before one comes: an engine that cannot start waits for somebody to tell."""
+        """Create the pool when a front end is about to connect: a failed engine waits for one to report why."""
         self.pool = self._make_pool(child.socket for child in self._children)
 
     # ------------------------------------------------------------------------------------------------------ their life
 
     async def wait(self) -> int:
-        """Until one dies that nobody starts again: the exit code. After `keep` that is never: the pool tells."""
+        """Wait until an engine dies for good; return its exit code. Never returns after `keep`."""
         if self._keepers:
             await asyncio.Event().wait()
         ends = [asyncio.ensure_future(child.wait()) for child in self._children]
@@ -273,7 +271,7 @@ class EngineProcesses:
                 end.cancel()
 
     def heard(self, engine: int, state: str) -> None:
-        """What the pool says of one (`EngineState`)."""
+        """Handle an engine's state as reported by the pool (`EngineState`). A "silent" engine is killed."""
         self._ready[engine] = state == "ready"
         if state == "ready":
             self._backoffs[engine].ready_since = self._clock()
@@ -283,7 +281,7 @@ class EngineProcesses:
             self._children[engine].kill()
 
     def keep(self, say: Callable[[str], None]) -> None:
-        """From now on one that dies is started again; all were ready."""
+        """Restart engines that die from now on. Call it once all are ready."""
         now = self._clock()
         for backoff in self._backoffs:
             backoff.ready_since = now
@@ -302,24 +300,24 @@ class EngineProcesses:
                 return
             self.pool.restarting(engine, True)
             wait_s = self._backoffs[engine].after_death(self._clock())
-            say(f"engine {engine} {why}: it is started again in {wait_s:g} s")
+            say(f"engine {engine} {why}: restarting it in {wait_s:g} s")
             await self._sleep(wait_s)
             if all(child.has_ended for child in self._children):
                 return
             child = self._make(engine)
             with contextlib.suppress(FileNotFoundError):
-                Path(child.socket).unlink()  # a dead one's: nobody can listen there before
+                Path(child.socket).unlink()  # left by the dead engine; it would block the new one
             self._children[engine] = child
             child.start()
 
     def leave(self) -> None:
-        """Start none again from now on. Idempotent."""
+        """Stop restarting engines. Idempotent."""
         for keeper in self._keepers:
             keeper.cancel()
 
     async def stop(self, *, at_once: bool = False) -> None:
-        """Wait for the children, which have a `Shutdown`, but not for one that is still starting; with `at_once` only
-        a little; then kill them. Removes the sockets."""
+        """Wait for the children, which have received a `Shutdown` (a short time with `at_once`), then kill them and
+        remove the sockets. A child that is still starting is killed at once."""
         self.leave()
         try:
             for engine, child in enumerate(self._children):
@@ -336,7 +334,7 @@ class EngineProcesses:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """If `stop` was not called."""
+        """Kill the children and remove the sockets, if `stop` was not called."""
         for child in self._children:
             child.kill()
         if self.pool is not None:

@@ -1,8 +1,7 @@
-"""How many tokens the next steps may compute so that none takes longer than asked.
+"""Adapts the token budget of a step so that no step takes longer than requested. The scheduler has no clock: it gets
+the result as an event, so a trace of its calls has all inputs.
 
-The scheduler has no clock: it is told the outcome as an event, so a trace of its calls holds all that it decides by.
-
-Invariants: nothing is decided here but the numbers of a `TokenBudget`; without a measurement steps are small.
+Invariants: the only output is a `TokenBudget`; steps are small until one was measured.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from statistics import median_low
 from minisgl.runner.background_share import BackgroundShare
 from minisgl.step import StepPlan, TokenBudget
 
-FIRST_TOKENS = 32  # of a step before anything is known of the machine
-ALONE = 4  # a step beside which nobody decodes may take so many times longer: only who comes next waits for it
-EFFICIENT, ENOUGH = 5, 2  # so many times what decoding alone takes: reading the weights is little of it, or half
-MOST = 1.6  # times the time asked for, so that a step is efficient
-KEPT = 3  # measurements, of which the median counts: one that something else on the machine disturbed changes nothing
+FIRST_TOKENS = 32  # token limit of a step before the first measurement
+ALONE = 4  # factor for steps without decode rows: only new requests wait for them
+EFFICIENT, ENOUGH = 5, 2  # multiples of a decode-only step: reading weights is a small part of it, or half
+MOST = 1.6  # limit, in multiples of the requested time, for an efficient step
+KEPT = 3  # measurements whose median counts: one outlier has no effect
 
 
 class StepTime:
-    """`step_s`: seconds of a step while rows decode; None: any. `max_tokens`: those of a step, however fast it is.
-    Chunks are cut to borders of pages: a budget has half a page more, so that they are on average as long as there is
-    time for."""
+    """Controller of step times. `step_s`: limit in seconds while rows decode (`None`: no limit). `max_tokens`: token
+    limit of a step, however fast it is. Prefill chunks end at page boundaries, so half a page is added to a budget to
+    reach the limit on average."""
 
     def __init__(self, step_s: float | None, max_tokens: int, page_size: int = 1) -> None:
         self._step_s = step_s
@@ -35,10 +34,10 @@ class StepTime:
         self._share = BackgroundShare(max_tokens)
         first = max_tokens if step_s is None else min(FIRST_TOKENS, max_tokens)
         self.budget = TokenBudget(first, first, self._share.gain)
-        """The last one."""
+        """Current token budget."""
 
     def measured(self, plan: StepPlan, seconds: float) -> bool:
-        """A step took `seconds`; whether `budget` is another one now."""
+        """Record that the step of `plan` took `seconds`. Returns whether `budget` has changed."""
         before = self.budget
         if self._share.measured(plan, seconds):
             self.budget = replace(before, background=self._share.gain)
@@ -47,9 +46,9 @@ class StepTime:
         return self.budget != before
 
     def _measured(self, plan: StepPlan, seconds: float, step_s: float) -> None:
-        """What a token costs is taken from whole steps, the rows that decode with it and what a step costs whatever it
-        computes; it grows with the context. So the next step comes closer to its time whatever the costs consist of. A
-        step that was neither full nor late says nothing of a full one."""
+        """Update the cost per token from a whole step, including its decode rows and fixed costs; it grows with the
+        context. So the next step comes closer to its limit whatever the costs consist of. A step that was neither full
+        nor too long says nothing about a full one."""
         if plan.num_rows == plan.num_decode_rows:
             if plan.num_rows:
                 self._decode_s.append(seconds)
@@ -63,10 +62,9 @@ class StepTime:
         self.budget = TokenBudget(self._num_tokens(longest_s), self._num_tokens(ALONE * longest_s), self._share.gain)
 
     def _longest_s(self, step_s: float) -> float:
-        """Seconds that a step may take while rows decode. Each step reads all weights, and computes a token for each
-        that decodes, so that prompts would take much longer in steps that are hardly longer than that. So where the
-        machine is slow a step may take somewhat longer than asked for, and where decoding alone takes all of it,
-        prompts get as much again."""
+        """Return the limit in seconds of a step with decode rows. Each step reads all weights and decodes one token per
+        row, so prefill is inefficient in steps that are hardly longer than that. So on a slow machine a step may take
+        somewhat longer than requested, and if decoding alone takes all of the time, prompts get as much again."""
         decode_s = median_low(self._decode_s) if self._decode_s else 0.0
         return max(step_s, ENOUGH * decode_s, min(EFFICIENT * decode_s, MOST * step_s))
 

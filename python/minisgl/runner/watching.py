@@ -1,7 +1,7 @@
-"""What steps do, told to front ends while somebody looks.
+"""Sends views of recent steps to front ends while someone watches.
 
-Invariants: while nobody looks nothing is sent, and at most one step in `KEEP_EVERY_S` is kept, which costs less than a
-hundredth of that time; what is kept is bounded.
+Invariants: without watchers nothing is sent, and at most one step per `KEEP_EVERY_S` is stored, at a cost of less than
+a hundredth of that time; the number of stored steps is limited.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from minisgl.scheduler.api import ControlPlane
 from minisgl.step import RingEntry, StepOutput, StepPlan
 
 SEND_S = 0.1
-MAX_STEPS = 64  # of a message
-MAX_ROWS = 256  # of a step
+MAX_STEPS = 64  # steps in one message
+MAX_ROWS = 256  # rows in one step view
 MAX_NODES = 200
 KEEP_EVERY_S = 0.005
 
 
 class Recent:
-    """The last steps, for whoever looks next. While nobody looks, steps that follow each other faster than
-    `KEEP_EVERY_S` are left out. `owners`: the request that each slot was last assigned to, which the loop changes."""
+    """The last steps, for the next watcher. Without a watcher, steps within `KEEP_EVERY_S` of the last stored one are
+    skipped. `owners` maps slots to their last request; the loop changes it."""
 
     def __init__(
         self, timers: StepTimers, owners: Mapping[int, int], clock: Callable[[], float] = time.monotonic
@@ -37,7 +37,7 @@ class Recent:
         self._spent, self._step = totals(timers), -1
 
     def committed(self, plan: StepPlan, output: StepOutput, control_plane: ControlPlane) -> None:
-        """Keep a step that was committed while nobody looks."""
+        """Store a step that was committed while no one watches."""
         now = self._clock()
         if now < self._next_at or not plan.num_rows:
             return
@@ -61,7 +61,7 @@ class Recent:
 
 
 def totals(timers: StepTimers) -> tuple[int, int, int, int]:
-    """Nanoseconds of all steps: schedule, forward, commit, send."""
+    """Return the total nanoseconds of all steps for schedule, forward, commit and send."""
     forward = timers.launch.total_ns + timers.wait.total_ns
     return timers.schedule.total_ns, forward, timers.commit.total_ns, timers.send.total_ns
 
@@ -69,7 +69,7 @@ def totals(timers: StepTimers) -> tuple[int, int, int, int]:
 def rows_of(
     plan: StepPlan, entry: RingEntry, owners: Mapping[int, int], cached_by_slot: Mapping[int, int]
 ) -> list[tuple[int, bool, int, int, int]]:
-    """Return the rows of a step as `StepView` has them, at most `MAX_ROWS`."""
+    """Return the rows of a step in the format of `StepView`, at most `MAX_ROWS`."""
     num_rows, num_decode = min(plan.num_rows, MAX_ROWS), plan.num_decode_rows
     columns = (entry.req_slots, entry.extend_lens, entry.seq_lens)
     slots, new, lengths = (column[:num_rows].tolist() for column in columns)
@@ -84,8 +84,8 @@ def step_view(
     changes: tuple[list[tuple[int, int]], list[tuple[int, int]], list[int]],
     waiting_and_free: tuple[int, int],
 ) -> StepView:
-    """`changes`: who was admitted, who finished, who was retracted."""
-    schedule, forward, commit, send = (round(one, 4) for one in phases_ms)
+    """Build a step's view. `changes`: (admitted requests with cached tokens, finished ones with reasons, retracted)."""
+    schedule, forward, commit, send = (round(phase, 4) for phase in phases_ms)
     return StepView(
         plan.step,
         round(time.time() * 1e3 - sum(phases_ms), 2),
@@ -101,8 +101,8 @@ def step_view(
 
 
 class Watching:
-    """From the first `Watch` until the last is over. `owners`: the request that each slot was last assigned to;
-    `recent`: what is told first, and has the last steps when this is over."""
+    """Sends step views from the first `Watch` message until the last one expires. `owners` maps slots to their last
+    request; `recent` has the steps to send first, and gets the new ones."""
 
     def __init__(
         self,
@@ -117,9 +117,9 @@ class Watching:
         self._timers = timers
         self._clock = clock
         self._slots = dict(owners)
-        self._holders = {req_id: slot for slot, req_id in owners.items()}  # that have not ended, and maybe some others
-        self._num_retracted = 0  # that are not told yet
-        self._cached: dict[int, int] = {}  # by slot, of those assigned since it began
+        self._holders = {req_id: slot for slot, req_id in owners.items()}  # includes all live requests
+        self._num_retracted = 0  # retracted requests not reported yet
+        self._cached: dict[int, int] = {}  # cached tokens by slot, for slots assigned since the start
         self._steps = deque(recent, MAX_STEPS)
         self._num_told = len(recent)
         self._sent_at = 0.0
@@ -128,13 +128,13 @@ class Watching:
         self._spent = totals(timers)
 
     def renew(self, *, steps: bool, tree: bool) -> None:
-        """See `message.Watch`."""
+        """Extend the watch by `WATCH_S`, and/or request a view of the prefix tree: see `message.Watch`."""
         if steps:
             self._steps_until = self._clock() + WATCH_S
         self._wants_tree |= tree
 
     def committed(self, plan: StepPlan, output: StepOutput, control_plane: ControlPlane) -> bool:
-        """A step was committed and its tokens were sent. False: nobody looks any more."""
+        """Record a committed step. Returns False when the watch has expired."""
         now = self._clock()
         if now > self._steps_until and not self._wants_tree:
             return False
@@ -156,7 +156,7 @@ class Watching:
     def _view(
         self, plan: StepPlan, entry: RingEntry, output: StepOutput, num_waiting: int, num_free_pages: int
     ) -> StepView | None:
-        """None of a step that did nothing."""
+        """Return the view of a step, or `None` if the step did nothing."""
         spent, before = totals(self._timers), self._spent
         self._spent = spent
         phases = [(after - start) / 1e6 for after, start in zip(spent, before, strict=True)]
@@ -171,8 +171,7 @@ class Watching:
         return step_view(plan, phases, rows, (admitted, finished, retracted), (num_waiting, num_free_pages))
 
     def _slots_of(self, plan: StepPlan, entry: RingEntry) -> tuple[list[int], list[tuple[int, int]]]:
-        """Those whose slots are free since this step though they have not ended, and those that it gave one, with what
-        was cached."""
+        """Return the requests that this step retracted, and those that it admitted with their cached tokens."""
         retracted, admitted = [], []
         self._num_retracted += plan.num_retracted
         for slot in entry.freed[: plan.num_freed].tolist():

@@ -1,11 +1,10 @@
-"""An engine process of a rank above 0: `python -m minisgl.runner.worker`, started by `runner.ranks`.
+"""The process of a tensor-parallel rank above 0: `python -m minisgl.runner.worker`, started by `runner.ranks`. It reads
+a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until a `Stop` arrives
+or stdin closes, which means that rank 0 has ended. It neither schedules nor samples.
 
-It reads a `RankConfig` as one JSON line from stdin, loads its shard, and runs the steps that rank 0 sends until a
-`Stop` comes or stdin closes, which means that rank 0 is gone. It schedules nothing and samples nothing.
-
-Invariants: steps are launched in the order they came, each when no more are in flight than rank 0 had, so that a ring
-entry is not written while it is read, and a wipe comes where it came on rank 0; a step that failed is noticed even if
-no other comes; exit code 0 only after `Stop`; any other end says why on stdout first, if it can.
+Invariants: steps are launched in order, each when no more are in flight than on rank 0, so that a ring entry is not
+written while it is read, and a reset comes at the same point as on rank 0; a failed step is noticed even if no other
+follows; exit code 0 only after `Stop`; any other end first writes the reason to stdout, if it can.
 """
 
 from __future__ import annotations
@@ -49,12 +48,12 @@ from minisgl.runner.rank_messages import (
 from minisgl.step import StepBuffers
 
 GRACE_S = 10.0
-LOOK_EVERY_S = 0.05  # between two looks at the step in flight, while no other comes
+LOOK_EVERY_S = 0.05  # interval of checks of the step in flight, while no other arrives
 Jobs = queue.SimpleQueue[ToRank]
 
 
 def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
-    """Returns after `Stop`. Raises what loading or a dead engine raises; the process frees the rest."""
+    """Load the rank and run steps until `Stop`. Raises the error of loading or of a dead engine."""
     group = join_group(config.engine, config.rank, Path(config.rendezvous))
     engine = build_rank(config.engine, group, lambda *report: None)
     context = zmq.Context()
@@ -73,13 +72,12 @@ def run(config: RankConfig, send: Callable[[FromRank], None]) -> None:
 
 
 def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: Activity) -> None:
-    """Until `Stop`. `launched` is called with each step whose ring entry may be sent again. Raises what a dead engine
-    raises."""
+    """Run jobs until `Stop`. Calls `launched` with each step whose ring entry is free. Raises a dead engine's error."""
     buffers: StepBuffers | None = None
     in_flight: deque[tuple[int, StepHandle]] = deque()
 
     def finish() -> None:
-        with contextlib.suppress(EngineStepError):  # every rank has it, rank 0 reports it
+        with contextlib.suppress(EngineStepError):  # all ranks have it; rank 0 reports it
             in_flight[0][1].wait()
         in_flight.popleft()
         if in_flight:
@@ -114,7 +112,7 @@ def work(engine: Engine, jobs: Jobs, launched: Callable[[int], None], activity: 
 
 
 def _change_adapter(engine: Engine, job: RankAdapter) -> None:
-    """Rank 0 has read the same folder just now."""
+    """Load or unload an adapter. Rank 0 has just read it from the same folder, so it is valid."""
     assert isinstance(engine, Adapts)
     if job.folder is None:
         engine.remove_adapter(job.number)
@@ -123,11 +121,11 @@ def _change_adapter(engine: Engine, job: RankAdapter) -> None:
 
 
 def _receive(inbox: zmq.Socket[bytes], jobs: Jobs) -> None:
-    """Decode steps while the one before them runs."""
+    """Receive and decode jobs while the previous step runs. Ends the process on any error."""
     try:
         while True:
             jobs.put(decode(inbox.recv()))
-    except BaseException:  # if only this thread died, all ranks would wait for ever
+    except BaseException:  # without this thread all ranks would wait forever
         traceback.print_exc()
         os._exit(1)
 
@@ -145,7 +143,7 @@ def _end_with_parent() -> None:
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; rank 0's parent decides
     stdout = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print must not reach rank 0 as a message
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not reach rank 0 as a message
     with open(sys.stdin.fileno(), "rb", buffering=0, closefd=False) as stdin:
         config = msgspec.json.decode(stdin.readline(), type=RankConfig)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
@@ -158,10 +156,10 @@ def main() -> int:
     try:
         run(config, send)
     except GroupError as error:
-        time.sleep(GRACE_S)  # a peer has ended: rank 0 says which, and ends this one
+        time.sleep(GRACE_S)  # a peer has ended: rank 0 reports it and ends this process
         send(EngineFailed(str(error)))
         return 1
-    except BaseException as error:  # the last words of a process that ends either way
+    except BaseException as error:  # the process ends anyway: report the reason
         expected = isinstance(error, ConfigError)
         if not expected:
             traceback.print_exc()
@@ -171,4 +169,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    end_with(main)  # torch's own exit handlers may wait for threads that nobody needs any more
+    end_with(main)  # skips torch's exit handlers, which may wait for unneeded threads

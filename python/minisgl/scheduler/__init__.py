@@ -1,5 +1,3 @@
-"""The scheduler: it decides in two calls a step which request computes how many tokens, in which pages.
-
-No clock, file, socket or tensor belongs here. Start with `api.py`, the two calls, then `reference/`; `backend.py`
-chooses between the reference and the one in Rust, `rust/minisgl-core`.
-"""
+"""The scheduler: two calls per step decide which requests compute how many tokens, and in which KV pages. It uses no
+clock, file, socket or tensor. Start with `api.py` (the two calls), then read `reference/`; `backend.py` chooses between
+the Python reference and the Rust implementation in `rust/minisgl-core`."""

@@ -1,6 +1,6 @@
-"""What a scheduler is: the Protocol that the reference and the Rust implementation share.
+"""The scheduler's interface: the `ControlPlane` protocol that the Python reference and the Rust implementation share.
 
-Invariants: two calls per engine step, whatever the batch size; the same events give the same plans, bit for bit.
+Invariants: two calls per engine step, whatever the batch size; equal events give bit-identical plans.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Protocol
 from minisgl.scheduler.policies import CachePolicy, SchedulePolicy
 from minisgl.step import Events, Int32Array, StepBuffers, StepLimits, StepOutput, StepPlan
 
-AGE = 64  # arrivals that a step of priority is worth
+AGE = 64  # arrivals by which one step of priority goes earlier
 
 
 class ControlPlaneError(RuntimeError):
-    """A broken invariant. The object that raised it refuses every later call."""
+    """Error for a broken scheduler invariant. The object that raised it refuses every later call."""
 
 
 class PartFailed(ControlPlaneError):
-    """An error that the part `part` of a scheduler raised, or left behind."""
+    """Error that the replaceable part `part` of a scheduler raised or caused."""
 
     def __init__(self, part: str, what: str) -> None:
         super().__init__(what)
@@ -27,25 +27,24 @@ class PartFailed(ControlPlaneError):
 
 
 def need(ok: bool, what: str) -> None:
-    """`what` must hold between two calls."""
+    """Raise `ControlPlaneError` with the text `what` if the invariant `ok` is false."""
     if not ok:
         raise ControlPlaneError(f"broken invariant: {what}")
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneConfig:
-    """Everything a scheduler decides by. `context_len` limits prompt + generated tokens of one request;
-    `max_prefill_length` is the token budget of a step, unless a `TokenBudget` makes it smaller; `graph_sizes` are the
-    padded row counts, ascending.
-
-    `max_pinned_pages` limits what requests with `pin` keep in the tree; `cache_token_budget` what the tree keeps for
-    nobody, `cache_max_prompt` the prompts that it keeps: 0 is no limit for these two. Of each request up to
-    `max_draft_len` tokens are guessed and computed in one step: 0 is none.
-
-    `checkpoint_interval` is above 0, in tokens of whole pages, for a model whose layers keep states: as often a long
-    text saves its state, to one of `num_checkpoints` slots.
-
-    `schedule_policy`: which waiting request starts next (`reference.ranking`)."""
+    """Scheduler configuration. 0 means "no limit" only where that is said.
+    - `context_len`: prompt + generated tokens that one request may have at most.
+    - `max_prefill_length`: token budget of a step; a `TokenBudget` event may lower it.
+    - `graph_sizes`: padded row counts, ascending.
+    - `max_pinned_pages`: pages that requests with `pin` may keep in the prefix cache.
+    - `cache_token_budget`: cached tokens that no request uses (0: no limit). `cache_max_prompt`: the longest prompt
+      that is cached (0: no limit).
+    - `max_draft_len`: draft tokens of a request that one step may verify (0: no drafts).
+    - `checkpoint_interval`: above 0 only for models with recurrent layers: tokens (whole pages) between two state
+      snapshots of a sequence; `num_checkpoints` is the number of snapshot slots.
+    - `schedule_policy`: the order of waiting requests (`reference.ranking`)."""
 
     num_pages: int
     page_size: int
@@ -65,12 +64,12 @@ class ControlPlaneConfig:
 
     @property
     def num_pinnable_pages(self) -> int:
-        """The most that `max_pinned_pages` can be: beside them the longest request still runs. The last token of a
+        """Upper limit of `max_pinned_pages`: all pages but those that the longest request needs. The last token of a
         request needs no KV."""
         return self.num_pages - -(-(self.limits().max_seq_len - 1) // self.page_size)
 
     def limits(self) -> StepLimits:
-        """Decode rows are scheduled whatever the budget, and the first prefill gets a page whatever is left."""
+        """Return the maximal sizes of a step. Decode rows run whatever the budget, the first prefill gets a page."""
         return StepLimits(
             max_rows=self.max_running_requests,
             max_tokens=self.max_running_requests + max(self.max_prefill_length, self.page_size),
@@ -83,7 +82,7 @@ class ControlPlaneConfig:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Counts of this moment. free + evictable + protected + held pages = all pages."""
+    """Scheduler counters; without `_total`, current values. free + evictable + protected + held pages = all pages."""
 
     num_waiting: int
     num_running: int  # started rows, prefilling or decoding
@@ -93,22 +92,20 @@ class Stats:
     num_protected_pages: int
     num_held_pages: int
     num_retracted_total: int
-    num_prompt_tokens_total: int  # of admitted requests, first admission only
-    num_cached_tokens_total: int  # of these, found in the cache or loaded with the first chunk
-    num_pinned_pages: int = 0  # of the protected ones, those that pins hold
-    num_inserted_pages_total: int = 0  # into the tree
-    num_evicted_pages_total: int = 0  # that have left the tree, for whatever reason
-    num_hits_total: int = 0  # requests of whose prompt some was cached at their first admission
-    num_misses_total: int = 0  # the other requests that were admitted
-    num_drafted_total: int = 0  # tokens that were guessed and computed
-    num_accepted_total: int = 0  # of them, those that were right
-    num_checkpoints: int = 0  # slots of states that nodes or requests have
-    num_saved_total: int = 0  # states that were saved
-    num_cut_short_total: int = (
-        0  # requests that found less at their first admission than was cached: without a checkpoint
-    )
-    num_computed_again_total: int = 0  # tokens that were cached, and computed for their states
-    num_loaded_pages_total: int = 0  # that the engine was told to load
+    num_prompt_tokens_total: int  # tokens of prompts at their first admission
+    num_cached_tokens_total: int  # prompt tokens that were cached, or loaded with the first chunk
+    num_pinned_pages: int = 0  # protected pages that pins hold
+    num_inserted_pages_total: int = 0  # pages that entered the prefix cache
+    num_evicted_pages_total: int = 0  # pages that left the prefix cache, for any reason
+    num_hits_total: int = 0  # requests with cached tokens at their first admission
+    num_misses_total: int = 0  # requests without cached tokens at their first admission
+    num_drafted_total: int = 0  # draft tokens that were computed
+    num_accepted_total: int = 0  # draft tokens that were accepted
+    num_checkpoints: int = 0  # state slots in use
+    num_saved_total: int = 0  # saved states
+    num_cut_short_total: int = 0  # requests that could not use all of their cached pages, for lack of a checkpoint
+    num_computed_again_total: int = 0  # cached tokens that were recomputed for their states
+    num_loaded_pages_total: int = 0  # pages loaded from the page store
 
     @property
     def num_live(self) -> int:
@@ -116,57 +113,57 @@ class Stats:
 
 
 TreeNode = tuple[int, int, int, int, int, int, int, bool, bool, list[int]]
-"""A node of the prefix cache: id (above 0), that of its parent (0: the root), tokens, tokens from the root to its end,
-locks, age (ticks of the cache's clock since nobody holds it), children, whether a pin holds it, whether the state
-at its end is kept (of a model that has states), its first tokens."""
+"""A node of the prefix cache: id (above 0), parent's id (0: the root), tokens, tokens from the root to its end, locks,
+age (ticks of the cache's clock since its last unlock), children, whether a pin holds it, whether it has a state
+checkpoint, its first tokens."""
 TreeView = tuple[int, int, list[TreeNode]]
-"""Nodes and tokens of the whole tree, and of its nodes those with the most tokens, of as many those with lower ids."""
+"""Node count and token count of the whole tree, and its largest nodes (among equal sizes, those with lower ids)."""
 
 
 class ControlPlane(Protocol):
     def schedule(self, step: int, events: Events) -> StepPlan:
-        """Take in `events`, decide step `step` (one more than the last), write its arrays, return its header.
-
-        Called at most once more than `commit`. Raises `EventError` (nothing changed, the call may be repeated),
-        `ControlPlaneError` (the object is dead). The returned object is valid until the call after the next.
-        """
+        """Apply `events`, plan step `step` (the previous one + 1), write its arrays into the ring, and return the
+        header. At most one more step may be scheduled than committed. Raises `EventError` (nothing has changed; the
+        call may be repeated) and `ControlPlaneError` (the scheduler is unusable). The returned plan is valid until the
+        call after the next."""
 
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
-        """Take the tokens of `step`, [num_rows] int32 by row (rows that do not sample hold anything). `NOT_FINITE` in
-        any row ends its request with an error; other rows do not notice."""
+        """Append the sampled tokens of step `step`. `tokens` is int32 [num_rows]; rows that do not sample may hold any
+        value. `NOT_FINITE` in a row ends its request with an error and leaves the other rows alone."""
 
     def stats(self) -> Stats: ...
 
     def tree_view(self, limit: int) -> TreeView:
-        """The prefix cache with its `limit` largest nodes, for people who watch. Reads only. O(nodes)."""
+        """Return the prefix cache's size and its `limit` largest nodes, for monitoring. Reads only. O(nodes)."""
 
     def cached_pages(self, tokens: Int32Array, namespace: int) -> int:
-        """How many whole pages of `tokens` the prefix cache has for requests of `namespace`, of a model with states up
-        to the last checkpoint: others may be read from a disk before an arrival. Reads only. O(tokens)."""
+        """Return how many whole pages of `tokens` are cached in `namespace`; with recurrent layers, up to the last
+        state snapshot. The caller may read further pages from disk before the request arrives. Reads only. O(tokens).
+        """
 
     def drafts_wanted(self) -> list[tuple[int, int]]:
-        """For whom a `Draft` may be of use, and of how many tokens: requests that decode and do not pause, of which
-        nothing is guessed already. Of those with a token in flight that is certain after its commit only. Nobody while
-        a prompt is being computed, or where a step has no rows for the longest draft of everybody who has started.
-        Reads only. O(started requests)."""
+        """Return (request id, max. draft length) of the decoding requests that can use a `Draft` event: those without a
+        draft that are not in a pause after rejected drafts. With a token in flight, only its commit shows whether a
+        draft is of use. Empty while any started request prefills, or if a step has too few rows for the longest draft
+        of every started request. Reads only. O(started requests)."""
 
     def check(self) -> None:
-        """Check every invariant; raises `ControlPlaneError`. O(everything)."""
+        """Check every invariant. Raises `ControlPlaneError` at the first broken one. O(whole state)."""
 
     @property
     def buffers(self) -> StepBuffers: ...
 
 
 def metadata_time_ns(control_plane: ControlPlane) -> int:
-    """What writing the arrays of the last step took, for a meter; 0 from one that does not tell."""
+    """Return the nanoseconds that writing the arrays of the last step took; 0 if the scheduler does not measure it."""
     return int(getattr(control_plane, "metadata_ns", 0))
 
 
 def backend_of(control_plane: ControlPlane) -> str:
-    """The name by which `scheduler.backend` makes it."""
+    """Return the name under which `scheduler.backend` creates this scheduler, such as "python" or "rust_hotpath"."""
     return str(getattr(control_plane, "backend", "rust_hotpath"))
 
 
 def part_failures(control_plane: ControlPlane) -> dict[str, str]:
-    """The parts of it that failed and were replaced, and how they failed."""
+    """Return the error texts of the Rust parts that failed and were replaced by Python, by part name."""
     return dict(getattr(control_plane, "part_failures", {}))

@@ -1,9 +1,6 @@
-"""Chooses the scheduler.
-
-A name that means nothing is an error that lists the valid ones; where the extension is missing the
-reference serves, and the reason is told. `minisgl._rust.ControlPlane` decides bit for bit as `scheduler.reference`
-does. The extension's own object is what serves: no Python stands between the step loop and it.
-"""
+"""Chooses and creates the scheduler. An unknown name is an error that lists the valid ones. Without the Rust extension
+the Python reference serves, and `ChosenScheduler.fallback` has the reason. `minisgl._rust.ControlPlane` makes
+bit-identical decisions and is used directly, without a Python wrapper in the step loop."""
 
 from __future__ import annotations
 
@@ -22,9 +19,9 @@ from minisgl.step import StepBuffers
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """`fallback` says why `name` is not what was asked for; empty if it is. `shadow` has the counts of a shadow that
-    follows it; None if none does."""
+class ChosenScheduler:
+    """A chosen scheduler. `fallback` says why `name` differs from the requested name (empty: it does not). `shadow` has
+    the counts of a shadow scheduler that is compared with it; `None` if there is none."""
 
     name: str
     control_plane: ControlPlane
@@ -32,24 +29,25 @@ class Chosen:
     shadow: ShadowSummary | None = None
 
 
-def choose(name: str, config: ControlPlaneConfig) -> Chosen:
-    """The scheduler called `name`, or auto; the reference where the extension is missing. Raises `ValueError` for a
-    name that is unknown and for a configuration that cannot be."""
+def choose(name: str, config: ControlPlaneConfig) -> ChosenScheduler:
+    """Create the scheduler `name`, which may be auto; fall back to the reference if the extension is missing. Raises
+    `ValueError` for an unknown name or an invalid configuration."""
     if problem := scheduler_problem(name):
         raise ValueError(problem)
     is_parts = name.partition(":")[0] == RUST_PARTS
     if name != "python":
         try:
             if is_parts:
-                return Chosen(name, make_rust_parts(parse_parts(name), config))
-            return Chosen("rust_hotpath", make_rust_hotpath(config))
+                return ChosenScheduler(name, make_rust_parts(parse_parts(name), config))
+            return ChosenScheduler("rust_hotpath", make_rust_hotpath(config))
         except ExtensionMissing as error:
-            return Chosen("python", ReferenceControlPlane(config), f"extension missing: {error}")
-    return Chosen("python", ReferenceControlPlane(config))
+            return ChosenScheduler("python", ReferenceControlPlane(config), f"extension missing: {error}")
+    return ChosenScheduler("python", ReferenceControlPlane(config))
 
 
 def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
-    """The scheduler called `name` and no other. Raises `ValueError`, `ExtensionMissing`."""
+    """Create the scheduler `name`, without fallback. Raises `ValueError` for an unknown name or an invalid
+    configuration, `ExtensionMissing` if the Rust extension does not load."""
     chosen = choose(name, config)
     if chosen.fallback:
         raise ExtensionMissing(chosen.fallback.removeprefix("extension missing: "))
@@ -57,7 +55,7 @@ def make_control_plane(name: str, config: ControlPlaneConfig) -> ControlPlane:
 
 
 def make_rust_parts(names: Sequence[str], config: ControlPlaneConfig) -> ControlPlane:
-    """The reference with `names` of its parts in Rust. Raises `ExtensionMissing`."""
+    """Create the reference scheduler with the parts `names` in Rust. Raises `ExtensionMissing`."""
     try:
         return ReferenceControlPlane(config, parts=make_parts(names))
     except AttributeError as error:
@@ -65,7 +63,8 @@ def make_rust_parts(names: Sequence[str], config: ControlPlaneConfig) -> Control
 
 
 def make_rust_hotpath(config: ControlPlaneConfig, buffers: StepBuffers | None = None) -> ControlPlane:
-    """Without `buffers` it makes its own. Raises `ExtensionMissing`, `ValueError` for a bad configuration."""
+    """Create the Rust scheduler, with new step buffers if `buffers` is `None`. Raises `ExtensionMissing`, and
+    `ValueError` for an invalid configuration."""
     try:
         kind = _rust.ControlPlane
     except AttributeError as error:

@@ -1,7 +1,7 @@
-"""Finds the fields in which two schedulers differ after the same call, for a shadow beside a server and for a replay.
+"""Finds the fields in which two schedulers differ after the same call; used by shadow mode and by trace replay.
 
-Invariants: the fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`;
-calls with equal results yield nothing.
+Invariants: fields of the plan's header come first, then its live arrays in the order of `RingEntry.__slots__`; calls
+with equal results yield nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Array = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A field with two values. `index` is the first element of an array that differs (None: the field is no array),
-    `req_id` the request that the element belongs to (None: no request, or several)."""
+    """A field in which two schedulers differ, with both values. `index` is the first differing element of an array
+    (`None`: the field is no array), `req_id` the request that the element belongs to (`None`: none, or several)."""
 
     what: str
     primary: Any
@@ -41,19 +41,19 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """A plan with its arrays."""
+class PlannedStep:
+    """A plan and the ring entry with its arrays."""
 
     plan: StepPlan
     entry: RingEntry
 
 
-def plan_differences(ours: Planned, theirs: Planned, owners: Mapping[int, int]) -> Iterator[Difference]:
-    """Yield the fields of the header and the arrays that differ. `owners` has the request id of each request slot."""
+def plan_differences(ours: PlannedStep, theirs: PlannedStep, owners: Mapping[int, int]) -> Iterator[Difference]:
+    """Yield the header fields and the arrays that differ. `owners` maps a request slot to its request id."""
     for name in PLAN_FIELDS:
-        one, two = getattr(ours.plan, name), getattr(theirs.plan, name)
-        if one != two:
-            yield Difference(f"plan.{name}", one, two, req_id=owners.get(_first_slot(ours, theirs)))
+        our_value, their_value = getattr(ours.plan, name), getattr(theirs.plan, name)
+        if our_value != their_value:
+            yield Difference(f"plan.{name}", our_value, their_value, req_id=owners.get(_first_slot(ours, theirs)))
     both = zip(live_regions(ours.plan, ours.entry), live_regions(theirs.plan, theirs.entry), strict=True)
     for name, (first, second) in zip(RingEntry.__slots__, both, strict=True):
         if first.tobytes() != second.tobytes():
@@ -64,57 +64,57 @@ def plan_differences(ours: Planned, theirs: Planned, owners: Mapping[int, int]) 
 
 
 def output_differences(ours: StepOutput, theirs: StepOutput) -> Iterator[Difference]:
-    """Yield the arrays of a commit's result that differ."""
+    """Yield the arrays of a commit's output that differ."""
     for name in OUTPUT_ARRAYS:
-        one, two = getattr(ours, name), getattr(theirs, name)
-        if one.tobytes() != two.tobytes():
-            index = first_difference(one, two)
-            ids = ours.req_ids if index < len(one) else theirs.req_ids
-            yield Difference(f"output.{name}", one.tolist(), two.tolist(), index, int(ids[index]))
+        our_array, their_array = getattr(ours, name), getattr(theirs, name)
+        if our_array.tobytes() != their_array.tobytes():
+            index = first_difference(our_array, their_array)
+            ids = ours.req_ids if index < len(our_array) else theirs.req_ids
+            yield Difference(f"output.{name}", our_array.tolist(), their_array.tolist(), index, int(ids[index]))
 
 
 def count_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Difference]:
-    """Yield the counts of `Stats` that differ."""
-    two = asdict(theirs.stats())
+    """Yield the fields of `Stats` that differ."""
+    their_stats = asdict(theirs.stats())
     for name, value in asdict(ours.stats()).items():
-        if value != two[name]:
-            yield Difference(f"stats.{name}", value, two[name])
+        if value != their_stats[name]:
+            yield Difference(f"stats.{name}", value, their_stats[name])
 
 
 def tree_differences(ours: ControlPlane, theirs: ControlPlane) -> Iterator[Difference]:
-    """Yield the number of nodes, the number of tokens and the nodes of the prefix cache where they differ."""
-    one, two = ours.tree_view(WHOLE_TREE), theirs.tree_view(WHOLE_TREE)
-    for name, first, second in (("num_nodes", one[0], two[0]), ("num_tokens", one[1], two[1])):
+    """Yield the prefix caches' node counts and token counts if they differ, and the first node that differs."""
+    our_tree, their_tree = ours.tree_view(WHOLE_TREE), theirs.tree_view(WHOLE_TREE)
+    for name, first, second in (("num_nodes", our_tree[0], their_tree[0]), ("num_tokens", our_tree[1], their_tree[1])):
         if first != second:
             yield Difference(f"tree.{name}", first, second)
-    for index, (left, right) in enumerate(zip_longest(sorted(one[2]), sorted(two[2]))):
+    for index, (left, right) in enumerate(zip_longest(sorted(our_tree[2]), sorted(their_tree[2]))):
         if left != right:
             yield Difference(f"tree.nodes[{index}]", left, right)
             return
 
 
-def first_difference(one: Array, two: Array) -> int:
+def first_difference(left: Array, right: Array) -> int:
     """Return the index of the first row in which the arrays differ, or the length of the shorter one."""
-    length = min(len(one), len(two))
+    length = min(len(left), len(right))
     if not length:
         return 0
-    unequal = np.flatnonzero((one[:length] != two[:length]).reshape(length, -1).any(axis=1))
+    unequal = np.flatnonzero((left[:length] != right[:length]).reshape(length, -1).any(axis=1))
     return int(unequal[0]) if len(unequal) else length
 
 
-def _first_slot(ours: Planned, theirs: Planned) -> int:
+def _first_slot(ours: PlannedStep, theirs: PlannedStep) -> int:
     """Return the request slot of the first row that differs in its request or its lengths; -1 if no row does."""
-    one, two = (
+    left, right = (
         np.stack([getattr(each.entry, name)[: each.plan.num_rows] for name in PER_ROW[:3]], axis=1)
         for each in (ours, theirs)
     )
-    index = first_difference(one, two)
-    longer = one if index < len(one) else two
+    index = first_difference(left, right)
+    longer = left if index < len(left) else right
     return int(longer[index][0]) if index < len(longer) else -1
 
 
-def _slot(name: str, index: int, planned: Planned) -> int:
-    """Return the request slot that an element of an array belongs to; -1 if it belongs to none."""
+def _slot(name: str, index: int, planned: PlannedStep) -> int:
+    """Return the request slot that element `index` of the array `name` belongs to, or -1 if it belongs to no row."""
     entry, num_rows = planned.entry, planned.plan.num_rows
     if name in OF_SLOTS:
         return int(getattr(entry, name)[index][0])

@@ -1,10 +1,9 @@
-"""64-bit digests of what a scheduler says, by which two of them are compared.
+"""64-bit digests of plans and outputs, to compare two schedulers.
 
-Invariants: equal plans, or outputs, have equal digests on every machine; only live regions count.
-
-A digest is the BLAKE2b hash of 8 bytes, read as a little-endian integer, over the header's fields in the order of their
-declaration as int32 (those of states, that of loads and that of the background only where one is not 0), then the live
-regions in the order of `RingEntry.__slots__`; request ids count as int64. All numbers are little-endian.
+Invariants: equal plans, or outputs, have equal digests on every machine; only live regions count. A digest is the
+BLAKE2b hash of 8 bytes, read as a little-endian integer, over the header's fields in the order of their declaration as
+int32 (those of states, page loads and low-priority tokens only if one of them is not 0), then the live regions in the
+order of `RingEntry.__slots__`; request ids count as int64. All values are little-endian.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _FIELDS = tuple(field.name for field in fields(StepPlan) if field.name not in ("
 
 
 def plan_digest(plan: StepPlan, buffers: StepBuffers) -> int:
-    """Digest of a plan: its header (without the ring index, which depends on the ring's length) and its arrays."""
+    """Return the digest of a plan: its header (without the ring index, which depends on the ring) and its arrays."""
     header = [getattr(plan, name) for name in _FIELDS]
     if plan.num_state_begins or plan.num_state_saves:
         header += [getattr(plan, name) for name in _STATES]
@@ -33,13 +32,13 @@ def plan_digest(plan: StepPlan, buffers: StepBuffers) -> int:
 
 
 def output_digest(output: StepOutput) -> int:
-    """Digest of what a commit returned."""
+    """Return the digest of a commit's output."""
     step = np.array([output.step], np.int32)
     return _digest([step, output.req_ids, output.tokens, output.reasons, output.rows])
 
 
 def live_regions(plan: StepPlan, entry: RingEntry) -> list[npt.NDArray[np.int32] | npt.NDArray[np.int64]]:
-    """The parts of `entry` that mean something under `plan`, in the order of `RingEntry.__slots__`."""
+    """Return the slices of `entry` that are valid under `plan`, in the order of `RingEntry.__slots__`."""
     rows = plan.padded_rows
     tokens = plan.num_tokens + rows - plan.num_rows
     lengths = {

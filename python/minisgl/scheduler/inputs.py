@@ -1,6 +1,6 @@
-"""Checks what comes in from outside: the configuration, the events, the sampled tokens.
+"""Validates the scheduler's input: the configuration, the events and the sampled tokens.
 
-Invariants: an event that passes can be applied without an error; `EventError` names the first that doesn't.
+Invariants: an event that passes can be applied without an error; `EventError` names the first that does not pass.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_INT32, MAX_INT64 = 2**31 - 1, 2**63 - 1
 
 
 def check_config(config: ControlPlaneConfig) -> None:
-    """Raise `ValueError` for what no step could be made with."""
+    """Raise `ValueError` at the first invalid field, which the text names."""
     for name in ("num_pages", "page_size", "max_running_requests", "max_prefill_length", "context_len"):
         if getattr(config, name) < 1:
             raise ValueError(f"{name}: {getattr(config, name)}: at least 1")
@@ -53,9 +53,9 @@ def check_config(config: ControlPlaneConfig) -> None:
             f"checkpoint_interval: {config.checkpoint_interval}: must be whole pages of {config.page_size}"
         )
     if config.num_checkpoints and not config.checkpoint_interval:
-        raise ValueError(f"num_checkpoints: {config.num_checkpoints}: without checkpoint_interval there are no states")
+        raise ValueError(f"num_checkpoints: {config.num_checkpoints}: needs checkpoint_interval above 0")
     if config.checkpoint_interval and config.max_draft_len:
-        raise ValueError(f"max_draft_len: {config.max_draft_len}: a refused token would leave its trace in the state")
+        raise ValueError(f"max_draft_len: {config.max_draft_len}: must be 0 with checkpoint_interval")
     if any(a >= b for a, b in pairwise((0, *config.graph_sizes))):
         raise ValueError(f"graph_sizes: {config.graph_sizes}: must be positive and ascending")
 
@@ -63,7 +63,7 @@ def check_config(config: ControlPlaneConfig) -> None:
 def check_buffers(config: ControlPlaneConfig, buffers: StepBuffers) -> None:
     """Raise `ValueError` if `buffers` were made for another configuration."""
     if buffers.limits != config.limits():
-        raise ValueError(f"buffers made for {buffers.limits} don't suit {config.limits()}")
+        raise ValueError(f"the buffers were made for {buffers.limits}, not for {config.limits()}")
     if max(config.graph_sizes, default=0) > len(buffers.ring[0].req_slots):
         raise ValueError(f"graph_sizes: {config.graph_sizes}: the buffers hold {len(buffers.ring[0].req_slots)} rows")
 
@@ -75,9 +75,10 @@ def check_events(
     pinned: Mapping[int, int],
     config: ControlPlaneConfig,
 ) -> None:
-    """Raise `EventError` at the first malformed event. `oldest_in_flight`: the next step due for its commit; `pinned`:
-    the pages that are pinned, or will be, by request id, after a failed forward if that comes first. What an earlier
-    `Abort` or `Unpin` gives back may be pinned again in the same call, its id is not free before the next."""
+    """Raise `EventError` at the first invalid event. `oldest_in_flight` is the step that is due for its commit.
+    `pinned` has the pages that are pinned, or will be, by request id (if the first event is a `ForwardFailed`: after
+    it). Pages that an earlier `Abort` or `Unpin` releases may be pinned again in the same call; its request id is free
+    from the next call on."""
     new_ids: set[int] = set()
     pages = dict(pinned)
     for index, event in enumerate(events):
@@ -149,8 +150,8 @@ def _check_pin(index: int, arrival: Arrival, num_pinned: int, config: ControlPla
 
 
 def sampled_tokens(step: int, num_rows: int, sample_rows: list[int], tokens: Int32Array) -> tuple[list[int], list[int]]:
-    """The tokens of the sampling rows, by row, and the other rows that are not finite. Any other negative token would
-    look like a placeholder when it comes back."""
+    """Return the sampled tokens of `sample_rows`, in order, and the other rows that are `NOT_FINITE`. Raises
+    `ControlPlaneError` for a wrong dtype or shape, and for other negative tokens: they would look like placeholders."""
     if tokens.dtype != np.int32 or tokens.shape != (num_rows,):
         raise ControlPlaneError(f"tokens of step {step}: {tokens.dtype} {tokens.shape} for {num_rows} rows")
     sampled: list[int] = tokens[sample_rows].tolist() if sample_rows else []

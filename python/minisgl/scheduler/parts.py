@@ -1,9 +1,5 @@
-"""The three parts that a scheduler in Python takes as arguments: the prefix cache, the sizes of a prompt's chunks, and
-the arrays of a step.
-
-Each is a protocol. `ReferenceControlPlane` takes the parts of this package, those in Rust (`minisgl.hotpath`), or
-somebody's own.
-"""
+"""Interfaces of the three replaceable parts of the Python scheduler: the prefix cache, the sizing of prefill chunks,
+and the step's metadata arrays. `ReferenceControlPlane` takes Python parts, Rust ones (`minisgl.hotpath`) or others."""
 
 from __future__ import annotations
 
@@ -16,27 +12,27 @@ from minisgl.scheduler.policies import CachePolicy
 from minisgl.step import Int32Array
 
 Handle = Any
-"""A node of a prefix cache: a `Node` in Python, a number in Rust. Only the cache looks into it."""
+"""A node of a prefix cache, opaque to callers: a `Node` in Python, an integer in Rust."""
 Shape = list[tuple[Any, Any, int, list[int], int]]
-"""The key of each node but the root, the key of its parent, its locks, its pages, its checkpoint (-1: none)."""
+"""All nodes but the root, each as key, parent's key, lock count, pages, checkpoint slot (-1: none)."""
 
 
 class PrefixMatch(Protocol):
-    """The longest part of a text that a prefix cache holds below a node."""
+    """The longest cached continuation of a token sequence below a node of the prefix cache."""
 
     @property
     def pages(self) -> list[int]: ...
     @property
     def num_unlocked(self) -> int:
-        """Pages among them that can be evicted until the match is locked."""
+        """Matched pages that can be evicted until the match is locked."""
 
     @property
     def end(self) -> Handle | None:
-        """The node with which the match ends; None if it ends in the middle of an edge."""
+        """The last node of the match; `None` if the match ends in the middle of an edge."""
 
 
 class PrefixTree(Protocol):
-    """A prefix cache with its pool of pages. `radix.RadixTree` says what each method does."""
+    """A prefix cache with its page pool. `radix.RadixTree` documents each method."""
 
     @property
     def root(self) -> Handle: ...
@@ -100,13 +96,13 @@ class PrefixTree(Protocol):
 
 
 Candidate = tuple[int, int, int, int, int, int, bool, int]
-"""A row that wants a chunk: tokens of its text, pages that it has, pages behind them that are in the cache and can be
-used, how many of these are not locked, pages that are in the cache at all, pages that can be loaded behind, whether
-with the state there, tokens that it may yet make."""
+"""A request that needs a chunk: tokens of its sequence, its pages, matched pages after those, how many of these are
+not locked, all cached pages, pages that can be loaded after the match, whether the row then begins with a stored state,
+tokens that it may still generate."""
 PlannedChunk = tuple[int, int, bool, int, int, int, int]
-"""Tokens to compute, new pages, whether more pages would give more tokens, cached pages to compute again for the state,
-pages to load, cost in tokens of the budget, pages that the estimate lacks. All 0 for a row that gets nothing, but the
-last."""
+"""Tokens to compute, new pages, whether more pages would give more tokens, cached pages to recompute for the state,
+pages to load, cost in tokens of the budget, pages that the estimate lacks. For a row that gets nothing all but the last
+are 0."""
 
 
 class PlanChunks(Protocol):
@@ -121,25 +117,26 @@ class PlanChunks(Protocol):
         reserve_ratio: int,
         needed: int,
     ) -> list[PlannedChunk]:
-        """The chunks of `candidates`, in order, to the first that gets nothing or lacks pages by the estimate."""
+        """Size the next prefill chunks of `candidates`, in order, up to the first that gets nothing or for which the
+        estimate lacks pages."""
 
 
 class MakeMetadata(Protocol):
     def __call__(
         self, starts: list[int], extend_lens: list[int], pages: list[int], page_size: int
     ) -> Mapping[str, Int32Array]:
-        """`positions` and `out_loc` [num_tokens], `seq_lens` and `last_page_len` [num_rows], `qo_indptr` and
-        `kv_indptr` [num_rows + 1] of rows that compute `extend_lens` tokens from positions `starts` on. `pages` has,
-        row after row, the pages of the columns in which those tokens are. All int32."""
+        """Return int32 arrays for rows that compute `extend_lens` tokens from positions `starts`: `positions` and
+        `out_loc` [num_tokens], `seq_lens` and `last_page_len` [num_rows], `qo_indptr` and `kv_indptr` [num_rows + 1].
+        `pages` has, row by row, the page ids that hold those tokens."""
 
 
 MakeTree = Callable[[int, int, CachePolicy, int | None], PrefixTree]
-"""A function of the number of pages, tokens of a page, policy, and slots for states (None: the model keeps none)."""
+"""Creates a prefix cache: number of pages, page size, policy, state slots (`None`: no recurrent layers)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts with which a scheduler works. `others` names those that are not of this package."""
+    """The parts that a Python scheduler uses. `others` names those that are not the Python ones."""
 
     tree: MakeTree
     plan_chunks: PlanChunks
@@ -147,7 +144,7 @@ class Parts:
     others: tuple[str, ...] = ()
 
     def failures(self) -> dict[str, str]:
-        """The parts that were replaced by their twins in Python, and how they failed."""
+        """Return the error texts of the Rust parts that were replaced by their Python versions, by part name."""
         by_name = {"admission": self.plan_chunks, "metadata": self.make_metadata}
-        found = {name: getattr(part, "failure", "") for name, part in by_name.items()}
-        return {name: failure for name, failure in found.items() if failure}
+        texts = {name: getattr(part, "failure", "") for name, part in by_name.items()}
+        return {name: failure for name, failure in texts.items() if failure}

@@ -1,4 +1,4 @@
-"""The names of what a scheduler may be told to do, for configurations: nothing else of it comes with them."""
+"""Names of scheduler backends and policies. Configuration code imports them without the rest of the scheduler."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ SchedulePolicy = Literal["fcfs", "lpm", "srpf"]
 
 BACKENDS = ("python", "rust_hotpath")
 AUTO = "auto"
-"""rust_hotpath if the extension loads."""
+"""Name for the default scheduler: rust_hotpath if the extension loads, else python."""
 RUST_PARTS = "rust_parts"
-"""The scheduler in Python with its parts in Rust; rust_parts:radix,metadata: with those."""
+"""Name for the Python scheduler with its parts in Rust; `rust_parts:radix,metadata` uses only the listed ones."""
 PART_NAMES = ("radix", "admission", "metadata")
 
 
 def scheduler_problem(name: str) -> str | None:
-    """Return why `name` is that of no scheduler, with those that there are; None if it is one."""
+    """Return why `name` is no valid scheduler name, with the valid ones; `None` if it is valid."""
     kind, colon, listed = name.partition(":")
     if kind == RUST_PARTS:
         wrong = [part for part in listed.split(",") if part not in PART_NAMES] if colon else []

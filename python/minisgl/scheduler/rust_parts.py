@@ -1,8 +1,8 @@
-"""The parts of a scheduler in Rust (`minisgl.hotpath`), each with its twin in Python behind it.
+"""The Rust parts of a scheduler (`minisgl.hotpath`), each with its Python version as a fallback.
 
-Invariants: the same decisions as with the parts in Python, bit for bit. A function that fails is replaced by its twin
-in the same call and for good. A prefix cache that fails leaves nothing to go on with: the error says so (`PartFailed`),
-and the step loop goes on with another scheduler.
+Invariants: decisions are bit-identical to those of the Python parts. A function that fails is replaced by its Python
+version, in the same call and for good. A prefix cache that fails cannot be replaced: it raises `PartFailed`, and the
+step loop continues with another scheduler.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from minisgl.scheduler.reference import PYTHON, Parts
 
 
 class Guarded:
-    """A function in Rust that `twin` replaces when it fails; `failure` says how it did."""
+    """A Rust function that is replaced by `twin`, its Python version, at its first exception. `failure` has the error
+    text (empty: none)."""
 
     def __init__(self, function: Callable[..., Any], twin: Callable[..., Any]) -> None:
         self._function = function
@@ -28,13 +29,13 @@ class Guarded:
         if not self.failure:
             try:
                 return self._function(*arguments, **named)
-            except Exception as error:  # whatever it is, the twin can answer
+            except Exception as error:  # any error: the Python version takes over
                 self.failure = f"{type(error).__name__}: {error}"
         return self._twin(*arguments, **named)
 
 
 def parse_parts(text: str) -> tuple[str, ...]:
-    """Return the parts that `rust_parts` (all) or `rust_parts:radix,metadata` names. Raises `ValueError`."""
+    """Return the parts in `rust_parts` (all) or `rust_parts:radix,metadata`. Raises `ValueError` for others."""
     _, colon, listed = text.partition(":")
     if problem := scheduler_problem(text):
         raise ValueError(problem)
@@ -43,7 +44,7 @@ def parse_parts(text: str) -> tuple[str, ...]:
 
 
 def make_parts(names: Sequence[str]) -> Parts:
-    """Return the parts of a scheduler, those of `names` in Rust and the others in Python. Raises `ExtensionMissing`."""
+    """Return a scheduler's parts: those in `names` in Rust, the others in Python. Raises `ExtensionMissing`."""
     tree: MakeTree = _rust.RadixCacheManager if "radix" in names else PYTHON.tree
     plan_chunks, make_metadata = PYTHON.plan_chunks, PYTHON.make_metadata
     return Parts(

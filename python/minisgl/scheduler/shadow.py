@@ -1,8 +1,8 @@
-"""Two schedulers under the same calls: one serves, the other is compared with it; and reading the report of that, up to
-the cut if it was cut off.
+"""Shadow mode: a primary scheduler serves, and a second one gets the same calls and is compared with it. Also reads the
+report of the differences, which may end in the middle of a line.
 
-Invariants: what is served comes from the primary alone; a shadow that differs too often, or fails, is left out from
-then on; every difference stands in the report with the calls that led to it.
+Invariants: only the primary's results are used; a shadow that differs too often, or fails, is no longer called; every
+difference is in the report with the calls that led to it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from minisgl.scheduler.api import ControlPlane, ControlPlaneError
 from minisgl.scheduler.differences import (
     Difference,
-    Planned,
+    PlannedStep,
     count_differences,
     output_differences,
     plan_differences,
@@ -26,32 +26,32 @@ from minisgl.scheduler.differences import (
 from minisgl.scheduler.wrapped import WrappedControlPlane
 from minisgl.step import Events, Int32Array, StepOutput, StepPlan
 
-TRAIL = 32  # calls that a report shows
+TRAIL = 32  # calls recorded with each difference
 
 
 @dataclass(slots=True)
 class ShadowSummary:
-    """Counts of calls: those that were compared, by result, and all of them."""
+    """Counts of the compared calls by result, and of all calls (`num_calls`)."""
 
     num_calls: int = 0
     num_equal: int = 0
     num_different: int = 0
     num_failed: int = 0
     num_diffs: int = 0  # fields that differed
-    stopped: str = ""  # why the shadow is left out
-    first: dict[str, Any] | None = None  # the first difference, as a line of the report
-    first_index: int = 0  # of its call
+    stopped: str = ""  # why the shadow was dropped
+    first: dict[str, Any] | None = None  # first difference, as in the report
+    first_index: int = 0  # index of its call
 
     def line(self) -> str:
-        """Return the counts as a line for people."""
+        """Return the counts as one line of text."""
         num_compared = self.num_equal + self.num_different + self.num_failed
         counts = f"{self.num_equal} equal, {self.num_different} different, {self.num_failed} failed"
         return f"shadow: {num_compared} calls were compared: {counts}"
 
 
 class ShadowControlPlane(WrappedControlPlane):
-    """Compares every `every_n`-th step and the counts after it; gives up after `max_diffs` differences. `notify` gets a
-    line at the first difference, and when it gives up."""
+    """A scheduler that compares every `every_n`-th step, and the counters after it, with a shadow; it drops the shadow
+    after `max_diffs` differences. `notify` gets a line at the first difference and when the shadow is dropped."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ShadowControlPlane(WrappedControlPlane):
         self.summary = ShadowSummary()
 
     def schedule(self, step: int, events: Events) -> StepPlan:
-        plan = self._inner.schedule(step, events)  # an error of the primary is the caller's; the shadow never saw it
+        plan = self._inner.schedule(step, events)  # if this raises, the shadow is not called
         self._note(call="schedule", step=step, events=[_as_json(event) for event in events])
         self._follow(lambda: self._compare_plans(plan, self._shadow.schedule(step, events)))
         return plan
@@ -86,10 +86,10 @@ class ShadowControlPlane(WrappedControlPlane):
         return output
 
     def compare_trees(self) -> None:
-        """Compare the prefix caches as they are now: O(nodes)."""
+        """Compare the prefix caches of primary and shadow in their current state. O(nodes)."""
         if not self.summary.stopped:
-            for found in tree_differences(self._inner, self._shadow):
-                self._differs(found)
+            for difference in tree_differences(self._inner, self._shadow):
+                self._report_difference(difference)
 
     # ------------------------------------------------------------------------------------------------- comparison
 
@@ -104,12 +104,12 @@ class ShadowControlPlane(WrappedControlPlane):
             compare()
         except (ControlPlaneError, ValueError) as error:
             self.summary.num_failed += 1
-            self._differs(Difference("error", "none", f"{type(error).__name__}: {error}"))
+            self._report_difference(Difference("error", "none", f"{type(error).__name__}: {error}"))
             self._stop(f"the shadow failed: {error}")
 
     def _compare_plans(self, plan: StepPlan, other: StepPlan) -> None:
-        ours = Planned(plan, self._inner.buffers.ring[plan.ring_index])
-        theirs = Planned(other, self._shadow.buffers.ring[other.ring_index])
+        ours = PlannedStep(plan, self._inner.buffers.ring[plan.ring_index])
+        theirs = PlannedStep(other, self._shadow.buffers.ring[other.ring_index])
         slots = ours.entry.assigned[: plan.num_assigned, 0].tolist()
         self._owners.update(zip(slots, ours.entry.assigned_ids[: plan.num_assigned].tolist(), strict=True))
         if plan.step % self._every_n == 0:
@@ -121,8 +121,8 @@ class ShadowControlPlane(WrappedControlPlane):
 
     def _count(self, differences: Iterable[Difference]) -> None:
         before = self.summary.num_diffs
-        for found in differences:
-            self._differs(found)
+        for difference in differences:
+            self._report_difference(difference)
         if self.summary.num_diffs > before:
             self.summary.num_different += 1
         else:
@@ -130,19 +130,19 @@ class ShadowControlPlane(WrappedControlPlane):
 
     def _stop(self, why: str) -> None:
         self.summary.stopped = why
-        self._notify(f"warning: shadow: left out from now on: {why}")
+        self._notify(f"warning: shadow: dropped: {why}")
 
-    def _differs(self, found: Difference) -> None:
+    def _report_difference(self, difference: Difference) -> None:
         summary = self.summary
         summary.num_diffs += 1
         line = {
-            **{"what": found.what, "primary": found.primary, "shadow": found.shadow},
-            **{"index": found.index, "request": found.req_id, "trail": list(self._trail)},
+            **{"what": difference.what, "primary": difference.primary, "shadow": difference.shadow},
+            **{"index": difference.index, "request": difference.req_id, "trail": list(self._trail)},
         }
         if summary.num_diffs == 1:
             call = self._trail[-1]
             summary.first, summary.first_index = line, summary.num_calls - 1
-            self._notify(f"warning: shadow: differs first in {call['call']}({call['step']}): {found.what}")
+            self._notify(f"warning: shadow: first difference in {call['call']}({call['step']}): {difference.what}")
         if summary.num_diffs == self._max_diffs:
             self._stop(f"{self._max_diffs} differences")
         if self._report is not None:
@@ -151,11 +151,11 @@ class ShadowControlPlane(WrappedControlPlane):
 
 
 def _as_json(event: object) -> dict[str, Any]:
-    found: dict[str, Any] = {"event": type(event).__name__}
+    values: dict[str, Any] = {"event": type(event).__name__}
     for name in getattr(event, "__slots__", ()):
         value = getattr(event, name)
-        found[name] = value.tolist() if hasattr(value, "tolist") else value
-    return found
+        values[name] = value.tolist() if hasattr(value, "tolist") else value
+    return values
 
 
 MAX_SHOWN = 160  # characters of a value
@@ -164,7 +164,7 @@ CALLS_SHOWN = 4
 
 @dataclass(frozen=True, slots=True)
 class ReportSummary:
-    """`what` counts the differences by field; `first` is the first line of the report, if there is one."""
+    """Summary of a shadow's report. `what` counts the differences by field; `first` is the first one, or `None`."""
 
     num_diffs: int
     what: dict[str, int]
@@ -172,11 +172,11 @@ class ReportSummary:
 
     @property
     def first_call(self) -> str:
-        """Such as "schedule(12)"; empty if there is none."""
+        """The call with the first difference, such as "schedule(12)"; empty if there is no difference."""
         return "" if self.first is None else call_of(self.first)
 
     def lines(self) -> Iterator[str]:
-        """For people."""
+        """Yield the summary as lines of text."""
         yield f"{self.num_diffs} differences"
         for name, count in self.what.items():
             yield f"  {count:6} {name}"
@@ -185,13 +185,13 @@ class ReportSummary:
 
 
 def call_of(difference: Mapping[str, Any]) -> str:
-    """Return the call of a report's line, such as "schedule(12)"; empty if its trail is."""
+    """Return the call that differed, such as "schedule(12)"; empty if the report's line has no trail."""
     trail = difference["trail"]
     return f"{trail[-1]['call']}({trail[-1]['step']})" if trail else ""
 
 
 def difference_lines(difference: Mapping[str, Any], names: tuple[str, str] = ("primary", "shadow")) -> Iterator[str]:
-    """Yield a report's line for people: the field, the request, both values and the last calls. `names` are those of
+    """Yield a difference as lines of text: the field, the request, both values and the last calls. `names` are those of
     the two schedulers."""
     index, request = difference.get("index"), difference.get("request")
     element = "" if index is None else f"[{index}]"
@@ -207,16 +207,16 @@ def difference_lines(difference: Mapping[str, Any], names: tuple[str, str] = ("p
 
 
 def _value(value: Any, index: int | None) -> str:
-    """Return a value as JSON; of an array the element that differs, and its length."""
+    """Return a value as JSON; for an array, its differing element and its length."""
     if index is None:
         return _shown(value)
     return f"{_shown(value[index]) if index < len(value) else 'nothing'} (length {len(value)})"
 
 
 def summarize_report(path: Path) -> ReportSummary:
-    """Raises `OSError`, and `ValueError` for a file that is no report."""
+    """Read a shadow's report. Raises `OSError`, and `ValueError` if a line is not of a report."""
     diffs = list(_diffs(path))
-    what = Counter(str(one["what"]) for one in diffs)
+    what = Counter(str(difference["what"]) for difference in diffs)
     return ReportSummary(len(diffs), dict(what.most_common()), diffs[0] if diffs else None)
 
 
@@ -226,14 +226,14 @@ def _diffs(path: Path) -> Iterator[dict[str, Any]]:
         if not line:
             continue
         try:
-            found = json.loads(line)
+            difference = json.loads(line)
         except ValueError as error:
             if number == len(lines):
-                return  # cut off: every whole line ends with a newline
+                return  # truncated: a complete line ends with a newline
             raise ValueError(f"{path.name}: line {number}: {error}") from error
-        if not isinstance(found, dict) or not {"what", "primary", "shadow", "trail"} <= found.keys():
+        if not isinstance(difference, dict) or not {"what", "primary", "shadow", "trail"} <= difference.keys():
             raise ValueError(f"{path.name}: line {number}: not a shadow's report")
-        yield found
+        yield difference
 
 
 def _shown(value: object) -> str:

@@ -1,11 +1,7 @@
-"""Recorded calls of a scheduler, and driving another one with them.
-
-A trace is a file of msgpack frames, each behind its length (4 bytes, little-endian): first the configuration, then one
-frame a call, written before the call is made, so that a call which breaks the scheduler is in it.
-
-A file may be compressed with gzip afterwards, as the corpus in `tests/replay` is.
-
-A trace that was cut off is read up to the cut; the same trace gives the same digests on every machine.
+"""Recorded scheduler calls, and their replay with another scheduler. A trace is a file of msgpack frames, each preceded
+by its length (4 bytes, little-endian): first the configuration, then one frame per call, written before the call is
+made, so that the trace contains a call that breaks the scheduler. The file may be gzip-compressed, like those in
+`tests/replay`. A truncated trace is read up to its last whole frame; a trace gives the same digests on every machine.
 """
 
 from __future__ import annotations
@@ -48,7 +44,7 @@ GZIP = b"\x1f\x8b"
 
 
 class TraceError(ValueError):
-    """A file that is no trace, or of another version."""
+    """Error for a file that is not a trace of the supported version."""
 
 
 class _Header(msgspec.Struct, tag="trace", array_like=True):
@@ -68,21 +64,21 @@ class _Header(msgspec.Struct, tag="trace", array_like=True):
 
 
 class _States(msgspec.Struct, tag="states", array_like=True):
-    """Behind the header, of a model that has states."""
+    """Frame after the header, for models with recurrent layers only."""
 
     checkpoint_interval: int
     num_checkpoints: int
 
 
 class _Policy(msgspec.Struct, tag="policy", array_like=True):
-    """Behind the header, of one that is not fcfs."""
+    """Frame after the header, for schedule policies other than fcfs only."""
 
     schedule_policy: str
 
 
 _KINDS: dict[str, type[Any]] = {
     "arrival": Arrival,
-    "stored": Arrival,  # of which pages can be loaded
+    "stored": Arrival,  # an arrival with stored pages
     "finish": Finish,
     "abort": Abort,
     "failed": ForwardFailed,
@@ -92,19 +88,19 @@ _KINDS: dict[str, type[Any]] = {
     "read": PagesRead,
     "draft": Draft,
 }
-"""The events by the tags that they have in a frame."""
+"""Event types by their tags in a frame."""
 
 
 def _form(tag: str, kind: type[Any]) -> type[msgspec.Struct]:
-    """An event as it stands in a frame: its fields in their order, an arrival's tokens as int32 bytes."""
+    """Return the msgpack struct for an event type: its fields in order, an arrival's tokens as int32 bytes."""
     left_out = ("stored_from", "stored_to") if tag == "arrival" else ()
     types = get_type_hints(kind) | ({"tokens": bytes} if kind is Arrival else {})
-    found: list[Any] = []
+    struct_fields: list[Any] = []
     for field in fields(kind):
         if field.name not in left_out:
             default = () if field.default is MISSING else (field.default,)
-            found.append((field.name, types[field.name], *default))
-    return msgspec.defstruct(kind.__name__, found, tag=tag, array_like=True)
+            struct_fields.append((field.name, types[field.name], *default))
+    return msgspec.defstruct(kind.__name__, struct_fields, tag=tag, array_like=True)
 
 
 _FORMS = {tag: _form(tag, kind) for tag, kind in _KINDS.items()}
@@ -131,7 +127,7 @@ _decoder = msgspec.msgpack.Decoder(_Frame)
 
 
 class RecordingControlPlane(WrappedControlPlane):
-    """The one inside, with every call written to `file`."""
+    """A scheduler that writes every call of `inner` to `file` as a trace."""
 
     def __init__(self, inner: ControlPlane, config: ControlPlaneConfig, file: BinaryIO) -> None:
         super().__init__(inner)
@@ -170,25 +166,25 @@ def _unpacked(event: _Event) -> Event:
     kind, values = _KINDS[str(event.__struct_config__.tag)], msgspec.structs.asdict(event)
     if kind is Arrival:
         values["tokens"] = np.frombuffer(values["tokens"], np.int32)
-    found: Event = kind(**values)
-    return found
+    unpacked: Event = kind(**values)
+    return unpacked
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """`calls` are (step, events) of a schedule or (step, tokens) of a commit."""
+    """A recorded configuration and its calls: (step, events) for a schedule, (step, tokens) for a commit."""
 
     config: ControlPlaneConfig
     calls: list[tuple[int, Events | Int32Array]]
 
     def call_name(self, index: int) -> str:
-        """Such as "commit(12)"."""
+        """Return the name of a call, such as "commit(12)"."""
         step, given = self.calls[index]
         return f"{'schedule' if isinstance(given, Events) else 'commit'}({step})"
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises `TraceError`, `OSError`."""
+    """Read a trace file, which may be gzip-compressed. Raises `TraceError` if it is no valid trace, and `OSError`."""
     data = path.read_bytes()
     if data.startswith(GZIP):
         try:
@@ -199,7 +195,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def parse_trace(data: bytes, name: str) -> Trace:
-    """`name` is what errors call it. Raises `TraceError`."""
+    """Parse a trace. `name` is the file's name in error texts. Raises `TraceError`."""
     frames = _frames(data, name)
     header = next(frames, None)
     if not isinstance(header, _Header) or header.version != VERSION:
@@ -226,7 +222,7 @@ def _frames(data: bytes, name: str) -> Iterator[_Frame]:
     while at + 4 <= len(data):
         size = int.from_bytes(data[at : at + 4], "little")
         if at + 4 + size > len(data):
-            return  # cut off in the middle of a frame
+            return  # truncated in the middle of a frame
         try:
             yield _decoder.decode(data[at + 4 : at + 4 + size])
         except msgspec.MsgspecError as error:
@@ -236,7 +232,7 @@ def _frames(data: bytes, name: str) -> Iterator[_Frame]:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What the calls decided, by digest, and how long each took; up to a call that failed, which `error` tells of."""
+    """Result of a replay: digest and duration of each call, up to the first that failed; `error` has its text."""
 
     digests: list[int]
     schedule_ns: list[int]
@@ -253,8 +249,8 @@ class Replay:
 
 
 def replay(trace: Trace, plane: ControlPlane) -> Replay:
-    """Drive `plane` with the calls of `trace`. One that decides differently may find a later call impossible: then that
-    is where the replay ends."""
+    """Make the calls of `trace` on `plane`. A scheduler that decides differently may raise an error in a later call:
+    the replay ends there."""
     digests, schedule_ns, commit_ns = list[int](), list[int](), list[int]()
     for step, given in trace.calls:
         began = time.perf_counter_ns()

@@ -1,8 +1,7 @@
-"""Schedulers around another one: what they do not override is the inner one's. `Narrating` tells what each step does,
-for people who learn (`--log-level debug`), in counts and request numbers. It names tokens only where it gets a
-`Describe`, which `minisgl generate --narrate` has and no server has. `Faulty` fails on
-order, for tests of what happens then; afterwards it refuses every call, as a broken one does.
-"""
+"""Schedulers that wrap another one and pass on what they do not override. `NarratingControlPlane` logs what each step
+does (`--log-level debug`), in counts and request ids; token texts appear only with a `Describe`, which `minisgl
+generate --narrate` has and no server has. `FaultyControlPlane` fails on purpose, for tests; after that it refuses every
+call, like a broken scheduler."""
 
 from __future__ import annotations
 
@@ -64,30 +63,30 @@ class WrappedControlPlane:
 
 
 Narrate = Callable[[Sequence[str]], None]
-Describe = Callable[[int], str]  # of a token id, for a person
-MAX_NAMED = 8  # requests of a step by number
+Describe = Callable[[int], str]  # text of a token id, for people
+MAX_NAMED = 8  # requests that one line names
 
 
 class NarratingControlPlane(WrappedControlPlane):
-    """The one inside, with a few lines to `narrate` for each call in which something happens."""
+    """A scheduler that passes a few lines to `narrate` for each call of `inner` in which something happens."""
 
     def __init__(self, inner: ControlPlane, narrate: Narrate, describe: Describe | None = None) -> None:
         super().__init__(inner)
         self._narrate = narrate
         self._describe = describe
         self._num_prompt: dict[int, int] = {}
-        self._owners: dict[int, int] = {}  # request by slot
+        self._owners: dict[int, int] = {}  # request id by slot
 
     def schedule(self, step: int, events: Events) -> StepPlan:
         plan = self._inner.schedule(step, events)
         arrived = [event for event in events if isinstance(event, Arrival)]
         self._num_prompt.update({event.req_id: event.num_prompt for event in arrived})
         lines = [f"request {event.req_id} arrives: {_count(event.num_prompt, 'prompt token')}" for event in arrived]
-        if lines := [*lines, *self._of_plan(step, plan)]:
+        if lines := [*lines, *self._describe_plan(step, plan)]:
             self._narrate(lines)
         return plan
 
-    def _of_plan(self, step: int, plan: StepPlan) -> list[str]:
+    def _describe_plan(self, step: int, plan: StepPlan) -> list[str]:
         entry = self._inner.buffers.ring[plan.ring_index]
         lines = []
         if plan.num_retracted:
@@ -99,9 +98,9 @@ class NarratingControlPlane(WrappedControlPlane):
         for row in range(plan.num_decode_rows, plan.num_rows):
             req_id = self._owners[int(entry.req_slots[row])]
             length, end = int(entry.extend_lens[row]), int(entry.seq_lens[row])
-            of = self._num_prompt.get(req_id, end)
+            total = max(self._num_prompt.get(req_id, end), end)
             lines.append(
-                f"step {step}: prefill of request {req_id}, {_count(length, 'token')}: {end} of {max(of, end)} are done"
+                f"step {step}: prefill of request {req_id}, {_count(length, 'token')}: {end} of {total} are done"
             )
         if plan.num_decode_rows:
             lines.append(f"step {step}: decode, {_count(plan.num_decode_rows, 'row')}, a token each")
@@ -140,7 +139,7 @@ When = Literal["before", "after"]
 
 
 class FaultyControlPlane(WrappedControlPlane):
-    """Fails in `call` of step `step`, before or after that took effect in `inner`."""
+    """A scheduler that raises `ControlPlaneError` in `call` of step `step`, before or after `inner` is called."""
 
     def __init__(self, inner: ControlPlane, call: Call, step: int, when: When) -> None:
         super().__init__(inner)
@@ -167,7 +166,8 @@ class FaultyControlPlane(WrappedControlPlane):
 
 
 def make_faulty(inner: ControlPlane, order: str) -> FaultyControlPlane:
-    """`order` is "CALL:STEP:WHEN", such as "commit:40:after". Raises `ValueError`."""
+    """Wrap `inner` in a scheduler that fails as `order` says: "CALL:STEP:WHEN", such as "commit:40:after". Raises
+    `ValueError` for another format."""
     call, _, rest = order.partition(":")
     step, _, when = rest.partition(":")
     if call not in ("schedule", "commit") or when not in ("before", "after") or not step.isdecimal():

@@ -1,8 +1,6 @@
-"""Text to token ids and back, by `rust/minisgl-text` or its reference, and chat templates. No torch.
-
-What a request's fields mean belongs to `server/`, the parts of an answer to `parsers/`. Start with `tokenizer.py`, then
-`chat_template.py`; `pool.py` has the threads that encode.
-"""
+"""Text to token ids and back, by `rust/minisgl-text` or its Python reference, and chat templates. No torch. The meaning
+of request fields belongs to `server/`, the parsing of outputs to `parsers/`. Start with `tokenizer.py`, then
+`chat_template.py`; `pool.py` has the threads that encode."""
 
 from minisgl.tokenizer.chat_template import ChatTemplate, read_chat_template
 from minisgl.tokenizer.fill_in import FillIn

@@ -1,7 +1,7 @@
-"""`--tokenizer`: the tokenizer of another folder, GGUF file or hub id in place of the model's own.
+"""The flag `--tokenizer`: the tokenizer of another folder, GGUF file or hub id replaces the model's own.
 
-Invariants: the folder that is made holds all that texts need of both, so whoever reads it knows no difference; it is
-keyed by the content of its files.
+Invariants: the new folder has every text-related file of both, so code that reads it needs no special case; its name is
+a digest of the files' content.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ TEMPLATES = "additional_chat_templates"
 
 
 def text_folder(config: EngineConfig, folder: Path, vocab_size: int | None, say: Report) -> Path:
-    """Where the tokenizer, the chat template and the sampling defaults of the model in `folder` lie. With `--tokenizer`
-    that is a folder of the model's configuration and the other's tokenizer; the chat template is the tokenizer's, or
-    the model's where that has none. Raises `ConfigError`, also where a text could have ids that are none of the
+    """Return the folder with the tokenizer, chat template and sampling defaults of the model in `folder`. With
+    `--tokenizer` it is a new folder with the model's configuration and the other tokenizer; the chat template is the
+    tokenizer's, or the model's if that has none. Raises `ConfigError`, also if the tokenizer has text ids beyond the
     model's `vocab_size`."""
     if config.tokenizer is None:
         return folder
@@ -39,8 +39,8 @@ def text_folder(config: EngineConfig, folder: Path, vocab_size: int | None, say:
     beyond = set(range(vocab_size or tokenizer.num_ids, tokenizer.num_ids)) - tokenizer.special_ids
     if beyond:
         raise ConfigError(
-            f"{flag}: it has {tokenizer.num_ids} ids, but the model has embeddings of {vocab_size}: "
-            "it is another model's tokenizer"
+            f"{flag}: the tokenizer has {tokenizer.num_ids} ids, the model only {vocab_size} embeddings: "
+            "it belongs to another model"
         )
     source = tokenizer_source(other, say)
     templates_of = other if tokenizer.template_source() else folder
@@ -65,13 +65,13 @@ def text_folder(config: EngineConfig, folder: Path, vocab_size: int | None, say:
 
 
 def _settings(source: Path, templates_of: Path) -> str:
-    """The tokenizer_config.json of `source`, with the chat template of `templates_of`."""
+    """Return the tokenizer_config.json of `source` with the chat template of `templates_of`."""
 
     def read(file: Path) -> dict[str, object]:
         return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
 
-    found = read(source / FILE_CONFIG)
-    found.pop("chat_template", None)
+    settings = read(source / FILE_CONFIG)
+    settings.pop("chat_template", None)
     if template := read(templates_of / FILE_CONFIG).get("chat_template"):
-        found["chat_template"] = template
-    return json.dumps(found, indent=2, ensure_ascii=False)
+        settings["chat_template"] = template
+    return json.dumps(settings, indent=2, ensure_ascii=False)

@@ -1,6 +1,7 @@
-"""A model's chat template: the prompt of a conversation in OpenAI's shape, and what the template takes and shows.
+"""A model's chat template: renders a conversation in OpenAI's format as a prompt, and finds out which message formats
+the template supports.
 
-Invariants: a conversation changes its shape only where the template would refuse it or leave out a part of it.
+Invariants: a conversation is rearranged only if the template would refuse it or omit a part of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _CONTINUE = "\ue000continue\ue000 "  # marks the end of the final message; the s
 
 
 def read_chat_template(given: str) -> str:
-    """The template that `--chat-template` names or is. Raises `ConfigError`, also if it does not parse."""
+    """Return the template that is, or is in the file named by, the value of `--chat-template`. Raises `ConfigError` if
+    it cannot be read or parsed."""
     source = given
     if not any(mark in given for mark in ("{{", "{%", "{#", "\n")):
         try:
@@ -44,15 +46,15 @@ def read_chat_template(given: str) -> str:
 
 
 class ChatTemplate:
-    """One template with the special tokens it may name (`bos_token`, `eos_token`, ...). Compiled on first use, so that
-    a model with a broken template still serves completions."""
+    """A chat template with the special tokens it may name (`bos_token`, `eos_token`, ...). It is compiled on first use,
+    so that a model with a broken template still serves completions."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], marks: Marks | None = None) -> None:
         self.source = source
         self._marks = marks
         self._special_tokens = dict(special_tokens)
-        self._found: dict[bool, Shown] = {}  # by whether there are tools
-        self._parts: dict[str, bool] = {"user": True}  # by role: whether it takes parts; of users `content_shape` says
+        self._abilities: dict[bool, Shown] = {}  # with and without tools
+        self._parts: dict[str, bool] = {"user": True}  # whether a role takes parts; for users see `content_shape`
 
     def render(
         self,
@@ -66,14 +68,12 @@ class ChatTemplate:
         explain: Explain | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt of a conversation in OpenAI's shape; keys with the value None count as missing. Encode what
-        comes as it is: a `Prompt` says where texts of the conversation spell a marker, which they do not become.
-
-        `continue_final_message`: the prompt ends within the last message, for the model to go on with it; excludes
-        `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
-        `explain` makes, of messages and tools, messages for a template that knows no tools; it may add markers.
-        Raises `ChatTemplateError`; `TooMuchWork` beyond `most`.
-        """
+        """Return the prompt of a conversation in OpenAI's format; keys with the value `None` count as missing. Encode
+        the result as it is: it may be a `Prompt`, which marks where texts of the conversation spell a marker that they
+        must not become. `continue_final_message`: the prompt ends within the last message, which the model continues;
+        excludes `add_generation_prompt`. `kwargs` are further variables of the template (Qwen's `enable_thinking`).
+        `explain` turns messages and tools into messages for a template without tool support; it may add markers. Raises
+        `ChatTemplateError`; `TooMuchWork` beyond `most`."""
         if not messages:
             raise ChatTemplateError("messages: must not be empty")
         if continue_final_message and add_generation_prompt:
@@ -102,14 +102,16 @@ class ChatTemplate:
         return Prompt.of(_cut_at_mark(text) if continue_final_message else text, guard)
 
     def _guarded(self, messages: Sequence[Message], tools: Any, kwargs: dict[str, Any]) -> tuple[str, Any, Any, Any]:
-        """Return the guard character, empty where no text spells a marker, and what may have guards in it."""
+        """Return the guard character (empty: none is needed) and the guarded messages, tools and variables."""
         if self._marks is None or not self._marks.has_markers((messages, tools, kwargs)):
             return "", messages, tools, kwargs
         try:
-            guard, found, (tools, kwargs) = guarded(self._marks, messages, (tools, kwargs), self._searched, self.source)
+            guard, guarded_messages, (tools, kwargs) = guarded(
+                self._marks, messages, (tools, kwargs), self._searched, self.source
+            )
         except (ValueError, RecursionError) as error:
             raise ChatTemplateError(f"messages: {error}") from error
-        return guard, found, tools, kwargs
+        return guard, guarded_messages, tools, kwargs
 
     @cached_property
     def _searched(self) -> list[str]:
@@ -124,14 +126,14 @@ class ChatTemplate:
 
     @cached_property
     def content_shape(self) -> ContentShape:
-        """Return the shape of its syntax tree, unless a trial shows that it takes only the other one. Raises
-        `ChatTemplateError`."""
+        """Content format that the template takes: by its syntax tree, unless rendering shows that it takes only the
+        other one. Raises `ChatTemplateError`."""
         _ = self._template
-        found = content_shape(environment().parse(self.source))
+        by_tree = content_shape(environment().parse(self.source))
         takes_text, takes_parts = self._shows_user("question"), self._shows_user([{"type": "text", "text": "question"}])
         if takes_text == takes_parts:
-            return found
-        return "parts" if takes_parts and found == "string" else "string" if takes_text else found
+            return by_tree
+        return "parts" if takes_parts and by_tree == "string" else "string" if takes_text else by_tree
 
     def _shows_user(self, content: Any) -> bool:
         with contextlib.suppress(ChatTemplateError):
@@ -140,15 +142,15 @@ class ChatTemplate:
         return False
 
     def _takes_parts(self, role: str) -> bool:
-        """Return whether parts of a message of this role are shown as their texts: some templates show one part of a
-        system message, or all in the notation of Python. True, too, if a text is not shown either."""
-        if (found := self._parts.get(role)) is None:
+        """Return whether content parts in a message of this role are rendered as their texts: some templates show only
+        one part of a system message, or Python's notation of the list. True, too, if plain text is not shown either."""
+        if (takes_parts := self._parts.get(role)) is None:
             parts = [{"type": "text", "text": "question"}, {"type": "text", "text": "answer"}]
-            found = self._parts[role] = self._shows(role, parts) or not self._shows(role, "question answer")
-        return found
+            takes_parts = self._parts[role] = self._shows(role, parts) or not self._shows(role, "question answer")
+        return takes_parts
 
     def _shows(self, role: str, content: Any) -> bool:
-        """Return whether a trial with a message of this role shows its words, and nothing of its form."""
+        """Return whether a test message of this role is rendered with its words and without its data structure."""
         user = self._shape({"role": "user", "content": "hello"})
         call = {"id": "call00000", "type": "function", "function": {"name": "trial", "arguments": {}}}
         message = {"role": role, "content": content}
@@ -167,19 +169,19 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """All that it asks for from outside. Raises `ChatTemplateError`."""
+        """Variables that the template reads from outside. Raises `ChatTemplateError`."""
         _ = self._template
         return frozenset(jinja2.meta.find_undeclared_variables(environment().parse(self.source)))
 
-    def find_out(self) -> None:
-        """Find out now what `render` needs to know of the template. Raises `ChatTemplateError`."""
+    def probe(self) -> None:
+        """Compute now what `render` needs to know about the template. Raises `ChatTemplateError`."""
         _ = self.content_shape, self.variables, self._shown(False), self._shown(True)
 
     def _shown(self, with_tools: bool) -> Shown:
-        if (found := self._found.get(with_tools)) is None:
+        if (abilities := self._abilities.get(with_tools)) is None:
             tools = [TRIAL_TOOL] if with_tools else None
-            found = self._found[with_tools] = Shown.of(lambda messages: self._render_trial(messages, tools))
-        return found
+            abilities = self._abilities[with_tools] = Shown.of(lambda messages: self._render_trial(messages, tools))
+        return abilities
 
     def _render_trial(self, messages: Sequence[Message], tools: Sequence[Any] | None) -> str:
         return run(self._template, self._variables([self._shape(message) for message in messages], tools), TRIAL_WORK)
@@ -211,7 +213,7 @@ class ChatTemplate:
 
 
 def _whole_tools(tools: Sequence[Any]) -> list[Any]:
-    """Return the tools with a description and parameters each, which some templates ask for, and requests may lack."""
+    """Return the tools with description and parameters added where they lack: some templates require them."""
     empty = {"description": "", "parameters": {"type": "object", "properties": {}}}
 
     def whole(tool: Any) -> Any:
@@ -225,7 +227,7 @@ def _whole_tools(tools: Sequence[Any]) -> list[Any]:
 
 
 def _marked(content: Any) -> str | list[Any]:
-    """`content` with the mark behind its last text."""
+    """Return `content` with the continuation mark at the end of its last text."""
     if isinstance(content, str):
         return content + _CONTINUE
     if isinstance(content, list):
@@ -239,7 +241,7 @@ def _cut_at_mark(text: str) -> str:
     at = text.rfind(_CONTINUE.rstrip())
     if at < 0:
         raise ChatTemplateError("continue_final_message: the chat template leaves out the end of the last message")
-    # a template that trims a message has to see its end as the message's own
+    # for a template that trims messages, so that it trims the end
     return text[:at] if text.startswith(_CONTINUE, at) else text[:at].rstrip()
 
 
@@ -256,7 +258,7 @@ def _with_parsed_calls(message: Message) -> dict[str, Any]:
 
 
 def _with_parsed_arguments(call: Any) -> Any:
-    """OpenAI carries arguments as a JSON string, templates expect the object."""
+    """Return a tool call with its arguments as an object, as templates expect them, instead of OpenAI's JSON text."""
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
         return call

@@ -1,8 +1,6 @@
-"""Reads out of a chat template's syntax tree in what shape it takes a message's content.
-
-A template that loops over content, directly, through a variable or through a macro's parameter, takes parts, and
-strings too only if it asks anywhere whether something is one; any other gets one string.
-"""
+"""Finds out from a chat template's syntax tree in which format it takes a message's content. A template that loops over
+content, directly, through a variable or through a macro's parameter, takes parts, and strings too if it tests anywhere
+for a string; any other takes a string."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ ContentShape = Literal["string", "parts", "either"]
 
 
 def content_shape(tree: nodes.Template) -> ContentShape:
-    """Scopes are not told apart: a name that holds content anywhere counts everywhere."""
+    """Return the content format. Scopes are ignored: a name that holds content anywhere counts everywhere."""
     names = _content_names(tree)
     if not any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For)):
         return "string"
@@ -23,14 +21,14 @@ def content_shape(tree: nodes.Template) -> ContentShape:
 
 
 def _content_names(tree: nodes.Template) -> set[str]:
-    """Variables and macro parameters to which content is given. Each round follows one more hand-over."""
+    """Return the variables and macro parameters that receive content. Each iteration follows one more assignment."""
     names: set[str] = set()
     bindings = list(_bindings(tree))
     while True:
-        found = {name for name, value in bindings if _is_content(value, names)}
-        if found <= names:
+        new_names = {name for name, value in bindings if _is_content(value, names)}
+        if new_names <= names:
             return names
-        names |= found
+        names |= new_names
 
 
 def _bindings(tree: nodes.Template) -> Iterator[tuple[str, nodes.Node]]:

@@ -1,11 +1,10 @@
-"""Arranges the messages of a conversation in an order and a form that a chat template shows.
+"""Rearranges the messages of a conversation so that a chat template shows all of them.
 
-`Shown.of` finds out once what a template shows: it renders tiny conversations, and looks for their words in the prompt,
-in order. `arranged` then changes a conversation where the template would refuse or leave out a part of it, and nowhere
-else.
+`Shown.of` finds out once what a template shows: it renders small conversations and looks for their words in the prompt,
+in order. `arranged` then changes a conversation only where the template would refuse or omit a part of it.
 
-Invariants: what `arranged` makes of a message depends on the messages before it, on the results of its calls and on a
-neighbour that it is joined with, so that the next turn's prompt begins as the prompt before it; no text is left out.
+Invariants: the result for a message depends only on the messages before it, on the results of its calls and on a
+neighbour that it is joined with, so that the next turn's prompt begins with the previous one; no text is omitted.
 """
 
 from __future__ import annotations
@@ -23,64 +22,62 @@ Kind = Literal["system", "user", "text", "call", "tool"]
 Render = Callable[[list[Message]], str]
 """Returns the prompt of messages that `arranged` returned. Raises `ValueError` if the template refuses them."""
 
-BETWEEN = "\n\n"  # joined texts
+BETWEEN = "\n\n"  # separator of joined texts
 RESULT = "Result of the call: "
 REASONING = ("reasoning_content", "thinking", "reasoning")
-"""Names under which chat templates read an assistant's reasoning; clients' requests use the first."""
+"""Fields in which chat templates expect an assistant's reasoning; clients use the first."""
 TRIAL_TOOL: Message = {
     "type": "function",
     "function": {"name": "trial", "description": "", "parameters": {"type": "object", "properties": {}}},
 }
-"""The tool of trials with tools."""
+"""Tool of test conversations with tools."""
 EMPTY: Message = {"role": "assistant", "content": ""}
-UNNAMED = "function"  # name of a call that has none
+UNNAMED = "function"  # name for a call without one
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 _BETWEEN = re.compile(r"[,:\[{]")
 _ALWAYS_CHARS, _MOST_VALUES = 1 << 16, 1 << 16
-_BROKEN = "arguments"  # name of the only argument of a call whose arguments are not an object
+_BROKEN = "arguments"  # argument name for arguments that are not an object
 
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """The form in which a template reads calls and their results."""
+    """Format in which a template reads tool calls and their results."""
 
-    as_object: bool = True  # arguments are an object; else JSON text
+    as_object: bool = True  # arguments as an object; False: as JSON text
     ids: Literal["given", "nine", "named"] = (
         "given"  # "nine": of nine letters and digits; "named": functions.NAME:NUMBER
     )
-    names_results: bool = False  # a result has its function's name
-    has_content: bool = True  # a message with calls has a content, which may be empty
+    names_results: bool = False  # a result must have its function's name
+    has_content: bool = True  # a message with calls must have content, possibly empty
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a chat template shows. The defaults are those of one that shows everything."""
+    """Abilities of a chat template. The defaults are those of a template that shows everything."""
 
     refused: frozenset[tuple[Kind | None, Kind]] = (
         frozenset()
-    )  # kinds that may not follow each other; None: the beginning
-    late_system: bool = True  # a system message after others, in its place
-    lone_system: bool = (
-        True  # a conversation of nothing but a system message; True too if that is refused with a reason
-    )
-    empty_text: bool = True  # an assistant's message without any
-    calls: CallForm | None = CallForm()  # None: no calls
-    several_calls: bool = True  # more than one in a message
-    text_beside_calls: bool = True  # content in a message with calls
-    late_results: bool = True  # a result behind a text that follows its call
-    text_arguments: bool = False  # arguments that are a text are shown letter by letter
-    reasoning: str = REASONING[0]  # the field that has it
-    reasoning_beside_text: bool = True  # reasoning, content and calls in one message
+    )  # pairs of kinds that may not be neighbours; None: the beginning
+    late_system: bool = True  # shows a system message after others, in its place
+    lone_system: bool = True  # shows a single system message; True also if it refuses one with an error
+    empty_text: bool = True  # accepts an assistant's message without text
+    calls: CallForm | None = CallForm()  # None: shows no calls
+    several_calls: bool = True  # shows several calls in one message
+    text_beside_calls: bool = True  # shows content in a message with calls
+    late_results: bool = True  # shows a result after a text that follows its call
+    text_arguments: bool = False  # shows arguments given as text verbatim
+    reasoning: str = REASONING[0]  # field for reasoning
+    reasoning_beside_text: bool = True  # shows reasoning, content and calls in one message
 
     @staticmethod
     def of(render: Render) -> Shown:
-        """Return what the template behind `render` shows."""
+        """Find out what the template behind `render` shows."""
         trial = _Trial(render)
         if not trial.shows("user", "text", "user"):
-            return Shown()  # it does not show a plain conversation: what it wants is not known
+            return Shown()  # it does not even show a plain conversation: nothing can be found out
         calls = next((form for form in _call_forms() if trial.with_calls(form).shows("user", "call", "tool")), None)
         refused = frozenset(pair for pair in _pairs(calls) if not trial.shows(*_around(*pair, calls)))
-        if ("text", "text") in refused:  # it may count only texts, and find one missing later
+        if ("text", "text") in refused:  # it may count only texts, and miss one later
             others: tuple[Kind | None, ...] = (None, "system", "user", "text")
             refused |= {("text", "call"), *((before, "tool") for before in others)}
             if (None, "text") in refused:
@@ -104,7 +101,7 @@ class Shown:
 
 
 class _Trial:
-    """Renders conversations of given kinds; each text in them is a word of its own."""
+    """Renders test conversations of given message kinds; each text in them is a unique word."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -118,33 +115,33 @@ class _Trial:
         return self.shows_all([_message(kind, at) for at, kind in enumerate(kinds)])
 
     def loses(self, *kinds: Kind) -> bool:
-        """Return whether the template renders these, and leaves out a part of them."""
+        """Return whether the template renders these messages but omits a part of them."""
         messages = [_message(kind, at) for at, kind in enumerate(kinds)]
         return self.prompt(messages) is not None and not self.shows_all(messages)
 
     def omits(self, *kinds: Kind) -> bool:
-        """Return whether the template renders these, and the words of the first are nowhere in the prompt."""
+        """Return whether the template renders these messages without the words of the first."""
         messages = [_message(kind, at) for at, kind in enumerate(kinds)]
         text = self.prompt(messages)
         return text is not None and not all(word in text for word in _words(messages[0]))
 
     def prompt(self, messages: list[Message]) -> str | None:
-        """Return the prompt; None if the template refuses the messages."""
+        """Return the prompt; `None` if the template refuses the messages."""
         try:
             return self._render(_in_form(messages, self._calls))
         except ValueError:
             return None
 
     def shows_all(self, messages: list[Message]) -> bool:
-        """Return whether the template renders these with all their words, those of a message behind those before it."""
+        """Return whether the template renders these messages with all their words, in the order of the messages."""
         text, start = self.prompt(messages), 0
         if text is None:
             return False
         for message in messages:
-            found = [text.find(word, start) for word in _words(message)]
-            if any(at < 0 for at in found):
+            positions = [text.find(word, start) for word in _words(message)]
+            if any(at < 0 for at in positions):
                 return False
-            start = max(found, default=start)
+            start = max(positions, default=start)
         return True
 
 
@@ -174,7 +171,7 @@ def _result(call: Message, content: str) -> Message:
 
 
 def _words(message: Message) -> Iterator[str]:
-    """Yield the words of a message of a trial that the prompt must have."""
+    """Yield the words of a test message that the prompt must contain."""
     yield from (message[name] for name in ("content", *REASONING) if message.get(name))
     for call in message.get("tool_calls", ()):
         yield from (call["function"]["name"], *call["function"]["arguments"].values())
@@ -189,7 +186,7 @@ def _call_forms() -> Iterator[CallForm]:
 
 
 def _pairs(calls: CallForm | None) -> Iterator[tuple[Kind | None, Kind]]:
-    """Yield the pairs of neighbours that are asked about. System messages are asked about as the first of all."""
+    """Yield the pairs of consecutive kinds to test. System messages are tested only at the beginning."""
     kinds: tuple[Kind, ...] = ("user", "text", "call", "tool") if calls else ("user", "text", "tool")
     yield from ((None, kind) for kind in ("system", *kinds) if kind != "user")
     yield from (("system", kind) for kind in ("system", *kinds) if kind != "user")
@@ -197,7 +194,7 @@ def _pairs(calls: CallForm | None) -> Iterator[tuple[Kind | None, Kind]]:
 
 
 def _around(one: Kind | None, other: Kind, calls: CallForm | None) -> tuple[Kind, ...]:
-    """Return a conversation in which `other` follows `one`, and all else is as usual."""
+    """Return a test conversation in which `other` follows `one`, and which is otherwise common."""
     before: dict[Kind | None, tuple[Kind, ...]] = {
         None: (),
         "system": ("system",),
@@ -213,7 +210,7 @@ def _around(one: Kind | None, other: Kind, calls: CallForm | None) -> tuple[Kind
 
 
 def _endings(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
-    """Yield conversations that end with each kind: a template may show a leading system text before some ends only."""
+    """Yield test conversations that end with each kind: some templates show a system message before some ends only."""
     yield from (("user", "text", "user"), ("user", "text"))
     if calls:
         yield from (("user", "call"), ("user", "call", "tool"), ("user", "call", "tool", "text", "user"))
@@ -228,7 +225,7 @@ def _late_systems(calls: CallForm | None) -> Iterator[tuple[Kind, ...]]:
 
 
 def _about_calls(trial: _Trial) -> dict[str, Any]:
-    """Return what is shown of messages with calls. Each stands there twice: the first may be a case of its own."""
+    """Find out what the template shows of messages with calls. Each test has two: the first may be a special case."""
     question = {"role": "user", "content": "question"}
     one, other, third, last = map(_call, range(4))
     broken = {**one, "function": {"name": "name", "arguments": (text := '{"key":  verbatim')}}
@@ -260,26 +257,26 @@ def _about_reasoning(trial: _Trial, calls: CallForm | None) -> dict[str, Any]:
 
 
 def arranged(messages: Sequence[Mapping[str, Any]], shown: Shown) -> list[Message]:
-    """Return the messages as a template that shows `shown` takes them. Raises `ValueError` for a call that no template
-    can show; it names the field."""
-    found = [_with_calls(_with_text(message), shown, at) for at, message in enumerate(messages)]
-    found = _with_results(list(_with_systems(found, shown)), shown)
+    """Return the messages rearranged for a template with the abilities `shown`. Raises `ValueError`, naming the field,
+    for a tool call that no template can show."""
+    output = [_with_calls(_with_text(message), shown, at) for at, message in enumerate(messages)]
+    output = _with_results(list(_with_systems(output, shown)), shown)
     if not shown.several_calls:
-        found = _one_by_one(found)
-    found = list(_joined(found, shown))
-    found = [_with_reasoning(message, shown) for message in _filled(found, shown)]
+        output = _one_by_one(output)
+    output = list(_joined(output, shown))
+    output = [_with_reasoning(message, shown) for message in _filled(output, shown)]
     if not shown.empty_text:
-        found = [{**message, "content": " "} if message == EMPTY else message for message in found]
-    return found if shown.calls is None else _in_form(found, shown.calls)
+        output = [{**message, "content": " "} if message == EMPTY else message for message in output]
+    return output if shown.calls is None else _in_form(output, shown.calls)
 
 
 def _with_text(message: Mapping[str, Any]) -> Message:
-    """Return a copy of a message with an empty text in the place of an empty list of parts."""
+    """Return a copy of a message, with an empty text in place of an empty list of parts."""
     return {**message, "content": ""} if message.get("content") == [] else dict(message)
 
 
 def _kind(message: Message) -> Kind | None:
-    """Return the kind of a message, or None if its role is not known here."""
+    """Return the kind of a message, or `None` for an unknown role."""
     if message.get("role") == "assistant":
         return "call" if message.get("tool_calls") else "text"
     return message["role"] if message.get("role") in ("system", "user", "tool") else None
@@ -294,19 +291,19 @@ def _text(content: Any) -> str:
 
 
 def _together(one: Message, other: Message) -> Message:
-    """Return one message with what both say."""
-    found = {**other, **one}
-    found["content"] = BETWEEN.join(filter(None, (_text(one.get("content")), _text(other.get("content")))))
+    """Join two messages: their texts, reasoning and calls."""
+    joined = {**other, **one}
+    joined["content"] = BETWEEN.join(filter(None, (_text(one.get("content")), _text(other.get("content")))))
     for name in REASONING:
         if texts := [message[name] for message in (one, other) if message.get(name)]:
-            found[name] = BETWEEN.join(texts)
+            joined[name] = BETWEEN.join(texts)
     if calls := [*(one.get("tool_calls") or ()), *(other.get("tool_calls") or ())]:
-        found["tool_calls"] = calls
-    return found
+        joined["tool_calls"] = calls
+    return joined
 
 
 def _with_systems(messages: list[Message], shown: Shown) -> Iterator[Message]:
-    """Yield the messages with system messages only where the template shows them."""
+    """Yield the messages with system messages only where the template shows them, others as the user's."""
     num_leading = sum(1 for _ in itertools.takewhile(lambda one: _kind(one) == "system", messages))
     leading, others = messages[:num_leading], messages[num_leading:]
     if len(leading) > 1 and ("system", "system") in shown.refused:
@@ -330,20 +327,20 @@ def _all_together(messages: Sequence[Message]) -> Message:
 
 
 def _one_by_one(messages: list[Message]) -> list[Message]:
-    """Return the messages with one call in each, and the results that follow them each behind its call."""
-    found: list[Message] = []
+    """Return the messages with one call in each, and each following result directly after its call."""
+    output: list[Message] = []
     calls: list[Message] = []
     results: list[Message] = []
 
     def close() -> None:
         for message in calls:
-            found.append(message)
+            output.append(message)
             call_id = message["tool_calls"][0].get("id")
             own = next((one for one in results if one.get("tool_call_id") == call_id), None)
             if own is not None:
                 results.remove(own)
-                found.append(own)
-        found.extend(results)
+                output.append(own)
+        output.extend(results)
         calls.clear()
         results.clear()
 
@@ -359,39 +356,39 @@ def _one_by_one(messages: list[Message]) -> list[Message]:
             calls.append({**message, "tool_calls": [first]})
             calls += [{"role": "assistant", "content": "", "tool_calls": [call]} for call in others]
         else:
-            found.append(message)
+            output.append(message)
     close()
-    return found
+    return output
 
 
 def _with_results(messages: list[Message], shown: Shown) -> list[Message]:
-    """Return the messages with results only where the template shows them; elsewhere they are texts of the user. A
-    result of no known call is one of the next call that has none."""
-    found: list[Message] = []
+    """Return the messages with tool results only where the template shows them; others become texts of the user. A
+    result with an unknown call id belongs to the next call without a result."""
+    output: list[Message] = []
     waiting: list[Any] = []  # ids of calls without a result
     for message in messages:
-        kind, before = _kind(message), _kind(found[-1]) if found else None
+        kind, before = _kind(message), _kind(output[-1]) if output else None
         if kind == "call":
             waiting = [*(waiting if before == "call" else ()), *(call.get("id") for call in message["tool_calls"])]
         if kind != "tool":
-            found.append(message)
+            output.append(message)
             continue
-        if before == "text" and waiting and not shown.late_results and len(found) > 1 and _kind(found[-2]) == "call":
-            found[-2:] = [_together(found[-2], found[-1])]
+        if before == "text" and waiting and not shown.late_results and len(output) > 1 and _kind(output[-2]) == "call":
+            output[-2:] = [_together(output[-2], output[-1])]
             before = "call"
         call_id, has_call = message.get("tool_call_id"), bool(waiting)
         if waiting:
             call_id = waiting.pop(waiting.index(call_id) if call_id in waiting else 0)
         is_behind_it = has_call and before in ("call", "tool")
         if not is_behind_it and (before, "tool") in shown.refused:
-            found.append({"role": "user", "content": RESULT + _text(message.get("content"))})
+            output.append({"role": "user", "content": RESULT + _text(message.get("content"))})
         else:
-            found.append({**message, "tool_call_id": call_id})
-    return found
+            output.append({**message, "tool_call_id": call_id})
+    return output
 
 
 def _joined(messages: list[Message], shown: Shown) -> Iterator[Message]:
-    """Yield the messages with neighbours of one role joined where the template does not take them one after another."""
+    """Yield the messages, joining neighbours of the same role that the template refuses."""
     own = ("text", "call")
     apart = {
         "user": ("user", "user") not in shown.refused,
@@ -411,7 +408,7 @@ def _joined(messages: list[Message], shown: Shown) -> Iterator[Message]:
 
 
 def _split(message: Message, shown: Shown) -> Iterator[Message]:
-    """Yield a message, its text before its calls if the template shows only one of both."""
+    """Yield a message, split into its text and its calls if the template shows only one of them."""
     if _kind(message) == "call" and not shown.text_beside_calls and _text(message.get("content")):
         yield {"role": "assistant", "content": message["content"]}
         message = {**message, "content": ""}
@@ -419,7 +416,7 @@ def _split(message: Message, shown: Shown) -> Iterator[Message]:
 
 
 def _filled(messages: list[Message], shown: Shown) -> Iterator[Message]:
-    """Yield the messages with an empty one between two that the template does not take one after another."""
+    """Yield the messages, with an empty one inserted between two kinds that the template refuses in sequence."""
     before: Kind | None = None
     for at, message in enumerate(messages):
         kind = _kind(message)
@@ -436,7 +433,7 @@ def _filled(messages: list[Message], shown: Shown) -> Iterator[Message]:
 
 
 def _with_calls(message: Message, shown: Shown, at: int) -> Message:
-    """Return a message whose calls have names, ids and arguments; as text if the template shows no calls."""
+    """Return a message whose calls have names, ids and arguments; the calls become text if the template shows none."""
     calls = message.get("tool_calls")
     if not calls:
         return {name: value for name, value in message.items() if name != "tool_calls"}
@@ -455,7 +452,7 @@ def _with_calls(message: Message, shown: Shown, at: int) -> Message:
 
 
 def _read_call(call: Any, field: str) -> Message:
-    """Return a call with a function of its own, also of OpenAI's custom calls."""
+    """Return a call as a function call, also one of OpenAI's custom calls. Raises `ValueError` for no object."""
     if not isinstance(call, Mapping):
         raise ValueError(f"{field}: must be an object")
     function = call.get("function", call)
@@ -463,18 +460,18 @@ def _read_call(call: Any, field: str) -> Message:
         function = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
     function = function if isinstance(function, Mapping) else {}
     name = function["name"] if isinstance(function.get("name"), str) else UNNAMED
-    kept = {key: value for key, value in call.items() if key not in ("custom", "name", "arguments")}
-    return {**kept, "type": "function", "function": {**function, "name": name, "arguments": function.get("arguments")}}
+    rest = {key: value for key, value in call.items() if key not in ("custom", "name", "arguments")}
+    return {**rest, "type": "function", "function": {**function, "name": name, "arguments": function.get("arguments")}}
 
 
 def _hashed(call_id: Any) -> Any:
-    """Return an id as a dictionary takes it, whatever a client sent as one."""
+    """Return a call id in a hashable form, whatever a client sent."""
     return call_id if isinstance(call_id, str | int | float | None) else json.dumps(call_id)
 
 
 def parsed(text: str) -> Any:
-    """Return what JSON in a message says; `text` where it is none, or has so many values that making objects of them
-    would stop the interpreter for a while, as a body may hold only few of them outside of texts."""
+    """Parse JSON text in a message. Returns `text` if it is invalid, or if it has so many values that parsing would
+    block the interpreter for long (limits on the request's body do not see inside of texts)."""
     if len(text) > _ALWAYS_CHARS and len(_BETWEEN.findall(_STRING.sub("", text))) > _MOST_VALUES:
         return text
     try:
@@ -484,8 +481,8 @@ def parsed(text: str) -> Any:
 
 
 def _arguments(given: Any, as_object: bool, text_arguments: bool) -> Any:
-    """Return arguments as the template reads them. What is no object becomes one, or stays the text that the model
-    wrote if the template shows that."""
+    """Return a call's arguments in the form that the template reads. Arguments that are not an object are wrapped in
+    one, or stay the text that the model wrote if the template shows that."""
     value = given
     if isinstance(given, str):
         value = parsed(given) if given.strip() else None
@@ -504,20 +501,20 @@ def _arguments(given: Any, as_object: bool, text_arguments: bool) -> Any:
 
 
 def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
-    """Return the messages with calls and results in the form that the template reads."""
-    found: list[Message] = []
-    names: dict[Any, str] = {}  # of functions, by the ids of calls
-    ids: dict[Any, str] = {}  # as the template reads them, by those that were given
+    """Return the messages with calls and results in the format that the template reads."""
+    output: list[Message] = []
+    names: dict[Any, str] = {}  # function names by call id
+    ids: dict[Any, str] = {}  # template's call ids by the given ones
     for message in messages:
         if message.get("role") == "tool":
             call_id = _hashed(message.get("tool_call_id"))
             own = {"name": names.get(call_id, UNNAMED)} if form.names_results and not message.get("name") else {}
-            found.append(
+            output.append(
                 {**message, **own, **({} if form.ids == "given" else {"tool_call_id": ids.get(call_id, "000000000")})}
             )
             continue
         if not (calls := message.get("tool_calls")):
-            found.append(message)
+            output.append(message)
             continue
         formed = []
         for call in calls:
@@ -529,12 +526,14 @@ def _in_form(messages: list[Message], form: CallForm) -> list[Message]:
                 function = {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}
             formed.append({**call, "function": function, **({"id": ids[call_id]} if call_id in ids else {})})
         left_out = () if form.has_content or message.get("content") else ("content",)
-        found.append({**{name: value for name, value in message.items() if name not in left_out}, "tool_calls": formed})
-    return found
+        output.append(
+            {**{name: value for name, value in message.items() if name not in left_out}, "tool_calls": formed}
+        )
+    return output
 
 
 def _nine(given: Any) -> str:
-    """Return an id of nine letters and digits."""
+    """Return an id of nine letters and digits: `given` if it is one, else a hash of it."""
     text = given if isinstance(given, str) else ""
     if len(text) == 9 and text.isascii() and text.isalnum():
         return text

@@ -1,7 +1,7 @@
-"""Tokenizers that have no tokenizer.json: transformers makes one of their files, once.
+"""Converts tokenizers without a tokenizer.json, once, with transformers.
 
-Invariants: transformers runs in a process of its own, reaches no network and runs no code of the model's; the model's
-folder is only read; what was made is known by the content of the files it was made of.
+Invariants: transformers runs in a process of its own, without network access and without running the model's code; the
+model's folder is only read; a result is identified by the content of its source files.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minisgl.utils.made_once import made_once
 
 FORMAT = "1"  # part of the key: a change of what is written makes new folders
 _SOURCES = ("*.model", "*.tiktoken", "vocab.json", "vocab.txt", "tekken.json")
-_READ = ("*.model", "*.tiktoken", "*.json", "*.txt")  # what a tokenizer's class may look at
+_READ = ("*.model", "*.tiktoken", "*.json", "*.txt")  # files that a tokenizer's class may read
 _PROGRAM = """
 import sys
 from transformers import AutoTokenizer
@@ -31,17 +31,17 @@ made.save_pretrained(sys.argv[2])
 
 
 class NoConversion(ValueError):
-    """transformers makes no tokenizer.json of these files; the text says why."""
+    """Error if transformers makes no tokenizer.json of the files; the text says why."""
 
 
 def sources(folder: Path) -> list[str]:
-    """Names of files that a tokenizer can be made of."""
+    """Return the names of files from which a tokenizer can be converted."""
     return sorted({file.name for pattern in _SOURCES for file in folder.glob(pattern) if file.is_file()})
 
 
 def converted(folder: Path, say: Callable[[str], None]) -> Path:
-    """A folder with the tokenizer.json and tokenizer_config.json that stand for the files of `folder`. Raises
-    `NoConversion`."""
+    """Return a folder with the converted tokenizer.json and tokenizer_config.json of `folder`, converting on first use.
+    Raises `NoConversion`."""
     if missing("transformers"):
         raise NoConversion(f"it is not installed: {how_to_get('torch')}")
 
@@ -53,10 +53,10 @@ def converted(folder: Path, say: Callable[[str], None]) -> Path:
 
 
 def _key(folder: Path) -> str:
-    found = hashlib.sha256(f"{FORMAT} {importlib.metadata.version('transformers')}".encode())
+    digest = hashlib.sha256(f"{FORMAT} {importlib.metadata.version('transformers')}".encode())
     for file in sorted({file for pattern in _READ for file in folder.glob(pattern) if file.is_file()}):
-        found.update(f"\n{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
-    return f"{found.hexdigest()[:32]}-{FORMAT}"
+        digest.update(f"\n{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}".encode())
+    return f"{digest.hexdigest()[:32]}-{FORMAT}"
 
 
 def _convert(folder: Path, partial: Path) -> None:
@@ -72,7 +72,7 @@ def _convert(folder: Path, partial: Path) -> None:
         check=False,
     )
     if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.strip()]
-        raise NoConversion(said[-1].strip() if said else f"transformers ended with code {done.returncode}")
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise NoConversion(lines[-1].strip() if lines else f"transformers ended with code {done.returncode}")
     if not (partial / "tokenizer.json").is_file():
         raise NoConversion("transformers wrote none")

@@ -1,6 +1,6 @@
-"""A tokenizer that is loaded while its engine loads, where the folder is known before the engine names it.
+"""Loads the tokenizer while the engine loads, if its folder is known before the engine names it.
 
-Invariants: what is taken is what loading it afterwards would have given, and so are the complaints.
+Invariants: the tokenizer, or the error, is that of loading it afterwards.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.weights.sources import folder_at_hand
 
 
 class EarlyTokenizer:
-    """Starts when it is made, in a thread of its own."""
+    """A tokenizer that is loaded in a thread, which starts with the object."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
@@ -26,18 +26,18 @@ class EarlyTokenizer:
         self._thread.start()
 
     def take(self, model_dir: str | None, say: Callable[[str], None]) -> Tokenizer:
-        """The tokenizer of the folder that the engine names; waits. Raises `TokenizerError`."""
+        """Return the tokenizer of the folder that the engine named. Blocks until then. Raises `TokenizerError`."""
         self._thread.join()
         if self._found is not None and self._found[0] == model_dir:
             return self._found[1]
-        return Tokenizer.open(model_dir, self._template, say)  # may have to make one
+        return Tokenizer.open(model_dir, self._template, say)  # may have to convert it
 
     def _load(self) -> None:
-        if self._config.engine == "echo" or self._config.tokenizer is not None:  # which the engine finds
+        if self._config.engine == "echo" or self._config.tokenizer is not None:  # the engine finds it
             return
         try:
             folder: Path | None = folder_at_hand(self._config.model)
             if folder is not None and (folder / FILE).is_file():
                 self._found = str(folder), Tokenizer.open(folder, self._template)
-        except (ConfigError, OSError, ValueError):  # told by the engine, or by whoever loads it again
+        except (ConfigError, OSError, ValueError):  # the engine, or loading it again, reports it
             pass

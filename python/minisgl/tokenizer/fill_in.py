@@ -1,7 +1,7 @@
-"""Fill-in-the-middle: a prompt of what stands before a gap and after it, for models whose tokenizer has the tokens.
+"""Fill-in-the-middle prompts from the text before and after a gap, for models whose tokenizer has the marker tokens.
 
-Invariants: only ids placed here are markers. A text that spells a special token is read as plain text: it is cut inside
-the spelling, since not all tokenizers mark these tokens as special.
+Invariants: only ids placed here are markers. Text that spells a special token is encoded as plain text: it is split
+inside the spelling, since not all tokenizers mark these tokens as special.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ BEFORE, AFTER = "before", "after"
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """`layout`: markers and the two texts in order. `ends`: what ends a middle, if the tokenizer has it."""
+    """Fill-in-the-middle markers of a model family. `layout`: markers and the two texts in order. `ends`: tokens that
+    end a middle, where the tokenizer has them."""
 
     layout: tuple[str, ...]
     ends: tuple[str, ...] = ()
@@ -55,18 +56,18 @@ FAMILIES = (
     # Codestral
     Family(("[SUFFIX]", AFTER, "[PREFIX]", BEFORE)),
 )
-_LEAD = "☺"  # of a text whose first token must not get a space, as the models' own tokenizers do it
+_LEAD = "☺"  # temporary prefix that keeps a text's first token without space, as in the models' own tokenizers
 
 
 class FillIn:
-    """The markers of one tokenizer; see `of`."""
+    """Encoder of fill-in-the-middle prompts for one tokenizer. Create it with `of`."""
 
     def __init__(self, tokenizer: Tokenizer, family: Family) -> None:
         self._tokenizer, self._layout = tokenizer, family.layout
         self._ids = {text: _id(tokenizer, text) for text in family.markers}
         ends = (tokenizer.token_id(text) for text in family.ends)
         self.end_ids = tuple(sorted({token for token in ends if token is not None}))
-        """What the model may say after the middle."""
+        """Ids of tokens that end the middle."""
         special = tokenizer.special_ids.union(self._ids.values(), self.end_ids)
         spelled = {tokenizer.token_bytes(token).decode("utf-8", "replace") for token in special}
         spelled |= {*family.markers, *family.ends}
@@ -77,7 +78,7 @@ class FillIn:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> FillIn | None:
-        """None if the tokenizer has no such tokens."""
+        """Return the encoder for a tokenizer; `None` if it has no fill-in-the-middle tokens."""
         for family in FAMILIES:
             if all(tokenizer.token_id(text) is not None for text in family.markers):
                 return cls(tokenizer, family)
@@ -85,31 +86,31 @@ class FillIn:
 
     @property
     def last_marker(self) -> int:
-        """The highest id that every prompt has."""
+        """Highest marker id in every prompt."""
         return max(self._ids.values())
 
     def encode(self, before: str, after: str, *, most: int) -> Int32Array:
-        """The prompt. Raises `NotEncodable` and `TooManyTokens`."""
-        found = [self._tokenizer.leading_ids]
+        """Return the prompt for the text around the gap. Raises `NotEncodable`, and `TooManyTokens` beyond `most`."""
+        parts = [self._tokenizer.leading_ids]
         for part in self._layout:
             if part == BEFORE:
-                found.append(self._text(before, most, adds_space=self._adds_space))
+                parts.append(self._text(before, most, adds_space=self._adds_space))
             elif part == AFTER:
-                found.append(self._text(after, most, adds_space=False))
+                parts.append(self._text(after, most, adds_space=False))
             else:
-                found.append(np.array([self._ids[part]], np.int32))
-        whole = np.concatenate(found)
+                parts.append(np.array([self._ids[part]], np.int32))
+        whole = np.concatenate(parts)
         if len(whole) > most:
             raise TooManyTokens(len(whole))
         return whole
 
     def _text(self, text: str, most: int, *, adds_space: bool) -> Int32Array:
-        found: list[Int32Array] = [np.zeros(0, np.int32)]
+        parts: list[Int32Array] = [np.zeros(0, np.int32)]
         for at, piece in enumerate(self._cut(text)):
-            found.append(self._piece(piece, most, adds_space=adds_space and not at))
-        ids = np.concatenate(found)
+            parts.append(self._piece(piece, most, adds_space=adds_space and not at))
+        ids = np.concatenate(parts)
         if not self._never.isdisjoint(ids.tolist()):
-            raise NotEncodable("the text reads as a token of fill-in-the-middle")
+            raise NotEncodable("the text is encoded as a fill-in-the-middle token")
         return ids
 
     def _piece(self, text: str, most: int, *, adds_space: bool) -> Int32Array:
@@ -118,16 +119,16 @@ class FillIn:
         lead = self._tokenizer.encode(_LEAD, add_special_tokens=False)
         ids = self._tokenizer.encode(_LEAD + text, add_special_tokens=False, most=most + len(lead))
         if not np.array_equal(ids[: len(lead)], lead):
-            raise NotEncodable("the tokenizer joins it with what stands before")
+            raise NotEncodable("the tokenizer merges it with the preceding text")
         return ids[len(lead) :]
 
     def _cut(self, text: str) -> Sequence[str]:
-        """After the first character of each spelling, those that overlap too."""
+        """Split a text after the first character of each spelling of a special token, overlapping ones included."""
         cuts = [match.start() + 1 for match in self._spelled.finditer(text)]
         return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True) if a < b]
 
 
 def _id(tokenizer: Tokenizer, text: str) -> int:
-    found = tokenizer.token_id(text)
-    assert found is not None
-    return found
+    token_id = tokenizer.token_id(text)
+    assert token_id is not None
+    return token_id

@@ -1,11 +1,11 @@
-"""Texts of a request in a prompt: only the chat template makes markers, the texts that it shows never become any.
+"""Guards for request texts in a prompt: only the chat template creates markers; texts that it shows never become any.
 
 A marker is an added token that is special or looks like one of turns, calls or reasoning (`guarded.rs`, `is_marker`).
-Where a text spells one, a guard character is put behind its first character before the template renders it. It is taken
-out again afterwards; its offset stays, and no added token is matched across it.
+Where a text spells one, a guard character is inserted after its first character before the template renders it. It is
+removed afterwards; its offset is kept, and no added token is matched across it.
 
 Invariants: a conversation that spells no marker is rendered and encoded as if there were no guards. The guard character
-is printable, without case, no white space, and stands nowhere in the conversation or the template.
+is printable, without case, no white space, and occurs neither in the conversation nor in the template.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SEARCHES = ("split", "rsplit", "partition", "rpartition")
 
 
 class Marks(Protocol):
-    """What knows the markers: `TextTokenizer` or `ReferenceTokenizer`."""
+    """Interface to a tokenizer's markers: `TextTokenizer` or `ReferenceTokenizer`."""
 
     def has_markers(self, value: Any, /) -> bool: ...
 
@@ -29,7 +29,7 @@ class Marks(Protocol):
 
 
 class Prompt(str):
-    """A rendered conversation. No added token is matched across `guards`, offsets of characters in order."""
+    """A rendered conversation. No added token is matched across `guards`, ascending character offsets."""
 
     guards: tuple[int, ...] = ()
 
@@ -39,9 +39,9 @@ class Prompt(str):
         if not guard or guard not in text:
             return text
         parts = text.split(guard)
-        found = cls("".join(parts))
-        found.guards = tuple(itertools.accumulate(map(len, parts[:-1])))
-        return found
+        prompt = cls("".join(parts))
+        prompt.guards = tuple(itertools.accumulate(map(len, parts[:-1])))
+        return prompt
 
 
 def guards_of(text: str) -> tuple[int, ...]:
@@ -49,7 +49,7 @@ def guards_of(text: str) -> tuple[int, ...]:
 
 
 def searched(tree: nodes.Template) -> list[str]:
-    """Return what a template looks for within texts: of an assistant's content these markers are left to it."""
+    """Return the strings that a template searches for in texts: an assistant's content keeps these markers."""
     compared = (
         (compare.expr, *(operand.expr for operand in compare.ops))
         for compare in tree.find_all(nodes.Compare)
@@ -60,19 +60,18 @@ def searched(tree: nodes.Template) -> list[str]:
         for call in tree.find_all(nodes.Call)
         if isinstance(call.node, nodes.Getattr) and call.node.attr in _SEARCHES
     )
-    found = itertools.chain(*compared, *called)
-    texts = (node.value.strip() for node in found if isinstance(node, nodes.Const) and isinstance(node.value, str))
+    operands = itertools.chain(*compared, *called)
+    texts = (node.value.strip() for node in operands if isinstance(node, nodes.Const) and isinstance(node.value, str))
     return sorted(set(filter(None, texts)))
 
 
 def guarded(marks: Marks, messages: Sequence[Mapping[str, Any]], others: Any, kept: list[str], source: str) -> Any:
-    """Return the guard character and guarded copies of messages and others. `kept`: markers that stay in an
-    assistant's content. Raises `ValueError` if every guard character is in use, `RecursionError` for what is too deep.
-    """
+    """Return the guard character and guarded copies of messages and others. `kept`: markers that stay in an assistant's
+    content. Raises `ValueError` if every guard character is in use, `RecursionError` for too deep nesting."""
     texts = [source, *_texts((messages, others))]
     guard = next((char for char in CHARS if not any(char in text for text in texts)), None)
     if guard is None:
-        raise ValueError("they have all syllables of Vai, and the text of a special token")
+        raise ValueError("they use every guard character (the syllables of Vai) and spell a special token")
 
     def plainly(text: str) -> str:
         return marks.guarded(text, guard, [])

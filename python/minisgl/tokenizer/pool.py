@@ -1,7 +1,7 @@
-"""Prompts to token ids off the event loop: a lane for short texts, several at once, and one for all else.
+"""Encodes prompts off the event loop: one thread for short texts, in batches, and one for all other work.
 
-Invariants: the event loop serves the others meanwhile; a long text delays no short one; a text that cannot be encoded
-fails alone. A lane is one thread: more of them would only wait for each other's turn at the interpreter.
+Invariants: the event loop stays responsive; a long text delays no short one; a text that cannot be encoded fails alone.
+More threads would only wait for each other at the interpreter lock.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from minisgl.tokenizer.rendering import MAX_WORK, TooMuchWork, Work
 
 MAX_SHORT_CHARS = 16_384
 MAX_BATCH = 16
-MAX_SHORT_WORK = Work(4096, 0.05)  # so many turns take 15 ms; what needs more is begun again in the other lane
+MAX_SHORT_WORK = Work(4096, 0.05)  # about 15 ms; longer work is restarted in the other thread
 T = TypeVar("T")
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """`result` becomes what `work` returns or raises; of a `_Text`, its ids."""
+    """A job of the pool. `result` gets what `work` returns or raises; for a `_Text`, its token ids."""
 
     work: Callable[[], Any]
     result: asyncio.Future[Any]
 
     def forget(self, _: object = None) -> None:
-        """Its text may be megabytes, and its turn in the lane far."""
+        """Release the job's text, which may have megabytes, once its result is set."""
         self.work = str
 
 
@@ -46,8 +46,8 @@ class _Text(_Job):
 
 
 class TokenizePool:
-    """Its threads are daemons and start with the first job: they end with the process, whatever they are doing.
-    `expected` are errors of the request, not of the work: they come without their traceback."""
+    """Pool of threads that render and encode. They are daemons, start with the first job and end with the process.
+    `expected` are errors of a request: they are raised without traceback."""
 
     def __init__(self, tokenizer: Tokenizer, meter: Meter, expected: tuple[type[Exception], ...] = ()) -> None:
         self._tokenizer = tokenizer
@@ -58,18 +58,19 @@ class TokenizePool:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def run(self, work: Callable[[], T]) -> T:
-        """In the lane for what may take long."""
+        """Run `work` in the thread for long work and return its result."""
         return await self._result(self._long, _Job(work, _new_result()))  # type: ignore[no-any-return]
 
     def run_later(self, work: Callable[[], None]) -> None:
-        """In the same lane; nobody waits for it."""
+        """Run `work` in the thread for long work, without waiting for it."""
         self._start()
         self._long.put(_Job(work, _new_result()))
 
     async def encode(
         self, text: Callable[[], str], num_chars: int, *, add_special_tokens: bool, most: int | None = None
     ) -> Int32Array:
-        """Ids of what `text` returns, which is about `num_chars` long. Raises what `text` and `Tokenizer.encode` do."""
+        """Return the token ids of the text that `text()` returns, about `num_chars` long. Raises the errors of `text`
+        and of `Tokenizer.encode`."""
         if num_chars > MAX_SHORT_CHARS:
             return await self.run(lambda: self._tokenizer.encode(text(), add_special_tokens, most=most))
         job = partial(_Text, text, add_special_tokens=add_special_tokens, most=most)
@@ -83,9 +84,9 @@ class TokenizePool:
         *,
         most: int | None = None,
     ) -> Int32Array:
-        """Ids of a conversation of about `num_chars`, rendered with `variables` of the template. One that looks short
-        and is long work for the template goes to the lane of long work. Raises what `Tokenizer.apply_chat_template` and
-        `Tokenizer.encode` do."""
+        """Return the token ids of a conversation of about `num_chars` characters, rendered with `variables` of the
+        template. A short one that is much work for the template moves to the thread for long work. Raises the errors of
+        `Tokenizer.apply_chat_template` and `Tokenizer.encode`."""
 
         def render(most: Work = MAX_WORK) -> str:
             return self._tokenizer.apply_chat_template(messages(), most, **variables)
@@ -98,11 +99,11 @@ class TokenizePool:
         return await self.run(lambda: self._tokenizer.encode(render(), False, most=most))
 
     async def _result(self, lane: queue.SimpleQueue[Any], job: _Job) -> Any:
-        """An error's traceback leads to here and to those who call: no local of ours may lead back to the error, or
-        both, and the text of whoever waits, would stay until a full garbage collection."""
+        """Queue a job and return its result. No local variable may refer to a raised error: its traceback leads here
+        and to the callers, and such a cycle would keep their texts until a full garbage collection."""
         self._start()
         result = job.result
-        result.add_done_callback(job.forget)  # above all of who is gone before its turn
+        result.add_done_callback(job.forget)  # above all for jobs cancelled before their turn
         lane.put(job)
         del job
         try:
@@ -131,14 +132,14 @@ class TokenizePool:
             jobs.clear()
 
     def _do(self, job: _Job) -> None:
-        """Nothing of it is left in the thread afterwards: its text may be megabytes."""
+        """Run a job. Afterwards the thread holds no reference to it: its text may have megabytes."""
         if not job.result.cancelled():
             began = time.perf_counter_ns()
             self._deliver([(job, self._outcome(job.work))], began)
 
     def _do_all(self, jobs: list[_Text]) -> None:
         began = time.perf_counter_ns()
-        found: list[tuple[_Job, Any]] = []
+        results: list[tuple[_Job, Any]] = []
         texts: list[tuple[_Text, str]] = []
         for job in jobs:
             if not job.result.cancelled():
@@ -146,15 +147,15 @@ class TokenizePool:
                 if isinstance(outcome, str):
                     texts.append((job, outcome))
                 else:
-                    found.append((job, outcome))
+                    results.append((job, outcome))
         for special in (False, True):
             if same := [pair for pair in texts if pair[0].add_special_tokens is special]:
                 outcomes = self._encode([text for _, text in same], special)
-                found.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
-        self._deliver(found, began)
+                results.extend((job, _checked(ids, job.most)) for (job, _), ids in zip(same, outcomes, strict=True))
+        self._deliver(results, began)
 
     def _text_of(self, job: _Text) -> str | Int32Array:
-        """Or its ids, if it has become long."""
+        """Return the text of a job, or its token ids if it turned out to be long."""
         text: str = job.work()
         if len(text) > MAX_SHORT_CHARS:
             return self._tokenizer.encode(text, job.add_special_tokens, most=job.most)
@@ -162,7 +163,7 @@ class TokenizePool:
         return text
 
     def _encode(self, texts: Sequence[str], special: bool) -> list[Any]:
-        """Ids or an exception for each."""
+        """Return the token ids of each text, or the exception."""
         outcome = self._outcome(lambda: list(self._tokenizer.encode_batch(texts, special)))
         if not isinstance(outcome, Exception):
             return outcome  # type: ignore[no-any-return]
@@ -172,19 +173,19 @@ class TokenizePool:
         try:
             return work()
         except self._expected as error:
-            # where it was found leads to the job, which leads to the error; see `_result`
+            # the traceback would refer to the job, and the job to the error; see `_result`
             error.__cause__ = error.__context__ = None
             return error.with_traceback(None)
-        except Exception as error:  # handed over to whoever waits
+        except Exception as error:  # raised in the waiting task
             return error
-        except BaseException as error:  # a panic in the library is no `Exception`; a lane must not lose its thread
+        except BaseException as error:  # a panic in the library is no `Exception`, and must not end the thread
             return RuntimeError(f"{type(error).__name__}: {error}")
 
     def _deliver(self, found: list[tuple[_Job, Any]], began: int) -> None:
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(self._set_results, found, time.perf_counter_ns() - began)
-        except RuntimeError:  # the loop is closed: nobody waits any more
+        except RuntimeError:  # the loop is closed, so no task waits
             return
 
     def _set_results(self, found: list[tuple[_Job, Any]], ns: int) -> None:

@@ -1,11 +1,11 @@
-"""The text path in plain Python, on the package `tokenizers`. It is the reference of `rust/minisgl-text`, and it serves
-where the extension is missing.
+"""The text path in plain Python, on the package `tokenizers`: the reference for `rust/minisgl-text`, and its fallback
+if the extension is missing.
 
 Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes, and the
-bytes of an unfinished character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
+bytes of an incomplete character wait for the next id. Other decoders (WordPiece, CTC) decode a short window of ids.
 
-Invariants: the ids and the pieces of text are those of `minisgl._rust.TextTokenizer`, `TextDecoder` and `TextStream`.
-It knows no lower bound of a text's number of tokens: a text that is too long is encoded to its end first.
+Invariants: token ids and decoded text are those of `minisgl._rust.TextTokenizer`, `TextDecoder` and `TextStream`. It
+has no lower bound for a text's token count: a text that is too long is encoded completely first.
 """
 
 from __future__ import annotations
@@ -36,21 +36,19 @@ if TYPE_CHECKING:
 REPLACEMENT = "\ufffd"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LITERAL = re.compile(r"R+B?(FS?)?")
-"""The decoders of sentencepiece, by the first letters of their steps: a token's text depends on no neighbour."""
+"""Decoders like sentencepiece's, by the letters of their steps, in which a token's text depends on no neighbour."""
 _LETTERS = {"Replace": "R", "Metaspace": "R", "ByteFallback": "B", "Fuse": "F", "Strip": "S"}
-_WINDOW_HOLD = 8  # ids that a window holds back at most for a character that does not come
-_WINDOW_CONTEXT = 4  # ids that a window decodes again, so that rules which join have a left neighbour
+_WINDOW_HOLD = 8  # most ids held back for an incomplete character
+_WINDOW_CONTEXT = 4  # ids decoded again as left context
 _CHAR_TO_BYTE = char_to_byte()
 
 
 class NotEncodable(ValueError):
-    """A text that is not Unicode (lone surrogates), or has a character that is not in the vocabulary of a tokenizer
-    without a token for unknown ones."""
+    """Error for a text that is not valid Unicode (lone surrogates), or that the tokenizer cannot encode."""
 
 
 class TooManyTokens(ValueError):
-    """A text that has more tokens than its caller can use: as many as `count`, or more if it was not encoded to its
-    end."""
+    """Error for a text with too many tokens: `count`, or `at_least` that many if it was not encoded to its end."""
 
     def __init__(self, count: int, at_least: bool = False) -> None:
         super().__init__(f"{'at least ' if at_least else ''}{count} tokens")
@@ -59,11 +57,11 @@ class TooManyTokens(ValueError):
 
 
 class ReferenceTokenizer:
-    """A tokenizer.json, by its file or its text. Raises `ValueError` if it cannot be read. Its methods are those of
-    `minisgl._rust.TextTokenizer`, which `_rust.pyi` describes."""
+    """Tokenizer from a tokenizer.json, given as a file or as text. Raises `ValueError` if it cannot be read. The
+    methods are those of `minisgl._rust.TextTokenizer`, see `_rust.pyi`."""
 
     def __init__(self, file: str | PathLike[str] | None = None, text: str | None = None) -> None:
-        import tokenizers  # a server with the extension need not wait for it
+        import tokenizers  # slow to import, and unused with the extension
 
         library = tokenizers.Tokenizer
         try:
@@ -118,23 +116,23 @@ class ReferenceTokenizer:
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
     ) -> list[Int32Array]:
-        found = self._ids(list(texts), add_special_tokens)
-        for ids in found:
+        batch = self._ids(list(texts), add_special_tokens)
+        for ids in batch:
             if most is not None and len(ids) > most:
                 raise TooManyTokens(len(ids))
-        return found
+        return batch
 
     def encode_pair(self, one: str, other: str) -> Int32Array:
         return self._ids([(one, other)], True)[0]
 
     def _ids(self, inputs: list[Any], add_special_tokens: bool) -> list[Int32Array]:
         for text in inputs:
-            "".join(text).encode()  # the library calls a lone surrogate a wrong type
+            "".join(text).encode()  # raises for lone surrogates, for which the library raises TypeError
         try:
-            found = self.backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
+            encodings = self.backend.encode_batch(inputs, add_special_tokens=add_special_tokens)
         except Exception as error:  # the library raises nothing narrower
             raise NotEncodable(f"the tokenizer has no ids for it: {error}") from error
-        return [np.array(one.ids, np.int32) for one in found]
+        return [np.array(one.ids, np.int32) for one in encodings]
 
     def min_tokens(self, text: str, most: int) -> int:
         return 0
@@ -144,10 +142,10 @@ class ReferenceTokenizer:
         return str(self.backend.decode(known, skip_special_tokens=skip_special_tokens)) if known else ""
 
     def token_bytes(self, token_id: int) -> bytes:
-        found = self._bytes.get(token_id)
-        if found is None:
-            found = self._bytes[token_id] = self._make_bytes(token_id)
-        return found
+        data = self._bytes.get(token_id)
+        if data is None:
+            data = self._bytes[token_id] = self._make_bytes(token_id)
+        return data
 
     def _make_bytes(self, token_id: int) -> bytes:
         token = self._token(token_id)
@@ -163,7 +161,7 @@ class ReferenceTokenizer:
         return token.encode()
 
     def is_byte(self, token_id: int) -> bool:
-        """Return whether a tokenizer with byte fallback spells a single byte with this id."""
+        """Return whether the id stands for a single byte in a tokenizer with byte fallback."""
         token = self._token(token_id) if self._falls_back else None
         return token is not None and _BYTE_TOKEN.fullmatch(token) is not None
 
@@ -197,13 +195,13 @@ class ReferenceTokenizer:
 
 
 def _flat(step: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a decoder's steps in order, sequences of sequences made flat."""
+    """Return a decoder's steps in order, with nested sequences flattened."""
     return [one for part in step["decoders"] for one in _flat(part)] if step["type"] == "Sequence" else [step]
 
 
 def _is_literal(steps: list[dict[str, Any]]) -> bool:
     """Return whether a token's text is the token with characters replaced, or one byte. A strip at the beginning of the
-    whole text is none of a text that goes on."""
+    whole text is allowed: it does not affect continued text."""
     return (
         _LITERAL.fullmatch("".join(_LETTERS.get(step["type"], "?") for step in steps)) is not None
         and all("String" in step["pattern"] for step in steps if step["type"] == "Replace")
@@ -220,7 +218,7 @@ def _replacements(steps: list[dict[str, Any]]) -> list[tuple[str, str]]:
 
 
 class ReferenceDecoder(ABC):
-    """The text of one stream of ids; `skipped` ids are no text."""
+    """Incremental decoder of one stream of token ids; `skipped` ids give no text."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
         self._tokenizer = tokenizer
@@ -231,20 +229,20 @@ class ReferenceDecoder(ABC):
         return "".join([self._push_one(token_id) for token_id in ids if token_id not in self._skipped])
 
     def place(self, token_id: int) -> tuple[int, str]:
-        """Return the number of characters of the new text that stand before the one in which the id begins (those of
-        held back bytes that the id does not continue), and the text of `push`."""
+        """Return the number of characters in the new text before the one in which the id begins (those of pending bytes
+        that the id does not continue), and the text of `push`."""
         return 0, self.push((token_id,))
 
     @abstractmethod
     def flush(self) -> str:
-        """Return what was held back: the bytes of an unfinished character as U+FFFD."""
+        """Return the pending text: the bytes of an incomplete character as U+FFFD."""
 
     @abstractmethod
     def _push_one(self, token_id: int) -> str: ...
 
 
 class _ByteLevelDecoder(ReferenceDecoder):
-    """Every token is some bytes."""
+    """Decoder for tokens that are sequences of bytes."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
         super().__init__(tokenizer, skipped)
@@ -264,11 +262,11 @@ class _ByteLevelDecoder(ReferenceDecoder):
 
 
 class _LiteralDecoder(ReferenceDecoder):
-    """A token is its own text; a run of byte tokens is text if it is valid UTF-8, else each byte is one U+FFFD."""
+    """Decoder for tokens that are their own text; a run of byte tokens is UTF-8 if valid, else one U+FFFD per byte."""
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int]) -> None:
         super().__init__(tokenizer, skipped)
-        self._pending = b""  # bytes of the current run that are not delivered
+        self._pending = b""  # undelivered bytes of the current run
         self._run_is_invalid = False
 
     def _push_one(self, token_id: int) -> str:
@@ -304,13 +302,14 @@ class _LiteralDecoder(ReferenceDecoder):
 
 
 class _WindowDecoder(ReferenceDecoder):
-    """The last few ids are decoded with and without the new ones; the difference is the text. That is approximate: the
-    first id is decoded as if it began the text, and rules of wider reach are missed."""
+    """Decoder for all other tokenizers: decodes the last few ids with and without the new ones and returns the
+    difference. Approximate: the first id is decoded as if it began the text, and rules with a wider reach are missed.
+    """
 
     def __init__(self, tokenizer: ReferenceTokenizer, skipped: Collection[int], library_skips: bool) -> None:
         super().__init__(tokenizer, skipped)
         self._library_skips = library_skips
-        self._context: list[int] = []  # ids that are delivered
+        self._context: list[int] = []  # delivered ids
         self._held: list[int] = []
 
     def _push_one(self, token_id: int) -> str:
@@ -334,16 +333,16 @@ class _WindowDecoder(ReferenceDecoder):
 
 
 class _Search:
-    """One stop string, looked for by Knuth, Morris and Pratt's method: linear whatever stop string and text are. Its
-    table grows with the matched length, so that a long stop string costs nothing before text resembles it."""
+    """Incremental search for one stop string by the Knuth-Morris-Pratt algorithm, in linear time. Its table grows with
+    the matched length, so that a long stop string costs nothing before a similar text."""
 
     def __init__(self, stop: str) -> None:
         self.stop = stop
-        self.matched_len = 0  # length of the longest end of the text with which the stop string begins
-        self._borders = [0, 0]  # [n]: the same of the stop string's own first n characters, short of all n
+        self.matched_len = 0  # longest suffix of the text that is a prefix of the stop string
+        self._borders = [0, 0]  # [n]: longest proper border of the stop string's first n characters
 
     def push(self, text: str) -> int | None:
-        """Return where in `text` the first match ends. Not to be called after a match."""
+        """Return where the first match ends in `text`, or `None`. Not to be called after a match."""
         stop, matched, at = self.stop, self.matched_len, 0
         while at < len(text):
             if not matched and (at := text.find(stop[0], at)) < 0:
@@ -361,7 +360,7 @@ class _Search:
         return None
 
     def _extend(self, length: int) -> None:
-        """Find the border of the first `length` characters; those of fewer are known."""
+        """Compute the border of the first `length` characters from those of fewer."""
         if len(self._borders) > length:
             return
         char, border = self.stop[length - 1], self._borders[length - 1]
@@ -371,9 +370,9 @@ class _Search:
 
 
 class ReferenceStream:
-    """The text of one answer as its ids come, cut at the first stop string; text that may begin one is held back. Its
-    methods are those of `minisgl._rust.TextStream`, which `_rust.pyi` describes. `shown`: special tokens that are text,
-    but for stop strings. `formats`: how the answer is taken apart; only its content is searched."""
+    """Text of one output, truncated at the first stop string; text that may begin one is held back. The methods are
+    those of `minisgl._rust.TextStream`, see `_rust.pyi`. `shown`: special tokens that appear as text but match no stop
+    string. `formats`: parser of the output; only its content is searched for stop strings."""
 
     def __init__(
         self,
@@ -386,10 +385,10 @@ class ReferenceStream:
         self._decoder = decoder
         self._searches = [_Search(one) for one in stop if one]
         self._shown = frozenset(shown)
-        self._num_unsearched = min_tokens - 1  # so many of the next ids belong to no stop string
+        self._num_unsearched = min_tokens - 1  # ids to come that cannot be part of a stop string
         self._held = ""
         self._scan = None if formats is None or not self._searches else _rust.ContentScan(formats)
-        self._scanned: collections.deque[bool] = collections.deque()  # of characters: whether they are searched
+        self._scanned: collections.deque[bool] = collections.deque()  # by character: whether it is searched
         self.matched_stop: str | None = None
 
     @property
@@ -422,7 +421,7 @@ class ReferenceStream:
         return "".join(parts), len(ids)
 
     def _decided(self, text: str, is_searched: bool, *, ended: bool = False) -> str:
-        """Return what of the text is certain to be shown."""
+        """Return the text that can be shown now."""
         if self._scan is None:
             return self._search(text) if is_searched else self._skip(text)
         self._scanned.extend([is_searched] * len(text))
@@ -442,8 +441,7 @@ class ReferenceStream:
         return self._take_held() + text
 
     def _search(self, text: str) -> str:
-        """Return the text before a match, else all that cannot belong to a match to come. Not to be called after a
-        match."""
+        """Return the text before a match, else all that cannot be part of a later one. Not to be called after one."""
         ends = [(end, -len(one.stop), one.stop) for one in self._searches if (end := one.push(text)) is not None]
         text = self._held + text
         if ends:

@@ -1,7 +1,8 @@
-"""The reference of `rust/minisgl-text/src/guarded.rs`: texts with offsets across which no added token is matched.
+"""The reference for `rust/minisgl-text/src/guarded.rs`: encodes texts with offsets across which no added token is
+matched.
 
-Invariants: finds the same markers and gives the same ids as `minisgl._rust.TextTokenizer`. Added tokens that are
-matched in normalized text are looked for as they are spelled.
+Invariants: markers and token ids are those of `minisgl._rust.TextTokenizer`. Added tokens that match normalized text
+are searched as they are spelled.
 """
 
 from __future__ import annotations
@@ -16,18 +17,18 @@ if TYPE_CHECKING:
 
 _TAGS = "table caption thead tbody tfoot tr th td h1 h2 h3 h4 h5 h6 blockquote strong em b i u s sub sup code"
 _TAG = re.compile(rf"<[</]*(?:{'|'.join(_TAGS.split())})>+")
-_LEAD = "a"  # stands before a text that is not at the beginning, and is taken off again
+_LEAD = "a"  # temporary prefix of a text that is not at the beginning
 
 
 def is_marker(token: tokenizers.AddedToken) -> bool:
-    """Return whether text must not be read as this token."""
+    """Return whether request text must not be encoded as this token."""
     text = token.content
     is_word = all(char.isalnum() or char.isspace() or char == "▁" for char in text)
     return len(text) > 1 and (token.special or not (is_word or _TAG.fullmatch(text)))
 
 
 class Guarding:
-    """The markers of one tokenizer, and what encodes around them."""
+    """Markers of one tokenizer, and its encoder for guarded texts."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -48,15 +49,15 @@ class Guarding:
         return bool(self.guards(text, ()))
 
     def guards(self, text: str, kept: Sequence[str]) -> list[int]:
-        """Return the offsets that keep `text` from being read as markers, but for those of `kept`."""
+        """Return the guard offsets that keep `text` from being encoded as markers, except for those in `kept`."""
         edge = len(text.rstrip())
-        found = []
+        offsets = []
         for match in self._begins.finditer(text):
             at = match.start()
             whole = any(text.startswith(marker, at) and marker not in kept for marker in self._with(text[at]))
             if whole or any(end - at <= self._longest and self._goes_on(text[at:end]) for end in (edge, len(text))):
-                found.append(at + 1)
-        return found
+                offsets.append(at + 1)
+        return offsets
 
     def _with(self, begin: str) -> Sequence[str]:
         first = bisect.bisect_left(self._markers, begin)
@@ -67,14 +68,14 @@ class Guarding:
         return bool(begun) and after < len(self._markers) and self._markers[after].startswith(begun)
 
     def encode(self, text: str, guards: Sequence[int]) -> list[int]:
-        """Return the ids of `text`, guards in order. Raises what the library raises."""
-        found: list[int] = []
+        """Return the token ids of `text`. `guards` are ascending offsets. Raises the library's errors."""
+        ids: list[int] = []
         for begin, end, token in self.split(text, guards):
-            found += self._letters(text[begin:end], begin > 0) if token is None else [token]
-        return found
+            ids += self._letters(text[begin:end], begin > 0) if token is None else [token]
+        return ids
 
     def split(self, text: str, guards: Sequence[int]) -> Iterator[tuple[int, int, int | None]]:
-        """Yield begin and end of each part, and its id if it is an added token."""
+        """Yield start, end and, for an added token, the id of each part of `text`."""
         for begin, end, token in self._find(self._searches[0], text, 0, len(text), guards):
             if token is not None:
                 yield begin, end, token
@@ -105,7 +106,7 @@ class Guarding:
             yield begin, end, None
 
     def _letters(self, text: str, follows: bool) -> list[int]:
-        """Return the ids of a text without added tokens. `follows`: it is not at the beginning of all."""
+        """Return the token ids of a text without added tokens. `follows`: it is not at the beginning of the prompt."""
         import tokenizers
 
         lead = len(_LEAD) if follows else 0
@@ -122,7 +123,7 @@ class Guarding:
         return [i for i, (start, _) in zip(encoding.ids, encoding.offsets, strict=True) if start >= lead]
 
     def _tokens(self, piece: str) -> list[Any]:
-        """Return the model's tokens; where it makes a marker, the piece is cut behind the marker's first character."""
+        """Return the model's tokens; a piece that would become a marker is split after the marker's first character."""
         tokenize: Callable[[str], list[Any]] = self._backend.model.tokenize
         found: list[Any] = []
         while True:

@@ -1,8 +1,7 @@
-"""Renders chat templates as transformers does: the same jinja environment, filters and globals.
+"""Renders chat templates like transformers: the same jinja environment, filters and globals.
 
-Invariants: a template runs in jinja's immutable sandbox, its output is bounded, and so are the turns of its loops and
-the calls of its macros, together, and the time that they take; what goes wrong in it is a `ChatTemplateError` for the
-client.
+Invariants: a template runs in jinja's immutable sandbox; its output, its loop iterations plus macro calls, and its time
+are limited; an error in it is a `ChatTemplateError` for the client.
 """
 
 from __future__ import annotations
@@ -24,33 +23,33 @@ import jinja2.sandbox
 
 from minisgl.tokenizer import template_bounds
 
-MAX_RENDERED = 32 * 2**20  # characters, and pieces: far beyond any context, soon reached by a template that runs away
-_TURN = "true"  # a variable whose name no template can read or set: there it is a constant
-_GUARD = "guard of texts"  # another one
+MAX_RENDERED = 32 * 2**20  # characters + pieces: beyond any context, soon reached by an endless template
+_TURN = "true"  # variable that no template can read or set: there its name is a constant
+_GUARD = "guard of texts"  # another such variable
 
 
 class ChatTemplateError(ValueError):
-    """The conversation does not fit the template, or there is none. The text is meant for the client."""
+    """Error, meant for the client, for a conversation that does not fit the template, or a missing template."""
 
 
 class TooMuchWork(ChatTemplateError):
-    """A template's loops and macros did more than they may."""
+    """Error for a template that exceeds its limit of loop iterations and macro calls, or of time."""
 
 
 class Work(NamedTuple):
-    """Turns of loops and calls of macros, and seconds of the processor's time. They are read at each turn, which may
-    sort a hundred thousand values."""
+    """Limits of rendering: loop iterations plus macro calls, and seconds of CPU time, checked at each of these. One
+    iteration may sort a hundred thousand values."""
 
     turns: int
     seconds: float
 
 
 TRIAL_WORK = Work(1 << 14, 1.0)
-MAX_WORK = Work(1 << 21, 10.0)  # as many turns take some seconds; the gateway's renderer counts its steps
+MAX_WORK = Work(1 << 21, 10.0)  # that many iterations take some seconds; the gateway's renderer counts its own steps
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` marks assistant text for training; rendering ignores the mark."""
+    """Jinja extension for `{% generation %}`, which marks assistant text for training; rendering ignores it."""
 
     tags = {"generation"}  # noqa: RUF012 (the base class says set)
 
@@ -61,7 +60,7 @@ class _Generation(jinja2.ext.Extension):
 
 
 class _CodeGenerator(template_bounds.BoundedCode):
-    """Leaves constants to the rendering: jinja computes them, of any size, in branches that nothing takes too."""
+    """Code generator without constant folding: jinja would compute huge constants, even in branches that never run."""
 
     def _output_child_to_const(
         self,
@@ -74,7 +73,7 @@ class _CodeGenerator(template_bounds.BoundedCode):
         return super()._output_child_to_const(node, frame, finalize)
 
     def visit_Call(self, node: jinja2.nodes.Call, frame: jinja2.compiler.Frame, forward_caller: bool = False) -> None:
-        """Write the call of `_TURN` without what the sandbox asks of each call."""
+        """Write a call of `_TURN` without the sandbox's checks."""
         if isinstance(node.node, jinja2.nodes.Name) and node.node.name == _TURN:
             self.visit(node.node, frame)
             self.write("()")
@@ -87,18 +86,18 @@ _NOT_THERE = object()
 
 
 class _Environment(template_bounds.BoundedEnvironment):
-    """Each turn of a loop, and each call of a macro, calls the variable `_TURN`."""
+    """Jinja environment in which each loop iteration and macro call calls the variable `_TURN`."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """Return an attribute or a key, as the sandbox does. Its checks are left out for keys of dictionaries and
-        public attributes of texts, loops and namespaces, where they find nothing and which templates read most."""
+        """Return an attribute or a key like the sandbox, but skip its checks for dictionary keys and for public
+        attributes of texts, loops and namespaces, which are always allowed and which templates read most."""
         kind = type(obj)
         if kind is dict and attribute in obj and not hasattr(dict, attribute):
             return obj[attribute]
         if kind in _PLAIN and not attribute.startswith(("_", "format")):
-            found = getattr(obj, attribute, _NOT_THERE)
-            if found is not _NOT_THERE:
-                return found
+            value = getattr(obj, attribute, _NOT_THERE)
+            if value is not _NOT_THERE:
+                return value
         return super().getattr(obj, attribute)
 
     def _generate(
@@ -110,7 +109,7 @@ class _Environment(template_bounds.BoundedEnvironment):
         for node in source.find_all((jinja2.nodes.For, jinja2.nodes.Macro, jinja2.nodes.CallBlock)):
             assert isinstance(node, jinja2.nodes.For | jinja2.nodes.Macro | jinja2.nodes.CallBlock)
             line = node.lineno
-            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # turns that it leaves out count, too
+            if isinstance(node, jinja2.nodes.For) and node.test is not None:  # skipped iterations count, too
                 node.test = jinja2.nodes.And(turn(line), node.test, lineno=line)
             else:
                 node.body.insert(0, jinja2.nodes.ExprStmt(turn(line), lineno=line))
@@ -139,7 +138,7 @@ def _tojson(
 
 
 def _escaped(text: str, guard: str) -> str:
-    """JSON with escapes for all that is not ASCII, but for guards."""
+    """Escape all characters of a JSON text that are not ASCII, except for guards."""
     return guard.join(
         re.sub("[\x7f-\U0010ffff]+", lambda found: json.dumps(found[0])[1:-1], part) for part in text.split(guard)
     )
@@ -158,8 +157,8 @@ def environment() -> _Environment:
 
 
 def run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, guard: str = "") -> str:
-    """Render the template, within `most`. `guard`: the character that its own JSON leaves as it is. Raises
-    `ChatTemplateError`."""
+    """Render the template within the limits `most`. `guard` is a character that the template's JSON filter does not
+    escape. Raises `ChatTemplateError`."""
     pieces: list[str] = []
     size = 0
     turns = itertools.count(1)
@@ -168,24 +167,24 @@ def run(template: jinja2.Template, variables: Mapping[str, Any], most: Work, gua
 
     def turn() -> bool:
         if next(turns) > most.turns:
-            raise TooMuchWork("messages: the chat template takes too many turns over them")
+            raise TooMuchWork("messages: the chat template runs too many loop iterations over them")
         if time.thread_time() > end:
             raise TooMuchWork("messages: the chat template takes too long over them")
         return True
 
     try:
-        # as `Template.generate`, which copies all that there is
+        # `Template.generate` without its copy of all variables
         context = template.new_context({**template.globals, **variables, _TURN: turn, _GUARD: guard}, shared=True)
         for piece in template.root_render_func(context):
             pieces.append(piece)
             size += len(piece) + 1
             if size > MAX_RENDERED:
-                raise ChatTemplateError("messages: the chat template makes too long a prompt of them")
+                raise ChatTemplateError("messages: the chat template renders too long a prompt of them")
     except jinja2.TemplateError as error:
         raise ChatTemplateError(f"messages: the chat template refuses them: {error}") from error
     except ChatTemplateError:
         raise
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError, MemoryError) as error:
-        # a template is a program: its own mistakes on odd input are the input's mistakes to the client
+        # a template's own error on unusual input is reported as an error of the input
         raise ChatTemplateError(f"messages: the chat template fails on them: {error}") from error
     return "".join(pieces)

@@ -1,8 +1,9 @@
-"""Bounds on the values that a chat template makes: each is looked at before it is made, or when it cannot be large yet.
+"""Limits on the values that a chat template creates: each is checked before it is created, or while it cannot be large.
 
-Invariants: no text, number or container that a template makes, written out, is longer than `MAX_SIZE`; all texts and
-lists that it makes together have no more than `MAX_MADE` characters and items. What a filter or a method may widen is
-estimated before it runs (`_FILTERS`, `_METHODS`). Namespaces show nothing of what is in them: only containers nest.
+Invariants: no text, number or container that a template creates is longer than `MAX_SIZE` when written out; all its
+texts and lists together have at most `MAX_MADE` characters and items. The result size of filters and methods that may
+expand their input is estimated before they run (`_FILTERS`, `_METHODS`). Namespaces print nothing of their content:
+only containers nest.
 """
 
 from __future__ import annotations
@@ -22,39 +23,39 @@ from jinja2.utils import Namespace, _PassArg, pass_context
 
 MAX_SIZE = 1 << 25
 MAX_MADE = 1 << 29
-MAX_BITS = 1 << 12  # of a number that is calculated with
+MAX_BITS = 1 << 12  # bits of an operand
 MAX_WIDTH = 1 << 12
 MAX_PRETTY = 1 << 16
 _SMALL = 1 << 62
-_FEW = 256  # characters of a text that is not counted: the turns of loops are
-_WIDE = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a width of five digits, or one that an argument says
+_FEW = 256  # longest text that is not counted: loop iterations are
+_WIDE = re.compile(r"\d{5,}|%[^a-zA-Z%]*\*|\{[^{}]*\{")  # a width of five digits, or one given by an argument
 
 
 class TooLarge(ValueError):
-    """A template makes more than it may."""
+    """Error for a template that creates more than it may."""
 
     def __init__(self) -> None:
-        super().__init__("the chat template makes too large a value")
+        super().__init__("the chat template creates too large a value")
 
 
 class _Made(threading.local):
-    """What the rendering in this thread has made, and the sizes of the values that it was given."""
+    """Sizes of this thread's rendering: all that was created, and its input values."""
 
     size = 0
     given: Sequence[Any] = ()
-    sizes: Mapping[int, int] | None = None  # of the given ones, by their `id`
+    sizes: Mapping[int, int] | None = None  # sizes of the given values, by `id`
 
 
 _made = _Made()
 
 
 def begin(given: Sequence[Any]) -> None:
-    """Begin a rendering. `given`: values of the request that a template may put into lists again and again."""
+    """Reset the counters for a new rendering. `given`: values of the request, which a template may copy often."""
     _made.size, _made.given, _made.sizes = 0, given, None
 
 
 def _take(size: int) -> None:
-    """Count a text of this length, or as many items, before or when it is made. Raises `TooLarge`."""
+    """Count a created text of `size` characters, or a list of as many items. Raises `TooLarge`."""
     if size > MAX_SIZE:
         raise TooLarge
     if size > _FEW:
@@ -70,7 +71,7 @@ def _check(size: int) -> int:
 
 
 class _List(list[Any]):
-    """A list that a template made. `size`: as `_size` gives it."""
+    """List created by a template; `size` is the result of `_size`."""
 
     __slots__ = ("size",)
 
@@ -78,7 +79,7 @@ class _List(list[Any]):
 
 
 def _size(value: Any) -> int:
-    """Return about how long a value is, written out, up to a bit more than `MAX_SIZE`."""
+    """Return the approximate length of a value when written out, at most a little above `MAX_SIZE`."""
     if isinstance(value, str | bytes):
         return 1 + len(value)
     if _made.sizes is None:
@@ -104,7 +105,7 @@ def _size(value: Any) -> int:
 
 
 def _kept(value: Any) -> Any:
-    """Return a value that was just made, as it is or with its size."""
+    """Check and count a value that was just created; return it, a list with its size attached. Raises `TooLarge`."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str | bytes):
@@ -121,9 +122,9 @@ def _kept(value: Any) -> Any:
 
 def _sized(items: list[Any], size: int) -> _List:
     _take(len(items))
-    found = _List(items)
-    found.size = _check(size)
-    return found
+    sized = _List(items)
+    sized.size = _check(size)
+    return sized
 
 
 def _number(value: Any) -> None:
@@ -132,7 +133,7 @@ def _number(value: Any) -> None:
 
 
 def _width(value: Any) -> int:
-    """Return a number by which a text or a list may grow."""
+    """Return the amount by which a width argument may expand a text or list. Raises `TooLarge`."""
     if isinstance(value, int) and abs(value) > MAX_WIDTH:
         raise TooLarge
     return abs(value) if isinstance(value, int) else 0
@@ -174,7 +175,7 @@ def _lines(text: Any, *values: Any) -> int:
 
 
 def _pretty(value: Any, *_: Any) -> int:
-    return MAX_SIZE // MAX_PRETTY * _size(value)  # takes long
+    return MAX_SIZE // MAX_PRETTY * _size(value)  # slow to compute
 
 
 def _tabs(text: Any, size: Any = 8, *_: Any) -> int:
@@ -189,7 +190,7 @@ _METHODS: dict[str, Callable[..., int]] = {
     "join": _joined,
     "translate": _translated,
 }
-"""By name: how long a method's result is at most, of the object and the arguments."""
+"""By method name: function of the object and the arguments that returns the longest result."""
 
 _FILTERS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("center", "batch", "slice", "round"), _widths),
@@ -203,7 +204,7 @@ _FILTERS: dict[str, Callable[..., int]] = {
 _MAKE_NOTHING = frozenset(
     ("length", "count", "first", "last", "default", "d", "select", "selectattr", "reject", "rejectattr", "map", "items")
 )
-"""Filters that give a number, one of the values that they are given, or one after the other."""
+"""Filters that return a number or existing values only."""
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -230,7 +231,7 @@ class QuietNamespace(Namespace):
 
 
 class BoundedCode(jinja2.compiler.CodeGenerator):
-    """Has containers and joined texts made by the environment."""
+    """Code generator that has the environment create containers and joined texts."""
 
     def visit_Concat(self, node: nodes.Concat, frame: jinja2.compiler.Frame) -> None:
         self._call("joined", nodes.Tuple(node.nodes, "load", lineno=node.lineno), frame)
@@ -261,7 +262,7 @@ class BoundedCode(jinja2.compiler.CodeGenerator):
     def _kept(
         self, visit: Callable[[Any, jinja2.compiler.Frame], None], node: nodes.Expr, frame: jinja2.compiler.Frame
     ) -> None:
-        """Visit a container; one of constants, or of targets, is none that a template makes."""
+        """Visit a container expression, and have its value checked unless it is constant or an assignment target."""
         is_loaded = getattr(node, "ctx", "load") == "load"
         is_made = is_loaded and any(node.find(kind) is not None for kind in (nodes.Name, nodes.Call, nodes.Filter))
         self.write("environment.kept(" if is_made else "")
@@ -275,7 +276,7 @@ class BoundedCode(jinja2.compiler.CodeGenerator):
 
 
 class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """Call `begin` before each rendering, and `bound_filters` when all filters are there."""
+    """Sandbox with limits on created values. Call `bound_filters` after adding filters, `begin` before rendering."""
 
     code_generator_class = BoundedCode
     intercepted_binops = frozenset(jinja2.sandbox.SandboxedEnvironment.default_binop_table) - {"+"}  # see `added`
@@ -326,7 +327,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return _kept(left + right)
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        """Return the result of an operator. Raises `TooLarge`."""
+        """Return the result of a binary operator. Raises `TooLarge`."""
         if operator == "-" and type(left) is int and type(right) is int and -_SMALL < left < _SMALL > right > -_SMALL:
             return left - right
         if operator == "*" and isinstance(left, int) != isinstance(right, int):
@@ -342,10 +343,10 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return _kept(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: jinja2.runtime.Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the result of a call, as the sandbox does. Raises `TooLarge`."""
+        """Return the result of a call, like the sandbox. Raises `TooLarge`."""
         method = __obj if type(__obj) is BuiltinMethodType else getattr(__obj, "__wrapped__", None)
         owner = getattr(method, "__self__", None)
-        if type(owner) is dict:  # gives what is in it
+        if type(owner) is dict:  # returns only its own content
             return super().call(__context, __obj, *args, **kwargs)
         if isinstance(owner, str | bytes | int) and (estimate := _METHODS.get(getattr(method, "__name__", ""))):
             _take(estimate(owner, *args, *kwargs.values()))

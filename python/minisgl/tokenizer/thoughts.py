@@ -1,7 +1,5 @@
-"""Finds out which earlier reasoning of a session a chat template shows, and which of its variables makes it show more.
-
-What a template leaves out of earlier turns is missing in the prompt of the next one: the prefix cache ends there.
-"""
+"""Finds out how much reasoning of earlier turns a chat template shows, and which variable makes it show more. Reasoning
+that a template omits from earlier turns is missing in the next prompt: the cached prefix ends there."""
 
 from __future__ import annotations
 
@@ -25,31 +23,31 @@ _SESSION: list[dict[str, Any]] = [
     {"role": "user", "content": "last"},
 ]
 _SWITCHES = frozenset({"enable_thinking", "thinking", "reasoning_effort"})
-"""Variables that say whether the next answer has reasoning, and nothing of earlier ones."""
+"""Variables that switch the next output's reasoning, and do not concern earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The number of thoughts of a session with tools that a template shows in its next turn."""
+    """Reasoning texts of a test session, out of `of`, that a template shows in the next turn."""
 
     shown: int
     most: int
-    """With `kwarg`."""
+    """Texts shown with `kwarg`."""
     kwarg: tuple[str, bool] | None
-    """The variable, and its value, with which the template shows the most; None if none shows more."""
+    """Variable and value with which the template shows most; `None` if none shows more."""
     of: int = len(_THOUGHTS)
 
 
 def kept(template: ChatTemplate) -> Kept:
-    """Return what a template shows of the reasoning of earlier turns. Raises `ChatTemplateError`."""
+    """Return how much reasoning of earlier turns the template shows. Raises `ChatTemplateError`."""
     shown = most = _num_shown(template)
     kwarg: tuple[str, bool] | None = None
     for name in sorted(template.variables - _SWITCHES):
         for value in (True, False):
-            with contextlib.suppress(ChatTemplateError, TypeError):  # TypeError: a name that the request itself sets
-                found = _num_shown(template, **{name: value})
-                if found > most:
-                    most, kwarg = found, (name, value)
+            with contextlib.suppress(ChatTemplateError, TypeError):  # TypeError: a name that is set for every request
+                num_shown = _num_shown(template, **{name: value})
+                if num_shown > most:
+                    most, kwarg = num_shown, (name, value)
     return Kept(shown, most, kwarg)
 
 

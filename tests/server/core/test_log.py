@@ -44,12 +44,12 @@ def test_a_line_begins_with_the_time_but_where_another_program_shows_it(
 
 def test_a_warning_of_an_engine_process_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     log.set_up("text", access=True, times=False)
-    for text in ("warning: shadow: differs first in commit(3)", "loaded"):
+    for text in ("warning: shadow: first difference in commit(3)", "loaded"):
         log.report(text)
     log.set_up("json", access=True)
     log.report("warning: shadow: differs")
     *lines, last = capsys.readouterr().err.splitlines()
-    assert lines == ["warning: shadow: differs first in commit(3)", "loaded"]
+    assert lines == ["warning: shadow: first difference in commit(3)", "loaded"]
     assert '"level": "warning", "logger": "minisgl.server", "event": "shadow: differs"' in last
 
 

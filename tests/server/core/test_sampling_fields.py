@@ -97,7 +97,7 @@ def test_neutral_values_have_no_grammar(http: httpx.Client, server: Frontend, no
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": UNIQUE, "strict": True}}},
             "response_format.json_schema.schema.uniqueItems",
-            "with `strict` no keyword is left out",
+            "`strict` leaves no keyword out",
         ),
         ({"response_format": {"type": "structural_tag"}}, "response_format.type", "json_schema"),
         ({"structured_outputs": {"json": 5}}, "structured_outputs.json", "an object"),

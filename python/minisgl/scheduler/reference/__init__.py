@@ -1,8 +1,5 @@
-"""The reference scheduler: readable first, complete, and the oracle that others are compared with.
-
-Read `scheduler` for the step, `admission` for what may start, `radix` for the cache. One module here is one module of
-the Rust crate.
-"""
+"""The reference scheduler in Python: readable and complete; other schedulers are compared with it. Read `scheduler` for
+a step, `admission` for what may start, `radix` for the prefix cache. The Rust crate has the same modules."""
 
 from minisgl.scheduler.parts import Parts
 from minisgl.scheduler.reference.scheduler import PYTHON, ReferenceControlPlane

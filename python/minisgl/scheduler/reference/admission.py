@@ -1,10 +1,9 @@
-"""How much of a prompt a step takes in, and whether a waiting request may start.
+"""Sizes of prefill chunks, and admission of waiting requests. Sizing changes nothing, so an admission that fails has no
+effect; arithmetic is on integers only, so that two implementations agree.
 
-Sizing changes nothing, so what fails leaves no trace; integers only, so that two implementations agree.
-
-A request holds on admission only the pages of its first chunk. Whether it may start is decided by an estimate: its own
-prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into what
-is free or evictable. The ratio falls while that goes well and jumps after a retraction.
+An admitted request gets the pages of its first chunk only. Whether it may start is decided by an estimate: the rest of
+its prompt and a fraction (the reserve ratio) of the output it may still generate, and the same for every started
+request, must fit into the free and evictable pages. The ratio falls slowly and rises after each retraction.
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ RATIO_BITS = 10  # the ratio is in 1/1024
 RATIO_START, RATIO_MIN, RATIO_MAX = 716, 102, 1024
 RATIO_UP, RATIO_DOWN = 256, 1
 NOTHING = (0, 0, False, 0, 0, 0)
-LOADED_TOKENS = 256  # as many that are loaded count as one that is computed: small models copy no more in its time
+LOADED_TOKENS = 256  # loaded tokens that cost as much budget as one computed token (the copies of a small model)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunk:
-    """What a prefill row could get now: `match`, then `num_loads` pages that are loaded, then `num_tokens` computed,
-    for which it takes `num_new_pages`; `cost` of the step's budget. With 0 tokens it gets nothing; `lacks_pages` says
-    whether with more pages it would get more, `num_missing` how many pages the estimate lacks."""
+    """The prefill chunk that a request could get in a step: first the cached pages of `match`, then `num_loads` pages
+    to load, then `num_tokens` tokens to compute, which need `num_new_pages` pages and `cost` tokens of the budget.
+    `num_tokens` is 0 if the request gets nothing. `lacks_pages`: more pages would give more tokens. `num_missing`:
+    pages that the estimate lacks."""
 
     match: PrefixMatch
     num_tokens: int
     num_new_pages: int
     lacks_pages: bool
-    num_covered: int  # pages that are cached without a state, and computed again, into nothing
+    num_covered: int  # cached pages that are recomputed for the state, without writing KV
     num_loads: int
     cost: int
     num_missing: int
-    num_found: int  # pages that are cached, those of `match` and those that no checkpoint leads to
-    begins_stored: bool  # with the state that is at hand behind the pages that are loaded
+    num_found: int  # cached pages: those of `match`, and those after its last checkpoint
+    begins_stored: bool  # the row begins with the stored state after the loaded pages
 
     @property
     def num_page_changes(self) -> int:
@@ -46,9 +46,9 @@ class Chunk:
 
 
 @dataclass(slots=True)
-class Room:
-    """Room of a step for a row: tokens of the budget, page-table entries, and the `needed` pages that started requests
-    will yet take, at the ratio in 1/1024."""
+class ChunkLimits:
+    """Limits for one row's chunk: the token budget, page-table entries, and the `needed` pages that started requests
+    will still allocate, at a reserve ratio in 1/1024."""
 
     budget: int
     max_page_changes: int
@@ -57,16 +57,15 @@ class Room:
     step: int = 0
 
 
-def size_chunk(request: Request, tree: PrefixTree, room: Room, plan_chunks: PlanChunks) -> Chunk:
-    """Size the next chunk of a request that prefills, or of a waiting one. Changes nothing.
+def size_chunk(request: Request, tree: PrefixTree, room: ChunkLimits, plan_chunks: PlanChunks) -> Chunk:
+    """Return the next chunk of a prefilling or waiting request. Changes nothing.
 
-    First the match goes on from the request's own node, but leaves at least one token to compute: a full hit stops
-    at (length - 1) // page_size pages. Then `plan_chunks` decides.
+    The match continues from the request's own node and leaves at least one token to compute: a full hit stops at
+    (length - 1) // page_size pages. Then `plan_chunks` decides.
 
-    Of a model with states the match ends with a checkpoint. Tokens behind it whose pages are cached are computed for
-    the state alone: the row has those pages, and writes nothing to them. Where a state is at hand that is behind more
-    tokens, the row begins with that: its match ends there at most, whatever has a checkpoint, and all pages between are
-    loaded at once.
+    With recurrent layers the match ends at a state checkpoint. Later tokens whose pages are cached are recomputed only
+    for the state: the row uses those pages and writes nothing to them. If a stored state is available further on, the
+    row begins with that state, and all pages before it that are not cached are loaded at once.
     """
     length = request.prefill_len if request.handle is not None else len(request.tokens)
     match, num_unlocked, num_found, num_loadable, has_state = _find(request, length, tree, room.step)
@@ -93,13 +92,13 @@ def prefill_admission_plan(
     reserve_ratio: int = RATIO_START,
     needed: int = 0,
 ) -> list[PlannedChunk]:
-    """See `PlanChunks`. Between two candidates the room shrinks by what the first gets, as if nothing but what is
-    matched were shared. The estimate of a candidate is the rest of its prompt, its reserve, and the `needed` pages of
-    the started requests."""
+    """Implementation of `PlanChunks` in Python. Each candidate's chunk reduces the budget and the pages for the next
+    one, as if only matched pages were shared. The estimate of a candidate is the rest of its prompt, its reserve, and
+    the `needed` pages of the started requests."""
     plan: list[PlannedChunk] = []
     for row in candidates:
         length, num_pages, num_matched, num_unlocked, _, num_loadable, _, num_unscheduled = row
-        chunk = NOTHING  # where another one took what it matched
+        chunk = NOTHING  # an earlier candidate took the pages that it matched
         if available >= num_unlocked + num_loadable:
             chunk = _plan_chunk(row, budget, available, page_size, max_page_changes)
         num_tokens, num_new_pages, _, num_covered, num_loads, cost = chunk
@@ -109,24 +108,24 @@ def prefill_admission_plan(
         plan.append((*chunk, missing))
         if not num_tokens or missing:
             break
-        taken = num_covered + num_loads + num_new_pages
+        num_allocated = num_covered + num_loads + num_new_pages
         ends = (num_pages + num_matched + num_loads) * page_size + num_tokens == length
         budget -= cost
         available -= num_unlocked + num_loads + num_new_pages
-        max_page_changes -= num_matched + taken
-        needed += rest - taken + _reserve(max(0, num_unscheduled - ends), reserve_ratio, page_size)
+        max_page_changes -= num_matched + num_allocated
+        needed += rest - num_allocated + _reserve(max(0, num_unscheduled - ends), reserve_ratio, page_size)
     return plan
 
 
 def _plan_chunk(
     row: Candidate, budget: int, available: int, size: int, max_page_changes: int
 ) -> tuple[int, int, bool, int, int, int]:
-    """A `PlannedChunk` without what the estimate lacks: min(`budget`, what is left) tokens, cut to a page border unless
-    that reaches the end, shrunk to the pages that are free or evictable (those matched are about to be protected).
-    Nothing, if the page-table entries exceed `max_page_changes`.
+    """Return a `PlannedChunk` without its last field: min(`budget`, remaining) tokens, rounded down to a page boundary
+    unless they reach the end, and reduced to the pages that are free or evictable (not counting matched ones, which
+    will be locked). All 0 if the page-table entries exceed `max_page_changes`.
 
-    Before them come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), if they leave a page
-    to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
+    Loadable pages come first, as many as the budget allows (see `LOADED_TOKENS`), if a page is left to compute in. If
+    it allows only some of them, one page is computed, and the next chunk loads more.
     """
     length, num_pages, num_matched, num_unlocked, num_found, num_loadable, has_state, _ = row
     available -= num_unlocked
@@ -150,15 +149,15 @@ def _plan_chunk(
 
 
 def cached_len(request: Request, tree: PrefixTree, step: int) -> int:
-    """Tokens of a waiting request that `step` need not compute: they are cached, or at hand."""
+    """Return how many tokens of a waiting request `step` need not compute, because they are cached or can be loaded."""
     match, _, _, num_loadable, _ = _find(request, len(request.tokens), tree, step)
     return (len(match.pages) + num_loadable) * tree.page_size
 
 
 def _find(request: Request, length: int, tree: PrefixTree, step: int) -> tuple[PrefixMatch, int, int, int, bool]:
-    """The cached part of the first `length` tokens of a request, for a row of `step`: the match, how many cached pages
-    are not locked, how many there are, how many can be loaded behind the match, and whether the row then begins with
-    the state that is at hand."""
+    """Find the cached part of the first `length` tokens of a request, for a row of `step`. Returns the match, the
+    number of its unlocked pages, the number of cached pages, the number of pages that can be loaded after the match,
+    and whether the row then begins with a stored state."""
     num_pages = len(request.pages)
     max_match = (length - 1) // tree.page_size if request.uses_cache else 0
     start = tree.root if request.handle is None else request.handle
@@ -179,17 +178,17 @@ def _find(request: Request, length: int, tree: PrefixTree, step: int) -> tuple[P
 
 
 Saves = list[tuple[int, int]]
-"""Tokens into the row, and the slot to which its state goes when it has passed them."""
+"""State saves of a row: after how many of its tokens, and to which checkpoint slot."""
 
 
 def apply_chunk(request: Request, chunk: Chunk, tree: PrefixTree) -> tuple[Handle, int]:
-    """Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
+    """Lock the matched pages, allocate the others, and insert the full ones into the tree, locked by the request.
 
-    They enter before they are computed or loaded. That is sound because forwards run in order and a forward stores the
-    KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped
-    before it) stays with the request, as does a partial one.
+    They are inserted before they are computed or loaded. That is sound because forwards run in order, and a forward
+    stores the KV of all its rows, layer by layer, before any row attends. A page that the tree already has (a full hit
+    stopped before it) and a partial page stay with the request.
 
-    Returns where the chunk begins: the node that ends there, and the pages before.
+    Returns where the chunk begins: the node that ends there, and the number of pages before it.
     """
     size = tree.page_size
     handle = tree.root if request.handle is None else request.handle
@@ -218,8 +217,8 @@ def apply_chunk(request: Request, chunk: Chunk, tree: PrefixTree) -> tuple[Handl
 def save_states(
     request: Request, chunk: Chunk, tree: PrefixTree, begin: tuple[Handle, int], interval: int, step: int
 ) -> Saves:
-    """What the row of an applied chunk saves on its way: the state at each border of `_borders`, if there is a slot.
-    Slots come from other nodes, which may go for them: what is to stay is locked before."""
+    """Allocate a checkpoint slot for each boundary of `_borders` and return the saves of the row. A boundary without a
+    slot is skipped. Slots may be taken from other nodes, which may be removed for it: lock what must stay."""
     node, first = begin
     saves: Saves = []
     computed = first + chunk.num_loads
@@ -231,23 +230,23 @@ def save_states(
 
 
 def _borders(request: Request, chunk: Chunk, first: int, tree: PrefixTree, interval: int) -> list[int]:
-    """After which pages of its text a chunk that computes from page `first` on saves its state: every `interval`
-    tokens, the last from which the whole text can be found, and where the text leaves another one's that has no
-    checkpoint. One that begins with what was at hand saves that, too."""
+    """Return the page counts after which a chunk that computes from page `first` saves its state: every `interval`
+    tokens, at the last boundary from which the whole sequence can be matched, where the sequence leaves cached pages
+    that have no checkpoint, and at `first` if the chunk began with a stored state."""
     if not tree.has_states or not request.uses_cache:
         return []
     size, step = tree.page_size, interval // tree.page_size
-    last = request.num_tree_pages  # what the request does not lock may be gone before it is saved
-    found = {(request.prefill_len - 1) // size}
-    found.update(range(first // step * step + step, last + 1, step))
+    last = request.num_tree_pages  # unlocked pages may be evicted before the save
+    borders = {(request.prefill_len - 1) // size}
+    borders.update(range(first // step * step + step, last + 1, step))
     if chunk.num_found > len(chunk.match.pages):
-        found.add(first - len(chunk.match.pages) + chunk.num_found)
+        borders.add(first - len(chunk.match.pages) + chunk.num_found)
     own = {first} if chunk.begins_stored else set[int]()
-    return sorted(own | {border for border in found if first < border <= last})
+    return sorted(own | {border for border in borders if first < border <= last})
 
 
 class ReserveRatio:
-    """Which share of the output they may still make requests are expected to make, in 1/1024."""
+    """Fraction, in 1/1024, of their remaining output that requests are expected to generate."""
 
     __slots__ = ("value",)
 
@@ -255,14 +254,15 @@ class ReserveRatio:
         self.value = RATIO_START
 
     def after_step(self, num_retracted: int) -> None:
-        """Once at the end of every step's pass, one without rows too."""
+        """Adjust the ratio at the end of every step, even one without rows: raise it if requests were retracted, else
+        lower it a little."""
         if num_retracted:
             self.value = min(self.value + RATIO_UP, RATIO_MAX)
         else:
             self.value = max(self.value - RATIO_DOWN, RATIO_MIN)
 
     def reserve_pages(self, request: Request, page_size: int) -> int:
-        """Pages set aside for its output, rounded up."""
+        """Return the pages to reserve for the output of `request`, rounded up."""
         return _reserve(request.num_unscheduled, self.value, page_size)
 
 
@@ -272,7 +272,7 @@ def _reserve(num_unscheduled: int, ratio: int, page_size: int) -> int:
 
 
 def needed_pages(started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
-    """Estimated pages that started requests will yet take: the rest of their prompts and their reserves."""
+    """Return an estimate of the pages that started requests will still allocate, for their prompts and reserves."""
     total = 0
     for request in started:
         prompt_pages = -(-request.prefill_len // page_size)
@@ -280,9 +280,10 @@ def needed_pages(started: Iterable[Request], ratio: ReserveRatio, page_size: int
     return total
 
 
-def steps_until_room(missing: int, started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
-    """After how many steps so many pages have come back, with what was set aside, if all end by their limits alone."""
-    for request in sorted(started, key=lambda one: one.num_unscheduled):
+def steps_until_free(missing: int, started: Iterable[Request], ratio: ReserveRatio, page_size: int) -> int:
+    """Return after how many steps `missing` pages are free or unreserved again if requests end by their length limits
+    only; 0 if that is never."""
+    for request in sorted(started, key=lambda candidate: candidate.num_unscheduled):
         missing -= len(request.pages) + needed_pages((request,), ratio, page_size)
         if missing <= 0:
             return request.num_unscheduled

@@ -1,15 +1,14 @@
-"""How much requests in the background may compute in a step, so that others hardly wait for it.
+"""Token limits for low-priority (background) requests, so that they hardly delay the others. The limit is an input:
+`TokenBudget.background`, from the component that measures step times. Integers only.
 
-The bound is told as data: `TokenBudget.background`, of whom measures time. Integers only.
+*Guarantees.* Let the limit be g parts of a token per step, and pages have p tokens. In a step with other requests the
+low-priority ones compute at most (g + 1023) / 1024 tokens, except that the last may begin a page that is prefilled
+whole; in n consecutive steps at most n * g / 1024 tokens and a page. They also progress: of p * 1024 / g + 1
+consecutive steps in which one of them could have a row, at least one has a row of theirs. In a step in which other
+requests prefill, g is reduced by the tokens that those compute, but not below a twentieth of them.
 
-*What a request in the background is guaranteed.* Say that the bound is g parts of a token for each step, in pages of p
-tokens. In a step that has others they compute at most (g + 1023) / 1024 tokens, the last of which may be the first of a
-page that is prefilled with it; in n steps in a row at most n * g / 1024 tokens and a page. And they get on: of
-p * 1024 / g + 1 steps in a row in which one could have a row one at least has a row of theirs. In a step in which
-others prefill, g is less by what those compute, or a twentieth of that, if that is more.
-
-Rows go by the order of requests: the first has all that it can use, and the last pauses with its pages, because an
-answer is of use when it is whole. So each is behind those before it alone, and all come to their ends.
+Rows are given in request order: the first request gets all that it can use, and the last pauses and keeps its pages,
+because only a complete response is of use. So each waits only for those before it, and all finish.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from __future__ import annotations
 from minisgl.step import TOKEN_PARTS, UNBOUNDED
 
 PREFILL_SHARE = 20
-"""Requests in the background get one token for so many that others compute: a step with a prompt takes as much longer
-at most where it takes the longer the more it computes, though a step of few tokens would not."""
+"""Prefilled tokens of others per low-priority token: where step time grows with tokens, a step with a prompt takes at
+most that fraction longer."""
 
 
 class Background:
-    """Parts of tokens: `gain` for each step beside others; `_credit` of those in the background, negative after a page
-    that they had no credit for; `_pace`, what a step that has nobody else would give them."""
+    """Token credit of low-priority requests, in parts of a token: `gain` for each step with other requests; `_credit`,
+    negative after a page that exceeded it; `_pace`, the credit of a step without other requests."""
 
     __slots__ = ("_credit", "_pace", "gain")
 
@@ -33,12 +32,12 @@ class Background:
         self._pace = UNBOUNDED
 
     def bound(self, num_ordinary: int, num_prefilled: int) -> int:
-        """Tokens that they may compute in this step, in which `num_ordinary` others have started. `num_prefilled`: the
-        tokens of others in it, if those prefill.
+        """Return how many tokens low-priority requests may compute in this step. `num_ordinary` is the number of other
+        started requests, `num_prefilled` the tokens of the step if those prefill.
 
-        What they do not use is lost but for the fraction of a token. With nobody else there the bound grows by a
-        quarter from step to step. So others who come back find a step before them that takes about a quarter of the
-        time that they were away at most, where it takes the longer the more it computes.
+        Unused credit is lost except for the fraction of a token. Without other requests the limit grows by a quarter
+        per step. So a request that arrives later waits for a step of at most about a quarter of the time since the last
+        one, where step time grows with tokens.
         """
         if num_ordinary:
             gain = self.gain
@@ -53,5 +52,5 @@ class Background:
         return self._credit // TOKEN_PARTS
 
     def spend(self, num_tokens: int) -> None:
-        """They compute so many in this step."""
+        """Subtract `num_tokens`, which low-priority requests compute in this step, from the credit."""
         self._credit -= num_tokens * TOKEN_PARTS

@@ -1,15 +1,14 @@
-"""Drafts: tokens that a step computes behind the one that is sure to come, because they may follow it.
+"""Draft tokens: a step computes them after the sampled token, because they may follow it (speculative decoding).
 
-Each drafted token has a decode row of its own: its request's slot again, at its next positions. So every engine
-computes it as it computes any decode row, to the same bits, and each row makes one token. A row's token counts if the
-tokens before it turned out to be those that it was computed from; the KV of the others is given back at the commit.
+Each draft token has its own decode row with the request's slot, at the next positions. So every engine computes it like
+any decode row, bit for bit, and each row samples one token. A row's token is accepted if the sampled tokens before it
+equal the tokens that it was computed from; the KV of the others is freed at the commit.
 
 Invariants: a request owns pages beyond its `kv_len` only while its draft is in flight. It has no row in the step after
-one with its draft: what comes next is not known before the commit.
+one with its draft: its next token is not known before the commit.
 
-What follows is looked up in the prefix cache, below the request's own node: there is what another text went on with
-after the same tokens. Else in the request's own text (`drafter`). Where neither knows anything somebody outside may: an
-event brings what a model of its own thinks.
+Drafts come from the prefix cache, below the request's own node: another sequence continued there after the same tokens.
+If that has none, from the request's own sequence (`drafter`), or from a draft model by a `Draft` event.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from minisgl.scheduler.reference.request import Request, State
 
 
 def propose(request: Request, tree: PrefixTree) -> None:
-    """Guess what follows the committed tokens; where the next one is in flight, that one too."""
+    """Draft the tokens that follow the committed ones. With a token in flight, the draft begins with that token."""
     drafter = request.drafter
     if drafter is None:
         return
@@ -32,26 +31,27 @@ def propose(request: Request, tree: PrefixTree) -> None:
     if request.uses_cache and request.handle is not None:
         drafter.draft = tree.following(request.handle, request.tokens, request.num_tree_pages, count, request.namespace)
     if not drafter.draft:
-        drafter.draft = drafter.guess(request.tokens, count)
+        drafter.draft = drafter.propose(request.tokens, count)
 
 
-def wanted(started: Sequence[Request], max_draft_len: int, max_rows: int) -> list[tuple[int, int]]:
-    """See `ControlPlane.drafts_wanted`."""
+def find_draftable(started: Sequence[Request], max_draft_len: int, max_rows: int) -> list[tuple[int, int]]:
+    """Return (request id, max. draft length) of requests that can use a draft: see `ControlPlane.drafts_wanted`."""
     if len(started) * (1 + max_draft_len) > max_rows or any(request.is_prefilling for request in started):
         return []
-    found = []
+    draftable = []
     for request in started:
         drafter = request.drafter
         if drafter is None or drafter.draft or len(request.tokens) < drafter.paused_until:
             continue
         count = min(drafter.draft_len, request.max_len - len(request.tokens) - 1)
         if count > 0:
-            found.append((request.req_id, count))
-    return found
+            draftable.append((request.req_id, count))
+    return draftable
 
 
 def take(request: Request, length: int, tokens: Sequence[int]) -> None:
-    """A draft from outside, of a text of `length` tokens."""
+    """Store an external draft for a sequence of `length` tokens. Ignored if the request does not decode, has a draft in
+    flight, pauses, or has another length."""
     drafter = request.drafter
     if drafter is None or drafter.in_flight or request.state is not State.STARTED or request.is_prefilling:
         return
@@ -60,18 +60,18 @@ def take(request: Request, length: int, tokens: Sequence[int]) -> None:
 
 
 def draft_len(request: Request) -> int:
-    """Tokens that may be computed behind the row of the request that the step has."""
+    """Return how many draft tokens may be computed after the request's decode row of this step."""
     drafter = request.drafter
     return min(len(drafter.draft), request.num_unscheduled) if drafter is not None and request.num_pending == 1 else 0
 
 
 def num_new_pages(request: Request, num_tokens: int, page_size: int) -> int:
-    """Pages that a draft needs beyond those of the request."""
+    """Return how many pages a draft of `num_tokens` needs beyond those of the request."""
     return -(-(request.kv_len + num_tokens) // page_size) - len(request.pages)
 
 
 def schedule_draft(request: Request, num_tokens: int, tree: PrefixTree) -> None:
-    """The step computes so many tokens of the request's draft."""
+    """Schedule the first `num_tokens` draft tokens of the request in this step, and allocate their pages."""
     drafter = request.drafter
     if drafter is not None:
         request.pages += tree.take(num_new_pages(request, num_tokens, tree.page_size))
@@ -79,7 +79,7 @@ def schedule_draft(request: Request, num_tokens: int, tree: PrefixTree) -> None:
 
 
 def settle(request: Request, tree: PrefixTree) -> None:
-    """The step with the request's draft is committed: pages that the text did not get to are given back."""
+    """Finish the request's draft after its step's commit: count accepted tokens, free the pages of rejected ones."""
     drafter = request.drafter
     if drafter is None:
         return

@@ -1,7 +1,5 @@
-"""Checks everything that must hold between two calls, from scratch.
-
-Nothing is changed by a check; a broken invariant is a `ControlPlaneError` that says which.
-"""
+"""Checks, from scratch, everything that must hold between two calls. A check changes nothing; a broken invariant is a
+`ControlPlaneError` that names it."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from minisgl.scheduler.reference.state import SchedulerState
 
 
 def check_all(state: SchedulerState) -> None:
-    """Raise `ControlPlaneError` at the first invariant that doesn't hold. O(everything)."""
+    """Raise `ControlPlaneError` at the first broken invariant. O(whole state)."""
     state.tree.check_integrity()
     check_page_owners(state.tree, state.started, state.num_pages)
     check_locks(state.tree, state.started, state.pins)
@@ -35,7 +33,7 @@ def check_all(state: SchedulerState) -> None:
 
 
 def check_page_owners(tree: PrefixTree, started: Iterable[Request], num_pages: int) -> None:
-    """Each page is owned once: by the pool, the tree, or one request."""
+    """Check that each page has exactly one owner: the pool, the tree or a request."""
     owners = Counter(tree.free_pages())
     for _, _, _, pages, _ in tree.shape():
         owners.update(pages)
@@ -48,7 +46,7 @@ def check_page_owners(tree: PrefixTree, started: Iterable[Request], num_pages: i
 
 
 def check_locks(tree: PrefixTree, started: Iterable[Request], pins: Pins) -> None:
-    """Lock counts are the numbers of handles on a node and below it: those of started requests and those of pins."""
+    """Check that each node's lock count is the number of handles on it or below it, from started requests and pins."""
     locks: Counter[Any] = Counter()
     shape = {key: (parent, lock) for key, parent, lock, _, _ in tree.shape()}
     handles = [(request.req_id, request.handle) for request in started]
@@ -63,7 +61,8 @@ def check_locks(tree: PrefixTree, started: Iterable[Request], pins: Pins) -> Non
 
 
 def _check_pins(state: SchedulerState) -> None:
-    """A pin covers the full pages of its request's prompt; one that does not yet is of a live request."""
+    """Check that pins stay within the limit, that a pin locks exactly the full pages of its prompt, and that a pin
+    without a lock belongs to a live request."""
     limit, total = state.pins.max_pages, sum(pin.num_pages for _, pin in state.pins.items())
     need(total == state.pins.num_pages <= limit, f"{total} pages are pinned, counted {state.pins.num_pages} of {limit}")
     for req_id, pin in state.pins.items():
@@ -74,7 +73,7 @@ def _check_pins(state: SchedulerState) -> None:
 
 
 def _check_started(request: Request, tree: PrefixTree) -> None:
-    """Its page table is the path to the node that it locks, then its own tail, and covers its KV exactly."""
+    """Check that a started request's page table is the path to its locked node plus own pages, exactly for its KV."""
     who = f"request {request.req_id}"
     size, length = tree.page_size, len(request.tokens) + request.num_pending
     drafted = len(request.drafter.in_flight) if request.drafter is not None else 0
@@ -97,8 +96,8 @@ def _check_lists(state: SchedulerState) -> None:
     need(len(listed) == len(set(listed)), "a request is in two lists")
     need(set(listed) == set(state.live), "the lists and the live requests differ")
     for request in state.waiting:
-        held = request.handle is not None or request.pages or request.slot != NO_SLOT
-        need(not held, f"request {request.req_id} waits and holds something")
+        holds_something = request.handle is not None or request.pages or request.slot != NO_SLOT
+        need(not holds_something, f"request {request.req_id} waits and holds something")
 
 
 def _check_queue(queue: RequestQueue, state: State) -> None:
@@ -114,7 +113,7 @@ def _check_slots(state: SchedulerState) -> None:
 
 
 def _check_checkpoints(state: SchedulerState) -> None:
-    """Each slot is owned once, and eviction knows those of nodes that no pin holds."""
+    """Check that each checkpoint slot has one owner, and that exactly the pinned ones are exempt from eviction."""
     tree = state.tree
     if not tree.has_states:
         return
@@ -127,7 +126,8 @@ def _check_checkpoints(state: SchedulerState) -> None:
 
 
 def _check_pending(state: SchedulerState) -> None:
-    """A live request's pending tokens are those of its sampling rows in flight; nobody is in flight past its step."""
+    """Check that a live request's pending tokens are its sampling rows in flight, that `last_step` covers every step in
+    flight with a row of it, and that at most two steps are in flight."""
     pending: Counter[int] = Counter()
     for flight in state.in_flight:
         for request in flight.rows:
@@ -139,8 +139,7 @@ def _check_pending(state: SchedulerState) -> None:
 
 
 class TableWatch:
-    """Remembers page tables from one check to the next: they only grow, from one admission to its end, but for pages of
-    drafts."""
+    """Checks that page tables only grow from one check to the next until the request's end; drafts are exempt."""
 
     def __init__(self, page_size: int) -> None:
         self._page_size = page_size

@@ -1,7 +1,7 @@
-"""Writes a decided step into its ring entry: what the engine reads.
+"""Writes a decided step into its ring entry, which the engine reads.
 
-Invariants: every live region named in `RingEntry` is written in full at each step; nothing grows with the context
-length of a decoding row. Decode rows cost a few list passes in all; prefill rows a few slices each.
+Invariants: every live region named in `RingEntry` is written in full in each step; the cost does not grow with the
+context length of a decode row. Decode rows cost a few list passes in all, prefill rows a few slices each.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillRow:
-    """A prefill row of the step: `num_tokens` computed, page-table columns from `first_column` on are new."""
+    """A prefill row of the step: it computes `num_tokens`; page-table columns from `first_column` on are new."""
 
     request: Request
     num_tokens: int
     first_column: int
-    samples: bool  # its chunk reaches the end of the known sequence
-    num_covered: int  # of its tokens, the first ones whose KV is cached: it writes none for them
-    begins: int | None  # the checkpoint that its state begins with, as in the plan; None if it has its state
-    saves: list[tuple[int, int]]  # tokens into the row, and to which checkpoint its state goes then
-    num_loads: int = 0  # pages before its tokens that are loaded
+    samples: bool  # whether its chunk ends the known sequence
+    num_covered: int  # leading tokens whose KV is cached and not written
+    begins: int | None  # checkpoint of its initial state, as in the plan; None: it continues with its own
+    saves: list[tuple[int, int]]  # (tokens of the row, checkpoint slot that gets the state after them)
+    num_loads: int = 0  # pages to load before its tokens
 
 
 @dataclass(slots=True, eq=False)
 class DecidedStep:
-    """What the pass decides, in request order. Slots are `freed`, then `assigned`, before the page-table updates."""
+    """The decisions of a step, in request order. Slots are `freed`, then `assigned`, before the page-table updates."""
 
     step: int
     decode_rows: list[Request] = field(default_factory=list)
-    drafting: list[Request] = field(default_factory=list)  # those of them whose drafts are computed
+    drafting: list[Request] = field(default_factory=list)  # requests with draft rows
     num_draft_rows: int = 0
     prefill_rows: list[PrefillRow] = field(default_factory=list)
     assigned: list[tuple[Request, int]] = field(default_factory=list)  # with the cached length in tokens
     freed: list[int] = field(default_factory=list)  # slots
     num_retracted: int = 0
-    num_gave_way: int = 0  # of them, those in the background
+    num_gave_way: int = 0  # retracted low-priority requests
     num_prefill_page_changes: int = 0
-    tail_saves: list[tuple[int, int, int]] = field(default_factory=list)  # of decode rows, as in the plan
-    num_background: int = 0  # tokens of rows in the background
+    tail_saves: list[tuple[int, int, int]] = field(default_factory=list)  # states that decode rows save, as in the plan
+    num_background: int = 0  # tokens of low-priority rows
 
     @property
     def num_decode_rows(self) -> int:
@@ -64,11 +64,11 @@ class DecidedStep:
         return self.decode_rows + draft_rows + [row.request for row in self.prefill_rows]
 
     def drafts(self) -> dict[int, tuple[int, int]]:
-        """By row: the position of the drafted token that it computes, and the token."""
+        """Return, by row index, the position and the id of the draft token that the row computes."""
         return {row: (at, token) for row, (_, at, token) in enumerate(self.draft_rows(), len(self.decode_rows))}
 
     def draft_rows(self) -> list[tuple[Request, int, int]]:
-        """A decode row for each drafted token: its position and the token."""
+        """Return a (request, position, token) for each draft token, each of which has a decode row."""
         rows = []
         for request in self.drafting:
             if request.drafter is not None:
@@ -83,7 +83,8 @@ class DecidedStep:
 
 
 def padded_rows(decided: DecidedStep, graph_sizes: tuple[int, ...]) -> int:
-    """The smallest graph size that holds the rows, if each has one token; else, and without rows, their number."""
+    """Return the smallest graph size that holds the rows if each has one token, else the number of rows. A step without
+    rows is not padded."""
     num_rows = decided.num_rows
     if num_rows and all(row.num_tokens == 1 for row in decided.prefill_rows):
         return min((size for size in graph_sizes if size >= num_rows), default=num_rows)
@@ -97,7 +98,7 @@ def write_step(
     graph_sizes: tuple[int, ...],
     make_metadata: MakeMetadata,
 ) -> StepPlan:
-    """Write all live regions of `entry`; returns the header, but for the ring index and the page counts."""
+    """Write all live regions of `entry`. Returns the plan's header without the ring index and the page counts."""
     samples = decided.sample_rows()
     plan = StepPlan(
         step=decided.step,
@@ -122,7 +123,7 @@ def write_step(
 def _write_rows(
     plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits, make_metadata: MakeMetadata
 ) -> None:
-    """The arrays by row and by token. A padding row is one token of the scratch slot, on the scratch page."""
+    """Write the arrays per row and per token. A padding row is one token of the scratch slot, on the scratch page."""
     size, draft_rows = limits.page_size, decided.draft_rows()
     num_padding = plan.padded_rows - plan.num_rows
     slots = [request.slot for request in decided.rows()] + [limits.scratch_slot] * num_padding
@@ -161,8 +162,8 @@ MADE = ("positions", "out_loc", "seq_lens", "last_page_len", "qo_indptr", "kv_in
 def make_metadata_buffers(
     starts: list[int], extend_lens: list[int], pages: list[int], page_size: int = 1
 ) -> dict[str, Int32Array]:
-    """See `MakeMetadata`."""
-    first, lens, table = (np.array(one, np.int32) for one in (starts, extend_lens, pages))
+    """Implementation of `MakeMetadata` with numpy."""
+    first, lens, table = (np.array(values, np.int32) for values in (starts, extend_lens, pages))
     ends = first + lens
     qo_indptr, kv_indptr = np.zeros((2, len(first) + 1), np.int32)
     np.cumsum(lens, out=qo_indptr[1:])
@@ -173,7 +174,7 @@ def make_metadata_buffers(
         positions, own = first, table
     else:
         positions = np.arange(qo_indptr[-1], dtype=np.int32) + np.repeat(first - qo_indptr[:-1], lens)
-        before = np.cumsum(num_pages - first // page_size, dtype=np.int32) - num_pages  # as if column 0 were there
+        before = np.cumsum(num_pages - first // page_size, dtype=np.int32) - num_pages  # of column 0
         own = table[positions // page_size + np.repeat(before, lens)]
     out_loc = own * page_size + positions % page_size
     made = (positions, out_loc, ends, last % page_size + 1, qo_indptr, kv_indptr)
@@ -181,7 +182,8 @@ def make_metadata_buffers(
 
 
 def _write_page_changes(plan: StepPlan, decided: DecidedStep, entry: RingEntry, limits: StepLimits) -> None:
-    """(slot, first column, count) per row that got pages; a row's new columns are contiguous."""
+    """Write the page-table updates, (slot, first column, count) for each row with new pages, and the page ids. A row's
+    new columns are contiguous."""
     updates: list[tuple[int, int, int]] = []
     page_ids: list[int] = []
     size = limits.page_size

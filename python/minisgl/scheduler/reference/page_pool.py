@@ -1,4 +1,4 @@
-"""The free pages of the KV pool: a stack, so that the order in which pages are given out is specified.
+"""The free pages of the KV pool: a stack, so that the allocation order is specified.
 
 Invariants: a page is on the stack at most once; at start, and after `reset`, the lowest page is on top.
 """
@@ -11,7 +11,7 @@ from minisgl.scheduler.api import ControlPlaneError
 
 
 class PagePool:
-    """Pages 0 .. num_pages - 1 of `page_size` tokens each."""
+    """Allocator of the pages 0 .. num_pages - 1."""
 
     __slots__ = ("_free", "num_pages")
 
@@ -27,21 +27,21 @@ class PagePool:
         return len(self._free)
 
     def reset(self) -> None:
-        """All pages are free again, stacked as at start."""
+        """Free all pages; the lowest is on top again."""
         self._free[:] = range(self.num_pages - 1, -1, -1)
 
     def pop(self) -> int:
-        """Take the page on top. The caller has made sure that there is one."""
+        """Allocate the page on top of the stack. Raises `ControlPlaneError` if there is none: callers check before."""
         if not self._free:
             raise ControlPlaneError("a page was taken from an empty pool")
         return self._free.pop()
 
     def push(self, pages: Iterable[int]) -> None:
-        """Free `pages`, in order: the last of them is given out first."""
+        """Free `pages`, in order: the last of them is allocated first."""
         self._free.extend(pages)
         if len(self._free) > self.num_pages:
             raise ControlPlaneError(f"{len(self._free)} pages are free, the pool has {self.num_pages}")
 
     def free_pages(self) -> list[int]:
-        """A copy of the stack, the next page to be given out last."""
+        """Return a copy of the stack; the next page to be allocated is last."""
         return list(self._free)

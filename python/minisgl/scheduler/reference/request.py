@@ -1,9 +1,8 @@
-"""One request as the scheduler sees it, and the sorted lists that requests stand in.
+"""A request as the scheduler sees it, and the sorted queue of requests.
 
-Invariants: a request is known by its object for life (ids are never reused); its order key never changes.
-
-A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
-What a retracted request has generated counts as prompt when it comes back.
+Invariants: a request keeps its object for life (ids are never reused); its order key never changes. A started request
+is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*. Tokens that a
+retracted request has generated count as prompt when it is admitted again.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from minisgl.scheduler.reference.drafter import Drafter, make_drafter
 from minisgl.scheduler.reference.radix import NO_CHECKPOINT
 from minisgl.step import Arrival, FinishReason
 
-OrderKey = tuple[bool, int, int]  # whether it is in the background, its age, id
+OrderKey = tuple[bool, int, int]  # (low priority, age, id)
 NO_SLOT = -1
 NO_STEP = -1
 
@@ -32,8 +31,8 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """`tokens` are the committed ones, prompt first; `num_pending` more were scheduled to be sampled.
-    The fields of the last group mean something only while the request is started."""
+    """State of one request. `tokens` are the committed ones, prompt first; `num_pending` more are scheduled to be
+    sampled. The last group of fields is valid only while the request is started."""
 
     req_id: int
     order: OrderKey
@@ -41,30 +40,30 @@ class Request:
     tokens: list[int]
     num_prompt: int
     max_len: int  # total length at which it ends: min(num_prompt + max_tokens, StepLimits.max_seq_len)
-    stop_ids: frozenset[int]  # with the model's EOS ids, unless they are ignored
+    stop_ids: frozenset[int]  # includes the model's EOS ids, unless ignored
     min_len: int  # total length before which no stop id ends it
     no_overlap: bool
     uses_cache: bool  # match prefixes, and share prompt pages as soon as they are scheduled
-    namespace: int  # whose prefixes it shares
-    drafter: Drafter | None = None  # of a request with drafts
-    stored: tuple[int, int] = (0, 0)  # from which page of its text to which it can be loaded
+    namespace: int  # cache namespace
+    drafter: Drafter | None = None  # None: no drafts
+    stored: tuple[int, int] = (0, 0)  # range of its pages that can be loaded
     state: State = State.WAITING
-    cached_len: int = 0  # tokens that need not be computed, when that was looked up last
-    matched_in: int = NO_STEP  # the step in which it was
+    cached_len: int = 0  # tokens that need no computing, at the last lookup
+    matched_in: int = NO_STEP  # step of that lookup
     num_admissions: int = 0
-    num_found_pages: int | None = None  # cached when it was first admitted to the tree of now
+    num_found_pages: int | None = None  # pages cached at its first admission since the tree was last emptied
     num_pending: int = 0
     last_step: int = NO_STEP  # the last step that holds a row of it
 
     slot: int = NO_SLOT
     handle: Handle | None = None  # the node of the tree that it locks
     pages: list[int] = field(default_factory=list)  # its page table, by column
-    num_tree_pages: int = 0  # of these, the first ones belong to the tree; the others (the tail) to the request
-    kv_len: int = 0  # tokens whose KV is computed, or scheduled to be; those of a draft not
+    num_tree_pages: int = 0  # leading pages that belong to the tree; the others (the tail) are the request's own
+    kv_len: int = 0  # tokens whose KV is computed or scheduled, without draft tokens
     prefill_len: int = 0  # tokens known at this admission
-    tail: int = NO_CHECKPOINT  # a checkpoint of its own, which enters the tree with its pages
-    tail_len: int = 0  # after as many tokens
-    tail_step: int = NO_STEP  # saved in this step
+    tail: int = NO_CHECKPOINT  # own checkpoint slot, which enters the tree with its pages
+    tail_len: int = 0  # tokens before that checkpoint
+    tail_step: int = NO_STEP  # step that saves it
 
     @property
     def is_background(self) -> bool:
@@ -80,18 +79,18 @@ class Request:
 
     @property
     def awaits_token(self) -> bool:
-        """Whether it gets a row only when no token of it is in flight: it asks for that, its draft is in flight, or one
-        may follow the token that is."""
+        """Whether a row may be scheduled only when no token of the request is in flight: it asks for that, or it has a
+        draft that must follow, or verify with, the token in flight."""
         drafter = self.drafter
         return self.no_overlap or (drafter is not None and (len(drafter.draft) > 1 or bool(drafter.in_flight)))
 
     @property
     def num_unscheduled(self) -> int:
-        """Tokens it may still generate beyond those that are known or pending."""
+        """Tokens that may still be generated beyond the known and the pending ones."""
         return self.max_len - len(self.tokens) - self.num_pending
 
     def accept(self, token: int) -> FinishReason:
-        """Take a sampled token; whether it ends the request, and how. Stop wins over length."""
+        """Append a sampled token. Returns why it ends the request, or `NONE`; stop wins over length."""
         self.tokens.append(token)
         length = len(self.tokens)
         if token in self.stop_ids and length >= self.min_len:
@@ -102,11 +101,11 @@ class Request:
 def make_request(
     arrival: Arrival, count: int, max_seq_len: int, eos_ids: tuple[int, ...], caches: bool, max_draft_len: int = 0
 ) -> Request:
-    """The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by themselves,
-    and have no drafts. `caches` is false if the cache is "naive".
+    """Create the request for a valid `arrival`. `count` is the number of earlier arrivals of its kind: low-priority
+    ones are counted separately, and have no drafts. `caches` is false if the cache is "naive".
 
-    Counting arrivals makes a request older with each that comes later: one of priority p is overtaken by at most
-    (p - q) * AGE later ones of priority q, however many come.
+    Each arrival gets a higher age than the ones before it, so a request of priority p is overtaken by at most (p - q) *
+    AGE later ones of priority q, however many arrive.
     """
     drafts = max_draft_len > 0 and not (arrival.no_drafts or arrival.background)
     return Request(
@@ -131,7 +130,7 @@ def _order(request: Request) -> OrderKey:
 
 
 class RequestQueue:
-    """Requests sorted by (background, age, id)."""
+    """A queue of requests, sorted by (low priority, age, id)."""
 
     __slots__ = ("items",)
 
@@ -146,7 +145,7 @@ class RequestQueue:
 
     @property
     def num_ordinary(self) -> int:
-        """Those that are not in the background: they come first."""
+        """Number of requests that are not low-priority; those come first."""
         return bisect_left(self.items, True, key=lambda request: request.is_background)
 
     @property

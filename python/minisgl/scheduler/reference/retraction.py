@@ -1,10 +1,10 @@
-"""Giving up pages: at a request's end, and when it is sent back to the queue because pages lack.
+"""Releases a request's pages: at its end, and at a retraction (back to the waiting queue, because pages are short).
 
-Invariants: a page that a request gives up belongs to the tree or to the pool before the call returns; what the tree
-has already is freed; the lock goes last, deepest node first.
+Invariants: a released page belongs to the tree or the pool when the call returns; a page that the tree already has is
+freed; locks are released last, deepest node first.
 
-Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream, so
-whoever gets them writes later.
+Pages may be allocated again at once, while a step in flight still reads them: forwards run in one ordered stream, so
+the next owner writes later.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ from minisgl.scheduler.reference.request import NO_SLOT, NO_STEP, Request, Reque
 
 
 def pick_victim(started: RequestQueue, for_request: Request) -> Request | None:
-    """Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never
-    one in the plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet."""
+    """Return the request to retract so that `for_request` gets a page: the last one started; `None` if that is
+    `for_request` itself, which then waits. The victim has no row yet, because rows are planned in request order."""
     last = started.last
     return None if last is for_request else last
 
 
 def give_up_pages(request: Request, tree: PrefixTree) -> None:
-    """Full pages of the tail enter the tree below the node that the request locks (with a "naive" cache they don't),
-    the rest is freed by ascending column, the lock is released. Of a model with states those enter at whose end the
-    request has a checkpoint.
+    """Insert the request's own full pages into the tree (not with a "naive" cache), free the others by ascending
+    column, and release the lock. With recurrent layers, only pages up to the request's checkpoint are inserted.
 
-    The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
-    scheduled row makes can be unknown, and it is no input yet.
+    All inserted tokens are known: only the token that the last scheduled row samples can be unknown, and that has no KV
+    yet.
     """
     handle = request.handle
     if handle is None:
@@ -53,23 +52,23 @@ def give_up_pages(request: Request, tree: PrefixTree) -> None:
 
 
 def drop_pages(request: Request, tree: PrefixTree) -> None:
-    """At the end of a request whose prompt is too long to be kept: its tail is freed, and with it what the request
-    brought into the tree, beyond what it found there when it was first admitted, as far as nobody else has it. (What a
-    retraction put there of a request that matches nothing stays: it does not know what it had found.)"""
+    """Release the pages of a finished request whose prompt is too long for the cache: free its own pages, and remove
+    those that it added to the tree since its first admission and that nothing else uses. (Pages that a retraction
+    inserted for a request that matches nothing stay: how much was cached before is not known.)"""
     handle = tree.root if request.handle is None else request.handle
     first = request.num_tree_pages
-    found = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size, request.namespace)
+    match = tree.match(handle, request.tokens, first, len(request.tokens) // tree.page_size, request.namespace)
     tree.free(request.pages[first:])
     if request.tail != NO_CHECKPOINT:
         tree.free_slot(request.tail)
     tree.release(handle)
-    if request.uses_cache and request.num_found_pages is not None and found.end is not None:
-        tree.drop(found.end, first + len(found.pages), request.num_found_pages)
+    if request.uses_cache and request.num_found_pages is not None and match.end is not None:
+        tree.drop(match.end, first + len(match.pages), request.num_found_pages)
     forget_pages(request)
 
 
 def free_pages(request: Request, tree: PrefixTree) -> None:
-    """The tail is freed, and the lock is released."""
+    """Free the request's own pages and release its lock."""
     tree.free(request.pages[request.num_tree_pages :])
     if request.tail != NO_CHECKPOINT:
         tree.free_slot(request.tail)
@@ -78,16 +77,15 @@ def free_pages(request: Request, tree: PrefixTree) -> None:
 
 
 def drop_path(request: Request, tree: PrefixTree) -> None:
-    """A row of the request is not finite: the tree forgets the request's text, as far as nobody else has it. (Who
-    has it reads the same numbers, is found out as well, and the last one drops it.)"""
-    found = tree.match(tree.root, request.tokens, 0, len(request.tokens) // tree.page_size, request.namespace)
-    if found.end is not None:
-        tree.drop(found.end, len(found.pages), 0)
+    """Remove the request's sequence from the tree, as far as nothing else uses it, because a row of it is not finite.
+    (A request that shares those pages will not be finite either, and the last one removes them.)"""
+    match = tree.match(tree.root, request.tokens, 0, len(request.tokens) // tree.page_size, request.namespace)
+    if match.end is not None:
+        tree.drop(match.end, len(match.pages), 0)
 
 
 def forget_pages(request: Request) -> None:
-    """The request holds nothing any more, no draft and nothing to be loaded either. Its slot is the scheduler's
-    business, and must be taken before."""
+    """Reset the request's page fields, draft and stored pages. The caller must have released its pages and slot."""
     request.handle = None
     request.pages = []
     request.num_tree_pages = request.kv_len = request.prefill_len = 0

@@ -1,4 +1,4 @@
-"""What a scheduler knows between two calls: the parts that decide, and that the invariants are about."""
+"""State of a scheduler between two calls; the invariants are about it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from minisgl.scheduler.reference.slots import SlotTable
 
 @dataclass(frozen=True, slots=True, eq=False)
 class InFlight:
-    """A step that was scheduled and not yet committed."""
+    """A scheduled step that is not committed yet."""
 
     step: int
     rows: list[Request]
     sample_rows: list[int]
-    drafts: dict[int, tuple[int, int]]  # by row that computes a drafted token: its position, the token
+    drafts: dict[int, tuple[int, int]]  # by draft row: position and id of its token
 
     def counts(self, row: int) -> bool:
-        """Whether the token of `row` is one of its request's text, which ends before it: that of a draft is, if the
-        text has become what it was computed from."""
+        """Return whether the token of `row` belongs to its request's sequence. A draft row's token does if the sequence
+        now ends with the draft token that the row computed."""
         if row not in self.drafts:
             return True
         position, token = self.drafts[row]
@@ -34,7 +34,7 @@ class InFlight:
 
 
 class SchedulerState:
-    """At start: no requests, all pages and slots free."""
+    """Requests, pages and slots of a scheduler. At start there are no requests; all pages and slots are free."""
 
     def __init__(self, config: ControlPlaneConfig, parts: Parts) -> None:
         num_checkpoints = config.num_checkpoints if config.checkpoint_interval else None

@@ -1,4 +1,4 @@
-"""Checks the shape of the radix tree, from scratch."""
+"""Checks the structure of the radix tree from scratch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from minisgl.scheduler.reference.radix.tree import RadixTree
 
 
 def check_tree(tree: RadixTree) -> None:
-    """Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction."""
+    """Check links, whole pages, keys and counters, and that every unlocked leaf is in the eviction heap. Raises
+    `ControlPlaneError`."""
     evictable = protected = count = 0
     leaves: set[int] = set()
     for node in tree.nodes():
@@ -35,16 +36,16 @@ def check_tree(tree: RadixTree) -> None:
     if tree.checkpoints is not None:
         of_nodes = {node.checkpoint: node for node in tree.nodes() if node.checkpoint != NO_CHECKPOINT}
         need(of_nodes == tree.checkpoints.nodes, "the nodes with checkpoints are others than those that are known")
-        listed, held = tree.checkpoints.known()
-        need(not listed & held, "eviction knows a checkpoint that a pin holds")
-    need(leaves == {id(node) for node in tree.heap.live_nodes()}, "eviction does not know the unlocked leaves")
+        listed, pinned = tree.checkpoints.known()
+        need(not listed & pinned, "a pinned checkpoint is in the eviction order")
+    need(leaves == {id(node) for node in tree.heap.live_nodes()}, "the eviction heap and the unlocked leaves differ")
 
 
 def _check_links(node: Node, page_size: int) -> None:
-    """Children are found by the tokens of their first page, so no two siblings can begin alike."""
+    """Check that each child's key is its first page, so that no two siblings begin with the same page."""
     for key, child in node.children.items():
-        need(child.parent is node, "a node does not know its parent")
+        need(child.parent is node, "a node has a wrong parent link")
         own = page_key(child.namespace, child.tokens[:page_size])
-        need(own == key, "a node hangs under a key that its tokens don't begin with")
+        need(own == key, "a node's key differs from its first page")
         need(child.namespace == node.namespace, "a node is of another namespace than its parent")
         need(child.lock <= node.lock, "a node has more locks than its parent")

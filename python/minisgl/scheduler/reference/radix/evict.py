@@ -1,10 +1,10 @@
-"""Which leaf of the radix tree goes next: a heap of unlocked leaves with lazy deletion.
+"""Eviction order of the radix tree's leaves: a heap of unlocked leaves with lazy deletion.
 
 Invariants: every unlocked leaf has a live entry; at most half of the entries (and a few) are dead, so that finding the
 next leaf is O(log n) amortized.
 
-An entry is live as long as its node is an unlocked leaf that carries the entry's stamp. A lock, a child or a removal
-kills it in passing, without a search; the heap drops it when it surfaces.
+An entry is live as long as its node is an unlocked leaf with the entry's stamp. A lock, a child or a removal makes it
+dead without a search; the heap drops it when it reaches the top.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ Entry = tuple[int, int, int, Node]  # frequency (0 under LRU), stamp, tie-break 
 
 
 class EvictionHeap:
-    """Orders leaves by stamp (LRU), or by frequency and then stamp (LFU).
+    """Heap of leaves by stamp (LRU), or by frequency and then stamp (LFU).
 
-    Two unlocked leaves never share a stamp: a stamp is given to one node, and only a split copies it, to a parent
-    of that node.
+    Two unlocked leaves never share a stamp: a stamp is given to one node, and only a split copies it, to a parent of
+    that node.
     """
 
     __slots__ = ("_by_frequency", "_count", "_heap")
@@ -40,11 +40,11 @@ class EvictionHeap:
         self._heap.clear()
 
     def add(self, leaf: Node) -> None:
-        """`leaf` has become an unlocked leaf."""
+        """Add `leaf`, which has just become an unlocked leaf."""
         heapq.heappush(self._heap, self._entry(leaf))
 
     def peek(self) -> Node | None:
-        """The leaf that goes next. None if every leaf is locked."""
+        """Return the leaf that is evicted next; `None` if every leaf is locked."""
         while self._heap:
             if _is_live(self._heap[0]):
                 return self._heap[0][3]
@@ -52,13 +52,13 @@ class EvictionHeap:
         return None
 
     def sweep(self, num_nodes: int, leaves: Iterable[Node]) -> None:
-        """Rebuild from `leaves` (the unlocked ones) if dead entries prevail in a tree of `num_nodes`."""
+        """Rebuild the heap from `leaves` (all unlocked ones) if it has many more entries than the tree has nodes."""
         if len(self._heap) > 2 * num_nodes + _SLACK:
             self._heap = [self._entry(leaf) for leaf in leaves]
             heapq.heapify(self._heap)
 
     def live_nodes(self) -> list[Node]:
-        """Nodes with a live entry, in no order."""
+        """Return the nodes with a live entry, in no order."""
         return [entry[3] for entry in self._heap if _is_live(entry)]
 
     def _entry(self, leaf: Node) -> Entry:

@@ -1,4 +1,4 @@
-"""The nodes of the radix tree."""
+"""Nodes of the radix tree and their keys."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ NO_CHECKPOINT = -1
 
 
 def page_key(namespace: int, tokens: list[int]) -> PageKey:
-    """Under which a node hangs whose first page has these `tokens`."""
+    """Return the key of a child whose first page has these `tokens`."""
     return (namespace, *tokens)
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """An edge and its lower end: `pages` hold the KV of `tokens`, len(pages) * page_size of them."""
+    """A radix-tree node with the edge above it: `pages` hold the KV of `tokens`, len(pages) * page_size of them."""
 
     parent: Node | None
     tokens: list[int]
@@ -24,9 +24,9 @@ class Node:
     lock: int = 0
     stamp: int = 0
     frequency: int = 0
-    namespace: int = 0  # of a whole branch; that of the root says nothing
-    checkpoint: int = NO_CHECKPOINT  # the slot of the state at its end
-    saved_in: int = 0  # the step in which that is saved
+    namespace: int = 0  # equal within a branch; meaningless for the root
+    checkpoint: int = NO_CHECKPOINT  # state slot of its end
+    saved_in: int = 0  # step that saves the state
 
     @property
     def is_evictable_leaf(self) -> bool:

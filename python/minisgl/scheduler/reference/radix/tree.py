@@ -1,19 +1,20 @@
-"""The radix tree: which pages hold the KV of which token prefixes.
+"""The radix tree: it maps token prefixes to the pages with their KV.
 
-Invariants: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ in
-it or in their first page), and nothing is found from another namespace; a
-node's lock count is the number of handles on it and below it, so an unlocked node has no locked descendant; locked
-nodes are never trimmed or removed, though a split may cut one in two.
+Invariants: edges cover whole pages; no two nodes stand for the same tokens in the same namespace (siblings differ in
+the namespace or in their first page), and a match never leaves its namespace; a node's lock count is the number of
+handles on it and below it, so an unlocked node has no locked descendant; locked nodes are never trimmed or removed,
+though a split may divide one.
 
-Matching is read-only. Whoever wants what was matched locks it (`descend`), and only that may split an edge, so a
-request that is looked at and then not admitted leaves no trace.
+Matching is read-only. A caller that will use the match locks it (`descend`), and only that may split an edge, so a
+request that is matched and then not admitted has no effect.
 
-Recency is a logical clock: unlocking a path gives each node whose count falls to zero the next tick, deepest first.
-So a parent is always younger than its children, and the oldest unlocked node is a leaf. Frequency, for LFU, counts
-the handles that came to cover a node. A split copies both to the new upper node.
+Recency is a logical clock: unlocking a path gives each node whose count falls to zero the next tick, deepest first. So
+a parent is always younger than its children, and the oldest unlocked node is a leaf. Frequency, for LFU, counts the
+handles that came to cover a node. A split copies both to the new upper node.
 
-Of a model with states, `checkpoints` is there. A text is then found as far as the deepest checkpoint on its path; what
-lies below has no use, so an unlocked leaf without a checkpoint goes at once, and nodes go whole.
+For models with recurrent layers `checkpoints` is set. A sequence is then matched only up to the deepest checkpoint on
+its path; pages below it are useless, so an unlocked leaf without a checkpoint is freed at once, and nodes are evicted
+whole.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node, PageKey
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Match:
-    """The longest cached continuation below a node: all of the edges down to `node`, and then `num_partial_pages`
-    of the edge of `partial`, a child of `node`. `num_unlocked` of the `pages` are evictable until it is locked."""
+    """The longest cached continuation below a node: whole edges down to `node`, then `num_partial_pages` pages of the
+    edge of `partial`, a child of `node`. `num_unlocked` of the `pages` are evictable until the match is locked."""
 
     node: Node
     partial: Node | None
@@ -42,12 +43,12 @@ class Match:
 
     @property
     def end(self) -> Node | None:
-        """The node with which the match ends; None if it ends in the middle of an edge."""
+        """The last node of the match; `None` if the match ends in the middle of an edge."""
         return self.node if self.partial is None else None
 
 
 class RadixTree:
-    """Prefix cache over the pages of `pool`; evicted pages go back there. Policy "naive" never holds any."""
+    """A prefix cache over the pages of `pool`, to which evicted pages return. With the policy "naive" it is empty."""
 
     def __init__(
         self, pool: PagePool, page_size: int, policy: CachePolicy, checkpoints: Checkpoints | None = None
@@ -61,15 +62,15 @@ class RadixTree:
         self.num_protected = 0  # pages of locked nodes
         self.num_nodes = 0  # without the root
         self.clock = 0
-        self.num_inserted_total = 0  # pages that have entered, and those that have left
+        self.num_inserted_total = 0  # pages that entered the tree; below, pages that left it
         self.num_evicted_total = 0
         self.heap = EvictionHeap(by_frequency=policy == "lfu")
 
     # ------------------------------------------------------------------------------------------------ read only
 
     def match(self, node: Node, tokens: list[int], first_page: int, max_pages: int, namespace: int = 0) -> Match:
-        """Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are
-        cached in `namespace`, to at most `max_pages` pages of `tokens` in all. O(matched tokens)."""
+        """Match `tokens` below `node`, which stands for their first `first_page` pages, within `namespace`, and up to
+        at most page `max_pages` of `tokens`. O(matched tokens)."""
         size = self.page_size
         pages: list[int] = []
         num_unlocked = 0
@@ -89,24 +90,23 @@ class RadixTree:
         return Match(node, None, 0, pages, num_unlocked)
 
     def beginning(self, node: Node, match: Match, step: int) -> Match:
-        """The part of `match`, found below `node`, with whose state a row of `step` can begin: to the deepest node with
-        a checkpoint that an earlier step saves, or nothing of it. All unlocked pages count as in `match`."""
+        """Return the part of `match`, which began at `node`, from whose state a row of `step` can start: up to the
+        deepest checkpoint that an earlier step saved, or no pages. `num_unlocked` still counts the whole match."""
         end, num_pages = match.node, len(match.pages) - match.num_partial_pages
         while end is not node and (end.checkpoint == NO_CHECKPOINT or end.saved_in >= step):
             num_pages -= len(end.pages)
             if end.parent is None:
-                raise ControlPlaneError("a match does not begin where it was looked for")
+                raise ControlPlaneError("a match does not begin at the given node")
             end = end.parent
         return Match(end, None, 0, match.pages[:num_pages], match.num_unlocked)
 
     def has_page(self, node: Node, tokens: list[int], column: int, namespace: int = 0) -> bool:
-        """Whether page `column` of `tokens` is cached below `node`, which ends right before it."""
+        """Return whether page `column` of `tokens` is cached directly below `node`, which ends before that page."""
         return page_key(namespace, tokens[column * self.page_size : (column + 1) * self.page_size]) in node.children
 
     def following(self, node: Node, tokens: list[int], first_page: int, count: int, namespace: int) -> list[int]:
-        """Up to `count` tokens that come after `tokens` in the edge below `node` in which they end; `node` stands for
-        their first `first_page` pages. None of an edge that they do not fill a page of: children are known by whole
-        pages. Of `namespace` only."""
+        """Return up to `count` cached tokens that follow `tokens` within one edge of `namespace`. `node` stands for
+        their first `first_page` pages. Empty if `tokens` cover no whole page of that edge, by which it is found."""
         size, at = self.page_size, first_page
         while (at + 1) * size <= len(tokens):
             child = node.children.get(page_key(namespace, tokens[at * size : (at + 1) * size]))
@@ -121,7 +121,7 @@ class RadixTree:
         return []
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes but the root, parents first."""
+        """Yield all nodes but the root, parents before their children."""
         stack = list(self.root.children.values())
         while stack:
             node = stack.pop()
@@ -129,36 +129,36 @@ class RadixTree:
             stack.extend(node.children.values())
 
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]:
-        """Each cached page with all tokens from the root to its end, in a namespace behind its negative number, which
-        is no token. For tests: quadratic in the depth."""
-        found: list[tuple[tuple[int, ...], int]] = []
+        """Return each cached page with all tokens from the root to its end, preceded by -namespace if that is not 0.
+        For tests: quadratic in the depth."""
+        pages: list[tuple[tuple[int, ...], int]] = []
         stack: list[tuple[Node, tuple[int, ...]]] = [(self.root, ())]
         while stack:
             node, path = stack.pop()
             if node.parent is self.root and node.namespace:
                 path = (-node.namespace,)
             for i, page in enumerate(node.pages):
-                found.append((path + tuple(node.tokens[: (i + 1) * self.page_size]), page))
+                pages.append((path + tuple(node.tokens[: (i + 1) * self.page_size]), page))
             below = path + tuple(node.tokens)
             stack.extend((child, below) for child in node.children.values())
-        return found
+        return pages
 
     def tree_states(self) -> list[tuple[tuple[int, ...], int]]:
-        """Each checkpoint with the path to it, as `tree_pages` has it."""
+        """Return the slot of each checkpoint with its path, in the format of `tree_pages`. For tests."""
         ends = {node.pages[-1]: node.checkpoint for node in self.nodes() if node.checkpoint != NO_CHECKPOINT}
         return [(path, ends[page]) for path, page in self.tree_pages() if page in ends]
 
     # ---------------------------------------------------------------------------------------------------- locks
 
     def descend(self, handle: Node, match: Match) -> Node:
-        """Move a handle from `handle` down to the end of `match`, which was found below it; returns the new handle.
-        The edge in which the match ends is split there."""
+        """Move a handle from `handle` down to the end of `match`, which began there, and lock the path. An edge in
+        which the match ends is split. Returns the new handle."""
         target = match.node if match.partial is None else self._split(match.partial, match.num_partial_pages)
         self._lock(handle, target)
         return target
 
     def release(self, handle: Node) -> None:
-        """Give a handle back: one lock less on every node from it up to the root."""
+        """Release a handle: decrement the lock count of every node from it up to the root."""
         node = handle
         while node.parent is not None:
             node.lock -= 1
@@ -178,8 +178,8 @@ class RadixTree:
     # ---------------------------------------------------------------------------------------- growing, shrinking
 
     def append(self, handle: Node, tokens: list[int], pages: list[int], namespace: int = 0) -> Node:
-        """Hang `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of
-        it yet (`has_page` is false). Returns the new handle."""
+        """Add `pages`, the KV of `tokens`, as a new child of `handle` and move the handle onto it. The tree must not
+        have the first page yet (`has_page`). Returns the new handle."""
         if not pages or len(tokens) != len(pages) * self.page_size:
             raise ControlPlaneError(f"{len(tokens)} tokens do not fill {len(pages)} pages")
         key = page_key(namespace, tokens[: self.page_size])
@@ -196,9 +196,9 @@ class RadixTree:
     def insert(
         self, handle: Node, tokens: list[int], pages: list[int], first_page: int, namespace: int = 0
     ) -> tuple[Node, int]:
-        """Move a handle to the end of `tokens` (whole pages), of which it covers `first_page` pages: over what the
-        tree has already, then over `pages` of whose columns it lacks (`pages` [num_pages of tokens], by column).
-        Returns the new handle and the number of columns that the tree had: the caller keeps its pages of those."""
+        """Move a handle that covers `first_page` pages to the end of `tokens` (whole pages): first over pages that the
+        tree has, then by adding the rest of `pages` (one page id per page of `tokens`). Returns the new handle and the
+        number of pages that the tree had: the caller keeps its own copies of those."""
         num_pages = len(pages)
         match = self.match(handle, tokens, first_page, num_pages, namespace)
         handle = self.descend(handle, match)
@@ -210,19 +210,19 @@ class RadixTree:
 
     @property
     def num_available(self) -> int:
-        """Pages that `take` can get: free ones and those it may evict."""
+        """Pages that `take` can allocate: free and evictable ones."""
         return self.pool.num_free + self.num_evictable
 
     def take(self, num_pages: int) -> list[int]:
-        """Get pages: first evict as many as the pool lacks, which puts them on its stack, then pop all."""
+        """Allocate pages. If the pool has too few, the others are evicted to the pool first."""
         pool = self.pool
         if pool.num_free < num_pages:
             self.evict(num_pages - pool.num_free)
         return [pool.pop() for _ in range(num_pages)]
 
     def evict(self, num_pages: int) -> None:
-        """Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed. Nodes
-        with checkpoints go whole."""
+        """Free `num_pages` pages: trim the oldest unlocked leaf from its end, page by page, then the next. With
+        recurrent layers nodes are evicted whole."""
         target = self.pool.num_free + num_pages
         while self.pool.num_free < target:
             leaf = self.heap.peek()
@@ -233,8 +233,8 @@ class RadixTree:
             self._prune(parent)
 
     def drop(self, node: Node, depth: int, keep: int) -> None:
-        """Free the end of the path of `depth` pages down to `node` as far as nobody else has it, neither a handle nor
-        other tokens that go on from it; never its first `keep` pages."""
+        """Free the end of the path to `node`, which is `depth` pages long, except its first `keep` pages. Stops at a
+        page that a handle or other sequences below it use."""
         while depth > keep and node.is_evictable_leaf:
             count, parent = min(depth - keep, len(node.pages)), node.parent
             if parent is None:
@@ -244,7 +244,7 @@ class RadixTree:
             depth, node = depth - count, parent
 
     def reset(self) -> None:
-        """Forget everything: all pages and slots are free as at start. The clock goes on."""
+        """Empty the tree: all pages and slots are free, in the order of a new object. The clock continues."""
         self.pool.reset()
         self.num_evicted_total += self.num_evictable + self.num_protected
         self.root = Node(None, [], [])
@@ -256,8 +256,8 @@ class RadixTree:
     # -------------------------------------------------------------------------------------------------- checkpoints
 
     def save(self, match: Match, step: int) -> int | None:
-        """The slot to which `step` saves the state at the end of `match`, whose edge is split there; None if there is
-        one already, or no slot."""
+        """Allocate the slot in which `step` saves the state at the end of `match`; an edge is split there. `None` if a
+        state is saved there already, or no slot is available."""
         if self.checkpoints is None:
             return None
         node = match.node if match.partial is None else self._split(match.partial, match.num_partial_pages)
@@ -267,7 +267,7 @@ class RadixTree:
         return slot
 
     def take_slot(self) -> int | None:
-        """A slot for a checkpoint: a free one, else that of the checkpoint that is worth least. None if none may go."""
+        """Allocate a checkpoint slot: a free one, else that of the least worth. `None` if there is neither."""
         checkpoints = self.checkpoints
         if checkpoints is None:
             return None
@@ -283,7 +283,7 @@ class RadixTree:
         return page_key(node.namespace, node.tokens[: self.page_size])
 
     def _num_common_pages(self, child: Node, tokens: list[int], at: int, max_pages: int) -> int:
-        """How many pages of `child` equal those of `tokens` from page `at` on; the first does."""
+        """Return how many pages of `child` equal those of `tokens` from page `at` on; the first must be equal."""
         size = self.page_size
         count = min(len(child.pages), max_pages - at)
         start = at * size
@@ -298,7 +298,8 @@ class RadixTree:
         return common
 
     def _split(self, node: Node, num_pages: int) -> Node:
-        """Cut an edge after `num_pages`. `node` stays the lower part, so that handles on it keep their depth."""
+        """Split an edge after `num_pages` pages and return the new upper node. `node` stays the lower one, so that
+        handles on it keep their depth."""
         parent = node.parent
         if parent is None:
             raise ControlPlaneError("a removed node was split")
@@ -313,7 +314,7 @@ class RadixTree:
         return upper
 
     def _lock(self, handle: Node, target: Node) -> None:
-        """One lock more on the nodes from `target` up to, but without, `handle`."""
+        """Lock the nodes from `target` up to `handle`, which is left out."""
         node = target
         while node is not handle:
             if node.lock == 0:
@@ -326,20 +327,21 @@ class RadixTree:
             node = node.parent
 
     def _trim(self, leaf: Node, count: int) -> None:
-        """Free the last `count` pages of an unlocked leaf, the last one first, and the checkpoint at its end."""
+        """Free the last `count` pages of an unlocked leaf, last page first, and the checkpoint at its end."""
         if self.checkpoints is not None and leaf.checkpoint != NO_CHECKPOINT:
             self.checkpoints.push(self.checkpoints.take_off(leaf))
-        kept = len(leaf.pages) - count
-        self.pool.push(reversed(leaf.pages[kept:]))
+        num_left = len(leaf.pages) - count
+        self.pool.push(reversed(leaf.pages[num_left:]))
         self.num_evictable -= count
         self.num_evicted_total += count
-        if kept == 0:
+        if num_left == 0:
             self._remove(leaf)
         else:
-            del leaf.pages[kept:], leaf.tokens[kept * self.page_size :]
+            del leaf.pages[num_left:], leaf.tokens[num_left * self.page_size :]
 
     def _prune(self, node: Node) -> None:
-        """In a model with states, free `node`, and what is above it, as far as nobody holds it or can find it."""
+        """Free `node` and its ancestors while they are unlocked leaves without a checkpoint. Does nothing without
+        recurrent layers."""
         while self.checkpoints is not None and node.is_evictable_leaf and node.checkpoint == NO_CHECKPOINT:
             parent = node.parent
             self._trim(node, len(node.pages))

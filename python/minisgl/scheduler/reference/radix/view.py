@@ -1,6 +1,6 @@
-"""The radix tree for people who watch it: its largest nodes.
+"""View of the radix tree for monitoring: its largest nodes.
 
-Invariants: read only; the same tree gives the same view as the Rust implementation does.
+Invariants: reads only; the view equals that of the Rust implementation for an equal tree.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from minisgl.scheduler.api import TreeNode, TreeView
 from minisgl.scheduler.reference.radix.nodes import NO_CHECKPOINT, Node
 from minisgl.scheduler.reference.radix.tree import RadixTree
 
-SHOWN_TOKENS = 16  # of an edge
+SHOWN_TOKENS = 16  # tokens shown of an edge
 
 
 def view(tree: RadixTree, limit: int, pinned: Collection[int]) -> TreeView:
-    """The `limit` largest nodes; `pinned`: `id` of the nodes that a pin holds."""
-    found = heapq.nsmallest(limit, tree.nodes(), key=lambda node: (-len(node.pages), _number(node)))
+    """Return the size of the tree and its `limit` largest nodes. `pinned`: the `id` of each node that a pin holds."""
+    nodes = heapq.nsmallest(limit, tree.nodes(), key=lambda node: (-len(node.pages), _number(node)))
     num_tokens = (tree.num_evictable + tree.num_protected) * tree.page_size
-    return tree.num_nodes, num_tokens, [_shown(node, tree.clock, id(node) in pinned) for node in found]
+    return tree.num_nodes, num_tokens, [_shown(node, tree.clock, id(node) in pinned) for node in nodes]
 
 
 def _number(node: Node | None) -> int:
-    """Pages are given out alike in every implementation."""
+    """Return a node's id for the view, equal in every implementation: its first page + 1, or 0 for the root."""
     return 0 if node is None or not node.pages else node.pages[0] + 1
 
 

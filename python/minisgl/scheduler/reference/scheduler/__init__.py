@@ -1,13 +1,13 @@
-"""The scheduler as a whole: takes events, decides steps, takes tokens.
+"""The reference scheduler as a whole: it applies events, decides steps and commits tokens.
 
-Invariants: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
-request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
-committed; an error in the middle of a call makes every later call an error.
+Invariants: every schedule gets exactly one commit (or the `ForwardFailed` in place of it); every accepted request gets
+exactly one end; a request slot is not assigned again before the last step that holds a row of it is committed; after an
+error in the middle of a call, every later call is an error.
 
-One pass makes a step (`step_pass`). Started rows go in order of (age, id): each decode row gets its token, prefill
-rows share what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order, until
-the first that gets nothing. Requests in the background have a pass of their own, behind it, in a step in which nobody
-else is left waiting; for the others they are as good as not there.
+A step is decided in one pass (`step_pass`). Started requests get rows in order of (age, id): each decode row its token,
+prefill rows what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order,
+until the first that gets nothing. Low-priority requests have a pass of their own after that, in steps in which no other
+request is left waiting; they never affect the others.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from minisgl.step import (
 )
 
 PYTHON = Parts(RadixCache, prefill_admission_plan, make_metadata_buffers)
-"""The parts of this package."""
+"""The parts in Python."""
 
 
 class ReferenceControlPlane:
-    """`ControlPlane` in Python, the one that others are compared with. It works with `parts`, and makes its own buffers
-    where it gets none."""
+    """The `ControlPlane` in Python, with which the others are compared. `parts` are its replaceable parts; it creates
+    step buffers if `buffers` is `None`."""
 
     def __init__(self, config: ControlPlaneConfig, buffers: StepBuffers | None = None, parts: Parts = PYTHON) -> None:
         check_config(config)
@@ -66,22 +66,22 @@ class ReferenceControlPlane:
         largest = max(config.graph_sizes, default=0)
         self._buffers = StepBuffers(self.limits, largest) if buffers is None else buffers
         check_buffers(config, self._buffers)
-        self._num_arrivals = [0, 0]  # ordinary ones, those in the background
+        self._num_arrivals = [0, 0]  # ordinary and low-priority arrivals
         self._last_step: int | None = None
-        self._ends: list[tuple[int, int, int, int]] = []  # without a token; they leave with the next commit
+        self._ends: list[tuple[int, int, int, int]] = []  # ends without a token, reported by the next commit
         self._watch = TableWatch(config.page_size)
         self._dead: str | None = None
-        self.metadata_ns = 0  # what writing the last step's arrays took: for meters, nothing is decided by it
+        self.metadata_ns = 0  # time to write the last step's arrays; no decision depends on it
 
     @property
     def backend(self) -> str:
-        """The name by which `scheduler.backend` makes it, without parts that have failed."""
+        """Name under which `scheduler.backend` creates this scheduler, without parts that have failed."""
         names = [name for name in self.parts.others if name not in self.part_failures]
         return "rust_parts:" + ",".join(names) if names else "python"
 
     @property
     def part_failures(self) -> dict[str, str]:
-        """See `Parts.failures`."""
+        """Error texts of the Rust parts that were replaced, by part name: see `Parts.failures`."""
         return self.parts.failures()
 
     # ------------------------------------------------------------------------------------------------ the Protocol
@@ -91,7 +91,7 @@ class ReferenceControlPlane:
         return self._buffers
 
     def schedule(self, step: int, events: Events) -> StepPlan:
-        """See `ControlPlane.schedule`. The first call may name any step; the others go on from there."""
+        """Decide a step: see `ControlPlane.schedule`. The first call may have any step number; then it goes up by 1."""
         self._require_alive()
         failed = bool(events.items) and isinstance(events.items[0], ForwardFailed)
         oldest = self.state.in_flight[0].step if self.state.in_flight else None
@@ -110,7 +110,8 @@ class ReferenceControlPlane:
             return plan
 
     def commit(self, step: int, tokens: Int32Array) -> StepOutput:
-        """See `ControlPlane.commit`. First the slots that waited for this step get free, then the rows in order."""
+        """Append a step's tokens: see `ControlPlane.commit`. Slots that waited for this step are freed first; then rows
+        are processed in order."""
         self._require_alive()
         with self._changing(f"commit({step})"):
             if not self.state.in_flight or self.state.in_flight[0].step != step:
@@ -142,7 +143,7 @@ class ReferenceControlPlane:
             self._settle(done, ending)
             for request, reason in ending.items():
                 self._end(request, reason)
-            for request in has_left:  # what they stored is in the tree already
+            for request in has_left:  # their KV is in the tree already
                 retraction.drop_path(request, self.state.tree)
             self._propose(done)
             return step_output(step, entries)
@@ -185,7 +186,7 @@ class ReferenceControlPlane:
         return len(match.pages)
 
     def drafts_wanted(self) -> list[tuple[int, int]]:
-        return drafts.wanted(self.state.started.items, self.config.max_draft_len, self.limits.max_rows)
+        return drafts.find_draftable(self.state.started.items, self.config.max_draft_len, self.limits.max_rows)
 
     def check(self) -> None:
         self._require_alive()
@@ -196,25 +197,25 @@ class ReferenceControlPlane:
     # -------------------------------------------------------------------------------------------------- for tests
 
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]:
-        """Each cached page, with all tokens from the start of the sequence to the page's end; see
+        """Return each cached page with all tokens from the start of the sequence to the page's end: see
         `RadixTree.tree_pages`."""
         return self.state.tree.tree_pages()
 
     def tree_states(self) -> list[tuple[tuple[int, ...], int]]:
-        """The slot of each checkpoint of the tree, with the path to it as `tree_pages` has it."""
+        """Return the slot of each checkpoint in the tree with its path, in the format of `tree_pages`."""
         return self.state.tree.tree_states()
 
     def page_table(self, req_id: int) -> list[int]:
-        """The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live."""
+        """Return the page ids of a live request, by column; empty while it waits. Raises `KeyError` for others."""
         return list(self.state.live[req_id].pages)
 
     def free_pages(self) -> list[int]:
-        """The stack of free pages, the next to be given out last."""
+        """Return the stack of free pages; the next to be allocated is last."""
         return self.state.tree.free_pages()
 
     @property
     def reserve_ratio(self) -> int:
-        """See `ReserveRatio`; tests set it."""
+        """Current reserve ratio in 1/1024 (`ReserveRatio`). Tests set it."""
         return self.state.ratio.value
 
     @reserve_ratio.setter
@@ -224,8 +225,8 @@ class ReferenceControlPlane:
     # ----------------------------------------------------------------------------------------------------- events
 
     def _pinned(self, failed: bool) -> dict[int, int]:
-        """Pages that are pinned, or will be, by request; without those that the failed forward of the oldest step takes
-        away."""
+        """Return the pages that are pinned, or will be, by request. With `failed`, without those that the failed
+        forward of the oldest step releases."""
         pages = self.state.pins.pages_by_request()
         if failed and self.state.in_flight:
             ending = {request.req_id for request in self.state.in_flight[0].rows}
@@ -261,7 +262,7 @@ class ReferenceControlPlane:
                         drafts.take(request, length, tokens)
 
     def _arrive(self, arrival: Arrival) -> None:
-        """Into the queue; a prompt that could never fit is answered with an error at once."""
+        """Queue a new request. A sequence that can never fit ends with an error at the next commit."""
         limit = self.limits.max_seq_len
         caches = self.config.cache != "naive"
         count = self._num_arrivals[bool(arrival.background)]
@@ -273,18 +274,18 @@ class ReferenceControlPlane:
         self.state.live[request.req_id] = request
         self.state.waiting.add(request)
         if arrival.pin:
-            self.state.pins.promise(request.req_id, request.num_prompt // self.limits.page_size)
+            self.state.pins.register(request.req_id, request.num_prompt // self.limits.page_size)
 
     def _end_by_event(self, req_id: int, reason: FinishReason) -> None:
-        """No-op for an id that isn't live: it has ended, and its end is on the way."""
+        """End a request because of an event. Ignores an id that is not live: its end is, or will be, reported."""
         request = self.state.live.get(req_id)
         if request is not None:
             self._end(request, reason)
             self._add_end(req_id, reason)
 
     def _forward_failed(self) -> None:
-        """The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with
-        its committed tokens; pages, cache and slots are as at start. All slots in use count as freed."""
+        """Undo a failed forward: the requests with a row in it end with an error, even retracted ones; all others start
+        again from their committed tokens; pages, cache and slots are as at start. All slots in use become freed."""
         failed = self.state.in_flight[0].rows
         self.state.in_flight.clear()
         for request in self.state.started:
@@ -307,8 +308,8 @@ class ReferenceControlPlane:
     # ------------------------------------------------------------------------------------------- ends, retraction
 
     def _end(self, request: Request, reason: FinishReason) -> None:
-        """Pages go at once, but for a pin of a request that ends by itself; the slot as soon as no step in flight holds
-        a row of the request."""
+        """Remove a request. Its pages are released at once, except for the pin of a request that finished normally; its
+        slot as soon as no step in flight holds a row of the request."""
         too_long = 0 < self.config.cache_max_prompt < request.num_prompt
         if request.state is State.STARTED:
             self.state.started.remove(request)
@@ -331,7 +332,7 @@ class ReferenceControlPlane:
             retraction.drop_path(request, self.state.tree)
 
     def _requeue(self, request: Request) -> None:
-        """Like a retraction, where the pages are gone anyway."""
+        """Put a started request back into the waiting queue without releasing its pages, which are reset anyway."""
         retraction.forget_pages(request)
         request.state = State.WAITING
         self.state.waiting.add(request)
@@ -351,8 +352,8 @@ class ReferenceControlPlane:
     # ------------------------------------------------------------------------------------------------------ drafts
 
     def _settle(self, done: InFlight, ending: Mapping[Request, FinishReason]) -> None:
-        """Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing; one whose row is
-        not finite loses all.)"""
+        """Free the pages of rejected draft tokens. (A request that was retracted meanwhile holds none; one with a row
+        that is not finite loses all.)"""
         for request in dict.fromkeys(done.rows[row] for row in done.drafts):
             if request.state is State.STARTED and ending.get(request) is not FinishReason.ERROR:
                 drafts.settle(request, self.state.tree)
@@ -371,9 +372,8 @@ class ReferenceControlPlane:
 
     @contextmanager
     def _changing(self, call: str) -> Iterator[None]:
-        """Whatever goes wrong in here leaves the state half changed: the object is dead from then on, and the caller
-        learns it as the one error that it can act on. (The Rust side catches panics at the same place.) With a prefix
-        cache of somebody else it is that which is blamed."""
+        """Make the scheduler unusable if the body raises, because its state is then half changed; the caller gets a
+        `ControlPlaneError`, or a `PartFailed` with a prefix cache in Rust. (The Rust side catches panics here.)"""
         try:
             yield
         except Exception as error:

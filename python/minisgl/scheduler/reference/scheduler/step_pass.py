@@ -1,7 +1,7 @@
-"""The pass that decides a step: started rows in request order, then new ones.
+"""The pass that decides a step: first rows for started requests, in order, then admissions.
 
-Invariants: decode rows come before everything else in the token budget; a failed admission changes nothing; after a
-retraction nobody is admitted; a row in the background takes nothing from a request that is not.
+Invariants: decode rows come first in the token budget; a failed admission changes nothing; nothing is admitted after a
+retraction; a low-priority row takes nothing from other requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minisgl.step import FROM_STORE, UNBOUNDED
 
 
 class StepPass:
-    """Decides what is computed next, and who gives way, out of a scheduler's state, which it changes."""
+    """Decides the next step, admissions and retractions included, and changes the scheduler's state accordingly."""
 
     def __init__(self, config: ControlPlaneConfig, state: SchedulerState, plan_chunks: PlanChunks) -> None:
         self.state = state
@@ -50,23 +50,23 @@ class StepPass:
         decided.prefill_rows.sort(key=lambda row: row.request.order)
         decided.freed = self.state.slots.take_freed()
         self.state.ratio.after_step(decided.num_retracted - decided.num_gave_way)
-        self._keep_cache_budget()
+        self._enforce_cache_budget()
         if self.state.tree.has_states:
             self._save_tails(decided)
             self.state.tree.settle_checkpoints()
         return decided
 
     def _budget(self) -> int:
-        """Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
-        stands between two of its tokens; one in the background does not. A step for the background alone is no longer
-        than beside a row that decodes: whoever comes waits for its end."""
+        """Return the token budget of this step. A decoding request counts even if it must wait in this step, so that no
+        long step comes between two of its tokens; a low-priority one does not count. A step with low-priority requests
+        only has the budget of a step with decode rows, because new arrivals wait for its end."""
         ordinary = self.state.started.items[: self.state.started.num_ordinary]
         beside_decode, prefill_only = self.budgets
         prefills = all(request.is_prefilling for request in ordinary) and (ordinary or self.state.waiting.num_ordinary)
         return min(self.config.max_prefill_length, prefill_only if prefills else beside_decode)
 
     def _background_pass(self, decided: DecidedStep, budget: int) -> None:
-        """Rows of the requests in the background, if there are any, of as many tokens as they may add."""
+        """Add rows of low-priority requests, if there are any, within their token limit."""
         started = self.state.started
         if len(started) == started.num_ordinary and not self.state.waiting.items:
             return
@@ -78,14 +78,15 @@ class StepPass:
         self.background.spend(decided.num_background)
 
     def _pass(self, decided: DecidedStep, budget: int, background: bool, most: int = UNBOUNDED) -> int | None:
-        """Rows of the requests in the background, or of the others, of `most` tokens or to a page's end: first those
-        that have started, in order, then new ones. What the budget has left; None: a row that prefills got nothing."""
+        """Add rows of the low-priority requests, or of the others, up to `most` tokens or the end of a page: first
+        those that have started, in order, then new ones. Returns the rest of the budget, or `None` if a prefilling
+        request got nothing."""
         started = self.state.started
         at, to = (started.num_ordinary, len(started)) if background else (0, started.num_ordinary)
         num_decode = min(decode_set.count_eligible(started.items[at:to]), most)
         budget = min(budget - num_decode, max(most - num_decode, self.limits.page_size))
         prefills = most > num_decode
-        while at < min(to, len(started)):  # a retraction takes requests off the end
+        while at < min(to, len(started)):  # a retraction removes requests from the end
             request, at = started.items[at], at + 1
             if request.is_prefilling:
                 if prefills:
@@ -103,8 +104,8 @@ class StepPass:
         return budget
 
     def _add_drafts(self, decided: DecidedStep, budget: int) -> None:
-        """Drafts get what everybody else left of rows, tokens and pages, in request order; for their pages requests in
-        the background give way. One that gets nothing is forgotten, so that it holds up nobody."""
+        """Add draft rows from what is left of rows, tokens and pages, in request order; low-priority requests are
+        retracted for their pages. A draft that gets nothing is dropped, so that its request need not wait."""
         for request in decided.decode_rows:
             left = min(budget - decided.num_draft_rows, self.limits.max_rows - decided.num_rows)
             wanted = max(0, min(drafts.draft_len(request), left))
@@ -118,22 +119,22 @@ class StepPass:
         self.num_drafted += decided.num_draft_rows
 
     def _draft_with_pages(self, request: Request, decided: DecidedStep, num_tokens: int) -> int:
-        """How many of the tokens there are pages for."""
+        """Return how many of `num_tokens` draft tokens have pages, after retracting low-priority requests for them."""
         tree = self.state.tree
         while drafts.num_new_pages(request, num_tokens, tree.page_size) > tree.num_available:
-            if not self._give_way(request, decided):
+            if not self._retract_background(request, decided):
                 return (len(request.pages) + tree.num_available) * tree.page_size - request.kv_len
         return num_tokens
 
-    def _keep_cache_budget(self) -> None:
-        """Pages that nobody uses beyond the budget are given back, if there is one."""
+    def _enforce_cache_budget(self) -> None:
+        """Evict unused cached pages beyond `cache_token_budget`, if that is set."""
         if self.config.cache_token_budget:
-            kept = self.config.cache_token_budget // self.limits.page_size
-            self.state.tree.evict(max(0, self.state.tree.num_evictable - kept))
+            max_pages = self.config.cache_token_budget // self.limits.page_size
+            self.state.tree.evict(max(0, self.state.tree.num_evictable - max_pages))
 
     def _get_decode_page(self, request: Request, decided: DecidedStep) -> bool:
-        """Give the row the page that its next token needs, if it needs one: a free one, else an evicted one, else
-        one of the last request started, which is retracted. False if that would be the row itself: it waits."""
+        """Allocate the page for the request's next token, if that begins one: a free or an evicted page, else one of
+        the request that started last, which is retracted. Returns False if that is `request` itself: it waits."""
         if not decode_set.needs_page(request, self.state.tree.page_size):
             return True
         while self.state.tree.num_available == 0:
@@ -143,7 +144,7 @@ class StepPass:
         return True
 
     def _save_tails(self, decided: DecidedStep) -> None:
-        """The text that a request makes is saved every interval, in the one slot that it keeps for that."""
+        """Save the state of decoding requests once a checkpoint interval, in the one slot that each keeps for it."""
         interval, tree = self.config.checkpoint_interval, self.state.tree
         for row, request in enumerate(decided.decode_rows if tree.policy != "naive" else ()):
             if request.kv_len % interval:
@@ -161,39 +162,39 @@ class StepPass:
         self._retract(victim, decided)
         return True
 
-    def _give_way(self, to: Request, decided: DecidedStep) -> bool:
-        """Retract the last started request in the background for one that is not. False if there is none."""
+    def _retract_background(self, to: Request, decided: DecidedStep) -> bool:
+        """Retract the last started low-priority request for `to`. Returns False if there is none, or `to` is one."""
         if to.is_background or not self.state.started.items or not self.state.started.last.is_background:
             return False
         self._retract(self.state.started.last, decided)
         return True
 
     def _prefill(self, request: Request, decided: DecidedStep, budget: int) -> int:
-        """The next chunk of a started request; its cost in tokens, 0 if it gets nothing. Where pages lack
-        altogether, the last request started is retracted, and the chunk is matched and sized again. One in the
-        background is where the chunk would only be shorter."""
+        """Schedule the next chunk of a started request. Returns its cost in tokens, 0 if it gets nothing. If no page at
+        all is available, the request that started last is retracted and the chunk is sized again; low-priority requests
+        are retracted even if the chunk would only be shorter."""
         while True:
             chunk = self._size_chunk(request, decided, budget)
-            if chunk.lacks_pages and self._give_way(request, decided):
+            if chunk.lacks_pages and self._retract_background(request, decided):
                 continue
             if chunk.num_tokens:
-                self._take_chunk(request, chunk, decided)
+                self._schedule_chunk(request, chunk, decided)
                 return chunk.cost
             if not (chunk.lacks_pages and self._retract_for(request, decided)):
                 return 0
 
     def _size_chunk(self, request: Request, decided: DecidedStep, budget: int, needed: int = 0) -> admission.Chunk:
-        """The first prefill of a step has at least a page, whatever the budget. Of the page-table entries of a step,
-        one per row is kept for decode rows."""
+        """Size a chunk of `request`. The first prefill of a step gets at least a page, whatever the budget. Of a step's
+        page-table entries, one per row is reserved for decode rows."""
         if not decided.prefill_rows:
             budget = max(budget, self.limits.page_size)
-        room = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
-        found = admission.Room(budget, room, self.state.ratio.value, needed, decided.step)
-        return admission.size_chunk(request, self.state.tree, found, self._plan_chunks)
+        max_page_changes = self.limits.max_page_changes - self.limits.max_rows - decided.num_prefill_page_changes
+        chunk_limits = admission.ChunkLimits(budget, max_page_changes, self.state.ratio.value, needed, decided.step)
+        return admission.size_chunk(request, self.state.tree, chunk_limits, self._plan_chunks)
 
-    def _take_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
+    def _schedule_chunk(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
         first_column = len(request.pages)
-        begins = self._begin(request, chunk)
+        begins = self._initial_state(request, chunk)
         tree, pins, interval = self.state.tree, self.state.pins, self.config.checkpoint_interval
         at = admission.apply_chunk(request, chunk, tree)
         pinned = pins.take(request, tree)
@@ -211,9 +212,9 @@ class StepPass:
         self.num_loaded += chunk.num_loads
         decided.num_prefill_page_changes += chunk.num_page_changes
 
-    def _begin(self, request: Request, chunk: admission.Chunk) -> int | None:
-        """The checkpoint with which the request goes on, or what is at hand, or none and so from nothing; None if with
-        the state it has."""
+    def _initial_state(self, request: Request, chunk: admission.Chunk) -> int | None:
+        """Return the checkpoint slot whose state the request continues from, `FROM_STORE` for a stored state,
+        `NO_CHECKPOINT` for an empty state, or `None` if it continues with its current state."""
         if chunk.begins_stored:
             return FROM_STORE
         tree, node = self.state.tree, chunk.match.end
@@ -225,18 +226,18 @@ class StepPass:
         return tree.checkpoint(node)
 
     def _admit(self, decided: DecidedStep, budget: int, background: bool) -> int:
-        """Start waiting requests as they are ranked, to the first that gets nothing: no slot, no budget, no pages, or
-        more than the estimate allows; what is left of the budget. With nothing started the next may start whatever the
-        estimate says. For one that is not in the background nobody in it counts as started: where a slot, pages or the
-        estimate stand in its way, those are retracted, the last one first, until it starts or none is left. A slot that
-        is draining is waited for. With a policy other than fcfs, where memory alone is lacking, small ones may pass."""
+        """Start waiting requests in rank order, up to the first that gets nothing: no slot, budget or pages, or more
+        than the estimate allows. Returns the rest of the budget. If no request is started, the next may start whatever
+        the estimate says. For ordinary requests, started low-priority ones do not count: if they hold needed slots,
+        pages or estimated pages, they are retracted, the last one first. A draining slot is waited for. With a policy
+        other than fcfs, small requests may pass one that only lacks memory."""
         state = self.state
         needed: int | None = None
         size = state.tree.page_size
         while self._has_next(background) and (budget > 0 or not decided.prefill_rows):
             if not state.slots.num_free:
                 awaits_slot = state.slots.num_draining >= state.waiting.num_ordinary
-                if awaits_slot or not self._give_way(state.waiting.first, decided):
+                if awaits_slot or not self._retract_background(state.waiting.first, decided):
                     break
                 continue
             request = state.ranking.next(state.waiting, state.tree, decided.step)
@@ -247,13 +248,13 @@ class StepPass:
             if not chunk.num_tokens and not chunk.lacks_pages:
                 break
             fits = not num_started or not chunk.num_missing
-            if (chunk.lacks_pages or not fits) and self._give_way(request, decided):
+            if (chunk.lacks_pages or not fits) and self._retract_background(request, decided):
                 continue
             if not fits and state.ranking.policy != "fcfs":
-                wait = admission.steps_until_room(
+                wait = admission.steps_until_free(
                     chunk.num_missing, state.started.items[:num_started], state.ratio, size
                 )
-                return self._let_pass(request, wait, needed, decided, budget)
+                return self._admit_small(request, wait, needed, decided, budget)
             if not chunk.num_tokens or not fits:
                 break
             self._start(request, chunk, decided)
@@ -261,9 +262,9 @@ class StepPass:
             needed += admission.needed_pages((request,), state.ratio, size)
         return budget
 
-    def _let_pass(self, head: Request, wait: int, needed: int, decided: DecidedStep, budget: int) -> int:
-        """Start small ones past `head`, which may lack memory for `wait` steps: candidates whose whole prompt this step
-        computes, and that end, by their limit, before that. So its room is there when it would have been."""
+    def _admit_small(self, head: Request, wait: int, needed: int, decided: DecidedStep, budget: int) -> int:
+        """Start small requests before `head`, which may lack memory for `wait` steps: candidates whose whole prompt
+        this step computes, and whose length limit ends them before that. So `head` is not delayed."""
         state, size = self.state, self.state.tree.page_size
         for request in state.ranking.candidates(state.waiting)[:MAX_LOOK_UPS]:
             if request is head or request.num_unscheduled > wait:
@@ -271,7 +272,7 @@ class StepPass:
             if budget <= 0 or not state.slots.num_free:
                 break
             if needed - (request.cached_len - len(request.tokens)) // size > state.tree.num_available:
-                continue  # as far as is remembered
+                continue  # by the remembered cached length
             chunk = self._size_chunk(request, decided, budget, needed)
             done = (len(chunk.match.pages) + chunk.num_loads) * size + chunk.num_tokens == len(request.tokens)
             if done and not chunk.num_missing:
@@ -281,7 +282,7 @@ class StepPass:
         return budget
 
     def _has_next(self, background: bool) -> bool:
-        """Whether one in the background, or one that is not, is the first in line."""
+        """Return whether the first waiting request is low-priority (or not), as `background` asks."""
         return bool(self.state.waiting.items) and self.state.waiting.first.is_background == background
 
     def _start(self, request: Request, chunk: admission.Chunk, decided: DecidedStep) -> None:
@@ -303,13 +304,14 @@ class StepPass:
             self.num_cut_short += chunk.num_found > len(chunk.match.pages)
             self.num_computed_again += chunk.num_found * self.state.tree.page_size - found_len
         decided.assigned.append((request, cached_len))
-        self._take_chunk(request, chunk, decided)
+        self._schedule_chunk(request, chunk, decided)
         self.state.started.add(request)
 
     # -------------------------------------------------------------------------------------------------- retraction
 
     def _retract(self, request: Request, decided: DecidedStep) -> None:
-        """Back to its place in the queue. A token in flight is still taken at its commit, and may end it there."""
+        """Retract a request: release its pages and put it back into the waiting queue. A token in flight is still
+        committed, and may end it."""
         self.state.started.remove(request)
         self.release_slot(request)
         retraction.give_up_pages(request, self.state.tree)
