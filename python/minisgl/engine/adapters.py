@@ -1,6 +1,7 @@
-"""Adapters as engines see them: what an engine that knows them can do, and which folder fits a model.
+"""LoRA adapters in engines: the Protocol of an engine that supports them, and the check that an adapter fits a model.
 
-Invariants: torch is not imported; what does not fit is one error that names the first tensor, before anything changed.
+Invariants: torch is not imported; an adapter that does not fit raises one error that names the first such tensor,
+before any state has changed.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ from minisgl.weights.adapter import WEIGHTS, Adapter, Pair, load_adapter
 
 @runtime_checkable
 class Adapts(Protocol):
-    """An engine that knows adapters. Requests name them by number, in their `SamplingParams`."""
+    """An engine that supports LoRA adapters. Requests name an adapter by its id, in `SamplingParams.adapter`."""
 
     def read_adapter(self, folder: str) -> Any:
-        """For `add_adapter`; in any thread, and nothing has changed yet. Raises `ConfigError`, `OSError`."""
+        """Read an adapter's weights for `add_adapter`, in any thread; the engine's state does not change. Raises
+        `ConfigError` if the adapter does not fit the model, `OSError` if a file cannot be read."""
 
     def add_adapter(self, number: int, adapter: Any) -> None:
-        """For launches from now on."""
+        """Make `adapter` (a result of `read_adapter`) available under the id `number` to steps that are launched from
+        now on."""
 
     def remove_adapter(self, number: int) -> None:
-        """No launch from now on names it."""
+        """Remove the adapter with the id `number`. The caller guarantees that no later launch uses it."""
 
 
 def find_adapter(folder: str, model: ModelConfig) -> Adapter:
-    """One whose layers, by the model's own names, and sizes are the model's. Raises `ConfigError`."""
+    """Read the adapter in `folder`, with its layers renamed to the model's own names. Raises `ConfigError` if a layer
+    is not in the model or has other sizes."""
     found = load_adapter(Path(folder))
     layers, pairs = adaptable(model), dict[str, Pair]()
     for stored, pair in found.pairs.items():

@@ -3,8 +3,8 @@
 
 Invariants: torch and transformers are not imported; a plan's assignments, page-table updates and rows take effect in
 one thread, in launch order; forwards run without the GIL; a step with NaN or infinities is an error, and the KV pool is
-wiped; a row with a grammar samples what its grammar allows, which is found on the forward's own threads, beside the
-logits of all rows.
+wiped; a row with a grammar samples only tokens that the grammar allows, and its mask is computed on the forward's own
+threads, in parallel with the logits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from minisgl.models.config import ModelConfig
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 _log = logging.getLogger("minisgl.engine")
-FLUSH_S = 2.0  # for what is on its way to a disk, at the end
+FLUSH_S = 2.0  # at close: time limit in seconds for pending writes to disk
 
 
 class CpuEngine:
@@ -54,12 +54,13 @@ class CpuEngine:
         store: _rust.PageStore | None = None,
         keeper: threading.Thread | None = None,
     ) -> None:
-        """`settings`: those that `rust` was made of. `store` has pages of just this model; `keeper` writes panels."""
+        """Wrap the loaded engine `rust`, which was built from `settings` (JSON). `store` holds pages of this model and
+        configuration; `keeper` is the thread that writes the weights cache."""
         self._rust = rust
         self._store = store
         self._keeper = keeper
-        self._troubles: set[str] = set()  # with its folder, that were told
-        self._digests: dict[int, bytes] = {}  # of adapters
+        self._troubles: set[str] = set()  # disk errors that were logged already
+        self._digests: dict[int, bytes] = {}  # by adapter id
         if store is not None:
             rust.keep(store)
         self._info = info
@@ -73,12 +74,12 @@ class CpuEngine:
 
     @property
     def rust(self) -> _rust.CpuEngine:
-        """For measurements."""
+        """The engine of the Rust extension, for benchmarks."""
         return self._rust
 
     @property
     def pool_bytes(self) -> int:
-        """How many bytes its pages take, all in use."""
+        """Return the size of the KV pool in bytes if all pages are in use."""
         kv = int(self._rust.about()["kv_bytes"])
         return kv * self._info.page_size * self._info.num_pages
 
@@ -107,7 +108,8 @@ class CpuEngine:
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
     def read_adapter(self, folder: str) -> tuple[_rust.CpuAdapter, bytes]:
-        """With its digest: of what was read, whatever becomes of the files meanwhile."""
+        """Read an adapter and the digest of its weights. The digest is computed from the bytes that were read, so later
+        changes to the files do not matter."""
         pairs, places = [], adapter_places(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]
@@ -126,7 +128,8 @@ class CpuEngine:
     def close(self) -> None:
         self._thread.close()
         self._rust.close()
-        if self._keeper is not None:  # it takes away what it has begun, which a process that ends at once would leave
+        # the thread removes its unfinished files, which a process that ends at once would leave
+        if self._keeper is not None:
             self._keeper.join(FLUSH_S)
         if self._store is not None:
             self._store.flush(FLUSH_S)
@@ -162,7 +165,8 @@ class CpuEngine:
 def _parts_of(
     model: ModelConfig, place: tuple[int, str], b: npt.NDArray[np.float32]
 ) -> list[tuple[str, npt.NDArray[np.float32]]]:
-    """The rows of B [out, r] by the parts that a fused projection has, in the order that the engine keeps them in."""
+    """Split B [out, r] of a fused projection into (projection name, rows) pairs, with the rows in the engine's own
+    order."""
     layer, part = place
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if part == "qkv" and find_architecture(model.architecture).grouped:

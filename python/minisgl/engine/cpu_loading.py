@@ -1,7 +1,7 @@
-"""Loading of the CPU engine from a configuration: find the model, size the KV pool, load.
+"""Loading of the CPU engine from a configuration: find the model, size the KV pool, load the weights.
 
-Invariants: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
-other failure names the flag to change.
+Invariants: torch and transformers are not imported; a model that another engine may be able to run raises
+`Unsupported`; every other failure names the flag to change.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
     (True, False): "judge",
 }
 """The kind of a model by two facts: it gives scores; its tokens attend to those behind them, too."""
-LEAST_KEPT = 200 * 2**20  # bytes of weights: fewer are packed within a third of a second
+LEAST_KEPT = 200 * 2**20  # bytes of weights: smaller models are packed within a third of a second
 SLOW_LOAD_S = 5.0
-SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
+SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # bytes relative to 16-bit weights: blocks of 32 with their scales
 T = TypeVar("T")
 
 
 class _Found(NamedTuple):
-    """A model that was found: where it lies, and what it computes."""
+    """A located model: its files, its configuration and its heads."""
 
     name: str
     folder: Path  # of config and tokenizer
@@ -64,7 +64,8 @@ class _Found(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Bytes of a page and of a sequence's state, and how many of both there is memory for."""
+    """Sizes of the pools: bytes of a KV page and of a sequence's recurrent state, and how many pages and checkpoints
+    fit."""
 
     page: int
     state: int
@@ -73,11 +74,11 @@ class _Sizes(NamedTuple):
 
 
 def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
-    """Find a model, size its pools, and load it. Raises `Unsupported` and other `ConfigError`s."""
+    """Find a model, size its pools, and load it. Raises `Unsupported` if another engine may run it, else `ConfigError`."""
     began = time.monotonic()
     found = _find(config, say)
     model, dummy = found.model, config.load_format == "dummy"
-    if found.kind != "decoder" and config.kv_dtype == "f16":  # small differences of vectors and scores are asked for
+    if found.kind != "decoder" and config.kv_dtype == "f16":  # small differences of vectors and scores matter
         config = msgspec.structs.replace(config, kv_dtype="f32")
     texts = text_folder(config, found.folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)
@@ -115,14 +116,14 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         store = open_store(config, settings, read, about["isa"], (sizes.page, sizes.state), say)
     keeper = None
     if rust.keeps_panels:
-        # no daemon: who comes back from Rust while the interpreter ends aborts the process
+        # not a daemon: a thread that returns from Rust while the interpreter ends aborts the process
         keeper = threading.Thread(target=_keep_panels, args=(rust, found.name), name="weights-cache")
         keeper.start()
     return CpuEngine(rust, info, model, _json(settings), store=store, keeper=keeper)
 
 
 def _find(config: EngineConfig, say: Report) -> _Found:
-    """Find the model and read its description. Raises `ConfigError`."""
+    """Find the model and read its configuration. Raises `ConfigError`."""
     source = find_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
@@ -139,7 +140,7 @@ def _find(config: EngineConfig, say: Report) -> _Found:
 
 
 def _sizes(config: EngineConfig, found: _Found, context_len: int, settings: dict[str, Any]) -> _Sizes:
-    """Return what fits the memory beside the weights. Raises `Unsupported` and other `ConfigError`s."""
+    """Return the pool sizes that fit into memory next to the weights. Raises `Unsupported` or `ConfigError`."""
     page, in_q8 = (
         _refused(partial(_rust.CpuEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
         for dtype in (config.kv_dtype, "q8")
@@ -179,8 +180,8 @@ def _tell_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_l
 
 
 def operations(found: Path) -> str:
-    """Return what a forward of the model in a folder or a GGUF file does, an operation a line. Of most matrices only
-    the sizes are read. Raises `ConfigError`, also for a checkpoint whose weights are packed."""
+    """Return a listing of the operations of a model's forward, one a line. `found` is a model folder or a GGUF file; of
+    most matrices only the sizes are read. Raises `ConfigError`, also for a checkpoint with packed weights."""
     config = EngineConfig(model=str(found))
     folder = found if found.is_dir() else _folder_of(found, own_tokenizer=False)
     model = load_config(folder)
@@ -191,7 +192,7 @@ def operations(found: Path) -> str:
 
 
 def _keep_panels(rust: _rust.CpuEngine, name: str) -> None:
-    """Beside steps, which it leaves nearly all of the processor."""
+    """Write the loaded weights to the weights cache, at low priority while steps run. Failures are logged."""
     try:
         size = _refused(rust.keep_panels)
     except ConfigError as error:
@@ -202,8 +203,8 @@ def _keep_panels(rust: _rust.CpuEngine, name: str) -> None:
 
 
 def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
-    """Return the path that the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and
-    the `ValueError`s of `_rust.CpuEngine`."""
+    """Return the path of the weights that the engine reads: `source`, or its converted (quantized, repacked) copy in
+    the cache. Raises `ConfigError`, and `ValueError` from `_rust.CpuEngine`."""
     if model.packing is not None and source.is_dir():
         if config.quantization is not None:
             flag = f"--quantization {config.quantization}"
@@ -222,7 +223,7 @@ def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report
 
 
 def _details(config: EngineConfig, isa: str, threads: int) -> str:
-    """Return in words how the engine computes."""
+    """Return a description of how the engine computes (instruction set, threads, rounding), for logs."""
     parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", HOW[config.activations], f"KV {config.kv_dtype}"]
     if config.quantization is not None:
         parts.append(f"weights quantised to {config.quantization}")
@@ -230,14 +231,14 @@ def _details(config: EngineConfig, isa: str, threads: int) -> str:
 
 
 def _folder_of(file: Path, own_tokenizer: bool) -> Path:
-    """Config and tokenizer of a GGUF file, as a folder."""
+    """Return a folder with the config and tokenizer that were extracted from a GGUF file."""
     from minisgl.weights.gguf_folder import gguf_folder
 
     return gguf_folder(file, own_tokenizer=own_tokenizer)
 
 
 def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:
-    """Return the settings that rust/minisgl-cpu/src/load.rs reads."""
+    """Return the engine settings that rust/minisgl-cpu/src/load.rs parses."""
     dummy = config.load_format == "dummy"
     dummy_kind = "mxfp4" if model.packing is not None and model.packing.form == "mxfp4" else model.dtype
     return {
@@ -286,7 +287,7 @@ def _json(settings: dict[str, Any]) -> str:
 
 
 def _refused(call: Callable[[], T]) -> T:
-    """Call, and raise what Rust refuses as an error of this package."""
+    """Call `call` and convert a `ValueError` of the Rust extension to `Unsupported` or `ConfigError`."""
     try:
         return call()
     except ValueError as error:
@@ -299,7 +300,7 @@ def _files_of(source: Path) -> list[Path]:
 
 
 def _weight_bytes(config: EngineConfig, source: Path) -> int:
-    """Return the bytes that the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
+    """Return the number of bytes that the weights will take, estimated from the file sizes alone. Raises `ConfigError`."""
     if config.load_format == "dummy":
         return 0
     size = sum(file.stat().st_size for file in _files_of(source))

@@ -1,7 +1,7 @@
-"""What is behind pooled hidden numbers: the dense layers that sentence-transformers keeps in folders of their own, and
-the heads of cross encoders and of language models that judge, which make a score of two texts, or of one by label.
+"""Heads on top of pooled hidden states: the dense layers that sentence-transformers stores in folders of their own, and
+the scoring heads of cross encoders, classifiers and rerankers.
 
-Invariants: a layer that is not computed is refused by the name of its file or tensor; torch is not imported.
+Invariants: an unsupported layer is an error that names its file or tensor; torch is not imported.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _ACTIVATIONS: dict[str, list[Step]] = {
 
 
 class Heads(NamedTuple):
-    """`score`: the pooling that it wants, and its steps; None: the model gives no scores."""
+    """The heads of a model. `embedding` are the steps after pooling; `score` is the pooling kind and the steps of the
+    scoring head, or None if the model gives no scores."""
 
     embedding: list[Step]
     score: tuple[str, list[Step]] | None
@@ -41,7 +42,7 @@ NO_HEADS = Heads([], None)
 
 
 class _Tensors:
-    """The tensors of one folder, by name."""
+    """The tensors of one model folder, by name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,7 +54,8 @@ class _Tensors:
         return ("linear", self.data(f"{name}.weight"), self.data(f"{name}.bias", missing=b""), 0.0)
 
     def data(self, name: str, missing: bytes | None = None) -> bytes:
-        """float32, as little-endian bytes."""
+        """Return the tensor as little-endian float32 bytes. If the folder does not have it, returns `missing`, or
+        raises `ConfigError` if that is None."""
         if (found := self._known.get(name)) is None:
             if missing is None:
                 raise ConfigError(f"{self._folder.name}: no tensor {name}: its head is not whole")
@@ -61,14 +63,15 @@ class _Tensors:
         return bytes(np.ascontiguousarray(found.read(), "<f4").tobytes())
 
     def rows(self, *names: str) -> Stored:
-        """The first of `names` that is there, [rows, inputs]."""
+        """Return the first of `names` that the folder has, [rows, inputs]. Raises `ConfigError` if it has none."""
         if found := next((self._known[name] for name in names if name in self._known), None):
             return found
         raise ConfigError(f"{self._folder.name}: no tensor {names[-1]}: its head is not whole")
 
 
 def read_heads(folder: Path, architecture: str, raw: Raw) -> Heads:
-    """`raw`: config.json. Raises `ConfigError`."""
+    """Read the heads of the model in `folder`; `raw` is its config.json. Raises `ConfigError` if a layer is missing or
+    not supported."""
     make = next((make for name, make in _SCORES.items() if architecture == f"{name}{CLASSIFIES}"), None)
     if make is not None:
         return Heads(_dense_layers(folder), make(_Tensors(folder), raw))
@@ -76,7 +79,7 @@ def read_heads(folder: Path, architecture: str, raw: Raw) -> Heads:
 
 
 def _dense_layers(folder: Path) -> list[Step]:
-    """Those that modules.json names behind the pooling."""
+    """Return the steps of the dense layers that modules.json lists after the pooling."""
     steps: list[Step] = []
     for path, raw in _modules(folder, "Dense"):
         name = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -87,7 +90,7 @@ def _dense_layers(folder: Path) -> list[Step]:
 
 
 def _modules(folder: Path, kind: str) -> list[tuple[str, Raw]]:
-    """Paths and configs of the modules of a kind that modules.json names."""
+    """Return path and config of each module of type `kind` in modules.json; empty if there is no such file."""
     file, found = folder / "modules.json", list[tuple[str, Raw]]()
     if not file.is_file():
         return found
@@ -103,9 +106,10 @@ def _modules(folder: Path, kind: str) -> list[tuple[str, Raw]]:
 
 
 def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
-    """The head of a language model that answers one of two tokens, as the `LogitScore` of sentence-transformers' cross
-    encoders names them: the difference of their logits, whose sigmoid is what a softmax over both gives the first. None
-    where there is no such module, or one that names a single token, which is no probability."""
+    """Return the scoring head of a language model that answers with one of two tokens, as the `LogitScore` module of
+    sentence-transformers' cross encoders defines it: the difference of their logits, whose sigmoid is the softmax
+    probability of the first token. None if there is no such module, or if it names a single token, which gives no
+    probability."""
     for path, raw in _modules(folder, "LogitScore"):
         ids: list[Any] = [raw.get(name) for name in ("true_token_id", "false_token_id")]
         if None in ids:

@@ -1,4 +1,4 @@
-"""From a configuration to a ready torch engine: find the model, load it, size the KV pool, warm up.
+"""Loading of a torch engine from a configuration: find the model, load it, size the KV pool, warm up.
 
 Every failure names the flag to change.
 """
@@ -38,8 +38,8 @@ from minisgl.weights.stored import weight_files
 
 
 def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine:
-    """Load in the thread that will run the forwards; on a CUDA device none will. Raises `ConfigError` and its kin with
-    what to change."""
+    """Load the engine in the thread that will run its forwards; on a CUDA device that thread ends after loading, and
+    the caller's thread launches. Raises `ConfigError` that says what to change."""
     thread = ForwardThread("torch-forward", threaded=group.rank == 0)
     try:
         engine = thread.submit(lambda: _load(config, say, thread, group)).wait()
@@ -53,7 +53,7 @@ def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> Torc
     if engine.thread is None:
         thread.close()
         if engine.info.device != "cpu":
-            torch.cuda.set_device(engine.info.device)  # of this thread, which will launch
+            torch.cuda.set_device(engine.info.device)  # the calling thread will launch
     return engine
 
 
@@ -72,7 +72,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
     layers, dtype = loaded.model.attention, DTYPES[loaded.dtype]
     page_size = page_bytes(layers, config.page_size, dtype)
     with torch.inference_mode():
-        group.least(0)  # what is free is known when all have loaded
+        group.least(0)  # a barrier: free memory is known when all ranks have loaded
         num_pages = group.least(_num_pages(config, page_size, loaded.context_len, group.size, device))
         pool = KVPool(layers, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
     took = time.monotonic() - began
@@ -105,7 +105,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
             model_config, dtype=DTYPES[dtype_name], device=device, max_position=context_len, group=group
         )
         config.check_states(False)
-        choose_backend(config, model.attention, DTYPES[dtype_name], device)  # refuses before the weights are read
+        choose_backend(config, model.attention, DTYPES[dtype_name], device)  # raises before the weights are read
         _fill(model, folder, config, model_config.packing, say)
         model.pack()
     return LoadedModel(
@@ -122,7 +122,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
 def _check_weights(
     config: EngineConfig, folder: Path, stored_and_computed: tuple[str, str], device: torch.device, group: Group
 ) -> None:
-    """Before anything is read: whether the weights, in the type that they get, fit the device. Raises `ConfigError`."""
+    """Raise `ConfigError`, before any weight is read, if the weights in their computed dtype do not fit into memory."""
     if config.load_format == "dummy":
         return
     stored, computed = (DTYPES[name].itemsize if name in DTYPES else 2 for name in stored_and_computed)
@@ -142,8 +142,8 @@ def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: 
 
 
 def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
-    """Some checkpoints have a head of their own although their config says that it is tied; transformers 5 uses it,
-    too."""
+    """Return the configuration with untied embeddings if the checkpoint has a distinct head although config.json says
+    that it is tied (transformers 5 uses that head, too)."""
     if not model_config.tie_word_embeddings or config.load_format == "dummy":
         return model_config
     if not has_other_head(folder, partial(own_name, model_config.architecture)):
@@ -153,7 +153,7 @@ def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig
 
 
 def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
-    """Raises `ConfigError` if the model cannot be cut for so many ranks."""
+    """Raise `ConfigError` if the model cannot be sharded over `ranks` tensor-parallel ranks."""
     if not is_native(model_dir, impl):
         raise ConfigError(
             f"--tp {ranks}: the layers of this model are those of transformers, which are not cut: leave it out, or "
@@ -166,8 +166,8 @@ def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
 
 
 def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
-    """Return the largest power of two of CUDA devices that the model can be cut for, and the reason; 1 on a CPU.
-    Raises `ConfigError`."""
+    """Return the largest power of two of CUDA devices that the model can be sharded over, and the reason; 1 without
+    several usable devices. Raises `ConfigError`."""
     kind, _, first = config.device.partition(":")
     uses_cuda = kind in ("auto", "cuda") and torch.cuda.is_available()
     count = max(0, torch.cuda.device_count() - (int(first) if first.isdecimal() else 0)) if uses_cuda else 0
@@ -184,7 +184,8 @@ def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
 
 
 def _uncut(config: ModelConfig, ranks: int) -> str:
-    """The first size that does not come in `ranks` equal parts. KV heads may also be fewer, each for as many ranks."""
+    """Return the first size of the model that `ranks` does not divide; empty if all can be sharded. KV heads may also
+    divide `ranks`: then ranks share them."""
     moe = config.moe
     sizes = {"num_attention_heads": config.num_heads}
     if moe is None or len(moe.layers) < config.num_layers:
@@ -200,7 +201,7 @@ def _uncut(config: ModelConfig, ranks: int) -> str:
 
 
 def folder_of(config: EngineConfig, say: Report) -> Path:
-    """Where the model lies. Raises `ConfigError`."""
+    """Find (or download) the model and return its folder. Raises `ConfigError`."""
     found = find_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
@@ -215,8 +216,8 @@ def folder_of(config: EngineConfig, say: Report) -> Path:
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:
-    """Where a rank computes: `cuda:K` is rank 0's device, the others have those that follow. Says why `auto` leaves
-    devices idle. Raises `ConfigError`."""
+    """Return the device of a rank: rank 0 has `cuda:K`, the others the devices after it. Reports why `auto` leaves
+    devices unused. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
     if 0 < num_devices < config.num_ranks:
@@ -249,8 +250,8 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing |
 
 
 def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int, device: torch.device) -> int:
-    """As asked for, else what fits into the memory share, but no more than all rows at full context could use. `one`
-    page takes so many bytes on a rank; `ranks` share the memory of a CPU."""
+    """Return the number of KV pages as configured, or as many as fit into the memory share. A page takes `one` bytes on
+    each rank; `ranks` share the memory of a CPU."""
     if device.type == "cuda":
         return cuda_num_pages(config, one, context_len, torch.cuda.mem_get_info(device)[0])
     return cpu_num_pages(config, one, context_len, ranks=ranks)

@@ -1,6 +1,6 @@
-"""The store of pages and states of an engine: which are its own, by all that their numbers depend on.
+"""The page store of an engine, and the identity of its pages: everything that the stored values depend on.
 
-Invariants: two engines find each other's pages only if they compute the same bits of the same tokens.
+Invariants: two engines use each other's pages only if they compute the same bits from the same tokens.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ NUMERICS = 3
 """Whoever changes a bit of what the CPU engine computes, or how a page lies, raises it: a test shows that."""
 DIGEST_BYTES = 32
 DEFAULT_BYTES = 20 * 2**30
-EXPORT_S = 600.0  # for pages on their way to a disk, before they go to a file
-_BESIDE = {  # settings that change no bit
-    "weights",  # a path: the files' digest stands for it
+EXPORT_S = 600.0  # before an export: time limit in seconds for pending writes
+_BESIDE = {  # settings that do not change results
+    "weights",  # a path: the digest of the files is used instead
     "panels",
     "eos_ids",
     "num_threads",
-    "isa",  # its class stands for it
+    "isa",  # the class of instruction sets is used instead
     "num_pages",
     "max_rows",
     "max_seq_len",
@@ -44,8 +44,8 @@ _BESIDE = {  # settings that change no bit
 
 
 def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
-    """What computes, and how: `settings` of the engine, the digest of the files that it reads, and the class of
-    instruction sets whose bits are equal: tiles (AMX) add up in an order of their own."""
+    """Return the identity of an engine's pages: its `settings`, the digest `weights` of its files, and the class of
+    instruction sets with equal results (AMX tiles add up in another order)."""
     said = {
         "version": own_version(),
         "numerics": NUMERICS,
@@ -57,8 +57,8 @@ def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
 
 
 def digest_of(files: Sequence[Path], known: Path) -> bytes:
-    """The digest of all that the files hold; it is remembered in the folder `known`, as long as the files are what they
-    were. Raises `OSError`."""
+    """Return the digest of the contents of all `files`, cached in the folder `known` until a file changes. Raises
+    `OSError` if a file cannot be read."""
     key = hashlib.sha256()
     for file in files:
         now = file.stat()
@@ -69,7 +69,7 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
         if (found := read_own(place, DIGEST_BYTES)) is not None:
             return found
     digest = _rust.PageStore.digest([str(file) for file in files])
-    with contextlib.suppress(OSError):  # of a folder that cannot be written
+    with contextlib.suppress(OSError):  # a read-only folder: the digest is not cached
         known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         known.mkdir(mode=0o700, exist_ok=True)
         part = known / f"{place.name}.{os.getpid()}"
@@ -80,7 +80,7 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
 
 
 def adapter_digest(pairs: Iterable[tuple[int, str, bytes, bytes]]) -> bytes:
-    """The digest of the layers, parts, and numbers of A and scaled B, with which an adapter is computed."""
+    """Return the digest of an adapter: layer, part, and the bytes of A and of the scaled B of each pair."""
     digest = hashlib.sha256()
     for layer, part, a, b in pairs:
         digest.update(f"{layer} {part} {len(a)} {len(b)}\n".encode())
@@ -97,7 +97,8 @@ def open_store(
     page_and_state_bytes: tuple[int, int],
     say: Report,
 ) -> _rust.PageStore:
-    """In `config.cache_dir`. `files` have the weights. Raises `ConfigError`."""
+    """Open the page store in `config.cache_dir`; `files` hold the weights. Imports the configured prefix files. Raises
+    `ConfigError`."""
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
     for place in (folder, folder / "weights"):
@@ -115,15 +116,15 @@ def open_store(
 
 
 def _same(store: _rust.PageStore, path: str, head: prefix_file.Head) -> _rust.PageStore:
-    """Whether a file's pages are of this model, computed in this way. Raises `ConfigError`."""
+    """Return `store` if the pages of a prefix file were computed by this model in this way; else raises `ConfigError`."""
     if names := prefix_file.what_differs(head.identity, store.identity):
         raise ConfigError(f"{path}: its pages were not computed by this model in this way: {', '.join(names)}")
     return store
 
 
 def export(store: _rust.PageStore, tokens: Int32Array, page_size: int, path: Path) -> None:
-    """The pages, one at least, of a text that was computed, as a file; of a model with states the last of these with
-    which the text begins, too. Raises `ConfigError`."""
+    """Write the stored full pages of `tokens` to the file `path`; with recurrent states, also the last stored state of
+    the prefix. Raises `ConfigError` if a page or the state is not stored."""
     count = len(tokens) // page_size
     tokens = tokens[: count * page_size]
     store.flush(EXPORT_S)
@@ -153,7 +154,8 @@ def export(store: _rust.PageStore, tokens: Int32Array, page_size: int, path: Pat
 
 
 def _last_state(store: _rust.PageStore, tokens: Int32Array, most: int) -> tuple[int, bytes]:
-    """Behind how many pages of `tokens`, at most `most`, it is: 0, if there is none."""
+    """Return the last stored state of `tokens` within `most` pages, and the number of pages before it; 0 if there is
+    none."""
     for count in range(most, 0, -1):
         if (state := store.stage(tokens, count - 1, 1).state) is not None:
             return count, state

@@ -1,6 +1,6 @@
-"""Whether a model fits the memory, and how many pages a KV pool in a CPU's memory gets: as many as asked for, if they
-fit; else a share of what is free, but no more than all rows at full context could use, and no fewer than the context
-that was asked for needs. And how many checkpoints a model with states gets beside it."""
+"""The memory check of a model and the size of a KV pool in a CPU's memory: --num-pages if it fits; else a share of the
+free memory, at most what all rows at full context could use, at least what --max-seq-len needs. Also the number of
+state checkpoints of a model with recurrent states."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psutil
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.utils.memory import Free, free_memory
 
-MEMORY_RATIO = 0.5  # without --memory-ratio
-STATE_SHARE = 1 / 8  # of what the KV pool takes, for checkpoints
+MEMORY_RATIO = 0.5  # default of --memory-ratio
+STATE_SHARE = 1 / 8  # share of the KV pool's size that checkpoints get in addition
 LEAST_CHECKPOINTS = 8
-MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop needs its memory for other things, too
+MAX_POOL_BYTES = 4 * 2**30  # default limit: a laptop needs its memory for other programs, too
 
 
 def free_for(config: EngineConfig) -> Free:
-    """What is free, but no more than this process has left of what was set aside for it."""
+    """Return the free memory, limited to what this process has left of --memory."""
     free = free_memory()
     if config.memory is None:
         return free
@@ -27,7 +27,7 @@ def free_for(config: EngineConfig) -> Free:
 
 
 def check_weights(config: EngineConfig, num_bytes: int, free: Free) -> Free:
-    """What `num_bytes` of weights leave of `free`. Raises `ConfigError`."""
+    """Return what `num_bytes` of weights leave of `free`. Raises `ConfigError` if they do not fit."""
     if num_bytes > free.num_bytes:
         raise ConfigError(
             f"--model {config.model}: its weights take {_mib(num_bytes)} of {_mib(free.num_bytes)} that are free "
@@ -46,14 +46,15 @@ def cpu_num_pages(
     one_in_q8: int | None = None,
     state: int = 0,
 ) -> int:
-    """`one` page takes so many bytes on a rank, and `one_in_q8` with --kv-dtype q8; `ranks` share the memory; `taken`
-    bytes of what is free will go to the weights, and `state` to the state of each row. Raises `ConfigError`."""
-    one = max(one, 1)  # pages without keys and values hold nothing, but count tokens
+    """Return the number of KV pages. A page takes `one` bytes on each of `ranks`, `one_in_q8` bytes with --kv-dtype q8;
+    the weights take `taken` bytes, the state of each row `state` bytes. Raises `ConfigError` if the pages do not fit.
+    """
+    one = max(one, 1)  # layers without keys and values have pages of 0 bytes, which still count tokens
     left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     free = left.num_bytes // ranks
     asked = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
     if config.num_pages is not None:
-        if config.num_pages * one > free:  # the system would grant it, and kill the process later
+        if config.num_pages * one > free:  # the system would allocate it, and kill the process later
             raise ConfigError(
                 f"--num-pages {config.num_pages}: the KV pool would take {_mib(config.num_pages * one)} of "
                 f"{_mib(free)} that are free {left.whose}: at most {free // one} pages fit"
@@ -61,7 +62,7 @@ def cpu_num_pages(
         return config.num_pages
     if asked * one > free:
         raise ConfigError(_too_long(config, context_len, asked * one, free // one, left, taken, one_in_q8))
-    whole = config.memory is not None  # what is set aside is for nothing else but checkpoints
+    whole = config.memory is not None  # --memory is for the KV pool and checkpoints only
     usual = (1 / (1 + STATE_SHARE) if state else 1.0) if whole else MEMORY_RATIO
     ratio = usual if config.memory_ratio is None else config.memory_ratio
     share = int(free * ratio)
@@ -77,7 +78,8 @@ def cpu_num_pages(
 
 
 def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
-    """What the states of all rows leave, each of so many bytes. Raises `ConfigError`."""
+    """Return what the states of all rows, of `state` bytes each, leave of `free`. Raises `ConfigError` if they do not
+    fit."""
     rows = config.rows_on("cpu")
     if state * (rows + 1) > free.num_bytes:
         raise ConfigError(
@@ -88,8 +90,8 @@ def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
 
 
 def cpu_num_checkpoints(config: EngineConfig, state: int, pool: int, taken: int) -> int:
-    """How many states of so many bytes are kept beside those of rows, a KV pool of `pool` bytes and weights of `taken`:
-    as many as asked for; else `STATE_SHARE` of what the pool takes, but a few at least, if they fit. Raises
+    """Return how many state checkpoints of `state` bytes fit next to a KV pool of `pool` bytes and `taken` bytes of
+    weights: --state-memory if given, else `STATE_SHARE` of the pool and at least `LEAST_CHECKPOINTS`. Raises
     `ConfigError`."""
     left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     fit = max(0, left.num_bytes - pool) // state

@@ -1,7 +1,7 @@
-"""From a checkpoint to a model of transformers' own code on this package's attention.
+"""Loading of a model with transformers' own layers and this package's attention.
 
-Invariants: a checkpoint that does not fill the model exactly is refused, with the names; nothing is fetched; the
-terminal is left alone.
+Invariants: a checkpoint that does not fill the model exactly is an error with the tensor names; nothing is downloaded;
+nothing is printed to the terminal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from minisgl.utils.progress import Report
 from minisgl.weights.stored import weight_files
 
 _SHOWN = 8
-# of a whole model to its text half, as transformers 4 and 5 write them
+# names of a whole model to those of its text model, as transformers 4 and 5 write them
 _TEXT_NAMES = {
     r"^language_model\.model\.": "model.",
     r"^model\.language_model\.": "model.",
@@ -36,7 +36,7 @@ _TEXT_NAMES = {
 
 
 def load_their_model(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:
-    """Raises `ConfigError`."""
+    """Load the model in `folder` with transformers' layers on `device`. Raises `ConfigError`."""
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     if config.torch_compile and device.type == "cuda":
@@ -88,7 +88,7 @@ def _weights(config: EngineConfig, found: TheirModel, folder: Path, dtype: torch
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are an error below
+            ignore_mismatched_sizes=True,  # mismatches are an error below
         )
     except (RuntimeError, ValueError, OSError, KeyError, ImportError, SafetensorError) as error:
         raise ConfigError(f"{folder.name}: transformers cannot load the weights: {error}") from error
@@ -97,7 +97,8 @@ def _weights(config: EngineConfig, found: TheirModel, folder: Path, dtype: torch
 
 
 def _check(folder: Path, about: Mapping[str, Iterable[Any]], found: TheirModel, say: Report) -> None:
-    """transformers fills what is missing with random numbers: that is an error here."""
+    """Raise `ConfigError` if tensors are missing, unknown or of the wrong shape: transformers would fill them with
+    random values."""
     surplus = sorted(map(str, about["unexpected_keys"]))
     left_out = [name for name in surplus if found.text_half and is_other_half(name)]
     problems = {
