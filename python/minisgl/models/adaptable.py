@@ -1,6 +1,6 @@
-"""Which linear layers of a model an adapter may change, and their sizes.
+"""The linear layers of a model that a LoRA adapter may change, and their sizes.
 
-Invariants: a layer that is not in the table is refused by name, with the reason.
+Invariants: an adapter for any other layer is an error that names the layer and the reason.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from minisgl.models.config import ModelConfig, tensor_names
 
 
 def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
-    """Layer and part, as `tensor_names` has it, of each linear layer that an adapter may change, by name such as
-    "model.layers.0.self_attn.q_proj": attention that is not over latents, and MLPs that are not routed experts."""
+    """Return (layer index, part name of `tensor_names`) for each linear layer that an adapter may change, by name such
+    as "model.layers.0.self_attn.q_proj": attention other than MLA, and MLPs other than routed experts."""
     names = tensor_names(config)["checkpoint"]
     found: dict[str, tuple[int, str]] = {}
     as_is = config.latent is None and not config.attention_gates
@@ -31,7 +31,7 @@ def adapter_places(config: ModelConfig) -> dict[str, tuple[int, str]]:
 
 
 def adaptable(config: ModelConfig) -> dict[str, tuple[int, int]]:
-    """Return (inputs, outputs) of each, by name."""
+    """Return (input size, output size) of each linear layer that an adapter may change, by name."""
     size, found = config.hidden_size, dict[str, tuple[int, int]]()
     for name, (layer, part) in adapter_places(config).items():
         heads, inner = config.heads[layer], config.intermediate_sizes[layer]
@@ -43,7 +43,7 @@ def adaptable(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def why_not(config: ModelConfig, name: str) -> str:
-    """Return why a layer is not in `adaptable`."""
+    """Return the reason why an adapter cannot change the layer `name`."""
     if config.moe is not None and ".mlp." in name:
         return "adapters of routed experts and of their router are not computed"
     if config.latent is not None and ".self_attn." in name:

@@ -1,5 +1,4 @@
-"""The decoder-only transformer that Llama and its relatives share, made of a `ModelConfig`, whose fields set them
-apart.
+"""The decoder-only transformer of Llama and its relatives, configured by a `ModelConfig`.
 
 Invariants: pure functions of the inputs and the weights; K and V pass through `attend`, which stores and reads them.
 """
@@ -142,8 +141,8 @@ class _Layer:
 
 
 class Decoder:
-    """Parameters are uninitialised until a loader has filled every tensor of `checkpoint`. Of a `group` of several it
-    holds one rank's shard; all ranks call it alike."""
+    """A decoder. Parameters are uninitialized until a loader has filled every tensor of `checkpoint`. With a `group` it
+    holds one rank's shard, and all ranks call its methods in the same order."""
 
     def __init__(
         self,
@@ -188,18 +187,18 @@ class Decoder:
         ]
 
     def pack(self) -> None:
-        """Every tensor of `checkpoint` is filled: bring the weights into the layout that computes fastest."""
+        """Convert the weights to the fastest layout for computing. Call after every tensor of `checkpoint` is filled."""
         self._head.pack(read=self._head is self._tokens)
         for layer in self._layers:
             layer.pack()
 
     def warm_up(self) -> None:
-        """See `Model`, which this is."""
+        """Compile the kernels of all layers (see `Model.warm_up`)."""
         for layer in self._layers:
             layer.warm_up()
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[n] int64 ids at [n] int64 positions -> [n, hidden_size], normalised for `logits`."""
+        """Compute the hidden states [n, hidden_size] after the final norm of ids [n] int64 at positions [n] int64."""
         rotations = [rotary.at(positions) for rotary in self._rotaries]
         x = self._tokens(input_ids)
         if self._scale is not None:
@@ -209,18 +208,20 @@ class Decoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size] float32, on rank 0; see `Embedding.logits`."""
+        """Compute logits [n, vocab_size] float32 from hidden states [n, hidden_size]; valid on rank 0 only (see
+        `Embedding.logits`)."""
         return self._head.logits(hidden)
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Every tensor name of a checkpoint and the (part of a) parameter that it fills."""
+        """Return every tensor name of a checkpoint and the (part of a) parameter that it fills."""
         found = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
         for layer in self._layers:
             found |= layer.checkpoint()
         return found
 
     def put_adapter(self, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """`pairs`: A [r, in] and scaled B [out, r] of whole layers, by name; of these each rank takes its part."""
+        """Load adapter `number`: `pairs` are A [r, in] and scaled B [out, r] of unsharded layers, by name. Each rank
+        stores its shard."""
         for layer in self._layers:
             for linear in layer.linears():
                 if mine := {name: pairs[name] for name in linear.names() if name in pairs}:
@@ -232,11 +233,11 @@ class Decoder:
                 linear.drop_adapter(number)
 
     def own_name(self, name: str) -> str | None:
-        """What `checkpoint` calls a tensor of a checkpoint; None for one that is no part of the model."""
+        """Return the name in `checkpoint` of a checkpoint's tensor; None if the model does not use it."""
         return own_name(self.config.architecture, name)
 
     def shards(self) -> dict[str, Shard]:
-        """What this rank holds of the tensors that it does not hold whole, by the names of `checkpoint` and
+        """Return this rank's shard of each tensor that it does not hold whole, by the names of `checkpoint` and
         `stacked`."""
         found = self._tokens.shards() | self._head.shards()
         for layer in self._layers:
@@ -244,8 +245,8 @@ class Decoder:
         return found
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
-        """Tensors that a checkpoint may have instead: name -> what it fills, and the names of `checkpoint` that it
-        stands for."""
+        """Return stacked tensors that a checkpoint may have instead: name to the parameter that it fills, and the names
+        of `checkpoint` that it replaces."""
         found = dict[str, tuple[Tensor, list[str]]]()
         for layer in self._layers:
             found |= layer.stacked()
@@ -260,8 +261,8 @@ def build_model(
     max_position: int | None = None,
     group: Group = ALONE,
 ) -> Decoder:
-    """Return an uninitialised model. `max_position` limits the rotary tables to what the context needs.
-    Raises `Unsupported` for an architecture that only the CPU engine has."""
+    """Return an uninitialized model. `max_position` limits the rotary tables to the served context. Raises
+    `Unsupported` for an architecture that only the CPU engine supports."""
     if not find_architecture(config.architecture).on_torch or config.query_growth is not None:
         raise Unsupported(
             f"config.json: architectures: {config.architecture}: torch has no native layers for it, "

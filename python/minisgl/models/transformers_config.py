@@ -1,7 +1,7 @@
-"""Which class of transformers a checkpoint asks for, and whether it can stand on this package's attention.
+"""The transformers class that a checkpoint needs, and whether it can run on this package's attention.
 
-Invariants: what cannot be right is refused by name with the reason, before weights are read; code that a checkpoint
-brings along is never run.
+Invariants: an unsupported model is an error with the reason, before weights are read; code that comes with a checkpoint
+is never run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from minisgl.models.architectures import ARCHITECTURES
 from minisgl.models.config import eos_ids, read_config
 
 _TEXT_HALVES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
-ADAPTED = {"FalconForCausalLM"}  # classes without the registry whose attention `transformers_adapters` replaces
+ADAPTED = {"FalconForCausalLM"}  # classes without the registry, whose attention `adapt` replaces
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ALIBI = {"BloomForCausalLM", "MptForCausalLM"}
 _GROWING_ROPE = ("dynamic", "longrope")
@@ -29,8 +29,8 @@ _GROWING_ROPE = ("dynamic", "longrope")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TheirModel:
-    """`kind` and `config` are transformers' own; `vocab_size` is that of the tokens, `context_len` what is served at
-    most, for the reason `limited_by` if that is less than the config says."""
+    """A model that transformers' code can run. `kind` (class) and `config` are transformers' own; `vocab_size` counts
+    tokens; `context_len` is the served maximum, for the reason `limited_by` if that is less than the config says."""
 
     architecture: str
     kind: Any
@@ -44,7 +44,8 @@ class TheirModel:
 
 
 def find_their_model(model_dir: Path) -> TheirModel:
-    """Raises `ConfigError` with what stands against it."""
+    """Find the transformers class of the model in `model_dir`. Raises `ConfigError` with the reason if it cannot be
+    served."""
     raw, generation = read_config(model_dir)
     architecture = str((raw.get("architectures") or [""])[0])
     name = _TEXT_HALVES.get(architecture, architecture)
@@ -79,7 +80,7 @@ def find_their_model(model_dir: Path) -> TheirModel:
 
 
 def refused(architecture: str, reason: str) -> ConfigError:
-    """With the nearest way out."""
+    """Return a `ConfigError` with the reason and the engines that support the architecture."""
     known = ARCHITECTURES.get(architecture)
     if known is None:
         elsewhere = f"no engine has it by itself (they have {', '.join(ARCHITECTURES)})"
@@ -92,7 +93,7 @@ def refused(architecture: str, reason: str) -> ConfigError:
 
 
 def _obstacle(name: str, kind: Any, config: Any) -> str:
-    """Why this class cannot serve; empty: nothing is known against it."""
+    """Return the reason why this class cannot be served; empty if none is known."""
     if config.is_encoder_decoder:
         return "it is an encoder and a decoder"
     types = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
@@ -110,8 +111,8 @@ def _obstacle(name: str, kind: Any, config: Any) -> str:
 
 
 def _context(config: Any, architecture: str) -> tuple[int, str]:
-    """How many positions are served. Frequencies that change once a text is longer than the original context would
-    change for every row of a step, and for K that is stored: texts end before that."""
+    """Return the number of positions to serve, and why it is limited (else empty). With a RoPE whose frequencies change
+    beyond the original context, cached keys would become wrong: sequences end before that."""
     whole = getattr(config, "max_position_embeddings", None)
     if not isinstance(whole, int):
         raise refused(architecture, "config.json has no max_position_embeddings: the length of its context is unknown")
@@ -126,7 +127,7 @@ def _context(config: Any, architecture: str) -> tuple[int, str]:
 
 
 def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
-    """The rotary parameters of all layer types, in the spelling of both versions."""
+    """Iterate over the RoPE parameters of all layer types, in the spelling of both transformers versions."""
     found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     yield found
     yield from (each for each in found.values() if isinstance(each, Mapping))

@@ -1,11 +1,11 @@
-"""What transformers' layers ask of attention, seen in a forward of theirs; and whether the model is then right.
+"""The probe of a transformers model: what its layers need of attention, and whether the model then computes correctly.
 
-Two looks, when the weights are there. The first runs a few tokens and records each call: sizes, scale, soft cap, and
-the window, which is the one of the mask that transformers itself made. The second computes two short texts in pieces,
-side by side, through pages, and compares the hidden states with those of transformers' own attention for each text
-alone: a model that keeps anything else between steps, or counts positions in its own way, differs.
+There are two runs, after loading. The first runs a few tokens and records each call: sizes, scale, soft cap, and the
+window, which is that of the mask that transformers itself made. The second computes two short sequences in chunks, in
+one batch, through pages, and compares the hidden states with those of transformers' own attention for each sequence
+alone: a model that keeps other state between steps, or counts positions in its own way, differs.
 
-Invariants: whatever a layer asks that `LayerAttention` has no word for is refused by name.
+Invariants: an argument of a layer that `LayerAttention` cannot express is an error that names it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ from minisgl.models.transformers_config import refused
 from minisgl.models.transformers_model import NAME, PLACE, Place, TransformersModel
 
 _OBSERVED = "minisgl_observed"
-_OWN = "eager"  # transformers' attention without any library: the plainest, and all classes have it
+_OWN = "eager"  # transformers' plainest attention, without any library; all classes have it
 _TOKENS = 8
 _PAGE = 4
-_WITHIN = 1e-3  # relative error of a token's hidden state in float32
-_WITHIN_OF_HALVES = 0.1  # of the median token: rounding may send one to another expert
-_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError)  # of any code
-# what a call may carry that changes nothing here
+_WITHIN = 1e-3  # maximum relative error of a token's hidden state in float32
+_WITHIN_OF_HALVES = 0.1  # maximum relative error of the median token in 16 bits: rounding may change a token's experts
+# exceptions of arbitrary model code
+_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError)
+# arguments of a call that have no effect here
 _HARMLESS = {
     "cache_position",
     "cu_seq_lens_k",
@@ -57,11 +58,11 @@ _HARMLESS = {
 
 
 class _Refused(Exception):
-    """What a call asks that is not here."""
+    """Error for an attention call with an argument that is not supported."""
 
 
 def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
-    """Fill `model.attention`. Raises `ConfigError` with what the model needs that is not here."""
+    """Probe the model and fill `model.attention`. Raises `ConfigError` if the model needs unsupported attention."""
     AttentionInterface.register(_OBSERVED, _observe)
     AttentionMaskInterface.register(_OBSERVED, _mask)
     if "position_ids" not in inspect.signature(model.body.forward).parameters:
@@ -92,7 +93,8 @@ def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
 
 
 def _mask(*args: Any, **settings: Any) -> Any:
-    """transformers' own mask [1, 1, n, n], true where a token is seen; `window` is what it was made for."""
+    """Return transformers' own mask [1, 1, n, n], true where a token is attended to, with the window it was made for as
+    `window`."""
     settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     made: Any = sdpa_mask(*args, **settings)
     made.window = settings.get("local_size")
@@ -112,7 +114,8 @@ def _observe(
     softcap: float | None = None,
     **asked: object,
 ) -> tuple[Tensor, None]:
-    """The attention function of the first look; returns zeros."""
+    """Record a call of attention in the first run of the probe; returns zeros. Raises `_Refused` for an unsupported
+    argument."""
     for name, value_asked in asked.items():
         if name not in _HARMLESS and value_asked is not None and value_asked is not False:
             raise _Refused(f"its attention is given {name}, which no backend here knows")
@@ -138,7 +141,8 @@ def _observe(
 
 
 def _window(mask: Any, tokens: int) -> int | None:
-    """The window of a mask of `_mask`, if it shows what a window of its size shows. Raises `_Refused`."""
+    """Return the window of a mask made by `_mask`, after checking its contents. Raises `_Refused` if it is not such a
+    mask."""
     window: int | None = getattr(mask, "window", tokens)
     behind = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
     seen = (behind >= 0) & (behind < (window or tokens))
@@ -148,7 +152,7 @@ def _window(mask: Any, tokens: int) -> int | None:
 
 
 def _difference(model: TransformersModel, vocab_size: int) -> str:
-    """How what is computed here in steps differs from transformers' own; empty: it does not."""
+    """Return how the hidden states computed in steps differ from transformers' own; empty if they agree."""
     lengths = (_TOKENS, _TOKENS + 1)
     random = torch.Generator().manual_seed(0)
     texts = [torch.randint(vocab_size, (length,), generator=random).to(model.device) for length in lengths]
@@ -169,11 +173,12 @@ def _difference(model: TransformersModel, vocab_size: int) -> str:
 
 
 def _in_steps(model: TransformersModel, texts: Sequence[Tensor]) -> list[Tensor]:
-    """Hidden states of two texts [n, size]: a chunk of each in one step, then one token of the first beside the rest
-    of the second."""
+    """Return the hidden states [n, size] of two sequences, computed in two steps: a chunk of each, then one token of
+    the first with the rest of the second."""
     first, second = len(texts[0]), len(texts[1])
     columns = -(-second // _PAGE)
-    pages = torch.arange(2 * columns).flip(0).view(columns, 2).t().contiguous()  # of both in turns, backwards
+    # pages of the two sequences alternate, in descending order
+    pages = torch.arange(2 * columns).flip(0).view(columns, 2).t().contiguous()
     pool = KVPool(model.attention, num_pages=2 * columns, page_size=_PAGE, dtype=model.dtype, device=model.device)
     backend = TorchSdpa.of(model.attention, pool)
     found: list[list[Tensor]] = [[], []]
