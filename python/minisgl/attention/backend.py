@@ -1,7 +1,7 @@
-"""Which attention backend serves: what each can do, what is installed, and why one was chosen.
+"""The choice of the attention backend: what each supports, what is installed, and the reason for the choice.
 
-Invariants: a backend that was asked for serves, or the start fails with what to do; `auto` always finds one and says
-why.
+Invariants: a requested backend serves, or the start fails with what to do; `auto` always finds one and gives its
+reason.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ _HOW_TO_GET = {
 }
 _FLASHINFER_HEAD_DIMS = (64, 128, 256)
 _HALVES = (torch.float16, torch.bfloat16)
-_FLASH_ATTENTION_PAGE = 256  # its paged kernels take pages of multiples of this
+_FLASH_ATTENTION_PAGE = 256  # paged kernels support pages of multiples of this
 
 
 class BackendError(ValueError):
-    """The backend that was asked for cannot serve; the text says why and what to do."""
+    """Error for a requested backend that cannot serve; the text says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a choice depends on."""
+    """Properties of the machine that the choice of a backend depends on."""
 
-    device_type: str  # cpu, cuda
-    capability: tuple[int, int]  # of the CUDA device; (0, 0) elsewhere
+    device_type: str  # cpu or cuda
+    capability: tuple[int, int]  # of the CUDA device; (0, 0) without
     installed: frozenset[str]  # backends whose packages are installed
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the model and the pool ask of a backend."""
+    """Requirements of the model and the KV pool on a backend."""
 
     dtype: torch.dtype
     head_dim: int
     page_size: int
     windows: Sequence[int | None] = ()
-    beyond: str = ""  # what only torch_sdpa computes
+    beyond: str = ""  # features that only torch_sdpa and eager support
 
     @classmethod
     def of(cls, layers: Sequence[LayerAttention], dtype: torch.dtype, page_size: int) -> Shape:
@@ -63,11 +63,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`decode`: the backend for rows of one token, if it is another one."""
+    """The chosen backend. `decode`: the backend for rows of one token, if it is another one."""
 
     name: str
     reason: str
-    prefill: str = ""  # which of FlashInfer's kernels take rows of several tokens
+    prefill: str = ""  # FlashInfer's kernels for rows of several tokens
     decode: str = ""
 
     @property
@@ -86,7 +86,8 @@ def machine(device: torch.device) -> Machine:
 
 
 def choose(asked: str, machine: Machine, shape: Shape) -> Choice:
-    """`asked` is one of `BACKENDS`, or PREFILL,DECODE of two of them but `auto`. Raises `BackendError`."""
+    """Choose the backend for `asked`: one of `BACKENDS`, or PREFILL,DECODE of two of them except `auto`. Raises
+    `BackendError` if it cannot serve."""
     first, comma, second = asked.partition(",")
     if comma:
         if {first, second} - {*BACKENDS[1:]}:
@@ -122,11 +123,11 @@ def _choice(asked: str, reason: str, machine: Machine) -> Choice:
 
 
 def _has_fa3(machine: Machine) -> bool:
-    return machine.capability[0] == 9  # its instructions are Hopper's only
+    return machine.capability[0] == 9  # only Hopper has its instructions
 
 
 def _obstacle(asked: str, machine: Machine, shape: Shape) -> str:
-    """Why a backend cannot serve, with what to change; empty if it can."""
+    """Return the reason why a backend cannot serve, with what to change; empty if it can."""
     name, _, kernels = asked.partition(":")
     if name in ("torch_sdpa", "eager"):
         return ""

@@ -1,6 +1,6 @@
-"""How a dimension is cut among ranks, and which part of a checkpoint's tensor a parameter holds.
+"""Sharding of a dimension among ranks, and the part of a checkpoint's tensor that a parameter holds.
 
-Invariants: the cuts of all ranks cover a dimension in order, each index once (except heads that are replicated).
+Invariants: the ranges of all ranks cover a dimension in order, each index once (except replicated heads).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The indices `start` .. `start + length` of a dimension of `whole`."""
+    """A range `start` .. `start + length` of the indexes of a dimension of size `whole`."""
 
     start: int
     length: int
@@ -22,25 +22,26 @@ class Cut:
 
     @classmethod
     def of(cls, size: int, rank: int, ranks: int) -> Cut:
-        """Equal parts, rounded up; what lies at the end may be shorter, or empty."""
+        """Return the range of `rank`: equal parts, rounded up; the last ones may be shorter, or empty."""
         step = -(-size // ranks)
         start = min(rank * step, size)
         return cls(start, min(step, size - start), size)
 
     @classmethod
     def of_kv_heads(cls, heads: int, rank: int, ranks: int) -> Cut:
-        """Equal parts; with fewer heads than ranks each rank holds one, and neighbours hold the same."""
+        """Return the range of KV heads of `rank`: equal parts; with fewer heads than ranks each rank holds one, and
+        neighbours share it."""
         return cls.of(heads, rank, ranks) if heads >= ranks else cls(rank * heads // ranks, 1, heads)
 
     def times(self, factor: int) -> Cut:
-        """From heads to their values."""
+        """Return the range scaled by `factor`, such as from heads to their values."""
         return Cut(self.start * factor, self.length * factor, self.whole * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a parameter holds of a checkpoint's tensor: `cuts` of its dimension `dim`, one after the other. More than
-    one if the tensor itself has several things side by side."""
+    """The part of a checkpoint's tensor that a parameter holds: ranges of its dimension `dim`, concatenated. There are
+    several if the tensor itself is a concatenation."""
 
     dim: int
     cuts: tuple[Cut, ...]
@@ -50,8 +51,8 @@ class Shard:
         return sum(cut.whole for cut in self.cuts)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(first index, count) in the checkpoint's dimension. Several cuts: the dimension holds their wholes side by
-        side."""
+        """Return (first index, count) in the checkpoint's dimension. With several cuts, that is the concatenation of
+        their wholes."""
         found, base = list[tuple[int, int]](), 0
         for cut in self.cuts:
             found.append((base + cut.start, cut.length))

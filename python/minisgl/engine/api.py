@@ -28,7 +28,7 @@ which reads two texts as a chat."""
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """Properties of a loaded engine that the rest of the server needs. Sizes of the KV pool exclude the scratch page."""
+    """Properties of a loaded engine for the rest of the server. Sizes of the KV pool exclude the scratch page."""
 
     name: str  # "cpu", "torch", "echo" or "sim"
     model_dir: str | None  # folder of the tokenizer and chat template; None if the engine has no model

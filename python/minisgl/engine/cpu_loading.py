@@ -74,7 +74,7 @@ class _Sizes(NamedTuple):
 
 
 def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
-    """Find a model, size its pools, and load it. Raises `Unsupported` if another engine may run it, else `ConfigError`."""
+    """Find a model, size its pools, load it. Raises `Unsupported` if another engine may run it, else `ConfigError`."""
     began = time.monotonic()
     found = _find(config, say)
     model, dummy = found.model, config.load_format == "dummy"
@@ -300,7 +300,7 @@ def _files_of(source: Path) -> list[Path]:
 
 
 def _weight_bytes(config: EngineConfig, source: Path) -> int:
-    """Return the number of bytes that the weights will take, estimated from the file sizes alone. Raises `ConfigError`."""
+    """Return the bytes that the weights will take, estimated from the file sizes alone. Raises `ConfigError`."""
     if config.load_format == "dummy":
         return 0
     size = sum(file.stat().st_size for file in _files_of(source))

@@ -116,7 +116,7 @@ def open_store(
 
 
 def _same(store: _rust.PageStore, path: str, head: prefix_file.Head) -> _rust.PageStore:
-    """Return `store` if the pages of a prefix file were computed by this model in this way; else raises `ConfigError`."""
+    """Return `store` if the pages of a prefix file were computed by this model and settings; else `ConfigError`."""
     if names := prefix_file.what_differs(head.identity, store.identity):
         raise ConfigError(f"{path}: its pages were not computed by this model in this way: {', '.join(names)}")
     return store

@@ -1,7 +1,8 @@
-"""`kernels.ops` in Triton. Imported only with Triton installed; its interpreter runs the same source on the CPU.
+"""The operations of `kernels.ops` in Triton. Imported only if Triton is installed; its interpreter runs the same source
+on the CPU.
 
-Invariants: sizes that change from step to step are plain arguments, never compiled in, nor is where a step's lists lie
-in its block: a step never waits for the compiler. A choice of an expert is always an expert's number, even among NaN.
+Invariants: sizes that change from step to step are plain arguments, never compiled in, nor are the offsets of a step's
+lists in its buffer: a step never waits for the compiler. A selected expert is always a valid index, even with NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _store(pool_k, pool_v, out_loc, k, v, width, k_stride, v_stride, BLOCK: tl.c
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The values of each token side by side, as the heads of a merged projection are already."""
+    """Return x with the values of each token contiguous, as the heads of a fused projection are already."""
     dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
     return x if dense else x.contiguous()
 
@@ -96,7 +97,7 @@ def _route(  # type: ignore[no-untyped-def]
 
 
 def route(logits: Tensor, per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """As `kernels.routing.route`, of a contiguous tensor. The choice is int32."""
+    """Compute `kernels.ops.route` for a contiguous tensor. The selected experts are int32."""
     num_tokens, num_experts = logits.shape
     chosen = torch.empty(num_tokens, per_token, dtype=torch.int32, device=logits.device)
     shares = logits.new_empty(num_tokens, per_token)

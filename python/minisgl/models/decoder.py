@@ -187,7 +187,7 @@ class Decoder:
         ]
 
     def pack(self) -> None:
-        """Convert the weights to the fastest layout for computing. Call after every tensor of `checkpoint` is filled."""
+        """Convert the weights to the fastest layout. Call after every tensor of `checkpoint` is filled."""
         self._head.pack(read=self._head is self._tokens)
         for layer in self._layers:
             layer.pack()

@@ -1,9 +1,9 @@
-"""Adapters in the format of the library peft: what a folder says of itself, and the tensors in it.
+"""LoRA adapters in the format of the library peft: the config of an adapter folder, and its tensors.
 
 An adapter (LoRA; Hu et al. 2021) makes y + scale * B (A x) of a linear layer's y = W x.
 
-Invariants: what would change the model in a way that nobody here computes is refused by name; numbers are float32
-whatever the file has; neither torch nor the library safetensors is imported: the CPU engine has neither.
+Invariants: a setting that would change the model in an unsupported way is an error that names it; values are float32
+whatever dtype the file has; neither torch nor the library safetensors is imported: the CPU engine does not need them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_CONFIG_BYTES, MAX_RANK, MAX_ALPHA = 1 << 20, 1024, 1e6
 Float32Array = npt.NDArray[np.float32]
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<kind>[AB])(?:\.default)?\.weight")
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
-# fields that change what is computed, or what is stored -> what they would mean
+# unsupported fields, and why they would change the result
 _REFUSED = {
     "use_dora": "DoRA's magnitudes are not computed",
     "modules_to_save": "whole layers beside A and B are not taken",
@@ -47,7 +47,7 @@ _REFUSED = {
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A [rank, in] and B [out, rank] of one linear layer."""
+    """The stored tensors A [rank, in] and B [out, rank] that change one linear layer, and their scale."""
 
     a: Stored
     b: Stored
@@ -55,19 +55,21 @@ class Pair:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes of the layer: inputs, outputs."""
+        """The sizes of the layer: (inputs, outputs)."""
         return self.a.shape[1], self.b.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`pairs`: by the layer that they change, such as "model.layers.0.self_attn.q_proj"."""
+    """An adapter whose tensors are located but not read; `pairs` are by layer name, such as
+    "model.layers.0.self_attn.q_proj"."""
 
     file: Path
     pairs: Mapping[str, Pair]
 
     def read(self) -> dict[str, tuple[Float32Array, Float32Array]]:
-        """A and scale * B of each layer. Raises `ConfigError`."""
+        """Read A and scale * B of each layer, by name. Raises `ConfigError` if a value is not finite or the file cannot
+        be read."""
         with opened(self.file) as file:
             return {
                 name: (_finite(pair.a, file), _finite(pair.b, file) * np.float32(pair.scale))
@@ -81,12 +83,12 @@ class AdapterConfig:
     is_rank_stabilized: bool
 
     def scale(self, rank: int) -> float:
-        """alpha / r; rank-stabilized, alpha / sqrt(r) (Kalajdzievski 2023)."""
+        """Return the scale alpha / r; rank-stabilized, alpha / sqrt(r) (Kalajdzievski 2023)."""
         return self.alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
 def load_adapter_config(folder: Path) -> AdapterConfig:
-    """Raises `ConfigError`."""
+    """Load adapter_config.json of `folder`. Raises `ConfigError` if it is malformed or has an unsupported setting."""
     try:
         with opened(folder / CONFIG) as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
@@ -116,7 +118,8 @@ def _number(raw: Mapping[str, Any], name: str) -> float:
 
 
 def load_adapter(folder: Path) -> Adapter:
-    """What is in the folder, without the numbers. Raises `ConfigError`."""
+    """Locate the tensors of the adapter in `folder`, without reading values. Raises `ConfigError` if one is unknown,
+    missing or misshaped."""
     config, file = load_adapter_config(folder), folder / WEIGHTS
     found: dict[str, dict[str, Stored]] = {}
     for one in _tensors(file):
@@ -142,7 +145,8 @@ def _pair(module: str, stored: Mapping[str, Stored], config: AdapterConfig) -> P
 
 
 def _finite(stored: Stored, file: BinaryIO) -> Float32Array:
-    """Its numbers. One that is none would end every request that uses the adapter."""
+    """Return the values of a tensor. Raises `ConfigError` if one is not finite: it would fail every request that uses
+    the adapter."""
     found = stored.numbers(file)
     if not np.isfinite(found).all():
         raise ConfigError(f"{WEIGHTS}: {stored.name}: a number is not finite")

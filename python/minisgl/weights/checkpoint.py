@@ -1,5 +1,5 @@
-"""Fill a model: from safetensors, tensor by tensor, or from seeds. A model's `checkpoint()` says which tensors go
-where.
+"""Filling of a torch model: from safetensors, tensor by tensor, or with seeded noise. The model's `checkpoint()` maps
+tensor names to parameters.
 
 Invariants: memory stays at the weights plus the tensor being copied (files are mapped, and a rank reads only its part);
 a checkpoint that does not fit is one error that names every difference, raised before the model is used.
@@ -40,10 +40,10 @@ def load_weights(
     own_name: Callable[[str], str | None] = str,
     packing: Packing | None = None,
 ) -> list[str]:
-    """Copy every tensor of the folder's safetensors into `wanted`. `stacked`: tensors that the folder may have in place
-    of several wanted ones; name -> what it fills, and whose place it takes. `shards`: of which tensors only a part is
-    wanted. `own_name`: what a tensor of the folder is called in `wanted`; None: it is left out. `packing`: how its
-    linear layers are packed. Returns the names of those left out. Raises `ConfigError`."""
+    """Copy every tensor of the folder's safetensors into `wanted`. `stacked`: tensors that may replace several wanted
+    ones; name to (parameter to fill, replaced names). `shards`: the part that this rank needs of a tensor. `own_name`:
+    maps a name of the folder to one of `wanted`; None leaves the tensor out. `packing`: the format of packed linear
+    layers. Returns the names of the tensors that were left out. Raises `ConfigError` if the checkpoint does not fit."""
     folder = Path(model_dir)
     files = weight_files(folder)
     packed = PackedFolder(files, packing) if packing is not None else None
@@ -65,7 +65,7 @@ def load_weights(
 
 
 class _Filling:
-    """What of `wanted` has its values, and what is wrong."""
+    """The progress of filling a model: tensors still missing, and tensors that do not fit."""
 
     def __init__(
         self,
@@ -81,7 +81,8 @@ class _Filling:
         self.left_out, self.surplus = list[str](), list[str]()
 
     def take(self, stored: str, found: Any) -> None:
-        """`found` is a tensor or a slice of a file: indexing reads what is asked for."""
+        """Copy the stored tensor to its target. `found` is a tensor or a lazy slice of a file, which reads only what is
+        indexed."""
         name = self._own_name(stored)
         if name is None:
             self.left_out.append(stored)
@@ -104,7 +105,7 @@ class _Filling:
         self._progress(len(self._wanted) - len(self._missing), len(self._wanted))
 
     def check(self, folder: str) -> None:
-        """Raises `ConfigError`."""
+        """Raise `ConfigError` that lists all missing, unknown and misshaped tensors, if there are any."""
         problems = [
             f"{len(names)} {kind}: {', '.join(sorted(names)[:_SHOWN])}{', ...' if len(names) > _SHOWN else ''}"
             for kind, names in (
@@ -123,7 +124,7 @@ def _shape(found: Any) -> tuple[int, ...]:
 
 
 def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] = str) -> bool:
-    """Whether the folder's `HEAD` is there and another table than its `TABLE`. Raises `ConfigError`."""
+    """Return whether the folder has an LM head that differs from its embedding table. Raises `ConfigError`."""
     with contextlib.ExitStack() as opened:
         found: dict[str, Any] = {}
         for file in weight_files(Path(model_dir)):
@@ -138,7 +139,7 @@ def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] 
 
 
 def _same(one: Any, other: Any) -> bool:
-    """The values of two slices of files, which come into memory chunk by chunk."""
+    """Return whether two lazy slices of files have equal values. They are read in chunks."""
     shape = one.get_shape()
     if shape != other.get_shape() or len(shape) != 2:
         return False
@@ -147,7 +148,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def whole_shape(target: Tensor, shard: Shard | None) -> tuple[int, ...]:
-    """The part of the checkpoint's tensor that `target` holds."""
+    """Return the shape of the unsharded tensor of which `target` holds the part `shard`."""
     shape = list(target.shape)
     if shard is not None:
         shape[shard.dim] = shard.whole
@@ -155,7 +156,7 @@ def whole_shape(target: Tensor, shard: Shard | None) -> tuple[int, ...]:
 
 
 def _copy_parts(source: Any, target: Tensor, shard: Shard) -> None:
-    """`source` is a tensor or a slice of a file: indexing reads what is asked for."""
+    """Copy the ranges of `shard` from `source`, a tensor or a lazy slice of a file, to `target`."""
     at = 0
     for start, length in shard.ranges():
         index = (*(slice(None),) * shard.dim, slice(start, start + length))
@@ -172,19 +173,19 @@ def _target(
 
 
 def _is_redundant(name: str, wanted: Mapping[str, Tensor]) -> bool:
-    """Tensors that some exporters write and no model needs: rotary tables, and the copy of a tied head."""
+    """Return whether a tensor is one that exporters write although no model needs it: a rotary table, or the copy of a
+    tied head."""
     return name.endswith(".rotary_emb.inv_freq") or (name == HEAD and name not in wanted)
 
 
 def dummy_weights(wanted: Mapping[str, Tensor], seed: int, shards: Mapping[str, Shard] | None = None) -> None:
-    """Fill with seeded noise that keeps activations finite. A tensor's values depend on its name, its shape, `seed` and
-    the kind of its device only, not on what it is merged with or on the order; a shard's are those of the whole
-    tensor."""
+    """Fill with seeded noise that keeps activations finite. A tensor's values depend only on its name, shape, `seed`
+    and kind of device, not on fusing or order; a shard has the values of its part of the whole tensor."""
     for name, target in wanted.items():
         if name.endswith("norm.weight"):
             target.fill_(1.0)
             continue
-        # the CPU generator reads the low 32 bits of its seed only
+        # the CPU generator reads only the low 32 bits of its seed
         place = target.device if target.is_cuda else "cpu"
         generator = torch.Generator(device=place).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         shard = (shards or {}).get(name)

@@ -1,8 +1,8 @@
 """A GGUF file as the model folder that the rest of minisgl reads: config.json and the tokenizer, from its header alone,
 and the heads of encoders (`gguf_heads`). The other tensors stay in the file; `gguf_import` makes folders with weights.
 
-Invariants: the folder appears whole or not at all, and stands for one model as it is now: its path, the sizes and times
-of its parts, the header of the first.
+Invariants: the folder appears whole or not at all. Its key is the state of one model: the path, the sizes and times of
+its parts, the header of the first part.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 from minisgl.weights.gguf_heads import with_head, write_heads
 
-FORMAT = "9"  # part of the key: a change of what is written makes new folders
-BARE = "-bare"  # of a folder without a tokenizer
+FORMAT = "9"  # part of the key: increase it when the written files change
+BARE = "-bare"  # suffix of a folder without a tokenizer
 SOURCE = "source.json"
 _MOST_FACTORS = 4096
 
 
 def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
-    """The folder for `file`, made now if it is not there; without `own_tokenizer` it has none. Raises `ConfigError`."""
-    named, place = file.absolute(), file.resolve()  # parts are known by names, not by where links lead
+    """Return the folder for a GGUF file, created now if it is not cached; without `own_tokenizer` it has no tokenizer.
+    Raises `ConfigError`."""
+    named, place = file.absolute(), file.resolve()  # parts are found by name, not by where links lead
     try:
         head_bytes = _rust.gguf_head_bytes(named)
         with place.open("rb") as opened:
@@ -44,7 +45,7 @@ def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
 
 
 def gguf_file(folder: Path) -> Path | None:
-    """The file that `folder` was made of by `gguf_folder`; None for every other folder."""
+    """Return the GGUF file that `gguf_folder` made `folder` from; None for any other folder. Raises `ConfigError`."""
     try:
         place = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["gguf"])
     except FileNotFoundError:
@@ -65,7 +66,7 @@ def _write(file: Path, folder: Path, own_tokenizer: bool) -> None:
 
 
 def read_header(file: Path) -> _rust.GgufHeader:
-    """Raises `ConfigError`."""
+    """Read the header of a GGUF file. Raises `ConfigError` if it is malformed."""
     try:
         return _rust.gguf_header(file)
     except ValueError as error:
@@ -73,9 +74,9 @@ def read_header(file: Path) -> _rust.GgufHeader:
 
 
 def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tokenizer: bool) -> dict[str, Any]:
-    """config.json, generation_config.json and the tokenizer, of which the chat template alone without `own_tokenizer`,
-    into `folder`; returns the first. Raises `ConfigError`."""
-    # with a library that serving does without
+    """Write config.json, generation_config.json and the tokenizer (without `own_tokenizer` only its chat template) to
+    `folder`. Returns the config. Raises `ConfigError`."""
+    # needs a library that serving does not need
     from minisgl.weights.gguf_tokenizer import end_ids, template_files, tokenizer_files
 
     try:
@@ -101,7 +102,7 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tok
 
 
 def _factors(header: _rust.GgufHeader) -> dict[str, Sequence[float]]:
-    """What rotary frequencies are divided by, by tensor: the ones that a config needs."""
+    """Read the divisors of RoPE frequencies that a config needs, by tensor name."""
     found = dict[str, Sequence[float]]()
     for name in FACTORS:
         if name not in header["tensors"]:

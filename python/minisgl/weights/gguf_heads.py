@@ -1,7 +1,7 @@
-"""What a GGUF file has behind its model, as the files of others say it: the classes of cross encoders, Qwen3-Reranker's
-two words, the dense layers of sentence-transformers. These are small, so they are copied into the folder.
+"""Heads in a GGUF file, converted to the files of transformers and sentence-transformers: the classes of cross
+encoders, Qwen3-Reranker's two tokens, dense layers. These are small, so they are copied into the folder.
 
-Invariants: a head of which the file lacks a part is refused, or it would give scores that are not the model's.
+Invariants: a head with a missing part is an error, because its scores would not be the model's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ _MODULES = "sentence_transformers.models"
 
 
 def with_head(config: dict[str, Any], fields: Fields, shapes: Shapes) -> dict[str, Any]:
-    """config.json of a file that gives scores, if it is one. Raises `ConfigError`."""
+    """Return `config` with the classification head of the file, if it has one. Raises `ConfigError` if the head is not
+    supported."""
     if f"{SCORE}.weight" not in shapes:
         return config
     if (known := _CLASSES.get(fields.architecture)) is None:
@@ -55,7 +56,7 @@ def with_head(config: dict[str, Any], fields: Fields, shapes: Shapes) -> dict[st
 
 
 def _check_judge(fields: Fields, shapes: Shapes, labels: Sequence[str]) -> None:
-    """The two words that Qwen3-Reranker answers, and the form that it is asked in."""
+    """Raise `ConfigError` unless labels and prompt template are those of Qwen3-Reranker."""
     if list(labels) != _YES_NO or shapes[f"{SCORE}.weight"][0] != len(_YES_NO):
         raise ConfigError(f"{fields.own('classifier.output_labels')}: {labels}: only {_YES_NO} are imported")
     form = fields.text("tokenizer.chat_template.rerank", "")
@@ -64,7 +65,7 @@ def _check_judge(fields: Fields, shapes: Shapes, labels: Sequence[str]) -> None:
 
 
 def write_heads(header: _rust.GgufHeader, folder: Path) -> None:
-    """Files beside config.json. Raises `ConfigError`."""
+    """Write the heads of a GGUF file to `folder`. Raises `ConfigError`."""
     tensors, architecture = header["tensors"], header["metadata"]["general.architecture"]
     if f"{SCORE}.weight" in tensors:
         own = {
@@ -73,7 +74,7 @@ def write_heads(header: _rust.GgufHeader, folder: Path) -> None:
             for what in ("weight", "bias")
             if (name := f"{part}.{what}") in tensors
         }
-        if architecture == "qwen3":  # the difference of both logits, whose sigmoid is the share of the first
+        if architecture == "qwen3":  # the difference of both logits, whose sigmoid is the probability of "yes"
             yes, no = own.pop("score.weight")
             own = {"score.weight": (yes - no)[None]}
         write_tensors(folder / "heads.safetensors", own)

@@ -1,10 +1,11 @@
 """The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json.
 
-`tokenizer.ggml.model` names the kind: byte-level BPE (gpt2), sentencepiece's BPE (llama) and unigrams (t5), BPE over
+`tokenizer.ggml.model` names the kind: byte-level BPE (gpt2), sentencepiece's BPE (llama) and unigram (t5), BPE over
 plain text (gemma4), WordPiece (bert).
-`tokenizer.ggml.pre` names how byte-level BPE splits a text: `PRE` is the table of the names that llama.cpp knows. A
-model's own tokenizer.json is the truth where llama.cpp's regular expressions only come near it: letters of both cases
-beyond ASCII (gpt-4o, tekken) and the normal form of composed characters (`nfc`).
+
+`tokenizer.ggml.pre` names the pre-tokenizer of byte-level BPE: `PRE` is the table of the names that llama.cpp knows.
+Where llama.cpp's regular expressions are only approximate, the table follows the model's own tokenizer.json: letters of
+both cases beyond ASCII (gpt-4o, tekken) and the normal form of composed characters (`nfc`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from minisgl.config import ConfigError
 from minisgl.weights.gguf_config import Fields
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # llama.cpp's token types
-_SPACE = "\u2581"  # sentencepiece's
+_SPACE = "\u2581"  # sentencepiece's mark of a space
 _ELSEWHERE = "--tokenizer takes that of another folder or hub id, such as the model that the file was made of"
 
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -43,7 +44,7 @@ _DEEPSEEK_WORD = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 )
 _DEEPSEEK = rf"{_DEEPSEEK_WORD}[\r\n]*|{_SPACES}"
-_CASED = (  # the letters of two cases that the model's authors listed
+_CASED = (  # letters with two cases that the model's authors listed
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
     "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
     "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
@@ -71,7 +72,7 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
 @dataclass(frozen=True)
 class Pre:
-    """How a text is split: by each pattern in turn, what it matches and what is between."""
+    """A pre-tokenizer: the text is split by each pattern in turn, into matches and the pieces between them."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
@@ -223,9 +224,9 @@ _ENDS = _ENDS_OF_TURN | _ENDS_OF_CALL | _ENDS_OF_TEXT | _ENDS_OF_DEEPSEEK | _END
 
 
 def end_ids(fields: Fields) -> list[int]:
-    """All tokens that end an answer, that of the file first: those that a key names, and, as llama.cpp has it, those of
-    a known text. A file without a text of its own for the end of a message (harmony) has `<|end|>` for it. What could
-    be a word of a text, such as the `</s>` of HTML in Qwen's vocabulary, is an end only where its type is another."""
+    """Return all token ids that end a response, the file's EOS first: those that a key names, and, as in llama.cpp,
+    those with a known text. In a file without its own end of message (harmony), `<|end|>` is one. A token that may be
+    ordinary text, such as HTML's `</s>` in Qwen's vocabulary, is an end only if its type is not normal."""
     tokens = fields.texts("tokenizer.ggml.tokens")
     types = fields.wholes("tokenizer.ggml.token_type")
     named = [fields.whole(f"tokenizer.ggml.{name}_token_id", -1) for name in _ENDS_BY_KEY]
@@ -242,7 +243,7 @@ def end_ids(fields: Fields) -> list[int]:
 
 
 def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
-    """The library's own steps where there are such, which are faster."""
+    """Return the pre-tokenizer for `patterns`, with the library's own, faster steps where possible."""
     is_gpt2 = patterns[-1] == _GPT2
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Digits(individual_digits=True)
@@ -255,13 +256,13 @@ def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
 
 
 def template_files(fields: Fields) -> dict[str, str]:
-    """As `tokenizer_files`, of the chat template alone."""
+    """Return the tokenizer files of a GGUF file that has only a chat template: file name to content."""
     found = _chat_template(fields)
     return {"tokenizer_config.json": json.dumps(found, ensure_ascii=False)} if found else {}
 
 
 def _chat_template(fields: Fields) -> dict[str, Any]:
-    """As tokenizer_config.json has it: a text, or a list where a file names others beside the default one."""
+    """Return the chat template as in tokenizer_config.json: a string, or a list if the file has several named ones."""
     key = "tokenizer.chat_template"
     texts = {name: fields.text(f"{key}.{name}", "") for name in sorted(fields.below(key))}
     others = [{"name": name, "template": text} for name, text in texts.items() if text]
@@ -272,7 +273,8 @@ def _chat_template(fields: Fields) -> dict[str, Any]:
 
 
 def tokenizer_files(fields: Fields) -> dict[str, str]:
-    """File name -> content. Raises `ConfigError`."""
+    """Return the tokenizer files of a GGUF file: file name to content. Raises `ConfigError` if the tokenizer is not
+    supported."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
     if kind != "gpt2" and kind not in _KINDS:
         known = "gpt2 (byte-level BPE), llama (sentencepiece), gemma4, bert (WordPiece) and t5 (unigrams)"
@@ -305,9 +307,9 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
     }
     if any(around.values()):
         begin_with, end, between = around["bos"], around["eos"], around["sep"]
-        if kind == "bert":  # its separator is what ends a text
+        if kind == "bert":  # BERT's separator ends a sequence
             end, between = end or between, []
-        elif pre == "modern-bert":  # has it between two texts as BERT, whatever its files say
+        elif pre == "modern-bert":  # a separator between two sequences, as in BERT, whatever its files say
             between = []
         one = [*begin_with, "$A", *end]
         special = {token: tokens.index(token) for added in around.values() for token in added}
@@ -322,8 +324,8 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
 
 
 def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """BPE whose merges are every two pieces that are a piece together, the best score first; bytes for what is no
-    piece."""
+    """Return sentencepiece's BPE: any two pieces whose concatenation is a piece can merge, the best score first; other
+    characters become byte tokens."""
     scores = _scores(fields, tokens)
     vocab = {token: i for i, token in enumerate(tokens)}
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
@@ -350,13 +352,13 @@ def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Token
 
 
 def _decoder(has_prefix: bool) -> decoders.Decoder:
-    """Sentencepiece's spaces, and bytes for what is no token."""
+    """Return the decoder of sentencepiece's spaces and byte tokens."""
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
 
 
 def _wordpiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """The file marks tokens that begin a word, where WordPiece marks those that do not."""
+    """Return WordPiece. The file marks tokens that begin a word, whereas WordPiece marks those that continue one."""
 
     def own(token: str, kind: int) -> str:
         if kind == _CONTROL:
@@ -379,7 +381,7 @@ def _wordpiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer
 
 
 def _unigram(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """The most likely pieces of a text together, in the normal form that the file has a table of."""
+    """Return the unigram model, which finds the most likely segmentation, with the normalizer table of the file."""
     scores = _scores(fields, tokens)
     least = min((score for score, kind in zip(scores, types, strict=True) if kind == _NORMAL), default=0.0)
     likely = (score if kind == _NORMAL else least for score, kind in zip(scores, types, strict=True))
@@ -407,7 +409,7 @@ def _scores(fields: Fields, tokens: list[str]) -> list[float]:
 
 
 def _merged(fields: Fields, tokens: list[str], how: Pre) -> Tokenizer:
-    """BPE by the file's own merges: over bytes, or over the text (gemma4)."""
+    """Return BPE with the file's own merges: over bytes, or over text (gemma4)."""
     merges: list[tuple[str, str]] = []
     for merge in fields.texts("tokenizer.ggml.merges"):
         space = merge.find(" ", 1)
@@ -433,7 +435,7 @@ def _merged(fields: Fields, tokens: list[str], how: Pre) -> Tokenizer:
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """What is never cut."""
+    """Add the control and user-defined tokens, which are never split."""
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=True)

@@ -1,11 +1,12 @@
-"""Models from a hub: what a repository has, and its files in the hub's cache. Every failure says what to do.
+"""Models from a hub: listing of a repository, and download of its files to the hub's cache. Every failure says what to
+do.
 
 Files are fetched in segments, several at once, and checked by the hash that the hub lists. huggingface_hub's own
-download checks sizes only and begins anew after its process was ended, so it is not used; its cache and variables are.
+download checks sizes only and starts over after its process has ended, so it is not used; its cache and variables are.
 
-Invariants: a blob has its name only when its hash was found right; what has arrived of a file is kept when the
-connection, the process or the disk ends, and only the rest is asked for again; a token is shown to the hub alone, not
-where it redirects to; several processes that want a repository fetch it once.
+Invariants: a blob gets its name only after its hash was verified; the received part of a file survives the end of the
+connection, the process or the disk space, and only the rest is requested again; a token is sent to the hub alone, not
+to redirect targets; several processes that want a repository fetch it once.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ from minisgl.utils.progress import Report
 from minisgl.weights.hub_cache import MAIN, RepoCache, used_now
 from minisgl.weights.hub_names import Wanted, choose
 
-SEGMENT = 64 << 20  # bytes that one request asks for
+SEGMENT = 64 << 20  # bytes of one request
 CHUNK = 1 << 20
 WORKERS = 8
 MAX_FILES, MAX_PAGES = 100_000, 1000
-TRIES = 5  # without a byte more
-MAX_WAIT_S = 60.0  # that a hub may ask for
+TRIES = 5  # tries without receiving a byte
+MAX_WAIT_S = 60.0  # maximum Retry-After that is waited for
 FIRST_WAIT_S = 0.5
 _SHOW_S = 0.2
 _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(ConfigError):
-    """What a hub did not give, and what to do. A cached model may do instead."""
+    """Error of a hub: what it did not provide, and what to do. A cached model may be used instead."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}: {remedy}")
@@ -57,19 +58,19 @@ class HubError(ConfigError):
 
 
 class NotThereError(HubError):
-    """The hub answered that there is no such thing."""
+    """Error for a repository, revision or file that the hub says does not exist."""
 
 
 class NoAnswerError(HubError):
-    """No connection to the hub came about, or nothing came over it in time."""
+    """Error for a hub that cannot be connected to, or does not answer in time."""
 
 
 class BrokenError(HubError):
-    """In the middle of a download: what is in the cache is another version."""
+    """Error of a download that had begun. A cached version would be another one, so it is not used instead."""
 
 
 class _Again(Exception):
-    """May go better the next time."""
+    """Error of a request that may succeed when retried."""
 
     def __init__(self, why: str, wait_s: float | None = None) -> None:
         super().__init__(why)
@@ -80,13 +81,13 @@ class _Again(Exception):
 class HubFile:
     path: str
     size: int
-    key: str  # the blob's name: SHA-256, or git's hash of what is not in LFS
+    key: str  # the blob's name: SHA-256, or git's hash of a file that is not in LFS
     is_hash: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """One hub: how it is asked. `source` is its value of --model-source."""
+    """One hub: its address and the variable of its token. `source` is its value of --model-source."""
 
     source: ModelSource
     name: str
@@ -120,8 +121,8 @@ def hub_of(source: ModelSource) -> Hub:
 
 
 def fetch(wanted: Wanted, say: Report, *, weights: bool = True) -> Path:
-    """The GGUF file or the folder of `wanted`, fetched now if it is not in the cache, which is enough where the hub
-    does not answer; without it ModelScope is asked, where `wanted` allows it. Raises `ConfigError`."""
+    """Return the GGUF file or the folder of `wanted`, downloaded if it is not cached. The cache is used if the hub does
+    not answer; without it ModelScope is tried, if `wanted` allows that. Raises `ConfigError`."""
     other = replace(wanted, source="modelscope", or_modelscope=False) if wanted.or_modelscope else None
     kept = RepoCache(wanted.source, wanted.repo).find(wanted, weights=weights)
     if kept is not None:
@@ -146,7 +147,7 @@ def fetch(wanted: Wanted, say: Report, *, weights: bool = True) -> Path:
 
 
 def _ask(wanted: Wanted, other: Wanted | None, say: Report, *, tries: int, weights: bool) -> Path:
-    """Fetch `wanted` from its hub, or `other` from another one if the first does not answer. Raises `ConfigError`."""
+    """Fetch `wanted` from its hub, or `other` from its own if the first hub does not answer. Raises `ConfigError`."""
 
     def fetched(one: Wanted) -> Path:
         return Client(hub_of(one.source), tries).fetch(one, RepoCache(one.source, one.repo), say, weights=weights)
@@ -166,7 +167,7 @@ def _ask(wanted: Wanted, other: Wanted | None, say: Report, *, tries: int, weigh
 
 
 class Client:
-    """Asks one hub."""
+    """HTTP client of one hub, which retries requests up to `tries` times."""
 
     def __init__(self, hub: Hub, tries: int) -> None:
         self._hub, self._tries = hub, tries
@@ -196,10 +197,10 @@ class Client:
                 raise _disk(error, cache.folder) from error
             return folder if first is None else folder / first
 
-    # what is there
+    # listing
 
     def _listing(self, wanted: Wanted, cache: RepoCache, say: Report) -> tuple[str, dict[str, HubFile] | None]:
-        """The commit, and its files where the hub tells both at once."""
+        """Return the commit of the revision, and its files if the hub lists both at once (else None)."""
         revision = wanted.revision or MAIN[wanted.source]
         if wanted.source == "modelscope":
             asked = urlencode({"Revision": revision, "Recursive": "True"})
@@ -235,7 +236,7 @@ class Client:
         )
 
     def _files(self, rows: Iterator[tuple[str, int, str | None]]) -> dict[str, HubFile]:
-        """Paths that would lead out of their folder are left out; they are nobody's weights."""
+        """Return the listed files by path. Paths that would leave their folder are dropped."""
 
         def checked(rows: Iterator[tuple[str, int, str | None]]) -> dict[str, HubFile]:
             found = {}
@@ -272,7 +273,7 @@ class Client:
         raise AssertionError("the last wait raises")
 
     def _wait(self, error: Exception, wait_s: float | None, say: Report) -> None:
-        """Before the next try; `wait_s` None: there is none."""
+        """Sleep before the next try; `wait_s` None means there is none, and raises `HubError`."""
         asked = error.wait_s if isinstance(error, _Again) else None
         if asked is not None and asked > MAX_WAIT_S:
             raise _too_many(self._hub, asked) from error
@@ -288,7 +289,7 @@ class Client:
         time.sleep(max(wait_s, asked or 0.0))
 
     def _check(self, answer: httpx.Response, wanted: Wanted) -> None:
-        """Raises `HubError` for what stays so, `_Again` for what may pass."""
+        """Raise `HubError` for a permanent error status, `_Again` for a temporary one."""
         hub, code, why = self._hub, answer.status_code, answer.headers.get("X-Error-Code", "")
         page = f"{hub.endpoint}/{wanted.repo}"
         if code == 429:
@@ -336,7 +337,7 @@ class Client:
 
 
 def _commit_of(said: Any) -> str:
-    """Raises `KeyError`, `TypeError` or `ValueError` for what is no answer about a revision."""
+    """Return the commit hash of a revision's listing. Raises `KeyError`, `TypeError` or `ValueError` if it has none."""
     commit: str = said["sha"]
     if not _HEX.fullmatch(commit):
         raise ValueError(f"sha: {commit!r}")
@@ -344,7 +345,7 @@ def _commit_of(said: Any) -> str:
 
 
 def _waits(tries: int = TRIES) -> Iterator[float | None]:
-    """After each of so many tries; None after the last."""
+    """Yield the seconds to wait after each of `tries` tries; None after the last."""
     yield from (FIRST_WAIT_S * (2**i - 1) for i in range(tries - 1))
     yield None
 
@@ -357,7 +358,7 @@ def _too_many(hub: Hub, wait_s: float) -> HubError:
 
 
 def _retry_after(value: str | None) -> float:
-    """Seconds, of a header with a number or a date."""
+    """Parse a Retry-After header, a number or a date; returns seconds, 1 if it is missing or malformed."""
     if value is None:
         return 1.0
     if value.isdecimal():
@@ -369,7 +370,7 @@ def _retry_after(value: str | None) -> float:
 
 @contextmanager
 def _alone(folder: Path, say: Report) -> Iterator[None]:
-    """While another process fetches of this repository, wait for it."""
+    """Lock this repository's downloads against other processes; waits for one that is running."""
     lock_file = folder.parent / ".locks" / folder.name / "minisgl.lock"
     lock_file.parent.mkdir(parents=True, exist_ok=True)
     with lock_file.open("w") as lock:
@@ -382,7 +383,7 @@ def _alone(folder: Path, say: Report) -> Iterator[None]:
 
 
 class Partial:
-    """A blob on its way: its segments, and how far each is, which is noted beside it."""
+    """A partly downloaded blob: its segments, and the progress of each, which is stored in a file next to it."""
 
     def __init__(self, blob: Path, file: HubFile) -> None:
         self.blob, self.file = blob, file
@@ -391,7 +392,7 @@ class Partial:
         self.lengths = [min(SEGMENT, file.size - at) for at in range(0, file.size, SEGMENT)] or [0]
         self.done = array("Q", self._noted())
         self.rest = [i for i, length in enumerate(self.lengths) if self.done[i] < length]
-        self.left = max(1, len(self.rest))  # of what `_Transfer` has to do
+        self.left = max(1, len(self.rest))  # segments that `_Transfer` still has to fetch; an empty file counts as one
 
     def _noted(self) -> list[int]:
         with suppress(OSError, ValueError):
@@ -411,7 +412,7 @@ class Partial:
         os.pwrite(self._notes_fd, self.done.tobytes(), 0)
 
     def write(self, segment: int, data: bytes) -> None:
-        """First the data, then the note: what is noted is there."""
+        """Write data of a segment, then record it, so that recorded bytes are always on disk."""
         at, view = segment * SEGMENT + self.done[segment], memoryview(data)
         while view:
             written = os.pwrite(self._fd, view, at)
@@ -424,7 +425,7 @@ class Partial:
             os.close(descriptor)
 
     def finish(self) -> None:
-        """It becomes the blob, if its hash is right; else it is removed. Raises `HubError`."""
+        """Rename the file to the blob if its hash is right, else remove it. Raises `HubError` if the hash is wrong."""
         is_git = len(self.file.key) == 40
         digest = hashlib.sha1(usedforsecurity=False) if is_git else hashlib.sha256()
         if is_git:
@@ -450,7 +451,7 @@ _ROOM = "remove models (minisgl list, minisgl rm), or set HF_HOME to a folder on
 
 
 def _with_room(files: Sequence[tuple[Path, HubFile]], folder: Path) -> list[Partial]:
-    """Raises `HubError` if what has not arrived of them does not fit the disk."""
+    """Return the partial downloads of `files`. Raises `HubError` if the missing bytes do not fit on the disk."""
     disk, needed = shutil.disk_usage(folder), sum(file.size for _, file in files)
     free, parts = disk.free, list[Partial]()
     if needed <= disk.total:
@@ -470,7 +471,8 @@ def _disk(error: OSError, folder: Path) -> HubError:
 
 
 def _told(error: Exception) -> Exception:
-    """Return what a transfer raises: `HubError`, `OSError`; any other error of a worker as one that says its kind."""
+    """Return the error to raise for an error of a worker: `HubError` and `OSError` unchanged, any other as
+    `BrokenError` with its type."""
     if isinstance(error, HubError | OSError):
         return error
     found = BrokenError(f"the download broke: {type(error).__name__}: {error}", "try again, or another hub")
@@ -480,7 +482,7 @@ def _told(error: Exception) -> Exception:
 
 @dataclass
 class _Transfer:
-    """All segments of all files, by several threads. The caller's thread shows how far it is."""
+    """The download of all segments of all files, by several threads. The caller's thread reports progress."""
 
     http: httpx.Client
     hub: Hub
@@ -494,7 +496,7 @@ class _Transfer:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Raises `HubError`, `OSError`."""
+        """Download everything. Blocks. Raises `HubError` or `OSError`; received bytes are kept."""
         for one in self.parts:
             one.open()
         self._todo = deque((one, i) for one in self.parts for i in one.rest or [0])
@@ -512,7 +514,7 @@ class _Transfer:
                     thread.join(_SHOW_S)
                     self.say(text, min(sum(one.num_done for one in self.parts), total - 1), total)
         except BaseException:
-            self._stop.set()  # they may be waiting for bytes: they end with the process, or when these come
+            self._stop.set()  # the threads may be waiting for bytes: they end with the process, or when bytes arrive
             raise
         for one in self.parts:
             one.close()
@@ -535,7 +537,8 @@ class _Transfer:
                     last = part.left == 0
                 if last and not self._stop.is_set():
                     part.finish()
-        except Exception as error:  # else its thread would end in silence, and what is missing count as fetched
+        # any error: otherwise the thread would end silently, and its segments count as fetched
+        except Exception as error:
             self._errors.append(error)
             self._stop.set()
 
@@ -574,7 +577,7 @@ class _Transfer:
             place = answer.headers.get("Content-Range", "")
             if answer.status_code == 206 and not place.startswith(f"bytes {at}-"):
                 raise _Again(f"asked for bytes from {at} on, it sends {place!r}")
-            skip = 0 if answer.status_code == 206 else at  # it takes no ranges
+            skip = 0 if answer.status_code == 206 else at  # the server ignores Range: skip the bytes already received
             for data in answer.iter_bytes():
                 passed = data[skip:]
                 skip -= len(data) - len(passed)

@@ -1,4 +1,4 @@
-"""Names of models on hubs, and which files of a repository a name means. Nothing is asked or read here.
+"""Names of models on hubs, and the files of a repository that a name means. No hub is asked and no file is read here.
 
 A name is OWNER/REPO, OWNER/REPO:QUANT, OWNER/REPO/FILE.gguf, a page's address, or a short name of the table below.
 """
@@ -75,9 +75,8 @@ _BESIDE = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A repository of a hub and what of it is wanted. `quant` and `file` are of GGUF files; at most one is given.
-    `or_modelscope`: nobody named the hub or a revision, so ModelScope may be asked where Hugging Face does not answer.
-    """
+    """A requested repository of a hub, and the GGUF file in it: by `quant` or by `file`, not both. `or_modelscope`:
+    neither hub nor revision was named, so ModelScope may be tried if Hugging Face does not answer."""
 
     source: ModelSource
     repo: str
@@ -88,7 +87,7 @@ class Wanted:
 
 
 def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | None:
-    """None if `model` is no name on a hub. Raises `ConfigError`."""
+    """Parse a hub name or address; None if `model` is neither. Raises `ConfigError` if it contradicts other flags."""
     model = full_name(model)
     found = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
     if found is None and (named := _NAMED.fullmatch(model)):
@@ -99,7 +98,7 @@ def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | Non
 
 
 def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
-    """A page or a file, as a browser shows its address."""
+    """Parse the URL of a repository's page or file, as a browser shows it. Raises `ConfigError` if it is not one."""
     found = _ADDRESS.fullmatch(model.partition("?")[0].partition("#")[0])
     host = found["host"] if found else ""
     if found is None or host not in HOSTS:
@@ -121,7 +120,7 @@ def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
 
 
 def full_name(model: str) -> str:
-    """What a short name stands for, else the name; `qwen3:4b-q8_0` is another quantization of `qwen3:4b`."""
+    """Return the full name of a short name, else `model`; `qwen3:4b-q8_0` is another quantization of `qwen3:4b`."""
     name = model.lower()
     for short, full in SHORT.items():
         if name in (short, short.partition(":")[0]):
@@ -132,13 +131,13 @@ def full_name(model: str) -> str:
 
 
 def like(model: str) -> str:
-    """For an error: the short names that are most like `model`."""
+    """Return a hint for an error text: the short names that are most similar to `model`; empty if there are none."""
     close = difflib.get_close_matches(model.lower(), SHORT, 3, 0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def quant_of(path: str) -> str:
-    """`Q4_K_M` of a file's path, in capitals; without one the file's name."""
+    """Return the quantization in a file's path, such as `Q4_K_M`, in capitals; the file's name if it has none."""
     split = SPLIT.fullmatch(path)
     stem = split["stem"] if split else path.removesuffix(".gguf")
     found = _QUANT.findall(stem.rpartition("/")[2]) or _QUANT.findall(stem)
@@ -146,7 +145,7 @@ def quant_of(path: str) -> str:
 
 
 def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
-    """The models among the GGUF files of a repository: the first file of each -> all its parts, as they are there."""
+    """Return the models among the GGUF files of a repository: first part of each to all its parts that exist."""
     models: dict[str, list[str]] = {}
     for path in sorted(paths):
         if path.endswith(".gguf") and not _BESIDE.search(path.rpartition("/")[2]):
@@ -157,13 +156,13 @@ def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
 
 
 def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
-    """The GGUF file of a repository to open, None for a folder of safetensors, and all of its files that are needed.
-    `weights`: False for what can do without. Raises `ConfigError`, whose text begins with the repository."""
+    """Return the GGUF file of a repository to open (None for a folder of safetensors) and all files to fetch. `weights`
+    False leaves out the weights of safetensors. Raises `ConfigError` whose text begins with the repository."""
     paths = sorted(paths)
     models = gguf_models(paths)
     top = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
     is_folder = "config.json" in paths and bool(top or not models or not weights)
-    is_folder = is_folder or (not weights and "tokenizer.json" in paths)  # some have nothing else
+    is_folder = is_folder or (not weights and "tokenizer.json" in paths)  # some repositories have only a tokenizer
     if wanted.quant is None and wanted.file is None and is_folder:
         texts = [path for path in paths if any(_matches(path, pattern) for pattern in TEXT_FILES)]
         if not weights:

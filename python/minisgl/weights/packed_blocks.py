@@ -1,13 +1,13 @@
-"""Packed checkpoints for the CPU engine: their weights as its blocks of 8 or 4 bits, made once and kept in the cache.
+"""Packed checkpoints for the CPU engine: weights converted once to its blocks of 8 or 4 bits, and kept in the cache.
 
 | what is packed | blocks | what is lost |
 |---|---|---|
-| 4 bits, groups of 32 inputs side by side, or more | Q4_1; Q4_0 if zero points are 8 | half precision of both scales |
+| 4 bits, contiguous groups of at least 32 inputs | Q4_1; Q4_0 if zero points are 8 | half precision of both scales |
 | 8 bits, zero points in the middle, such groups | Q8_0 | half precision of the scale |
 | float8; other groups, other zero points | Q8_0, rounded anew | 1/254 of the largest of 32, and the above |
 
-Invariants: the file appears whole or not at all, and its name says what it was made from; all else of the checkpoint is
-as it was; a weight that no block takes is kept in float32.
+Invariants: the file appears whole or not at all, and its name identifies its sources; all other tensors of the
+checkpoint are unchanged; a weight that fits no block is kept in float32.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from minisgl.weights.packed import Floats, PackedFolder, Quants
 from minisgl.weights.quantization import Packing
 from minisgl.weights.stored import Stored, opened
 
-FORMAT = "1"  # part of the name
+FORMAT = "1"  # part of the cached file's name
 NAME = "model.gguf"
 BLOCK = 32
 _ALIGNMENT = 64
-_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}  # ggml's numbers
+_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 8, "BF16": 30}  # ggml's type ids
 _BLOCK_BYTES = {"Q4_0": 18, "Q4_1": 20, "Q8_0": 34}
 Bytes = npt.NDArray[np.uint8]
 
 
 def packed_weights(files: Sequence[Path], packing: Packing, say: Report) -> Path:
-    """The GGUF file for a checkpoint of these files, made now if it is not there. Raises `ConfigError`."""
+    """Return the GGUF file for the checkpoint in `files`, created now if it is not cached. Raises `ConfigError`."""
     key = hashlib.sha256(f"{FORMAT} {packing!r}\n".encode())
     try:
         for file in files:
@@ -55,7 +55,8 @@ def packed_weights(files: Sequence[Path], packing: Packing, say: Report) -> Path
 
 
 def _write(files: Sequence[Path], packing: Packing, target: Path, say: Report) -> None:
-    """Which blocks a weight becomes is known when it has been read: so the head, which comes first, is written last."""
+    """Write the GGUF file. A weight's block type is known only when it has been read, so the header, which comes first,
+    is written last."""
     source = PackedFolder(files, packing)
     others = [name for name, one in source.others.items() if one.kind in _TYPES]
     names, entries = [*source.layers, *others], list[_Entry]()
@@ -73,7 +74,7 @@ def _write(files: Sequence[Path], packing: Packing, target: Path, say: Report) -
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A tensor of the file: its kind, shape and place behind the head."""
+    """A tensor of the GGUF file: its type, shape, and offset after the header."""
 
     name: str
     kind: str
@@ -103,7 +104,8 @@ def _put(body: BinaryIO, data: bytes) -> int:
 
 
 def _head(out: BinaryIO, entries: Sequence[_Entry]) -> None:
-    """ggml's: magic, version 3, counts, one setting, and of each tensor name, shape (innermost first), type, place."""
+    """Write a GGUF header: magic, version 3, counts, one setting, and for each tensor name, shape (innermost first),
+    type and offset."""
 
     def text(value: str) -> bytes:
         raw = value.encode()
@@ -119,7 +121,7 @@ def _head(out: BinaryIO, entries: Sequence[_Entry]) -> None:
 
 
 def to_blocks(weight: Quants | Floats) -> tuple[str, Bytes]:
-    """The kind that keeps a weight [out, in] best, and its bytes, row after row."""
+    """Return the block type that represents a weight [out, in] best, and its bytes, row after row."""
     columns = (weight.integers if isinstance(weight, Quants) else weight).shape[1]
     if columns % BLOCK:
         full = weight.full() if isinstance(weight, Quants) else weight
@@ -137,7 +139,7 @@ def to_blocks(weight: Quants | Floats) -> tuple[str, Bytes]:
 
 
 def _by_block(weight: Quants) -> tuple[Floats, Floats] | None:
-    """Scale and zero point of each block, [out, blocks]; None if some block has several."""
+    """Return scale and zero point of each block, [out, blocks] each; None if a block spans several groups."""
     groups = weight.groups.reshape(-1, BLOCK)
     if (groups != groups[:, :1]).any():
         return None
@@ -149,18 +151,19 @@ def _in_blocks(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _half(numbers: Floats) -> Bytes:
-    """[...] -> [..., 2]"""
-    with np.errstate(over="ignore"):  # what is too large is an error later
+    """Convert [...] float32 to the bytes of float16, [..., 2]."""
+    with np.errstate(over="ignore"):  # an infinite scale is an error later
         return np.ascontiguousarray(numbers[..., None].astype("<f2")).view(np.uint8)
 
 
 def _laid(*parts: Bytes) -> Bytes:
-    """Parts of blocks [out, blocks, bytes] one after the other."""
+    """Concatenate parts of blocks, [out, blocks, bytes] each."""
     return np.ascontiguousarray(np.concatenate(parts, axis=2))
 
 
 def _q4(integers: npt.NDArray[np.int32], scales: Floats, zeros: Floats) -> tuple[str, Bytes]:
-    """The lower half of a block's numbers in the lower halves of its bytes, the upper half in the upper ones."""
+    """Return Q4 blocks: the first half of a block's values in the low halves of its bytes, the second half in the high
+    ones."""
     low, high = np.split(_in_blocks(integers).astype(np.uint8), 2, axis=2)
     nibbles = (low | high << 4).astype(np.uint8)
     if (zeros == 8).all():
@@ -169,8 +172,8 @@ def _q4(integers: npt.NDArray[np.int32], scales: Floats, zeros: Floats) -> tuple
 
 
 def q8_0(weight: Floats) -> Bytes:
-    """Quantizes full numbers as rust/minisgl-cpu/src/files/quantize.rs: to the nearest, by the largest of each
-    block."""
+    """Quantize floats to Q8_0 like rust/minisgl-cpu/src/files/quantize.rs: round to nearest, scaled by each block's
+    maximum."""
     blocks = _in_blocks(weight)
     scales = (np.abs(blocks).max(axis=2) / np.float32(127)).astype(np.float32, copy=False)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
@@ -179,7 +182,7 @@ def q8_0(weight: Floats) -> Bytes:
 
 
 def _halves(kind: str, data: Bytes) -> npt.NDArray[np.float16]:
-    """The scales of blocks, and their minima."""
+    """Return the float16 scales of blocks (with Q4_1 also their minima)."""
     size = 4 if kind == "Q4_1" else 2
     heads = np.ascontiguousarray(data.reshape(-1, _BLOCK_BYTES[kind])[:, :size])
     return heads.view("<f2")

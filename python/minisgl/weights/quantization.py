@@ -1,11 +1,11 @@
-"""What a config.json says of weights that are packed: in which format, with how many bits.
+"""The quantization_config of a config.json: the format of packed weights, and their number of bits.
 
 Formats: AWQ (arXiv 2306.00978, as AutoAWQ writes it), GPTQ (arXiv 2210.17323, as AutoGPTQ and GPTQModel write it),
 compressed-tensors (as llm-compressor writes it), float8 with scales by tensor or by block (as DeepSeek writes it), and
 MXFP4 (as OpenAI writes it).
 
-Invariants: what would change a weight's meaning is read or refused by name. Which layers are packed is not read here:
-the tensors of a checkpoint say it.
+Invariants: a field that would change a weight's meaning is read or refused by name. The tensors of a checkpoint, not
+the config, show which layers are packed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ _INTEGERS, _FLOATS = ("pack-quantized", "int-quantized"), "float-quantized"
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """`zero_offset`: what is added to the zero points that are stored. `block`: rows and columns that share a scale of
-    a float8 weight."""
+    """Format of packed weights. `zero_offset`: added to the stored zero points. `block`: rows and columns that share a
+    scale of a float8 weight."""
 
     method: str
     form: Form
     bits: int
     zero_offset: int = 0
     block: tuple[int, int] | None = None
-    rounds_activations: bool = False  # the checkpoint asks for it; here activations are what --activations says
+    rounds_activations: bool = False  # the checkpoint asks for rounded activations; here --activations decides
 
     def __str__(self) -> str:
         return f"{self.method}, {'float8' if self.form == 'float8' else f'{self.bits} bits'}"
 
 
 def parse_packing(raw: Mapping[str, Any]) -> Packing | None:
-    """The packing that a config.json names; None: its weights are full. Raises `ConfigError`."""
+    """Return the packing that a config.json names; None if its weights are not packed. Raises `ConfigError` if it is
+    not supported."""
     said = raw.get("quantization_config")
     if said is None:
         return None
@@ -80,7 +81,7 @@ def _awq(said: Mapping[str, Any]) -> Packing:
 
 
 def _gptq(said: Mapping[str, Any]) -> Packing:
-    """The first format stores zero points less one, the second as they are."""
+    """Return GPTQ's packing. Format "gptq" stores zero points minus one, "gptq_v2" as they are."""
     bits = _one_of(said, "bits", (4, 8))
     _one_of(said, "is_marlin_format", (False, None))
     stored = _one_of(said, "checkpoint_format", ("gptq", "gptq_v2"), "gptq")

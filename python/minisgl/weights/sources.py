@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, a GGUF file, the embedded model, or a hub. Every failure says what to do."""
+"""Locating a model: a folder, a GGUF file, the embedded model, or a hub. Every failure says what to do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ A_GGUF_FILE = "a GGUF file, unlike a folder of safetensors,"
 
 
 def is_gguf(path: Path) -> bool:
-    """A file that begins as GGUF files do, whatever its name: Ollama's have no suffix. Raises `OSError`."""
+    """Return whether a file begins like a GGUF file, whatever its name: Ollama's have no suffix. Raises `OSError`."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -25,8 +25,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def folder_at_hand(model: str) -> Path | None:
-    """The folder that an engine which reads GGUF files will name for `model`, where nothing has to be fetched for it;
-    else None."""
+    """Return the folder of `model` for an engine that reads GGUF files, if nothing has to be downloaded; else None."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -46,7 +45,7 @@ def resolve_model(
     load_format: LoadFormat = "auto",
     own_tokenizer: bool = True,
 ) -> Path:
-    """A local folder for `model`; a GGUF file is imported. Raises `ConfigError`."""
+    """Return a local folder for `model`, which may be downloaded; a GGUF file is imported. Raises `ConfigError`."""
     path = find_model(model, say, load_format=load_format)
     if path.is_dir():
         return path
@@ -57,7 +56,7 @@ def resolve_model(
 
 
 def find_tokenizer(model: str, say: Report, *, source: ModelSource = "auto") -> Path:
-    """A local folder with the tokenizer of `model`, of whose weights as little is fetched as can be. Raises
+    """Return a local folder with the tokenizer of `model`; as little as possible of its weights is downloaded. Raises
     `ConfigError`."""
     path = find_model(model, say, source=source, load_format="dummy", flag="--tokenizer")
     if path.is_dir():
@@ -77,11 +76,12 @@ def find_model(
     load_format: LoadFormat = "auto",
     flag: str = "--model",
 ) -> Path:
-    """A local folder or GGUF file for `model`, which `flag` named. Raises `ConfigError`."""
+    """Return a local folder or GGUF file for `model`, downloaded if needed; `flag` is named in errors. Raises
+    `ConfigError`."""
     found = place_of(model, source, revision, flag)
     if isinstance(found, Path):
         return found
-    from minisgl.weights import hub  # brings an HTTP client
+    from minisgl.weights import hub  # imports an HTTP client
 
     try:
         return hub.fetch(found, say, weights=load_format != "dummy")
@@ -90,7 +90,8 @@ def find_model(
 
 
 def place_of(model: str, source: ModelSource, revision: str | None, flag: str = "--model") -> Path | Wanted:
-    """A local folder or GGUF file, or what is wanted of a hub; no hub is asked. Raises `ConfigError`."""
+    """Return the local folder or GGUF file of `model`, or the hub repository that it names; no hub is asked. Raises
+    `ConfigError`."""
     path = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not path.exists():
         path = find_smollm2()

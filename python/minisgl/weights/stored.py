@@ -1,7 +1,7 @@
-"""Tensors of safetensors files: what a file's head says of them, and their numbers; small files of such.
+"""Tensors of safetensors files, read without torch: headers and values; writing of small files.
 
-Invariants: a head that is not sound is an error before anything is read; neither torch nor the library safetensors is
-imported: the CPU engine has neither.
+Invariants: a malformed header is an error before any value is read; neither torch nor the library safetensors is
+imported: the CPU engine does not need them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor and where it lies."""
+    """A tensor in a safetensors file: its dtype, shape and offset in bytes."""
 
     file: Path
     name: str
@@ -55,7 +55,7 @@ class Stored:
         return math.prod(self.shape) * _BYTES[self.kind]
 
     def data(self, opened: BinaryIO) -> bytes:
-        """As it lies in its file, which is `opened`. Raises `ConfigError`."""
+        """Read the tensor's bytes from its file, `opened`. Raises `ConfigError` if the file is too short."""
         opened.seek(self.start)
         data = opened.read(self.nbytes)
         if len(data) != self.nbytes:
@@ -63,17 +63,17 @@ class Stored:
         return data
 
     def numbers(self, opened: BinaryIO) -> npt.NDArray[Any]:
-        """float32 for floats, else integers as they are; in its shape. Raises `ConfigError`."""
+        """Read the tensor from its file, `opened`: floats as float32, integers unchanged. Raises `ConfigError`."""
         return _decoded(self.kind, self.data(opened)).reshape(self.shape)
 
     def read(self) -> npt.NDArray[Any]:
-        """As `numbers`. Raises `ConfigError`."""
+        """Open the file and read the tensor: floats as float32, integers unchanged. Raises `ConfigError`."""
         with opened(self.file) as file:
             return self.numbers(file)
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file: a pipe would be waited for. Raises `ConfigError`."""
+    """Open a regular file for reading. Raises `ConfigError`, also for a pipe, which would block."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -85,7 +85,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a folder, by its index if it has one. Raises `ConfigError`."""
+    """Return the safetensors files of a folder, by its index if it has one. Raises `ConfigError` if one is missing."""
     index = folder / INDEX
     if index.is_file():
         try:
@@ -104,7 +104,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(path: Path) -> list[Stored]:
-    """What the head of a safetensors file says: its length (8 bytes), names with types, shapes and places. Raises
+    """Parse the header of a safetensors file: its length (8 bytes), then names with dtypes, shapes and offsets. Raises
     `ConfigError`."""
     with opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
@@ -120,7 +120,7 @@ def stored_tensors(path: Path) -> list[Stored]:
 
 
 def head_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
-    """The head of a file of float32 tensors, which follow in this order."""
+    """Return the header of a safetensors file of float32 tensors, which follow in this order."""
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes:
@@ -168,7 +168,7 @@ def _decoded(kind: str, data: bytes) -> npt.NDArray[Any]:
 
 
 def _e4m3() -> npt.NDArray[np.float32]:
-    """The 256 numbers of e4m3fn (OCP 8-bit floating point): 4 bits of exponent with bias 7, 3 of mantissa, no
+    """Return the 256 values of e4m3fn (OCP 8-bit floating point): 4 bits of exponent with bias 7, 3 of mantissa, no
     infinities."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
