@@ -33,7 +33,7 @@ WINDOW = 4096  # default length if a config has a window without one
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How an architecture differs from Llama. `describe` returns the differing fields of `ModelConfig` for a config.
+    """An architecture, by its differences from Llama. `describe` returns the differing fields of `ModelConfig` for a config.
     `names`, `gguf_names`: tensor names in its files. `interleaved`, `gguf_interleaved`: rows of q and k alternate
     between the two RoPE halves. `gate_up_in_turns`: rows of an expert's fused gate-up tensor alternate. `on_torch`: the
     native torch layers support it. `fields`: config names that differ. `layers`: possible prefixes of a layer's

@@ -153,7 +153,7 @@ Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How the metadata of an architecture is read. `named`: the config's `architectures`, unless `own` replaces it.
+    """Rules to read the metadata of an architecture. `named`: the config's `architectures`, unless `own` replaces it.
     `layer_norm`: the epsilon is LayerNorm's. `partial`: RoPE on a part of each head. `latent`: MLA, with head sizes of
     latents. `mixed`: layers may differ in sizes, `own` checks them. `states`: some layers have recurrent states,
     possibly instead of attention. `exact_yarn`: YaRN's border dimensions are not rounded (no key says so). `on_torch`:

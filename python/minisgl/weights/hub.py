@@ -87,7 +87,7 @@ class HubFile:
 
 @dataclass(frozen=True, slots=True)
 class Hub:
-    """One hub: its address and the variable of its token. `source` is its value of --model-source."""
+    """A hub: its address and the variable of its token. `source` is its value of --model-source."""
 
     source: ModelSource
     name: str

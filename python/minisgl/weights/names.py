@@ -1,8 +1,8 @@
 """Names of a decoder's tensors, in checkpoints of transformers and in GGUF files.
 
 Names are by part; `{layer}`, `{expert}` and `{head}` stand for indexes. `.weight` or `.bias` is appended to a name,
-except to those of sinks, stacked experts and their selection bias, which are complete, and to a name that ends in a dot,
-which is complete without the dot. Several names are tried in turn.
+except to those of sinks, stacked experts and their selection bias, which are complete, and to a name that ends in a
+dot, which is complete without the dot. Several names are tried in turn.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-//! A folder with a file for each page, and for each state: what layers without keys and values keep behind a page.
+//! Folder of a page store: one file for each page, and one for each saved recurrent state.
 //!
-//! A file is written beside its place and renamed into it, so a process may be killed at any moment, and any number of
-//! them may share a folder without a lock: two that write one page write the same. Nothing is forced to the disk: after
-//! a loss of power pages of the last half minute may be missing or damaged, which their digests show.
+//! A file is written under a temporary name and renamed, so a process may be killed at any moment, and any number of
+//! them may share a folder without a lock: two that write the same page write the same bytes. There is no fsync: after
+//! a power failure pages of the last half minute may be missing or damaged, which their digests show.
 //!
-//! Invariants: a file is its page or state, whole and under its own key, or it is not taken and removed; a file that is read was
-//! used now, and what was not used for longest goes first, before it states that later ones of their text supersede; nobody
-//! but the owner reads any of it.
+//! Invariants: a file is read only if it holds its page or state, complete and under its own key, else it is removed; a
+//! read updates the file's time of use. Least recently used files are removed first, after states that later ones of
+//! their sequence supersede. Only the owner can read the files.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -19,19 +19,19 @@ use std::time::{Duration, SystemTime};
 use crate::key::Key;
 
 const MAGIC: usize = 8;
-const HEADER: usize = MAGIC + 32 + 32; // with the key and the digest
+const HEADER: usize = MAGIC + 32 + 32; // magic, key, digest
 const STATE: &str = ".state";
 const TEMPORARY: &str = "writing-";
-const ABANDONED: Duration = Duration::from_secs(600); // a file that nobody writes any more
-const MOST_REMOVALS: usize = 100; // of a folder while it is made
-const KEPT_PERCENT: u64 = 90; // of the limit, once it is passed
+const ABANDONED: Duration = Duration::from_secs(600); // age of a temporary file whose writer has exited
+const MOST_REMOVALS: usize = 100; // removals of a folder by others while it is created
+const KEPT_PERCENT: u64 = 90; // of the limit, after a sweep
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Keys and values of a page.
     Page,
-    /// The state behind a page, under the page's key.
+    /// Recurrent state after a page, under the page's key.
     State,
 }
 
@@ -43,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// What a file's name has behind the key.
+    /// Returns the suffix of a file name after the key.
     fn ending(self) -> &'static str {
         match self {
             Self::Page => "",
@@ -52,16 +52,16 @@ impl Kind {
     }
 }
 
-/// What a folder holds.
+/// Totals of a folder's contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
-    /// States.
+    /// Number of states.
     pub states: u64,
-    /// Their files' bytes.
+    /// Bytes of the files of pages and states.
     pub bytes: u64,
-    /// Files that were damaged.
+    /// Number of damaged files.
     pub damaged: u64,
 }
 
@@ -75,12 +75,12 @@ impl Totals {
     }
 }
 
-/// A folder of pages and states. `limit` is in bytes; it is passed by a tenth at most, if one process writes.
+/// A folder of pages and states. `limit` is in bytes; one writing process exceeds it by a tenth at most.
 pub struct Folder {
     root: PathBuf,
     limit: u64,
     bytes: AtomicU64,   // as far as this process knows
-    written: AtomicU64, // names temporary files
+    written: AtomicU64, // counts temporary files, for their names
 }
 
 struct Entry {
@@ -92,10 +92,11 @@ struct Entry {
 }
 
 impl Folder {
-    /// Makes the folder if it is not there. What it holds is not known before `count`, which looks at each file.
+    /// Opens the folder, and creates it if it does not exist. Its size is unknown before `count`, which reads every
+    /// file's metadata.
     ///
     /// # Errors
-    /// It cannot be made or read.
+    /// The folder cannot be created or read.
     pub fn open(root: &Path, limit: u64) -> io::Result<Self> {
         let folder = Self {
             root: root.to_owned(),
@@ -104,15 +105,16 @@ impl Folder {
             written: AtomicU64::new(0),
         };
         folder.make(root)?;
-        folder.files(root)?; // of one that another process has just removed there is nothing to read: `write` makes it
+        folder.files(root)?; // if another process has just removed it there are no files, and `write` creates it again
         Ok(folder)
     }
 
-    /// Find out how many bytes it holds; once, after `open`. What is written meanwhile may count twice: then a sweep, which
-    /// counts anew, comes early, and none late. `ended` breaks it off: whoever closes the store waits for it.
+    /// Counts the bytes in the folder; call once, after `open`. Bytes that are written meanwhile may count twice: then
+    /// a sweep, which recounts, comes early, but none comes late. Setting `ended` stops the count, so that closing the
+    /// store need not wait.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The folder cannot be read.
     pub fn count(&self, ended: &AtomicBool) -> io::Result<()> {
         let found = self.entries_while(|| !ended.load(Ordering::Relaxed))?;
         let bytes = found.iter().map(|entry| entry.bytes).sum();
@@ -120,26 +122,26 @@ impl Folder {
         Ok(())
     }
 
-    /// One that is there, for people: nothing is made, and nothing has to go for want of room.
+    /// Opens an existing folder for inspection: nothing is created, and there is no limit.
     ///
     /// # Errors
-    /// It is not there, or is no folder.
+    /// The folder does not exist, or is no folder.
     pub fn existing(root: &Path) -> io::Result<Self> {
         fs::read_dir(root)?;
         Self::open(root, u64::MAX)
     }
 
-    /// Bytes of its files, as far as this process knows.
+    /// Returns the bytes of the folder's files, as far as this process knows.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a file of that, whatever is in it.
+    /// Returns true if there is a file of this kind and key. Its contents are not checked.
     pub fn has(&self, kind: Kind, key: &Key) -> bool {
         self.place(kind, key).exists()
     }
 
-    /// The page or state of `bytes` bytes, if it is there and whole; a file that is not is removed, and is an error.
+    /// Reads the page or state of `bytes` bytes; `None` if there is no file. A damaged file is removed.
     ///
     /// # Errors
     /// The file is damaged, or cannot be read.
@@ -150,7 +152,7 @@ impl Folder {
             other => other?,
         };
         if there.len() != (HEADER + bytes) as u64 || !there.is_file() {
-            return Err(self.damaged(&place, bytes)); // and is not opened: a pipe would be waited for
+            return Err(self.damaged(&place, bytes)); // without opening it: a pipe would block
         }
         let mut file = match File::open(&place) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -164,23 +166,24 @@ impl Folder {
         if !whole {
             return Err(self.damaged(&place, bytes));
         }
-        let _ = file.set_modified(SystemTime::now()); // in a folder that is not ours the age stays
+        let _ = file.set_modified(SystemTime::now()); // fails in a folder of another owner, where the age stays
         Ok(Some(page))
     }
 
-    /// It was used now, or it is to go before all that was used, until it is read.
+    /// Sets the time of use: to now, or, with `now` false, to the oldest possible, so that the file is removed before
+    /// others until it is read.
     pub fn set_used(&self, kind: Kind, key: &Key, now: bool) {
         let (place, long_ago) = (self.place(kind, key), SystemTime::UNIX_EPOCH);
         let at = if now { SystemTime::now() } else { long_ago };
         if place.is_file() {
-            let _ = File::open(place).and_then(|file| file.set_modified(at)); // in a folder that is not ours the age stays
+            let _ = File::open(place).and_then(|file| file.set_modified(at)); // fails in a folder of another owner
         }
     }
 
-    /// Writes a page or state.
+    /// Writes a page or state, and sweeps the folder if the limit is exceeded.
     ///
     /// # Errors
-    /// The disk is full, the folder is read-only...
+    /// The file cannot be written (disk full, read-only folder, ...).
     pub fn write(&self, kind: Kind, key: &Key, page: &[u8]) -> io::Result<()> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
         let beside = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
@@ -188,7 +191,7 @@ impl Folder {
         let done = self
             .write_beside(&beside, &header, page)
             .or_else(|error| match error.kind() {
-                // it was removed meanwhile
+                // the folder was removed meanwhile
                 ErrorKind::NotFound => self
                     .make(&self.root)
                     .and_then(|()| self.write_beside(&beside, &header, page)),
@@ -207,7 +210,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Remove what was not used for longest until a part of the limit is free, and what killed processes left.
+    /// Removes least recently used files until a tenth of the limit is free, and temporary files of killed processes.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -234,10 +237,10 @@ impl Folder {
         Ok(())
     }
 
-    /// Remove all of it.
+    /// Removes all pages and states, and returns what was removed.
     ///
     /// # Errors
-    /// The folder cannot be read, or a file not removed.
+    /// The folder cannot be read, or a file cannot be removed.
     pub fn clear(&self) -> io::Result<Totals> {
         let mut gone = Totals::default();
         for entry in self.entries()? {
@@ -250,7 +253,7 @@ impl Folder {
         Ok(gone)
     }
 
-    /// Read all of it, and remove what is damaged.
+    /// Reads all files, removes damaged ones, and returns the totals.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -270,7 +273,7 @@ impl Folder {
         Ok(found)
     }
 
-    /// Pages, states and bytes, by the names and sizes of the files.
+    /// Returns the totals of pages, states and bytes, by the names and sizes of the files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -292,7 +295,7 @@ impl Folder {
         }
     }
 
-    /// Again, if another process removes it while it is made.
+    /// Creates a folder; retries if another process removes it meanwhile.
     fn make(&self, folder: &Path) -> io::Result<()> {
         let mut times = MOST_REMOVALS;
         loop {
@@ -323,7 +326,7 @@ impl Folder {
         self.root.join(&name[..2]).join(name)
     }
 
-    /// Files of pages and states, those of other makers aside.
+    /// Returns all files of pages and states, including those of other models.
     fn entries(&self) -> io::Result<Vec<Entry>> {
         self.entries_while(|| true)
     }
@@ -353,7 +356,7 @@ impl Folder {
         Ok(found)
     }
 
-    /// What lies in a folder; nothing where another process has removed it.
+    /// Returns the entries of a folder; none if another process has removed it.
     fn files(&self, folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
         match fs::read_dir(folder) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),

@@ -1,8 +1,8 @@
-//! A folder of pages and states behind a running engine: what it computes is written behind, what a request begins with
-//! is read before the request comes to the scheduler.
+//! The page store of a running engine: computed pages and states are written in the background, those of a request's
+//! prompt are read before the request reaches the scheduler.
 //!
-//! Invariants: giving a page away never waits: what the disk does not follow is dropped, and counted; whatever goes
-//! wrong with the disk is a counter.
+//! Invariants: `give` never waits: what the disk is too slow for is dropped, and counted; disk errors only increase
+//! counters.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,22 +18,22 @@ use crate::key::{Key, first_key, first_key_in, keys};
 
 const QUEUE_BYTES: usize = 256 << 20;
 const QUEUE_LEAST: usize = 4; // pages
-const STAGED_BYTES: usize = 512 << 20; // of what is read and not yet loaded
+const STAGED_BYTES: usize = 512 << 20; // read and not yet loaded
 const MAX_KNOWN: usize = 1 << 20;
-const FIRST_WAIT: Duration = Duration::from_secs(1); // for a disk, before it is known how fast pages are computed
+const FIRST_WAIT: Duration = Duration::from_secs(1); // for reading, before the speed of computing pages is known
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 const SLACK: Duration = Duration::from_millis(20); // for the start of reading
 
-/// What has come of pages and states so far, and what this process knows of the folder.
+/// Counters of pages and states since the start, and what this process knows of the folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Counts {
     pub bytes: u64,   // of the folder
     pub written: u64, // pages
     pub loaded: u64,
-    pub dropped: u64, // of both, what the disk did not follow
-    pub failed: u64,  // could not be written or read
+    pub dropped: u64, // pages and states that the disk was too slow for
+    pub failed: u64,  // pages and states that could not be written or read
     pub damaged: u64,
     pub states_written: u64,
     pub states_loaded: u64,
@@ -48,11 +48,11 @@ struct Counters {
     damaged: AtomicU64,
     states_written: AtomicU64,
     states_loaded: AtomicU64,
-    trouble: Mutex<Option<String>>, // of the last that failed
+    trouble: Mutex<Option<String>>, // reason of the last failure
 }
 
 impl Counters {
-    /// Raises a count, last of all: `Store::counts` then also shows the file and the text behind it.
+    /// Increments a counter, last of all: `Store::counts` then also shows the file and the error text written before.
     fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Release);
     }
@@ -77,7 +77,7 @@ impl Counters {
     }
 }
 
-/// Pages `first ..` of a text, read, and with them the state behind the last one, of a model that has states.
+/// Staged pages of a sequence from index `first` on, and the state after the last one if the model has states.
 pub struct Staged {
     first: usize,
     pages: Vec<Data>,
@@ -85,20 +85,20 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// The first one that there is, and the end.
+    /// Returns the range of staged page indexes: the first one and the end (exclusive).
     #[must_use]
     pub fn columns(&self) -> (usize, usize) {
         (self.first, self.first + self.pages.len())
     }
 
-    /// Page `column` of the text.
+    /// Returns the KV bytes of page index `column` of the sequence; `None` if it is not staged.
     #[must_use]
     pub fn page(&self, column: usize) -> Option<&[u8]> {
         let at = column.checked_sub(self.first)?;
         self.pages.get(at).map(|page| page.as_slice())
     }
 
-    /// The state behind the last page.
+    /// Returns the state after the last page; `None` if there is none.
     #[must_use]
     pub fn state(&self) -> Option<&[u8]> {
         self.state.as_ref().map(|state| state.as_slice())
@@ -114,21 +114,21 @@ impl std::fmt::Debug for Staged {
 type Name = (Kind, Key);
 type Data = Arc<Vec<u8>>;
 
-/// On its way to the disk; `room`: what it counts in the queue.
+/// A page or state in the write queue; `room` is the number of bytes that it counts there.
 struct Given {
     name: Name,
     room: usize,
     data: Vec<u8>,
-    superseded: Option<Key>, // the state before it
+    superseded: Option<Key>, // key of the state before it
 }
 
 struct Shared {
     folder: Folder,
     counters: Counters,
-    known: Mutex<HashSet<Name>>,                 // of what there is a file, or will be
-    staged: Mutex<HashMap<Name, Weak<Vec<u8>>>>, // what somebody has at hand
-    page_ns: AtomicU64,                          // what computing a page takes; 0: not known
-    slow_ns: AtomicU64,                          // what the disk takes longer for a page
+    known: Mutex<HashSet<Name>>,                 // names that have a file, or will have one
+    staged: Mutex<HashMap<Name, Weak<Vec<u8>>>>, // data that is in use
+    page_ns: AtomicU64,                          // time of computing a page; 0: not known
+    slow_ns: AtomicU64,                          // additional time of the disk for a page, in tests
     ended: AtomicBool,
     queued: Mutex<usize>, // bytes
     less_queued: Condvar,
@@ -140,12 +140,12 @@ impl Shared {
     }
 
     fn write(&self, from: &Receiver<Given>) {
-        #[cfg(target_os = "linux")] // where it is of this thread alone: those that compute go first
+        #[cfg(target_os = "linux")] // on Linux it applies to this thread alone: computing threads go first
         let _ = rustix::process::setpriority_process(None, NICE);
         if let Err(error) = self.folder.count(&self.ended) {
             self.counters.error(&error);
         }
-        let mut passed = HashSet::new(); // states that a text has gone on from
+        let mut passed = HashSet::new(); // states that a sequence has continued from
         for Given {
             name,
             room,
@@ -166,7 +166,8 @@ impl Shared {
                             passed.clear();
                         }
                         if let Some(before) = superseded {
-                            // Where a second text goes on from it, texts part: it is of use to the next one.
+                            // If a second sequence continues from it, sequences branch there, and the next one can use
+                            // it.
                             self.folder.set_used(Kind::State, &before, !passed.insert(before));
                         }
                     }
@@ -193,7 +194,7 @@ impl Shared {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What somebody has at hand already, or what the folder has.
+    /// Returns the data from staging memory if it is there, else from the folder; `None` if it is in neither.
     fn read(&self, name: &Name, bytes: usize) -> io::Result<Option<Data>> {
         let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(data) = staged().get(name).and_then(Weak::upgrade) {
@@ -207,7 +208,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// Bytes that somebody has at hand.
+    /// Returns the bytes of staging memory in use.
     fn staged_bytes(&self) -> usize {
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         staged.retain(|_, data| data.strong_count() > 0);
@@ -215,11 +216,11 @@ impl Shared {
         all.map(|data| data.len()).sum()
     }
 
-    /// There is no file of that.
+    /// Notes that there is no file of that name.
     fn missing(&self, name: &Name) {
         let mut known = self.known();
         if known.contains(name) {
-            known.clear(); // on its way, or somebody has cleared the folder
+            known.clear(); // the file is not written yet, or the folder was cleared
         }
     }
 
@@ -232,7 +233,7 @@ impl Shared {
     }
 }
 
-/// Pages of one engine, of `page_size` tokens and `page_bytes` bytes.
+/// The page store of one engine, for pages of `page_size` tokens and `page_bytes` bytes.
 pub struct Store {
     shared: Arc<Shared>,
     first: Key,
@@ -244,11 +245,11 @@ pub struct Store {
 }
 
 impl Store {
-    /// `limit` in bytes of the folder; `identity` says what computes, and how. What the folder holds is counted behind:
-    /// a large one would hold up the start.
+    /// Opens the store in `root`, a folder of at most `limit` bytes. `identity` describes the model and how it
+    /// computes. The size of the folder is counted in the background, so that a large one does not delay the start.
     ///
     /// # Errors
-    /// The folder cannot be made or read, or there is no thread.
+    /// The folder cannot be created or read, or the thread cannot be started.
     pub fn open(root: &Path, limit: u64, identity: &[u8], page_size: usize, page_bytes: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             folder: Folder::open(root, limit)?,
@@ -277,26 +278,27 @@ impl Store {
         })
     }
 
-    /// The model has states of so many bytes: pages are found up to one behind which there is a state.
+    /// Sets the size of the model's recurrent states. Pages are then staged only up to one that has a stored state
+    /// after it.
     #[must_use]
     pub fn with_states(mut self, bytes: usize) -> Self {
         self.state_bytes = bytes;
         self
     }
 
-    /// What stands before the first page of a text.
+    /// Returns the root key, before the first page of a sequence.
     #[must_use]
     pub fn first_key(&self) -> &Key {
         &self.first
     }
 
-    /// Tokens of a page.
+    /// Returns the number of tokens of a page.
     #[must_use]
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// A state has so many; 0: the model has none.
+    /// Returns the bytes of a state; 0 if the model has none.
     #[must_use]
     pub fn state_bytes(&self) -> usize {
         self.state_bytes
@@ -309,12 +311,13 @@ impl Store {
         }
     }
 
-    /// Have a page or state written behind. `data` makes the copy, if it is needed.
+    /// Queues a page or state to be written. `data` copies it, and is called only if it will be written. Never blocks
+    /// on the disk; drops the page if the queue is full.
     pub fn give(&self, kind: Kind, key: Key, data: impl FnOnce() -> Vec<u8>) {
         self.give_after(None, (kind, key), data);
     }
 
-    /// The same of a state that supersedes the one with the key `superseded`.
+    /// Queues a page or state to be written; a state may supersede the one with the key `superseded`.
     pub(crate) fn give_after(&self, superseded: Option<Key>, name: Name, data: impl FnOnce() -> Vec<u8>) {
         let Some(queue) = &self.queue else { return };
         let (kind, _) = name;
@@ -338,17 +341,17 @@ impl Store {
                 room,
                 data: data(),
                 superseded,
-            }); // whoever takes them ends with this
+            }); // fails only if the writer has ended
         } else {
             Counters::add(&self.shared.counters.dropped);
             self.shared.known().remove(&name);
         }
     }
 
-    /// Write pages of `tokens` from column `first` on now, whatever there is: what another store has read.
+    /// Writes pages of `tokens` from index `first` on, which another store has read. Blocks, and overwrites.
     ///
     /// # Errors
-    /// They are not pages of this store and text, or cannot be written.
+    /// They do not fit this store and sequence, or cannot be written.
     pub fn put(&self, tokens: &[i32], first: usize, pages: &[&[u8]]) -> io::Result<()> {
         let keys = keys(&self.first, tokens, self.page_size);
         (first..)
@@ -356,10 +359,10 @@ impl Store {
             .try_for_each(|(at, page)| self.put_one(Kind::Page, keys.get(at), page))
     }
 
-    /// The same of the state behind the first `num_pages` pages of `tokens`.
+    /// Writes the state after the first `num_pages` pages of `tokens`, which another store has read. Blocks.
     ///
     /// # Errors
-    /// It is no state of this store and text, or cannot be written.
+    /// It does not fit this store and sequence, or cannot be written.
     pub fn put_state(&self, tokens: &[i32], num_pages: usize, state: &[u8]) -> io::Result<()> {
         let keys = keys(&self.first, tokens, self.page_size);
         self.put_one(Kind::State, num_pages.checked_sub(1).and_then(|at| keys.get(at)), state)
@@ -372,13 +375,13 @@ impl Store {
         }
     }
 
-    /// For tests: from now on the disk takes so much longer for a page, to read and to write it.
+    /// Simulates, for tests, a disk that takes longer by `page` to read or write a page.
     pub fn slow_down(&self, page: Duration) {
         let nanos = u64::try_from(page.as_nanos()).unwrap_or(u64::MAX);
         self.shared.slow_ns.store(nanos, Ordering::Relaxed);
     }
 
-    /// Whether page `column` of `tokens` seems to be there. Quick.
+    /// Returns true if there is a file for page index `column` of `tokens`. Quick: contents are not checked.
     #[must_use]
     pub fn has(&self, tokens: &[i32], column: usize) -> bool {
         let keys = keys(&self.first, tokens, self.page_size);
@@ -386,7 +389,8 @@ impl Store {
             .is_some_and(|key| self.shared.folder.has(Kind::Page, key))
     }
 
-    /// Say that computing so many tokens took so long: reading for longer than that is refused, one slow read aside.
+    /// Records that computing `tokens` tokens took `time`: `stage` stops reading when it takes longer than that, one
+    /// slow read excepted.
     pub fn took(&self, tokens: usize, time: Duration) {
         let tokens = u64::try_from(tokens.max(1)).unwrap_or(u64::MAX);
         let page_size = u64::try_from(self.page_size).unwrap_or(u64::MAX);
@@ -401,7 +405,7 @@ impl Store {
         self.shared.page_ns.store(mean, Ordering::Relaxed);
     }
 
-    /// Wait until what was given is written, but not longer than `most`.
+    /// Blocks until the write queue is empty, for at most `most`.
     pub fn flush(&self, most: Duration) {
         let wait = |queued| {
             self.shared
@@ -411,9 +415,9 @@ impl Store {
         drop(wait(self.shared.queued()));
     }
 
-    /// Read the pages of `tokens` in `space` from `first` on, at most `most` of them: as far as they are there, there
-    /// is room, and the disk is faster than computing. Of a model that has states, up to the last one behind which there
-    /// is a state.
+    /// Reads up to `most` stored pages of `tokens` in `space` from page index `first` on. Blocks on disk I/O. Stops at
+    /// the first missing page, when staging memory is full, or when reading takes longer than computing. With recurrent
+    /// states, ends at the last page that has a stored state.
     #[must_use]
     pub fn stage(&self, space: &[u8], tokens: &[i32], first: usize, most: usize) -> Staged {
         let taken = self.shared.staged_bytes() + self.state_bytes;
@@ -432,7 +436,7 @@ impl Store {
         Staged { first, pages, state }
     }
 
-    /// The pages to the last one behind which there is a state, and that.
+    /// Reads pages up to the last one with a stored state, and that state.
     fn read_to_state(&self, keys: &[Key]) -> (Vec<Data>, Option<Data>) {
         let there = keys.iter().take_while(|key| self.shared.has(&(Kind::Page, **key)));
         let mut pages = self.read_pages(&keys[..self.num_to_state(&keys[..there.count()])]);
@@ -442,20 +446,20 @@ impl Store {
                 return (pages, None);
             };
             match self.one(Kind::State, &keys[last]) {
-                None => pages.truncate(last), // to one before
+                None => pages.truncate(last), // retry with an earlier state
                 state => return (pages, state),
             }
         }
     }
 
-    /// Page `column` of `tokens`, whatever states there are.
+    /// Reads page index `column` of `tokens`, with or without a state; `None` if it is not stored.
     #[must_use]
     pub fn page(&self, tokens: &[i32], column: usize) -> Option<Arc<Vec<u8>>> {
         let keys = keys(&self.first, tokens, self.page_size);
         self.one(Kind::Page, keys.get(column)?)
     }
 
-    /// How many of the pages with `keys` lead to the last one behind which there is a state.
+    /// Returns the number of pages of `keys` up to the last one with a stored state; 0 if none has one.
     fn num_to_state(&self, keys: &[Key]) -> usize {
         let last = keys.iter().rposition(|key| self.shared.has(&(Kind::State, *key)));
         last.map_or(0, |last| last + 1)
@@ -476,7 +480,7 @@ impl Store {
         pages
     }
 
-    /// A page or state, if it is there and whole.
+    /// Reads a page or state; `None` if it is missing, damaged or unreadable.
     fn one(&self, kind: Kind, key: &Key) -> Option<Data> {
         let name = (kind, *key);
         match self.shared.read(&name, self.bytes_of(kind)) {
@@ -493,13 +497,13 @@ impl Store {
         None
     }
 
-    /// Why the last page that failed did, if any has since this was asked.
+    /// Returns the reason of the last failure since this was last called, if there was any.
     #[must_use]
     pub fn take_trouble(&self) -> Option<String> {
         self.shared.counters.trouble().take()
     }
 
-    /// What has come of pages so far.
+    /// Returns the counters of pages and states so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Acquire);
@@ -517,8 +521,8 @@ impl Store {
     }
 }
 
-/// Sums the times of reads but for the slowest one, which may have met a pause of the whole machine: a slow disk shows
-/// in the others.
+/// Sum of read times except the slowest one, which may be due to a pause of the whole machine: a slow disk shows in the
+/// others.
 #[derive(Default)]
 struct ReadTimes {
     sum: Duration,
@@ -536,7 +540,7 @@ impl ReadTimes {
     }
 }
 
-/// How long reading so many pages may take, where computing one takes `page_ns`.
+/// Returns how long reading `pages` pages may take if computing one takes `page_ns`; 0: not known yet.
 fn longest(pages: usize, page_ns: u64) -> Duration {
     let pages = u64::try_from(pages).unwrap_or(u64::MAX);
     match page_ns {
@@ -546,7 +550,7 @@ fn longest(pages: usize, page_ns: u64) -> Duration {
 }
 
 impl Drop for Store {
-    /// What was given and not written is lost: see `flush`. A disk may take for ever.
+    /// Ends the writer. What is still queued is lost (see `flush`), because a disk may never finish.
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
         self.queue = None;

@@ -1,4 +1,4 @@
-//! The store as an engine and a person see it, with what disks and other processes do to it.
+//! Tests of the store as engines and users see it, with faults of disks and other processes.
 
 use std::collections::HashSet;
 use std::fs;
@@ -28,7 +28,7 @@ fn open(root: &Path, limit: u64, identity: &[u8]) -> Store {
     Store::open(root, limit, identity, SIZE, BYTES).expect("a folder")
 }
 
-/// The pages of a text, written.
+/// Writes the pages of a sequence.
 fn filled(root: &Path, tokens: &[i32]) {
     let store = open(root, 1 << 30, b"model");
     for (number, key) in keys(store.first_key(), tokens, SIZE).into_iter().enumerate() {
@@ -87,7 +87,7 @@ fn only_the_owner_reads_any_of_it() {
     }
 }
 
-/// Every byte of a file, each length, and each file in the place of another.
+/// Changes every byte of a file, cuts it to each length, and replaces it by each other file.
 #[test]
 fn a_damaged_page_is_no_page_and_goes() {
     let root = TempDir::new().expect("a folder");
@@ -138,7 +138,7 @@ fn a_damaged_page_is_no_page_and_goes() {
     assert!(!all[0].0.exists());
 }
 
-/// Numbers as if by chance.
+/// A pseudo-random number generator.
 struct Chance(u64);
 
 impl Chance {
@@ -148,12 +148,12 @@ impl Chance {
         ((mixed ^ (mixed >> 27)) >> 16) as usize % end
     }
 
-    /// One thing that happens to a file: to its bytes or length, or another one, a folder, a pipe, a link, nothing comes
-    /// into its place.
+    /// Damages a file: changes its bytes or length, or replaces it by another file, a folder, a pipe, a link or
+    /// nothing.
     fn damage(&mut self, file: &Path, others: &[PathBuf]) {
         let read = |file: &Path| match file.is_file() {
             true => fs::read(file).expect("a file"),
-            false => Vec::new(), // it is gone already, or a pipe
+            false => Vec::new(), // already removed, or a pipe
         };
         let mut data = read(file);
         let other = &others[self.below(others.len())];
@@ -184,7 +184,7 @@ impl Chance {
     }
 }
 
-/// `PROPTEST_CASES` says how many stores; `make slow-test` asks for 100,000.
+/// Runs `PROPTEST_CASES` stores; `make slow-test` runs 100,000.
 #[test]
 fn hostile_stores_give_the_right_pages_or_none() {
     let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().expect("a number"));
@@ -230,7 +230,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
                 break;
             }
             for (number, key) in keys(store.first_key(), &tokens, SIZE).into_iter().enumerate() {
-                store.give(Kind::Page, key, || page(number)); // as who has computed them
+                store.give(Kind::Page, key, || page(number)); // as if it was computed again
             }
             store.flush(PATIENCE);
         }
@@ -263,11 +263,11 @@ fn what_another_store_has_read_is_put_as_a_whole() {
     assert!(store.put(&text(14), 0, &[&pages[0][1..]]).is_err(), "of another size");
 }
 
-/// Giving does not wait for a slow disk: what it does not follow is dropped, counted, and given again later.
+/// Pages that a slow disk cannot take are dropped, counted, and queued again later.
 #[test]
 fn a_disk_that_does_not_follow_loses_pages_and_holds_up_nobody() {
     let root = TempDir::new().expect("a folder");
-    let store = Store::open(root.path(), 1 << 30, b"model", SIZE, 64 << 20).expect("a folder"); // 4 wait at most
+    let store = Store::open(root.path(), 1 << 30, b"model", SIZE, 64 << 20).expect("a folder"); // at most 4 are queued
     store.slow_down(Duration::from_secs(3600));
     let all = keys(store.first_key(), &text(12 * SIZE), SIZE);
     for key in &all {
@@ -308,7 +308,7 @@ fn what_was_not_used_for_longest_goes_first() {
     assert_eq!(store.stage(b"", &new, 0, 10).columns(), (0, 8));
 }
 
-/// Many write, read and clear one folder: whoever reads gets what is right or nothing.
+/// Threads write, read and clear one folder: a reader gets the right bytes or nothing.
 #[test]
 fn threads_race_to_fill_read_and_clear_it() {
     let root = TempDir::new().expect("a folder");
@@ -378,7 +378,7 @@ fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
     assert_eq!(store.stage(b"", &text(8), 0, 2).columns(), (0, 0));
 }
 
-/// A text in chunks and tokens, with a page found elsewhere; a draft's row is not told of.
+/// A sequence arrives in chunks and single tokens, with a cached page; a draft's own tokens are not reported.
 #[test]
 fn a_slot_gives_away_what_it_filled() {
     let root = TempDir::new().expect("a folder");
@@ -387,7 +387,7 @@ fn a_slot_gives_away_what_it_filled() {
     let tokens = text(14);
     let ids: Vec<u32> = (0..20).collect();
     keeper.bind(1, &tokens, b"", None);
-    keeper.computed(1, 4, &ids[4..12], page); // page 0 was found in the tree
+    keeper.computed(1, 4, &ids[4..12], page); // page 0 was cached
     keeper.computed(1, 12, &ids[12..14], page);
     for at in 14..17 {
         keeper.computed(1, at, &ids[at..=at], page);
@@ -498,7 +498,7 @@ fn state(number: usize) -> Vec<u8> {
     (0..STATE).map(|at| (at * 17 + number * 3) as u8).collect()
 }
 
-/// Pages of a text, and states behind so many of them, written.
+/// Writes the pages of a sequence, and states after `behind` many of them.
 fn filled_with_states(root: &Path, tokens: &[i32], behind: &[usize]) {
     let store = with_states(root);
     let all = keys(store.first_key(), tokens, SIZE);
@@ -609,7 +609,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
     );
 }
 
-/// The states of a text that later ones supersede go before all else, but for those that a second text went on from.
+/// Superseded states of a sequence are removed before all else, except those that a second sequence continued from.
 #[test]
 fn a_superseded_state_goes_first_unless_texts_part_there() {
     let root = TempDir::new().expect("a folder");
@@ -639,7 +639,7 @@ fn a_superseded_state_goes_first_unless_texts_part_there() {
     assert_eq!([behind(&one, 6), behind(&one, 5), behind(&other, 6)], [6, 2, 4]);
 }
 
-/// A state is given away where a step has saved it at the end of a page of a text that is the store's kind.
+/// A state is written if a step has saved it at the end of a page of a known sequence.
 #[test]
 fn a_slot_gives_away_the_states_that_it_saves() {
     let root = TempDir::new().expect("a folder");
