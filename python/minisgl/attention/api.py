@@ -1,7 +1,6 @@
 """The interface of an attention backend.
 
-Invariants: one `prepare` per step, then `attend` once per layer in ascending order; all rows store before any row
-reads.
+Invariants: one `prepare` per step, then `attend` once per layer, ascending; all rows store before any row reads.
 """
 
 from __future__ import annotations
@@ -58,13 +57,13 @@ class AttentionBackend(Protocol):
     `prepare` itself is never captured."""
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        """Prepare what all layers of a step share. `page_table` [slots, pages per request], int32 or int64, already has
-        the step's updates."""
+        """Prepare what all layers of a step share. `page_table` [slots, pages per request] int32 or int64 is up to
+        date."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k [tokens, kv_heads, k_dim] and v [tokens, kv_heads, v_dim], then return the attention of q [tokens,
         heads, k_dim] as [tokens, heads, v_dim]; see `models.Attend`."""
 
     def read(self, layer: int, q: Tensor) -> Tensor:
-        """Return the attention of q [tokens, heads, k_dim]; the step's K and V must be stored already (second half of
+        """Return the attention of q [tokens, heads, k_dim] after the step's K and V are stored (second half of
         `attend`)."""

@@ -1,7 +1,6 @@
 """The choice of the attention backend: what each supports, what is installed, and the reason for the choice.
 
-Invariants: a requested backend serves, or the start fails with what to do; `auto` always finds one and gives its
-reason.
+Invariants: a requested backend serves, or the start fails with what to do; `auto` always finds one.
 """
 
 from __future__ import annotations

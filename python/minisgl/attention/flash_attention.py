@@ -20,8 +20,7 @@ from minisgl.attention.kv_pool import KVPool
 
 
 class FlashAttention:
-    """The flash-attn backend. `windows`: by layer, as for `TorchSdpa`. `graph_sizes`: row counts of decode steps that
-    may run as graphs."""
+    """The flash-attn backend. `windows`: by layer, as for `TorchSdpa`. `graph_sizes`: row counts of decode graphs."""
 
     graph_obstacle: ClassVar[str] = ""
 

@@ -19,8 +19,7 @@ from minisgl.kernels.ops import store_kv
 
 
 class KVPool:
-    """K and V of `num_pages` pages and one more for padding rows. On a CPU, memory is allocated only when it is
-    written."""
+    """K and V of `num_pages` pages and one for padding rows. A CPU allocates memory only when it is written."""
 
     def __init__(
         self,

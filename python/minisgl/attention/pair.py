@@ -1,5 +1,4 @@
-"""A pair of backends over one KV pool: rows of several tokens go through the first, rows of one token through the
-second.
+"""A pair of backends over one KV pool: one for rows of several tokens, one for rows of one token.
 
 Invariants: all rows of a step store before any row reads; steps of one-token rows use the second backend alone, so it
 can have graphs.

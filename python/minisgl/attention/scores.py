@@ -36,8 +36,7 @@ class Products:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         """Compute attention of q [rows, kv_heads, n, k_dim] over k [rows, kv_heads, m, k_dim] and v [rows, kv_heads, m,
-        v_dim]; returns [rows, kv_heads, n, v_dim]. `mask` is added to the scores and broadcasts to [rows, kv_heads, n,
-        m]."""
+        v_dim] -> [rows, kv_heads, n, v_dim]. `mask` is added to scores and broadcasts to [rows, kv_heads, n, m]."""
         if not self._step_by_step:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         # float32 row by row or head by head: in one product torch would copy K and V, whose heads are interleaved

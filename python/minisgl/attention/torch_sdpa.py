@@ -176,8 +176,7 @@ class TorchSdpa:
         page_table: Tensor,
         window: int | None,
     ) -> _DecodeGroup:
-        """Return a group of decode rows; `first` is the index of each row's first page to read, `columns` the number of
-        pages."""
+        """Return a group of decode rows, each reading `columns` pages from page index `first` on."""
         slots_device = torch.from_numpy(slots).to(self._device)
         if window is None:
             pages = page_table[slots_device, :columns]
@@ -219,8 +218,7 @@ class TorchSdpa:
     def _gathers(
         self, group: _DecodeGroup, num_rows: int, kv_heads: int, k_dim: int, v_dim: int, apart: bool
     ) -> list[_Gather]:
-        """Return gathers of as many rows at a time as the scratch buffer holds; all layers of a step with these heads
-        share them."""
+        """Return gathers of as many rows as the scratch buffer holds; all layers of a step with these heads share them."""
         columns, values = group.columns, self._pool.page_size * kv_heads
         per_row = columns * values * max(k_dim, v_dim) * self._dtype.itemsize
         at_once = min(num_rows, max(1, SCRATCH_BYTES // per_row))

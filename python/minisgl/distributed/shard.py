@@ -29,8 +29,7 @@ class Cut:
 
     @classmethod
     def of_kv_heads(cls, heads: int, rank: int, ranks: int) -> Cut:
-        """Return the range of KV heads of `rank`: equal parts; with fewer heads than ranks each rank holds one, and
-        neighbours share it."""
+        """Return the range of KV heads of `rank`: equal parts; with fewer heads than ranks neighbours share one."""
         return cls.of(heads, rank, ranks) if heads >= ranks else cls(rank * heads // ranks, 1, heads)
 
     def times(self, factor: int) -> Cut:
@@ -51,8 +50,7 @@ class Shard:
         return sum(cut.whole for cut in self.cuts)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return (first index, count) in the checkpoint's dimension. With several cuts, that is the concatenation of
-        their wholes."""
+        """Return (first index, count) in the checkpoint's dimension, the concatenation of the whole cuts."""
         found, base = list[tuple[int, int]](), 0
         for cut in self.cuts:
             found.append((base + cut.start, cut.length))

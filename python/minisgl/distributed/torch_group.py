@@ -29,8 +29,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class TorchGroup:
-    """A group of `size` processes. Creation blocks until all have opened the file `rendezvous`, which stays. Raises
-    `GroupError`."""
+    """A group of `size` processes. Creation blocks until all have opened the file `rendezvous`. Raises `GroupError`."""
 
     def __init__(self, rendezvous: Path, rank: int, size: int, device: torch.device) -> None:
         self._rank, self._size, self._device = rank, size, device
@@ -134,7 +133,6 @@ def _on_this_stream(options: Any) -> Any:
 
 
 def _abort(group: list[Any]) -> None:
-    """Take `group` out of its list and abort it, so that it is destroyed in this thread, which may wait for the group's
-    own threads."""
+    """Abort the group and drop it from its list: it is destroyed in this thread, which may wait for its threads."""
     with contextlib.suppress(RuntimeError):  # it was to end anyway
         group.pop().abort()

@@ -1,7 +1,6 @@
 """LoRA adapters in engines: the Protocol of an engine that supports them, and the check that an adapter fits a model.
 
-Invariants: torch is not imported; an adapter that does not fit raises one error that names the first such tensor,
-before any state has changed.
+Invariants: torch is not imported; an adapter that does not fit is one error that names the first such tensor.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ class Adapts(Protocol):
         `ConfigError` if the adapter does not fit the model, `OSError` if a file cannot be read."""
 
     def add_adapter(self, number: int, adapter: Any) -> None:
-        """Make `adapter` (a result of `read_adapter`) available under the id `number` to steps that are launched from
-        now on."""
+        """Make `adapter` (a result of `read_adapter`) available to later launches under the id `number`."""
 
     def remove_adapter(self, number: int) -> None:
         """Remove the adapter with the id `number`. The caller guarantees that no later launch uses it."""

@@ -47,8 +47,7 @@ class EngineInfo:
 
     @property
     def shares_prefixes(self) -> bool:
-        """Return whether sequences can share the KV of a common prefix: false for encoders, where a token attends to
-        later ones."""
+        """Return whether sequences can share a prefix's KV: false for encoders, where tokens attend to later ones."""
         return self.kind not in ("encoder", "cross_encoder")
 
 
@@ -60,8 +59,7 @@ class StoredPages(Protocol):
         """Return the range of page indexes in the sequence that are staged: the first one and the end (exclusive)."""
 
     def page(self, column: int) -> bytes:
-        """Return the KV bytes of the page with index `column` in the sequence, in the format in which the engine stored
-        it."""
+        """Return the KV bytes of the page with index `column` in the sequence, in the engine's storage format."""
 
     @property
     def state(self) -> bytes | None:
@@ -102,8 +100,7 @@ class Stores(Protocol):
     def store_counts(self) -> StoreCounts | None: ...
 
     def adapter_digest(self, number: int) -> bytes:
-        """Return the digest of the weights of the loaded adapter `number`: adapters with equal digests compute equal
-        results."""
+        """Return the digest of the weights of the loaded adapter `number`: equal digests give equal results."""
 
 
 @runtime_checkable
@@ -139,8 +136,8 @@ class SlotAssignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLogprobs:
-    """Log probabilities (natural, of the raw model distribution, before temperature) of the rows whose requests asked
-    for them."""
+    """Log probabilities (natural, of the raw distribution, before temperature) of the rows whose requests asked for
+    them."""
 
     rows: Int32Array  # [m] row indexes, ascending
     token_logprobs: Sequence[float]  # [m] of the sampled tokens
@@ -196,8 +193,7 @@ class StepHandle(Protocol):
     def done(self) -> bool: ...
 
     def span(self) -> tuple[float, float]:
-        """Return the start and end of the step's computation, in seconds of `time.perf_counter`. Valid after `wait`;
-        for profiles."""
+        """Return start and end of the step's computation, in seconds of `time.perf_counter`; valid after `wait`."""
 
 
 class Engine(Protocol):

@@ -80,8 +80,7 @@ def num_pages(config: EngineConfig, page_bytes: int, context_len: int, free_byte
 
 
 def out_of_memory(error: torch.OutOfMemoryError, doing: str, advice: str) -> ConfigError:
-    """Return a `ConfigError` for an out-of-memory error of torch that says what the server was doing and what to
-    change."""
+    """Return a `ConfigError` for torch's out-of-memory error: what the server was doing, and what to change."""
     return ConfigError(f"out of device memory while {doing}: {str(error).splitlines()[0]} Try {advice}")
 
 
@@ -176,8 +175,7 @@ def build_torch_engine(
 
 
 def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Capture]:
-    """Return the streams of `device` and the capture function for its graphs. The forward stream waits until the
-    weights are loaded."""
+    """Return the streams and the graph capture of `device`. The forward stream waits until the weights are loaded."""
     if device.type != "cuda":
         return InlineDevice(), RunAgain
     queues = CudaDevice(device, nvtx=nvtx)
@@ -186,8 +184,7 @@ def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Ca
 
 
 def check_agreement(group: Group, what: str) -> None:
-    """Raise `ConfigError` on every rank unless all ranks have the same `what`: ranks that run different programs would
-    deadlock."""
+    """Raise `ConfigError` on every rank unless all have the same `what`: ranks with different programs would deadlock."""
     mine = zlib.crc32(what.encode())
     least, most = group.least(mine), -group.least(-mine)
     if least != most:
@@ -228,8 +225,7 @@ def _backend(
 
 
 def compiled(model: Model) -> ModelForward:
-    """Return the model's forward compiled for any number of tokens. Attention is not compiled, and is the same object
-    in each call."""
+    """Return the model's forward compiled for any number of tokens, with attention uncompiled and one fixed object."""
     inner = torch.compile(model.forward, dynamic=True)
     kept: list[Attend] = []  # one object for all calls: another one would make the compiler compile again
 

@@ -165,8 +165,7 @@ class CpuEngine:
 def _parts_of(
     model: ModelConfig, place: tuple[int, str], b: npt.NDArray[np.float32]
 ) -> list[tuple[str, npt.NDArray[np.float32]]]:
-    """Split B [out, r] of a fused projection into (projection name, rows) pairs, with the rows in the engine's own
-    order."""
+    """Split B [out, r] of a fused projection into (projection name, rows), with the rows in the engine's order."""
     layer, part = place
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if part == "qkv" and find_architecture(model.architecture).grouped:

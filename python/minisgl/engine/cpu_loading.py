@@ -64,8 +64,7 @@ class _Found(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Sizes of the pools: bytes of a KV page and of a sequence's recurrent state, and how many pages and checkpoints
-    fit."""
+    """Bytes of a KV page and of a sequence's recurrent state, and how many pages and checkpoints fit into memory."""
 
     page: int
     state: int

@@ -278,8 +278,7 @@ class StagingBuffer:
         device.forward.wait_event(device.copy_in.record_event())
 
     def copy_out(self, device: Device, computed: DeviceEvent, num_values: int) -> DeviceEvent:
-        """Queue the copy of `num_values` outputs to the host, after the event `computed`. Returns the event at the end
-        of the copy."""
+        """Queue the copy of `num_values` outputs to the host after the event `computed`; return the event of its end."""
         device.copy_out.wait_event(computed)
         to, source = self.outputs_host[:num_values], self.outputs_device[:num_values]
         device.copy_out.run("copy out", lambda: copy(to, source))
@@ -291,8 +290,7 @@ def copy(to: Tensor, source: Tensor) -> None:
 
 
 class DeviceMasks:
-    """Device buffers for grammar masks; steps alternate between `num_buffers` of them, each for at most `max_rows`
-    rows."""
+    """Device buffers for grammar masks of up to `max_rows` rows; steps alternate between `num_buffers` of them."""
 
     def __init__(self, device: Device, place: torch.device, vocab_size: int, max_rows: int, num_buffers: int) -> None:
         self._device = device
@@ -343,8 +341,7 @@ class DeviceSampler:
         self._renormalise = renormalise or sampler.truncate
 
     def remember(self, assignments: Sequence[SlotAssignment]) -> None:
-        """Record on the host which sampling features the assigned slots use; `assign` stores the parameters on the
-        device."""
+        """Record on the host which sampling features the assigned slots use; `assign` stores the parameters."""
         for assignment in assignments:
             slot, sampling = assignment.slot, assignment.sampling
             self._sampled[slot] = not sampling.is_greedy
@@ -352,8 +349,7 @@ class DeviceSampler:
             self._truncated[slot] = sampling.top_k > 0 or sampling.top_p < 1
 
     def assign(self, assigned: Tensor) -> None:
-        """Store the sampling parameters of assigned slots; `assigned` [n, ASSIGNED_FIELDS] int32 is on the device (see
-        `pack`)."""
+        """Store the sampling parameters of assigned slots; `assigned` [n, ASSIGNED_FIELDS] int32 is on the device."""
         if not len(assigned):
             return
         slots = assigned[:, 0].long()

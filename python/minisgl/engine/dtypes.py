@@ -18,8 +18,7 @@ _HALVES = {"bfloat16": ("bf16", "avx512_bf16 or amx_bf16"), "float16": ("fp16", 
 
 
 def choose(wanted: str, checkpoint: str, device: torch.device) -> tuple[str, str]:
-    """Return a key of `DTYPES` for --dtype `wanted` and the checkpoint's dtype, and the reason. Raises `ConfigError` if
-    the dtype is not supported."""
+    """Return a key of `DTYPES` for --dtype `wanted` and the checkpoint's dtype, and the reason. Raises `ConfigError`."""
     name = checkpoint if wanted == "auto" else wanted
     if name not in DTYPES:
         raise ConfigError(f"config.json: dtype: {name!r} is not supported: choose --dtype {', '.join(DTYPES)}")
@@ -48,6 +47,5 @@ def obstacle(name: str) -> str:
 
 
 def _cpu_has(instructions: str) -> bool:
-    """Return whether the CPU has the instructions, from a private function of torch; false if this torch does not have
-    it."""
+    """Return whether the CPU has the instructions, by a private function of torch; false if torch lacks that."""
     return bool(getattr(torch.cpu, f"_is_{instructions}_supported", bool)())

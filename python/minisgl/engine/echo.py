@@ -79,8 +79,7 @@ def _mix(value: U64, salt: U64) -> U64:
 def made_up_logprobs(
     tokens: Sequence[int], counts: Sequence[int], vocab_size: int
 ) -> tuple[list[float], list[list[int]], list[list[float]]]:
-    """Return synthetic log probabilities: one for each token, and ids and log probabilities of `counts[i]` alternatives
-    each."""
+    """Return synthetic log probabilities: one for each token, and ids and values of `counts[i]` alternatives each."""
     ids = [[(token + i) % vocab_size for i in range(count)] for token, count in zip(tokens, counts, strict=True)]
     logprobs = [[(i + 1) * math.log(0.5) for i in range(count)] for count in counts]
     return [math.log(0.5)] * len(tokens), ids, logprobs
@@ -283,8 +282,7 @@ class EchoEngine:
         return shared
 
     def _sample(self, state: U64, slots: list[int]) -> tuple[Int32Array, dict[int, str]]:
-        """Return the sampled tokens, and the failure reasons by row for rows whose grammar allows no other token than
-        an end."""
+        """Return the sampled tokens, and failure reasons by row for rows whose grammar allows nothing but an end."""
         tokens = self._token_of(state)
         if (masks := self._grammars.masks(slots)) is None:
             return tokens, {}

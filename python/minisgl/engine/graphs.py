@@ -77,8 +77,7 @@ class _CudaGraph:
 
 
 class RunAgain:
-    """Replacement for a CUDA graph on other devices: `replay` runs the forward again and copies its outputs into the
-    first ones."""
+    """Replacement for CUDA graphs on other devices: `replay` reruns the forward and copies into the first outputs."""
 
     def __init__(self, forward: Callable[[], Outputs]) -> None:
         self._forward = forward
@@ -101,8 +100,7 @@ def capture_all(
     say: Report,
     free_bytes: Callable[[], int] = lambda: 0,
 ) -> dict[int, Graph]:
-    """Capture the forward of each size, the largest first, and return the graphs by size. Reports progress and memory
-    use."""
+    """Capture the forward of each size, largest first; return the graphs by size. Reports progress and memory use."""
     began, before = time.monotonic(), free_bytes()
     graphs: dict[int, Graph] = {}
     for done, size in enumerate(sorted(sizes, reverse=True), 1):

@@ -70,8 +70,7 @@ class _Tensors:
 
 
 def read_heads(folder: Path, architecture: str, raw: Raw) -> Heads:
-    """Read the heads of the model in `folder`; `raw` is its config.json. Raises `ConfigError` if a layer is missing or
-    not supported."""
+    """Read the heads of the model in `folder` with config.json `raw`. Raises `ConfigError` if one is not supported."""
     make = next((make for name, make in _SCORES.items() if architecture == f"{name}{CLASSIFIES}"), None)
     if make is not None:
         return Heads(_dense_layers(folder), make(_Tensors(folder), raw))
@@ -108,8 +107,7 @@ def _modules(folder: Path, kind: str) -> list[tuple[str, Raw]]:
 def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
     """Return the scoring head of a language model that answers with one of two tokens, as the `LogitScore` module of
     sentence-transformers' cross encoders defines it: the difference of their logits, whose sigmoid is the softmax
-    probability of the first token. None if there is no such module, or if it names a single token, which gives no
-    probability."""
+    probability of the first token. None without such a module, or if it names one token, which gives no probability."""
     for path, raw in _modules(folder, "LogitScore"):
         ids: list[Any] = [raw.get(name) for name in ("true_token_id", "false_token_id")]
         if None in ids:

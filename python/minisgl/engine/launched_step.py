@@ -56,8 +56,7 @@ class Launcher(Protocol):
         """Queue the work of `step` that had to wait for the previous step."""
 
     def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
-        """Advance the grammars of the sampled rows by their tokens. Returns failure reasons by row index, for rows that
-        cannot go on."""
+        """Advance the grammars of the sampled rows by their tokens. Returns failure reasons by index of the row."""
 
     def spoil(self, slots: Int32Array) -> None:
         """Mark the pages of `slots` as invalid, because their rows are not finite."""

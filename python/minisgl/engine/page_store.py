@@ -97,7 +97,7 @@ def open_store(
     page_and_state_bytes: tuple[int, int],
     say: Report,
 ) -> _rust.PageStore:
-    """Open the page store in `config.cache_dir`; `files` hold the weights. Imports the configured prefix files. Raises
+    """Open the page store in `config.cache_dir` and import its prefix files; `files` hold the weights. Raises
     `ConfigError`."""
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
@@ -154,8 +154,7 @@ def export(store: _rust.PageStore, tokens: Int32Array, page_size: int, path: Pat
 
 
 def _last_state(store: _rust.PageStore, tokens: Int32Array, most: int) -> tuple[int, bytes]:
-    """Return the last stored state of `tokens` within `most` pages, and the number of pages before it; 0 if there is
-    none."""
+    """Return the number of pages, at most `most`, before the last stored state of `tokens`, and that; 0 if none."""
     for count in range(most, 0, -1):
         if (state := store.stage(tokens, count - 1, 1).state) is not None:
             return count, state

@@ -78,8 +78,7 @@ def cpu_num_pages(
 
 
 def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
-    """Return what the states of all rows, of `state` bytes each, leave of `free`. Raises `ConfigError` if they do not
-    fit."""
+    """Return what the states of all rows (`state` bytes each) leave of `free`. Raises `ConfigError` if they do not fit."""
     rows = config.rows_on("cpu")
     if state * (rows + 1) > free.num_bytes:
         raise ConfigError(
@@ -91,8 +90,7 @@ def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
 
 def cpu_num_checkpoints(config: EngineConfig, state: int, pool: int, taken: int) -> int:
     """Return how many state checkpoints of `state` bytes fit next to a KV pool of `pool` bytes and `taken` bytes of
-    weights: --state-memory if given, else `STATE_SHARE` of the pool and at least `LEAST_CHECKPOINTS`. Raises
-    `ConfigError`."""
+    weights: --state-memory, else `STATE_SHARE` of the pool, at least `LEAST_CHECKPOINTS`. Raises `ConfigError`."""
     left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     fit = max(0, left.num_bytes - pool) // state
     if config.state_memory is None:

@@ -6,9 +6,8 @@ not need [tokens, vocab] logits at once.
 
 Invariants: greedy is the exact argmax, the lowest id on ties; otherwise a token is a function of its row's logits,
 parameters, seed and position only, whatever else is in the batch. Rows without a processor keep their logits bit for
-bit; token counts follow the tokens in forward order, even if the host does not know the tokens yet; a slot that is
-reassigned starts from the sequence of its assignment; some token can always be sampled. Embeddings are summed in
-float32, in any model dtype.
+bit; token counts follow the tokens in forward order, even before the host knows the tokens; a slot that is reassigned
+starts from the sequence of its assignment; some token can always be sampled. Embeddings are summed in float32.
 """
 
 from __future__ import annotations
@@ -82,8 +81,7 @@ _NONE = -2  # before the output's first token: matches no id
 
 
 class _BadSequences:
-    """Token sequences that the output must not contain: when the output ends with all but the last id, that last id is
-    banned."""
+    """Token sequences that the output must not contain: the last id is banned when the output ends with the others."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], output: Sequence[int], device: torch.device) -> None:
         longest = max(map(len, sequences)) - 1
@@ -103,8 +101,7 @@ class _BadSequences:
 
 
 class _SlotProcessors:
-    """The logits processors of one slot. `counts` [vocab] float32 of generated tokens and `in_prompt` [vocab] bool
-    exist only with penalties."""
+    """The logits processors of one slot. Only penalties need `counts` [vocab] float32 and `in_prompt` [vocab] bool."""
 
     def __init__(
         self, assignment: SlotAssignment, vocab_size: int, eos_ids: Sequence[int], device: torch.device
@@ -229,9 +226,8 @@ class LogprobSlots:
     def sampled(
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
     ) -> Callable[[], StepLogprobs] | None:
-        """Compute on the device the log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m,
-        vocab]. Returns a function that copies them to the host, to be called after the step; None if no row asked for
-        any."""
+        """Compute log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab] on the device.
+        Returns a function that copies them to the host, to be called after the step; None if no row asked for any."""
         wanted = self._sampled[slots]
         asked = np.flatnonzero(wanted >= 0)
         if not len(asked):
@@ -295,8 +291,7 @@ def _of_prompt(
 
 
 def _top(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log probabilities of `tokens` [n], and ids and log probabilities of the `count` most likely tokens,
-    most likely first."""
+    """Return the log probabilities of `tokens` [n], and the `count` most likely ids with theirs, most likely first."""
     logprobs = logits.float().log_softmax(-1)
     own = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
     top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)

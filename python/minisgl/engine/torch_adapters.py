@@ -61,8 +61,7 @@ class TorchAdapters:
         self._model.adapter_rows.set(by_token, device)
 
     def read(self, folder: str) -> Pairs:
-        """Read the adapter in `folder`: A and scaled B by layer. Raises `ConfigError` if it does not fit, `OSError` if
-        a file cannot be read."""
+        """Read the adapter in `folder`: A and scaled B by layer. Raises `ConfigError` or `OSError`."""
         found = find_adapter(folder, self.config).read()
         return {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in found.items()}
 

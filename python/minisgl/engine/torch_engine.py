@@ -175,8 +175,7 @@ class TorchEngine:
             self.thread.submit(job)
 
     def spoil(self, slots: Int32Array) -> None:
-        """Mark the pages of `slots` as invalid, in the forward stream, where the page table has the pages of all
-        launched steps."""
+        """Mark the pages of `slots` as invalid, in the forward stream, where the page table is up to date."""
         self._device.forward.run("spoil", lambda: self.pool.spoil_rows(self._page_table, slots))
 
     def wipe(self) -> None:
@@ -189,8 +188,7 @@ class TorchEngine:
         self._device.forward.run("wipe", clear)
 
     def close(self) -> None:
-        """Wait for the launched steps, unless the engine is dead, and free the graphs: a communicator that one of them
-        uses could not be destroyed."""
+        """Wait for the launched steps, unless the engine is dead, and free the graphs: they hold communicators."""
         if self.thread is not None:
             self.thread.close()
         for step in self._steps:
@@ -253,8 +251,7 @@ class TorchEngine:
         self._queue_end(step)
 
     def _remember(self, step: LaunchedStep, assignments: list[SlotAssignment]) -> None:
-        """Record on the host what later launches must know of the assignments before the forward stream has applied
-        them."""
+        """Record on the host what launches need to know before the forward stream has applied the assignments."""
         if self._grammar_slots and step.plan.num_freed:
             step.freed = step.entry.freed[: step.plan.num_freed].copy()
             self._grammar_slots.difference_update(step.freed.tolist())
@@ -362,8 +359,7 @@ class TorchEngine:
         return inputs
 
     def warm_up(self) -> None:
-        """Run decode, prefill and a mixed step, so that kernels are loaded (or compiled: minutes) before the first
-        request."""
+        """Run decode, prefill and a mixed step, so that kernels are loaded (or compiled: minutes) in advance."""
         longest = min(2, self._limits.max_seq_len)
         with torch.inference_mode():
             self._device.forward.run("warm up", self.model.warm_up)
@@ -446,7 +442,6 @@ def _any_may_come(logits: Tensor) -> Tensor:
 
 
 def _finite(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `hidden` [tokens, size] with zeros in tokens that are not finite, and whether each is finite: [tokens]
-    bool."""
+    """Return `hidden` [tokens, size] with zeros in tokens that are not finite, and [tokens] bool: which are finite."""
     finite = hidden.isfinite().all(1)
     return hidden.masked_fill(~finite[:, None], 0), finite

@@ -97,8 +97,7 @@ def _weights(config: EngineConfig, found: TheirModel, folder: Path, dtype: torch
 
 
 def _check(folder: Path, about: Mapping[str, Iterable[Any]], found: TheirModel, say: Report) -> None:
-    """Raise `ConfigError` if tensors are missing, unknown or of the wrong shape: transformers would fill them with
-    random values."""
+    """Raise `ConfigError` if tensors are missing, unknown or misshaped: transformers would fill them randomly."""
     surplus = sorted(map(str, about["unexpected_keys"]))
     left_out = [name for name in surplus if found.text_half and is_other_half(name)]
     problems = {

@@ -1,7 +1,6 @@
 """Routed experts on a device as one operation whose sizes the host knows: it never waits, and CUDA graphs can hold it.
 
-`layers.experts` has the grouped form in torch, which asks the device how many tokens each expert has; it works without
-Triton.
+`layers.experts` has the grouped form in torch, which works without Triton but asks the device for each expert's tokens.
 """
 
 from __future__ import annotations

@@ -24,8 +24,7 @@ class Tile:
     alone: bool = False  # each use is a block of its own, without assignment
 
     def shared_bytes(self, dtype: torch.dtype) -> int:
-        """Return the maximum shared memory of a multiprocessor that the tile uses, in bytes: loads in flight of both
-        factors."""
+        """Return the maximum shared memory of a multiprocessor that the tile uses, in bytes (loads in flight)."""
         columns = max(2 * self.gate_up_n, self.down_n)
         return self.stages * (self.block_m + columns) * self.block_k * dtype.itemsize
 
@@ -67,7 +66,6 @@ def tile_for(num_uses: int, num_experts: int, dtype: torch.dtype, device: torch.
 
 
 def max_blocks(num_uses: int, num_experts: int, block_m: int) -> int:
-    """Return the maximum number of blocks of `block_m` uses of one expert each: every used expert has one use in its
-    last block."""
+    """Return the maximum number of blocks of `block_m` uses: every used expert has one use in its last block."""
     in_use = min(num_uses, num_experts)
     return in_use + (num_uses - in_use) // block_m

@@ -47,8 +47,7 @@ def _place(  # type: ignore[no-untyped-def]
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Fill an expert's blocks with its uses in order, padded with `num_uses`. The last expert's program marks unused
-    blocks."""
+    """Fill an expert's blocks with its uses in order, padded with `num_uses`; the last expert marks unused blocks."""
     expert = tl.program_id(0)
     other = tl.arange(0, EXPERTS)
     count_of = tl.load(counts + other, mask=other < num_experts, other=0)

@@ -81,9 +81,8 @@ def serves(logits: Tensor) -> bool:
 
 
 def route(logits: Tensor, per_token: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
-    """Return the `per_token` experts with the largest of logits [n, experts], [n, per_token] integers, and their
-    probabilities [n, per_token] in the dtype of `logits`, from a softmax over all in float32. `normalise`: scaled to
-    sum to 1."""
+    """Return the `per_token` largest of logits [n, experts]: experts, [n, per_token] integers, and probabilities [n,
+    per_token] in the dtype of `logits`, from a softmax over all in float32. `normalise`: scaled to sum to 1."""
     if serves(logits):
         from minisgl.kernels import ops_triton
 

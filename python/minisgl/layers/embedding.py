@@ -43,8 +43,7 @@ class Embedding:
         return self._group.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits [n, vocab_size] float32 of hidden [n, size]. Ranks above 0 contribute their part and get zeros
-        (a stride-0 view)."""
+        """Compute logits [n, vocab_size] float32 of hidden [n, size], on rank 0. Other ranks get zeros (stride 0)."""
         if isinstance(self._wide, WideProduct):
             part = self._wide(hidden)
         else:

@@ -83,8 +83,7 @@ class Experts:
         self.down = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum of each token's experts, [n, hidden_size]. x [n, hidden_size], chosen [n, k] int64
-        experts, weights [n, k]."""
+        """Return the weighted sum [n, hidden_size] of each token's experts; chosen [n, k] int64, weights [n, k]."""
         routed = _opaque if torch.compiler.is_compiling() else _routed
         return self._group.all_reduce(routed(x, self.gate_up, self.down, chosen, weights))
 

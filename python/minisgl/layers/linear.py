@@ -84,8 +84,7 @@ class Linear:
 
 
 class RowLinear:
-    """A linear layer y = x W^T + b sharded by input: a rank has the columns `inputs` of x and W; all ranks get the
-    whole y."""
+    """A linear layer y = x W^T + b sharded by input: a rank has columns `inputs` of x and W; all get the whole y."""
 
     def __init__(
         self,
@@ -120,8 +119,7 @@ class RowLinear:
         return [self._name]
 
     def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Load adapter `number`: `pairs` are A [r, unsharded inputs] and B [out_size, r]. Each rank computes a partial
-        sum over its inputs."""
+        """Load adapter `number`; `pairs`: A [r, unsharded inputs], B [out_size, r]. A rank computes a partial sum."""
         ((a, b),) = pairs.values()
         mine = a.narrow(1, self._inputs.start, self._inputs.length)
         self._linear.put_adapter(rows, number, {self._name: (mine, b)})

@@ -90,8 +90,7 @@ class WideProduct:
 
     @staticmethod
     def serves(table: Tensor) -> bool:
-        """Return whether the kernels support the table and are faster than torch. Raises `ConfigError` for an invalid
-        instruction set."""
+        """Return whether the kernels support the table and are faster than torch. Raises `ConfigError`."""
         if table.device.type != "cpu" or table.dtype not in (torch.bfloat16, torch.float16):
             return False
         if why_missing():

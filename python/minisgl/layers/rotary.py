@@ -18,8 +18,7 @@ class Rotary:
     def __init__(
         self, frequencies: Tensor, max_position: int, scale: float, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """Compute the table. `frequencies`: [head_dim / 2] float32 radians per position; `scale`: factor of cos and
-        sin."""
+        """Compute the table of [head_dim / 2] float32 radians per position; `scale`: factor of cos and sin."""
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * scale, angles.sin() * scale
         # the table includes the sign of the rotated half, so that a rotation is one roll

@@ -31,8 +31,7 @@ class Model(Protocol):
         """Reason why a CUDA graph cannot capture `forward`; empty if it can."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Compute the final hidden states [n, hidden size] of ids [n] int64 at positions [n] int64, as `logits` takes
-        them."""
+        """Compute the final hidden states [n, hidden size] of ids [n] int64 at positions [n] int64, for `logits`."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [n, vocab_size] float32 from hidden states [n, hidden size]. Only rank 0 gets valid ones."""

@@ -33,12 +33,12 @@ WINDOW = 4096  # default length if a config has a window without one
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """An architecture, by its differences from Llama. `describe` returns the differing fields of `ModelConfig` for a config.
-    `names`, `gguf_names`: tensor names in its files. `interleaved`, `gguf_interleaved`: rows of q and k alternate
-    between the two RoPE halves. `gate_up_in_turns`: rows of an expert's fused gate-up tensor alternate. `on_torch`: the
-    native torch layers support it. `fields`: config names that differ. `layers`: possible prefixes of a layer's
-    tensors. `grouped`: fused qkv is grouped by KV head. `transposed`: matrices are stored [inputs, outputs].
-    `gguf_tiled`: value heads that share a key head are not adjacent. `buffers`: name suffixes of tensors that are no
+    """An architecture, by its differences from Llama. `describe` returns the differing `ModelConfig` fields for a
+    config. `names`, `gguf_names`: tensor names in its files. `interleaved`, `gguf_interleaved`: rows of q and k
+    alternate between the two RoPE halves. `gate_up_in_turns`: rows of an expert's fused gate-up tensor alternate.
+    `on_torch`: the native torch layers support it. `fields`: config names that differ. `layers`: possible prefixes of a
+    layer's tensors. `grouped`: fused qkv is grouped by KV head. `transposed`: matrices are [inputs, outputs].
+    `gguf_tiled`: value heads that share a key head are not adjacent. `buffers`: suffixes of tensors that are no
     weights."""
 
     describe: Callable[[Raw], dict[str, Any]]
@@ -58,8 +58,8 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """KV heads of one layer. `kv_of`: index of the layer whose keys and values it attends to. `values_are_keys`: the
-    values are the projected keys."""
+    """KV heads of one layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected
+    keys."""
 
     kv_heads: int
     head_dim: int
@@ -69,8 +69,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """A short-convolution layer: a gated causal convolution over `length` tokens, per channel. Its state is the last
-    inputs."""
+    """A short-convolution layer: a gated causal convolution over `length` tokens. Its state is the last inputs."""
 
     kind: ClassVar[str] = "short_conv"
     length: int
@@ -121,8 +120,7 @@ StateKind = ShortConv | DeltaNet | Mamba2
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """AltUp: hidden states in `count` streams (arXiv 2301.13310), and LAuReL, a residual of low `rank` parallel to
-    attention."""
+    """AltUp: hidden states in `count` streams (arXiv 2301.13310), and LAuReL, a low-`rank` residual next to attention."""
 
     count: int
     rank: int
@@ -130,8 +128,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """Per-layer embeddings: each layer adds a projection of `size` values per token, computed from its id and
-    embedding."""
+    """Per-layer embeddings: each layer adds a projection of `size` values of each token's id and embedding."""
 
     size: int
     vocab_size: int
@@ -178,8 +175,7 @@ class ScaledSilu:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """The activation g * sigmoid(alpha * g) * (u + 1), where the gate g is limited to at most `limit` and u to
-    +-`limit`."""
+    """The activation g * sigmoid(alpha * g) * (u + 1), with the gate g <= `limit` and |u| <= `limit`."""
 
     kind: ClassVar[str] = "clamped_swiglu"
     alpha: float
@@ -194,8 +190,7 @@ _PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
 class LatentConfig:
     """Multi-head latent attention (MLA, arXiv 2405.04434): keys and values of all heads are computed from one latent of
     `rank` values, which a page stores together with the RoPE part of the key, shared by all heads. `query_rank`: size
-    of the query latent, 0 for none; `plain_dim`: values of a head's query and key without RoPE; `value_dim`: size of a
-    head's value."""
+    of the query latent, 0 for none; `plain_dim`: values of a head without RoPE; `value_dim`: size of a head's value."""
 
     rank: int
     query_rank: int
@@ -237,8 +232,7 @@ class Slopes:
 
     @classmethod
     def of(cls, heads: int, positions: int) -> Slopes:
-        """Return the slopes of the ALiBi paper: powers of one base; for the heads beyond a power of two, every other
-        slope of twice as many heads."""
+        """Return the slopes of the ALiBi paper: powers of one base, with more heads every other one of twice as many."""
         whole = 1 << (heads.bit_length() - 1)
         usual = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
         between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
@@ -262,8 +256,7 @@ def _moe(raw: Raw, **changes: Any) -> MoeConfig:
 
 
 def _one_of(raw: Raw, names: tuple[str, ...]) -> int:
-    """Return an integer field of the config by the first of its possible names. A list (Hunyuan) must have equal
-    elements."""
+    """Return an integer field of the config by the first of its names. A list (Hunyuan) must have equal elements."""
     name = next((name for name in names if raw.get(name) is not None), names[0])
     found = raw[name]
     if isinstance(found, list):
@@ -347,8 +340,7 @@ def _pattern(raw: Raw, num_layers: int, every: int) -> list[str]:
 
 
 def _rotated(raw: Raw) -> tuple[bool, ...]:
-    """Return which layers apply RoPE: all but every n-th (SmolLM3; "RoPE to NoPE and back", arXiv 2501.18795), or as
-    the config lists."""
+    """Return which layers apply RoPE: those listed, or all but every n-th (SmolLM3; arXiv 2501.18795)."""
     num_layers = int(raw["num_hidden_layers"])
     given, step = raw.get("no_rope_layers"), int(raw.get("no_rope_layer_interval") or 4)
     if given is None:
@@ -405,8 +397,7 @@ def _smollm3(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma: norm weights are stored minus 1, embeddings are scaled by sqrt(hidden size), GELU; embeddings are
-    tied by default."""
+    """Describe Gemma: norm weights are stored minus 1, embeddings are scaled by sqrt(hidden size) and tied, GELU."""
     _none_of(raw, "use_bidirectional_attention")
     return {
         "activation": check_activation(raw, "gelu", "hidden_activation"),
@@ -431,8 +422,8 @@ def _gemma2(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 3 (arXiv 2503.19786): Gemma 2 with q and k norms instead of caps; layers with a window have their
-    own RoPE."""
+    """Describe Gemma 3 (arXiv 2503.19786): q and k norms instead of Gemma 2's caps; windowed layers have their own
+    RoPE."""
     _none_of(raw, "attn_logit_softcapping", "final_logit_softcapping")
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
     for one in (rope, local):
@@ -476,8 +467,7 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
 
 
 def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ...]) -> dict[str, Any]:
-    """Return the fields that Gemma 3n and 4 share. Files may contain k and v weights of layers that store no KV; they
-    are left out."""
+    """Return the fields that Gemma 3n and 4 share. k and v weights of layers that store no KV are left out."""
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
     checkpoint, gguf = ("self_attn.k_", "self_attn.v_"), ("attn_k.", "attn_v.", "attn_k_norm.")
     layers = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
@@ -504,7 +494,7 @@ def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ..
 
 def _gemma3n(raw: Raw) -> dict[str, Any]:
     """Describe Gemma 3n: AltUp streams, a low-rank residual, sparsified MLP gates in the first layers. As in Gemma 4,
-    the last layers reuse the KV of others, scores are not scaled, values are normalized, and layers have per-layer
+    the last layers reuse the KV of others, scores are unscaled, values normalized, and layers have per-layer
     embeddings."""
     num_layers = int(raw["num_hidden_layers"])
     raw = {"layer_types": _pattern(raw, num_layers, 5), "num_kv_shared_layers": 15, "laurel_rank": 64, **raw}
@@ -741,8 +731,7 @@ def _dots1(raw: Raw) -> dict[str, Any]:
 
 
 def _ernie_moe(raw: Raw) -> dict[str, Any]:
-    """Describe ERNIE 4.5 MoE: some layers have experts. A config with biases is refused, because its head would have
-    one, too."""
+    """Describe ERNIE 4.5 MoE: some layers have experts. Biases are refused, because the head would have one, too."""
     _none_of(raw, "use_bias")
     last = int(raw["num_hidden_layers"]) - 1
     step, first = int(raw.get("moe_layer_interval") or 1), int(raw.get("moe_layer_start_index", 1) or 0)
@@ -1055,8 +1044,7 @@ def _mpnet(raw: Raw) -> dict[str, Any]:
 
 
 def _jina_bert(raw: Raw) -> dict[str, Any]:
-    """Describe Jina BERT (arXiv 2310.19923): bidirectional ALiBi instead of positions, a gated MLP with a bias in its
-    down projection only."""
+    """Describe Jina BERT (arXiv 2310.19923): bidirectional ALiBi instead of positions, a gated MLP with down bias."""
     for name, wanted in (("position_embedding_type", "alibi"), ("feed_forward_type", "geglu")):
         if (kind := raw.get(name)) != wanted:
             raise ConfigError(f"config.json: {name}: {kind!r} is not supported: only {wanted}")
@@ -1099,8 +1087,7 @@ def _nomic_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _nomic_moe(raw: Raw) -> MoeConfig:
-    """Return the MoE settings of Nomic: experts from the second layer on, weighted by their softmax scores over all
-    experts."""
+    """Return the MoE settings of Nomic: experts from the second layer on, weighted by softmax over all of them."""
     _none_of(raw, "moe_normalize_expert_weights", "num_shared_experts", "expert_choice_router")
     every = int(raw["moe_every_n_layers"])
     layers = frozenset(i for i in range(int(raw["num_hidden_layers"])) if i % every == 1)
@@ -1139,8 +1126,8 @@ def _modern_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3_text(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 3 without its head; EmbeddingGemma (arXiv 2509.20354), whose window counts both sides together, is
-    an encoder."""
+    """Describe Gemma 3 without its head; EmbeddingGemma (arXiv 2509.20354), an encoder, counts its window on both
+    sides."""
     if not raw.get("use_bidirectional_attention"):
         return _gemma3(raw)
     window = int(raw.get("sliding_window", WINDOW)) // 2 + 1
@@ -1202,8 +1189,7 @@ def _lfm2(raw: Raw) -> dict[str, Any]:
 
 
 def _lfm2_moe(raw: Raw) -> dict[str, Any]:
-    """Describe LFM2 MoE: sigmoid scores, possibly with a selection bias; the first layers are dense, with the MLP size
-    as given."""
+    """Describe LFM2 MoE: sigmoid scores, possibly with a selection bias; the first layers are dense."""
     first, num_layers = int(raw.get("num_dense_layers", 2)), int(raw["num_hidden_layers"])
     return {
         **_lfm2({**raw, "block_ff_dim": raw["intermediate_size"], "block_auto_adjust_ff_dim": False}),
@@ -1220,8 +1206,7 @@ def _lfm2_moe(raw: Raw) -> dict[str, Any]:
 
 
 def _delta_net(raw: Raw) -> dict[str, Any]:
-    """Return the fields of Qwen3-Next and Qwen3.5: a layer is a gated delta net or (by default every fourth) attention
-    with an output gate."""
+    """Return the fields of Qwen3-Next and 3.5: layers are gated delta nets or (every fourth) gated attention."""
     _none_of(raw, "attention_bias")
     num_layers, every = int(raw["num_hidden_layers"]), int(raw.get("full_attention_interval") or 4)
     types = raw.get("layer_types")
@@ -1283,8 +1268,7 @@ def _lfm2_inner(raw: Raw) -> int:
 
 
 def _mamba2(raw: Raw, names: Mapping[str, str], **changes: Any) -> Mamba2:
-    """Return a Mamba-2 layer from the config fields that `names` maps its sizes to. Raises `ConfigError` for impossible
-    sizes."""
+    """Return a Mamba-2 layer with the sizes in the config fields `names`. Raises `ConfigError` if one is impossible."""
     sizes = {own: int(raw[names[own]]) for own in ("heads", "head_dim", "groups", "size", "length")}
     for own, value in sizes.items():
         if value < 1:
@@ -1907,8 +1891,7 @@ CLASSIFIERS: dict[str, Architecture] = {"Qwen3ForSequenceClassification": Archit
 
 
 def find_architecture(architecture: str) -> Architecture:
-    """Return the architecture by `architectures[0]` of config.json. Raises `Unsupported`, which lists the supported
-    ones."""
+    """Return the architecture by `architectures[0]` of config.json. Raises `Unsupported` that lists the known ones."""
     found = ARCHITECTURES.get(architecture) or CLASSIFIERS.get(architecture)
     if found is None:
         known = ", ".join(ARCHITECTURES)
@@ -1953,8 +1936,7 @@ def has_text_half(architecture: str) -> bool:
 
 
 def text_config(raw: Raw, architecture: str) -> Raw:
-    """Return the config of the text model as if it were a model of its own. Raises `ConfigError` if it is missing or of
-    another type."""
+    """Return the text model's config as if it were a model of its own. Raises `ConfigError` if it is not supported."""
     text, wanted = raw.get("text_config"), _TEXT_TYPES[architecture]
     if text is None and "vision_config" in raw and "hidden_size" in raw:
         return raw  # the first files of Qwen2.5-VL

@@ -140,9 +140,9 @@ class ModelConfig:
         return max(self.intermediate_sizes)
 
     def context_len(self, max_seq_len: int | None) -> int:
-        """Return the context length in tokens, limited by --max-seq-len, which may also extend it for dynamic RoPE
-        scaling. An encoder's context has one more token than positions, because the token that ends a request needs
-        none. Raises `ConfigError`."""
+        """Return the context length in tokens: --max-seq-len, which dynamic RoPE scaling lets exceed the model's, or
+        the model's. An encoder's has one token more than positions: the one that ends a request. Raises `ConfigError`.
+        """
         own = self.max_position + 1 if self.both_ways else self.max_position
         if max_seq_len is None:
             return own
@@ -155,8 +155,7 @@ class ModelConfig:
 
 
 def load_config(model_dir: str | Path) -> ModelConfig:
-    """Load the description of a model from config.json, with the EOS ids of generation_config.json. Raises
-    `ConfigError`."""
+    """Load a model's description: config.json with the EOS ids of generation_config.json. Raises `ConfigError`."""
     raw, generation = read_config(model_dir)
     try:
         return parse_config(raw, generation)

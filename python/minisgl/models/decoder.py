@@ -208,8 +208,7 @@ class Decoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits [n, vocab_size] float32 from hidden states [n, hidden_size]; valid on rank 0 only (see
-        `Embedding.logits`)."""
+        """Compute logits [n, vocab_size] float32 of hidden states [n, hidden_size], valid on rank 0 (see `Embedding`)."""
         return self._head.logits(hidden)
 
     def checkpoint(self) -> dict[str, Tensor]:
@@ -220,8 +219,7 @@ class Decoder:
         return found
 
     def put_adapter(self, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Load adapter `number`: `pairs` are A [r, in] and scaled B [out, r] of unsharded layers, by name. Each rank
-        stores its shard."""
+        """Load this rank's shard of adapter `number`; `pairs`: unsharded A [r, in] and scaled B [out, r] by layer name."""
         for layer in self._layers:
             for linear in layer.linears():
                 if mine := {name: pairs[name] for name in linear.names() if name in pairs}:
@@ -237,8 +235,7 @@ class Decoder:
         return own_name(self.config.architecture, name)
 
     def shards(self) -> dict[str, Shard]:
-        """Return this rank's shard of each tensor that it does not hold whole, by the names of `checkpoint` and
-        `stacked`."""
+        """Return this rank's shard of each sharded tensor, by the names of `checkpoint` and `stacked`."""
         found = self._tokens.shards() | self._head.shards()
         for layer in self._layers:
             found |= layer.shards()

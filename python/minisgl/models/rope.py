@@ -1,5 +1,5 @@
 """Rotary position embeddings (RoPE, Su et al. 2021): the angular frequency of each pair of a head's dimensions, its
-scalings for longer contexts, and their config.json fields in both spellings of transformers: `rope_parameters` (5), and
+scalings for longer contexts, and their config fields in both spellings of transformers: `rope_parameters` (5), and
 `rope_scaling` with `rope_theta` (4).
 
 Invariants: one rule for every engine, in float32, without torch. Every field that changes the angles is read or
@@ -24,8 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """RoPE parameters. Fields from `factor` on apply only to the `rope_type`s linear, dynamic, llama3, yarn, longrope
-    and proportional."""
+    """RoPE parameters. `factor` and later fields are those of the scaled `rope_type`s; "default" ignores them."""
 
     theta: float
     rope_type: str = "default"
@@ -84,8 +83,7 @@ def _grown(rope: RopeConfig, head_dim: int, context_len: int) -> float:
 
 
 def _slowed_long_waves(frequencies: Floats, rope: RopeConfig) -> Floats:
-    """Return Llama 3.1's scaled frequencies: long waves divided by `factor`, short ones unchanged, those between
-    blended."""
+    """Return Llama 3.1's scaled frequencies: long waves divided by `factor`, short ones kept, others blended."""
     original, low, high = rope.original_max_position, rope.low_freq_factor, rope.high_freq_factor
     wavelengths = np.float32(2 * math.pi) / frequencies
     slowed = frequencies / np.float32(rope.factor)
@@ -116,9 +114,9 @@ def _slowed_by_turns(frequencies: Floats, rope: RopeConfig, head_dim: int) -> Fl
 def parse_rope(
     raw: Mapping[str, Any], *, theta: float = 10_000.0, partial: bool = False, query_growth: bool = False
 ) -> RopeConfig:
-    """Parse the RoPE fields of a config. `theta`: the architecture's default base. `partial`, `query_growth`: the
-    architecture supports RoPE on a part of each head, and queries scaled by position. Raises `ConfigError`; `KeyError`
-    for a missing field."""
+    """Parse the RoPE fields of a config. `theta`: the architecture's default base. `partial`, `query_growth`: it
+    supports RoPE on a part of each head, and queries scaled by position. Raises `ConfigError`, `KeyError` for a missing
+    field."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "mrope":  # three positions for images; those of a text token are all equal
@@ -207,8 +205,7 @@ def _dynamic(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -
 
 
 def _yarn(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> RopeConfig:
-    """Parse YaRN with transformers' defaults: those of the paper; the original context is the whole one if no field
-    gives it."""
+    """Parse YaRN with transformers' defaults: the paper's, and the whole context as the original one."""
     name = "original_max_position_embeddings"
     original = int(raw.get(name) or scaling.get(name) or raw["max_position_embeddings"])
     given = scaling["factor"]  # null: the ratio of the context lengths

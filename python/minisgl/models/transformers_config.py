@@ -1,7 +1,6 @@
 """The transformers class that a checkpoint needs, and whether it can run on this package's attention.
 
-Invariants: an unsupported model is an error with the reason, before weights are read; code that comes with a checkpoint
-is never run.
+Invariants: an unsupported model is an error before weights are read; a checkpoint's own code is never run.
 """
 
 from __future__ import annotations
@@ -44,8 +43,7 @@ class TheirModel:
 
 
 def find_their_model(model_dir: Path) -> TheirModel:
-    """Find the transformers class of the model in `model_dir`. Raises `ConfigError` with the reason if it cannot be
-    served."""
+    """Find the transformers class of the model in `model_dir`. Raises `ConfigError` if it cannot be served."""
     raw, generation = read_config(model_dir)
     architecture = str((raw.get("architectures") or [""])[0])
     name = _TEXT_HALVES.get(architecture, architecture)

@@ -124,8 +124,7 @@ class TransformersModel:
             config._attn_implementation = name
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Compute hidden states (see `Model.forward`). On a CPU with 16-bit weights tokens are padded to a few sizes
-        (see `layers.packing`)."""
+        """Compute hidden states (see `Model.forward`). CPUs pad 16-bit tokens to a few sizes (see `layers.products`)."""
         place, n = self.place, len(input_ids)
         place.attend, place.layer, place.num_tokens = attend, 0, n
         if self.device.type == "cpu" and self.dtype is not torch.float32:

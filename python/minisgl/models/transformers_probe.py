@@ -93,8 +93,7 @@ def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
 
 
 def _mask(*args: Any, **settings: Any) -> Any:
-    """Return transformers' own mask [1, 1, n, n], true where a token is attended to, with the window it was made for as
-    `window`."""
+    """Return transformers' own mask [1, 1, n, n], true for attended tokens, with its window as `window`."""
     settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     made: Any = sdpa_mask(*args, **settings)
     made.window = settings.get("local_size")
@@ -114,8 +113,7 @@ def _observe(
     softcap: float | None = None,
     **asked: object,
 ) -> tuple[Tensor, None]:
-    """Record a call of attention in the first run of the probe; returns zeros. Raises `_Refused` for an unsupported
-    argument."""
+    """Record a call of attention in the probe's first run; returns zeros. Raises `_Refused` for unsupported arguments."""
     for name, value_asked in asked.items():
         if name not in _HARMLESS and value_asked is not None and value_asked is not False:
             raise _Refused(f"its attention is given {name}, which no backend here knows")
@@ -141,8 +139,7 @@ def _observe(
 
 
 def _window(mask: Any, tokens: int) -> int | None:
-    """Return the window of a mask made by `_mask`, after checking its contents. Raises `_Refused` if it is not such a
-    mask."""
+    """Return the window of a mask made by `_mask`, after checking its contents. Raises `_Refused` for other masks."""
     window: int | None = getattr(mask, "window", tokens)
     behind = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
     seen = (behind >= 0) & (behind < (window or tokens))

@@ -68,8 +68,7 @@ class Adapter:
     pairs: Mapping[str, Pair]
 
     def read(self) -> dict[str, tuple[Float32Array, Float32Array]]:
-        """Read A and scale * B of each layer, by name. Raises `ConfigError` if a value is not finite or the file cannot
-        be read."""
+        """Read A and scale * B by layer. Raises `ConfigError` if a value is not finite or the file cannot be read."""
         with opened(self.file) as file:
             return {
                 name: (_finite(pair.a, file), _finite(pair.b, file) * np.float32(pair.scale))
@@ -118,8 +117,7 @@ def _number(raw: Mapping[str, Any], name: str) -> float:
 
 
 def load_adapter(folder: Path) -> Adapter:
-    """Locate the tensors of the adapter in `folder`, without reading values. Raises `ConfigError` if one is unknown,
-    missing or misshaped."""
+    """Locate the tensors of the adapter in `folder`. Raises `ConfigError` if one is unknown, missing or misshaped."""
     config, file = load_adapter_config(folder), folder / WEIGHTS
     found: dict[str, dict[str, Stored]] = {}
     for one in _tensors(file):
@@ -145,8 +143,7 @@ def _pair(module: str, stored: Mapping[str, Stored], config: AdapterConfig) -> P
 
 
 def _finite(stored: Stored, file: BinaryIO) -> Float32Array:
-    """Return the values of a tensor. Raises `ConfigError` if one is not finite: it would fail every request that uses
-    the adapter."""
+    """Return a tensor's values. Raises `ConfigError` if one is not finite: it would fail the adapter's requests."""
     found = stored.numbers(file)
     if not np.isfinite(found).all():
         raise ConfigError(f"{WEIGHTS}: {stored.name}: a number is not finite")

@@ -81,8 +81,7 @@ class _Filling:
         self.left_out, self.surplus = list[str](), list[str]()
 
     def take(self, stored: str, found: Any) -> None:
-        """Copy the stored tensor to its target. `found` is a tensor or a lazy slice of a file, which reads only what is
-        indexed."""
+        """Copy a stored tensor to its target. `found` is a tensor or a lazy slice of a file, read when indexed."""
         name = self._own_name(stored)
         if name is None:
             self.left_out.append(stored)
@@ -173,8 +172,7 @@ def _target(
 
 
 def _is_redundant(name: str, wanted: Mapping[str, Tensor]) -> bool:
-    """Return whether a tensor is one that exporters write although no model needs it: a rotary table, or the copy of a
-    tied head."""
+    """Return whether a tensor is one that no model needs: a rotary table, or the copy of a tied head."""
     return name.endswith(".rotary_emb.inv_freq") or (name == HEAD and name not in wanted)
 
 

@@ -124,8 +124,7 @@ class Fields:
         return self._list(key, float, "a list of numbers")
 
     def _list(self, key: str, kind: type, what: str) -> list[Any]:
-        """Return a non-empty list whose elements have type `kind` (GGUF lists have one type; the first element is
-        checked)."""
+        """Return a non-empty list of elements of type `kind` (GGUF lists have one type, so one element is checked)."""
         found = self._get(key, _REQUIRED, lambda value: isinstance(value, list) and type(value[0]) is kind, what)
         return list(found)
 
@@ -326,8 +325,7 @@ def _smollm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     """Return the fields of Gemma 3, with llama.cpp's values where there is no key: every sixth layer has full
-    attention, layers with a window have RoPE base 10,000, and only the 27B model scales scores by another size than the
-    head's."""
+    attention, layers with a window have RoPE base 10,000, and only the 27B model scales scores by another size."""
     own, layers = fields.own, config["num_hidden_layers"]
     window = fields.whole(own("attention.sliding_window"), 0)
     every = fields.whole(own("attention.sliding_window_pattern"), 6) if window > 0 else 1
@@ -616,8 +614,7 @@ def _nomic_bert_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str,
 
 
 def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Jina BERT. The first files have gate and up separately, later ones fused. Slopes are for a
-    maximum bias of 8."""
+    """Return the fields of Jina BERT. First files have separate gate and up. Slopes are for a maximum bias of 8."""
     if (most := fields.real(key := fields.own("attention.max_alibi_bias"), 8.0)) != 8.0:
         raise ConfigError(f"{key}: {most:g} is not imported: only 8")
     inner, hidden = config["intermediate_size"], config["hidden_size"]
@@ -709,8 +706,7 @@ def _dots1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _deepseek2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of DeepSeek V2, which selects experts by softmax scores, or of V3 and GLM-4.7-Flash, which use
-    sigmoid scores with a bias."""
+    """Return the fields of DeepSeek V2 (softmax expert scores), or of V3 and GLM-4.7-Flash (sigmoids with a bias)."""
     own, rotated = fields.own, fields.positive(fields.own("rope.dimension_count"))
     plain = fields.positive(own("attention.key_length_mla")) - rotated
     found = {
@@ -829,8 +825,7 @@ def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _delta_net(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of a gated delta net model. Tensors show which layers are attention; its q projection includes
-    the output gates."""
+    """Return the fields of a gated delta net. Tensors show which layers are attention; q includes the output gates."""
     own, kinds = fields.own, _kinds(shapes, config, ("ssm_out", "attn_q"))
     keys, size, values = (fields.positive(own(f"ssm.{key}")) for key in ("group_count", "state_size", "time_step_rank"))
     inner, hidden = fields.positive(own("ssm.inner_size")), config["hidden_size"]

@@ -28,8 +28,7 @@ _MOST_FACTORS = 4096
 
 
 def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
-    """Return the folder for a GGUF file, created now if it is not cached; without `own_tokenizer` it has no tokenizer.
-    Raises `ConfigError`."""
+    """Return the (cached) folder for a GGUF file, without a tokenizer unless `own_tokenizer`. Raises `ConfigError`."""
     named, place = file.absolute(), file.resolve()  # parts are found by name, not by where links lead
     try:
         head_bytes = _rust.gguf_head_bytes(named)

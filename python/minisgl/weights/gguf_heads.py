@@ -37,8 +37,7 @@ _MODULES = "sentence_transformers.models"
 
 
 def with_head(config: dict[str, Any], fields: Fields, shapes: Shapes) -> dict[str, Any]:
-    """Return `config` with the classification head of the file, if it has one. Raises `ConfigError` if the head is not
-    supported."""
+    """Return `config` with the file's classification head, if it has one. Raises `ConfigError` if it is unsupported."""
     if f"{SCORE}.weight" not in shapes:
         return config
     if (known := _CLASSES.get(fields.architecture)) is None:

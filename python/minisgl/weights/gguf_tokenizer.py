@@ -273,8 +273,7 @@ def _chat_template(fields: Fields) -> dict[str, Any]:
 
 
 def tokenizer_files(fields: Fields) -> dict[str, str]:
-    """Return the tokenizer files of a GGUF file: file name to content. Raises `ConfigError` if the tokenizer is not
-    supported."""
+    """Return the tokenizer files: file name to content. Raises `ConfigError` if the tokenizer is not supported."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
     if kind != "gpt2" and kind not in _KINDS:
         known = "gpt2 (byte-level BPE), llama (sentencepiece), gemma4, bert (WordPiece) and t5 (unigrams)"
@@ -324,8 +323,7 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
 
 
 def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """Return sentencepiece's BPE: any two pieces whose concatenation is a piece can merge, the best score first; other
-    characters become byte tokens."""
+    """Return sentencepiece's BPE: pieces merge if their concatenation is a piece, best score first; else bytes."""
     scores = _scores(fields, tokens)
     vocab = {token: i for i, token in enumerate(tokens)}
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}

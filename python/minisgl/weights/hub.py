@@ -471,8 +471,7 @@ def _disk(error: OSError, folder: Path) -> HubError:
 
 
 def _told(error: Exception) -> Exception:
-    """Return the error to raise for an error of a worker: `HubError` and `OSError` unchanged, any other as
-    `BrokenError` with its type."""
+    """Return the error to raise for a worker's error: `HubError` and `OSError` unchanged, others as `BrokenError`."""
     if isinstance(error, HubError | OSError):
         return error
     found = BrokenError(f"the download broke: {type(error).__name__}: {error}", "try again, or another hub")

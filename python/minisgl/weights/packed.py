@@ -3,8 +3,7 @@
 A weight is scale * (integer - zero point), with scale and zero point by group of inputs, or scale * an 8-bit float.
 `minisgl.weights.quantization` names the formats.
 
-Invariants: a layer that lacks a tensor, or whose tensors do not fit each other, is an error that names it; one layer at
-a time is in memory.
+Invariants: a layer with a missing or misfitting tensor is an error that names it; one layer at a time is in memory.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class PackedFolder:
     """The tensors of a folder: packed layers, by the name of their weight, and the others."""
 
     def __init__(self, files: Sequence[Path], packing: Packing) -> None:
-        """Locate the tensors. Raises `ConfigError` if a layer lacks one, or if no layer is packed in the format of
-        `packing`."""
+        """Locate the tensors. Raises `ConfigError` if a layer lacks one, or if none is packed in this format."""
         self._packing = packing
         self.others: dict[str, Stored] = {}
         self.layers: dict[str, dict[str, Stored]] = {}
@@ -86,8 +84,7 @@ class PackedFolder:
             raise ConfigError(f"config.json: quantization_config: {packing.method}: no layer's weight is packed so")
 
     def is_empty_bias(self, name: str) -> bool:
-        """Return whether a tensor is an all-zero bias of a packed layer: GPTQ tools write biases that the model does
-        not have."""
+        """Return whether a tensor is an all-zero bias of a packed layer, as GPTQ tools write for models without one."""
         if not name.endswith(".bias") or f"{name.removesuffix('bias')}weight" not in self.layers:
             return False
         return not self.others[name].read().any()
@@ -98,8 +95,7 @@ class PackedFolder:
         return found.full() if isinstance(found, Quants) else found
 
     def weight(self, name: str) -> Quants | Floats:
-        """Return the weight of a packed layer: integers with their scales, or floats with the scale applied. Raises
-        `ConfigError`."""
+        """Return a packed layer's weight: integers with scales, or floats, already scaled. Raises `ConfigError`."""
         parts = {part: one.read() for part, one in self.layers[name].items()}
         try:
             match self._packing.form:
@@ -134,8 +130,7 @@ def _unpack(packed: npt.NDArray[Any], bits: int) -> Integers:
 
 
 def _groups(num_inputs: int, num_groups: int, given: npt.NDArray[Any] | None) -> npt.NDArray[np.intp]:
-    """Return the group of each input: as `given`, else contiguous groups of equal size. Raises `ValueError` if they do
-    not fit."""
+    """Return the group of each input: as `given`, else contiguous groups of equal size. Raises `ValueError`."""
     if given is not None and given.size and int(given.min()) >= 0:  # -1: not given
         if given.shape != (num_inputs,) or int(given.max()) >= num_groups:
             _misshaped(f"a group of {num_groups} must be given for each of {num_inputs} inputs")
@@ -146,8 +141,7 @@ def _groups(num_inputs: int, num_groups: int, given: npt.NDArray[Any] | None) ->
 
 
 def _checked(integers: Integers, scales: Floats, zeros: Floats, given: npt.NDArray[Any] | None) -> Quants:
-    """Return the weight after checking shapes and finiteness. `scales` and `zeros` are [out, groups]; `zeros` may be
-    [1, 1]."""
+    """Check shapes and finiteness; return the weight. `scales` are [out, groups], `zeros` too, or [1, 1]."""
     if scales.ndim != 2 or len(scales) != len(integers) or zeros.shape not in (scales.shape, (1, 1)):
         _misshaped(f"{list(integers.shape)} integers with scales of {list(scales.shape)}, zeros of {list(zeros.shape)}")
     if not np.isfinite(scales).all():

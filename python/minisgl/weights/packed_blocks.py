@@ -55,8 +55,7 @@ def packed_weights(files: Sequence[Path], packing: Packing, say: Report) -> Path
 
 
 def _write(files: Sequence[Path], packing: Packing, target: Path, say: Report) -> None:
-    """Write the GGUF file. A weight's block type is known only when it has been read, so the header, which comes first,
-    is written last."""
+    """Write the GGUF file; the header last, because a weight's block type is known only after it has been read."""
     source = PackedFolder(files, packing)
     others = [name for name, one in source.others.items() if one.kind in _TYPES]
     names, entries = [*source.layers, *others], list[_Entry]()
@@ -104,8 +103,8 @@ def _put(body: BinaryIO, data: bytes) -> int:
 
 
 def _head(out: BinaryIO, entries: Sequence[_Entry]) -> None:
-    """Write a GGUF header: magic, version 3, counts, one setting, and for each tensor name, shape (innermost first),
-    type and offset."""
+    """Write a GGUF header: magic, version 3, counts, one setting; name, shape (innermost first), type, offset of
+    tensors."""
 
     def text(value: str) -> bytes:
         raw = value.encode()
@@ -162,8 +161,7 @@ def _laid(*parts: Bytes) -> Bytes:
 
 
 def _q4(integers: npt.NDArray[np.int32], scales: Floats, zeros: Floats) -> tuple[str, Bytes]:
-    """Return Q4 blocks: the first half of a block's values in the low halves of its bytes, the second half in the high
-    ones."""
+    """Return Q4 blocks: a block's first half of values in the low halves of its bytes, the second in the high ones."""
     low, high = np.split(_in_blocks(integers).astype(np.uint8), 2, axis=2)
     nibbles = (low | high << 4).astype(np.uint8)
     if (zeros == 8).all():
@@ -172,8 +170,7 @@ def _q4(integers: npt.NDArray[np.int32], scales: Floats, zeros: Floats) -> tuple
 
 
 def q8_0(weight: Floats) -> Bytes:
-    """Quantize floats to Q8_0 like rust/minisgl-cpu/src/files/quantize.rs: round to nearest, scaled by each block's
-    maximum."""
+    """Quantize floats to Q8_0 like rust/minisgl-cpu/src/files/quantize.rs: round to nearest, scale by block maximum."""
     blocks = _in_blocks(weight)
     scales = (np.abs(blocks).max(axis=2) / np.float32(127)).astype(np.float32, copy=False)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)

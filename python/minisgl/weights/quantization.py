@@ -26,8 +26,7 @@ _INTEGERS, _FLOATS = ("pack-quantized", "int-quantized"), "float-quantized"
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Format of packed weights. `zero_offset`: added to the stored zero points. `block`: rows and columns that share a
-    scale of a float8 weight."""
+    """Format of packed weights. `zero_offset`: added to stored zero points. `block`: rows, columns of a float8 scale."""
 
     method: str
     form: Form
@@ -41,8 +40,7 @@ class Packing:
 
 
 def parse_packing(raw: Mapping[str, Any]) -> Packing | None:
-    """Return the packing that a config.json names; None if its weights are not packed. Raises `ConfigError` if it is
-    not supported."""
+    """Return the packing that a config.json names; None if weights are not packed. Raises `ConfigError`."""
     said = raw.get("quantization_config")
     if said is None:
         return None

@@ -56,8 +56,7 @@ def resolve_model(
 
 
 def find_tokenizer(model: str, say: Report, *, source: ModelSource = "auto") -> Path:
-    """Return a local folder with the tokenizer of `model`; as little as possible of its weights is downloaded. Raises
-    `ConfigError`."""
+    """Return a local folder with the tokenizer of `model`, if possible without its weights. Raises `ConfigError`."""
     path = find_model(model, say, source=source, load_format="dummy", flag="--tokenizer")
     if path.is_dir():
         return path
@@ -76,8 +75,7 @@ def find_model(
     load_format: LoadFormat = "auto",
     flag: str = "--model",
 ) -> Path:
-    """Return a local folder or GGUF file for `model`, downloaded if needed; `flag` is named in errors. Raises
-    `ConfigError`."""
+    """Return a local (or downloaded) folder or GGUF file for `model`; errors name `flag`. Raises `ConfigError`."""
     found = place_of(model, source, revision, flag)
     if isinstance(found, Path):
         return found
@@ -90,8 +88,7 @@ def find_model(
 
 
 def place_of(model: str, source: ModelSource, revision: str | None, flag: str = "--model") -> Path | Wanted:
-    """Return the local folder or GGUF file of `model`, or the hub repository that it names; no hub is asked. Raises
-    `ConfigError`."""
+    """Return the local folder or GGUF file of `model`, or its hub repository; asks no hub. Raises `ConfigError`."""
     path = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not path.exists():
         path = find_smollm2()

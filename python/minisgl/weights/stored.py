@@ -104,8 +104,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(path: Path) -> list[Stored]:
-    """Parse the header of a safetensors file: its length (8 bytes), then names with dtypes, shapes and offsets. Raises
-    `ConfigError`."""
+    """Parse a safetensors header: its length (8 bytes), then names, dtypes, shapes and offsets. Raises `ConfigError`."""
     with opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _MAX_HEADER_BYTES:
@@ -168,8 +167,7 @@ def _decoded(kind: str, data: bytes) -> npt.NDArray[Any]:
 
 
 def _e4m3() -> npt.NDArray[np.float32]:
-    """Return the 256 values of e4m3fn (OCP 8-bit floating point): 4 bits of exponent with bias 7, 3 of mantissa, no
-    infinities."""
+    """Return the 256 values of e4m3fn (OCP 8-bit float): 4 exponent bits with bias 7, 3 of mantissa, no infinities."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))

@@ -110,8 +110,7 @@ impl Folder {
     }
 
     /// Counts the bytes in the folder; call once, after `open`. Bytes that are written meanwhile may count twice: then
-    /// a sweep, which recounts, comes early, but none comes late. Setting `ended` stops the count, so that closing the
-    /// store need not wait.
+    /// a sweep, which recounts, comes early, but none late. Setting `ended` stops the count, so closing need not wait.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -170,8 +169,7 @@ impl Folder {
         Ok(Some(page))
     }
 
-    /// Sets the time of use: to now, or, with `now` false, to the oldest possible, so that the file is removed before
-    /// others until it is read.
+    /// Sets the time of use to now; with `now` false to the oldest, so that the file goes first until it is read.
     pub fn set_used(&self, kind: Kind, key: &Key, now: bool) {
         let (place, long_ago) = (self.place(kind, key), SystemTime::UNIX_EPOCH);
         let at = if now { SystemTime::now() } else { long_ago };

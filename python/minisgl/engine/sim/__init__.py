@@ -127,8 +127,7 @@ class SimEngine:
         pass
 
     def _tokens(self, plan: StepPlan, entry: RingEntry) -> Int32Array:
-        """Return the tokens of a step, [num_rows], picked by a hash of seed and length (after Stafford's variant of
-        splitmix64)."""
+        """Return the tokens of a step, [num_rows], by a hash of seed and length (after Stafford's splitmix64 variant)."""
         rows = entry.sample_rows[: plan.num_samples]
         state = self._seeds[entry.req_slots[rows]]
         state ^= entry.seq_lens[rows].astype(np.uint64)

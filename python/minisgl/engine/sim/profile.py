@@ -60,8 +60,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def _place(axis: tuple[float, ...], at: float) -> tuple[int, float]:
-    """Return the index of the grid cell that holds `at`, and the relative position in it: 0 to 1 inside, beyond that
-    outside of the axis."""
+    """Return the grid cell of `at`, and the relative position in it: 0 to 1, beyond that outside of the axis."""
     if len(axis) == 1:
         return 0, 0.0
     low = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
