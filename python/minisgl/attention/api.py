@@ -52,18 +52,16 @@ class AttentionRows:
 
 class AttentionBackend(Protocol):
     graph_obstacle: ClassVar[str]
-    """Why a CUDA graph cannot hold `attend` of a step of one-token rows; empty: it can, at the sizes that the backend
-    was made for. What `attend` reads then lies where it lay at the capture, `prepare` fills it before each replay, and
-    `prepare` itself is never captured."""
+    """Reason why a CUDA graph cannot capture `attend` of one-token rows; empty if it can, at the sizes that the backend
+    was made for. `attend` then reads the same addresses as at the capture; `prepare`, which is never captured, fills
+    them before each replay."""
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        """Prepare what all layers of a step share. `page_table` [slots, pages per request] int32 or int64 is up to
-        date."""
+        """Prepare what a step's layers share. `page_table` [slots, pages per request] int32 or int64 is up to date."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k [tokens, kv_heads, k_dim] and v [tokens, kv_heads, v_dim], then return the attention of q [tokens,
         heads, k_dim] as [tokens, heads, v_dim]; see `models.Attend`."""
 
     def read(self, layer: int, q: Tensor) -> Tensor:
-        """Return the attention of q [tokens, heads, k_dim] after the step's K and V are stored (second half of
-        `attend`)."""
+        """Return the attention of q [tokens, heads, k_dim] after the step's K and V are stored, as by `attend`."""

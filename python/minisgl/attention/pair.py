@@ -1,7 +1,6 @@
 """A pair of backends over one KV pool: one for rows of several tokens, one for rows of one token.
 
-Invariants: all rows of a step store before any row reads; steps of one-token rows use the second backend alone, so it
-can have graphs.
+Invariants: all rows of a step store before any row reads; steps of one-token rows, and graphs, are the second's alone.
 """
 
 from __future__ import annotations

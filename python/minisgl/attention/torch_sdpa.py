@@ -35,7 +35,7 @@ class _DecodeGroup:
     length: int  # number of keys; up to columns * page_size
     mask: Tensor | None  # [g, 1, 1, length]; None if every row has that length
     gathers: dict[tuple[int, int, int, bool], list[_Gather]]
-    """By KV heads, k_dim, v_dim, and whether heads lie apart; made when a layer needs them."""
+    """Gathers by (KV heads, k_dim, v_dim, separate heads), created when a layer needs them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -218,7 +218,7 @@ class TorchSdpa:
     def _gathers(
         self, group: _DecodeGroup, num_rows: int, kv_heads: int, k_dim: int, v_dim: int, apart: bool
     ) -> list[_Gather]:
-        """Return gathers of as many rows as the scratch buffer holds; all layers of a step with these heads share them."""
+        """Return gathers of as many rows as the scratch buffer holds, shared by the layers with these heads."""
         columns, values = group.columns, self._pool.page_size * kv_heads
         per_row = columns * values * max(k_dim, v_dim) * self._dtype.itemsize
         at_once = min(num_rows, max(1, SCRATCH_BYTES // per_row))

@@ -22,8 +22,8 @@ Float32Array = npt.NDArray[np.float32]
 
 
 ModelKind = Literal["decoder", "encoder", "cross_encoder", "judge"]
-"""What a model computes: text and embeddings; embeddings alone; scores of texts, as an encoder; the same as a decoder,
-which reads two texts as a chat."""
+"""Kind of a model: decoder (text and embeddings), encoder (embeddings only), cross encoder (scores of text pairs), judge
+(a decoder that scores text pairs, which it reads as a chat)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +136,7 @@ class SlotAssignment:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLogprobs:
-    """Log probabilities (natural, of the raw distribution, before temperature) of the rows whose requests asked for
-    them."""
+    """Log probabilities (natural, of the raw distribution, before temperature) of the rows that asked for them."""
 
     rows: Int32Array  # [m] row indexes, ascending
     token_logprobs: Sequence[float]  # [m] of the sampled tokens

@@ -184,7 +184,7 @@ def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Ca
 
 
 def check_agreement(group: Group, what: str) -> None:
-    """Raise `ConfigError` on every rank unless all have the same `what`: ranks with different programs would deadlock."""
+    """Raise `ConfigError` on every rank unless all have the same `what`; else different programs would deadlock."""
     mine = zlib.crc32(what.encode())
     least, most = group.least(mine), -group.least(-mine)
     if least != most:

@@ -45,7 +45,7 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
     (True, True): "cross_encoder",
     (True, False): "judge",
 }
-"""The kind of a model by two facts: it gives scores; its tokens attend to those behind them, too."""
+"""Kind of a model by (has a scoring head, has bidirectional attention)."""
 LEAST_KEPT = 200 * 2**20  # bytes of weights: smaller models are packed within a third of a second
 SLOW_LOAD_S = 5.0
 SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # bytes relative to 16-bit weights: blocks of 32 with their scales

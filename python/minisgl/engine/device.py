@@ -57,7 +57,7 @@ class Stream(Protocol):
 
 class Device(Protocol):
     survives_errors: bool
-    """Whether a job that raises leaves it usable."""
+    """Whether the device is usable after a job has raised."""
     forward: Stream
     copy_in: Stream
     copy_out: Stream
@@ -278,7 +278,7 @@ class StagingBuffer:
         device.forward.wait_event(device.copy_in.record_event())
 
     def copy_out(self, device: Device, computed: DeviceEvent, num_values: int) -> DeviceEvent:
-        """Queue the copy of `num_values` outputs to the host after the event `computed`; return the event of its end."""
+        """Queue the copy of `num_values` outputs to the host after `computed`; return the event of its end."""
         device.copy_out.wait_event(computed)
         to, source = self.outputs_host[:num_values], self.outputs_device[:num_values]
         device.copy_out.run("copy out", lambda: copy(to, source))
@@ -319,7 +319,7 @@ class DeviceMasks:
 
 
 Renormalise = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(probabilities [n, vocab] float32, top_k [n] int64 with 0 or less for off, top_p [n]) -> the rest are zeros."""
+"""Truncation: (probabilities [n, vocab] float32, top_k [n] int64 (<= 0: off), top_p [n]) -> zeros for the others."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ _HALVES = {"bfloat16": ("bf16", "avx512_bf16 or amx_bf16"), "float16": ("fp16", 
 
 
 def choose(wanted: str, checkpoint: str, device: torch.device) -> tuple[str, str]:
-    """Return a key of `DTYPES` for --dtype `wanted` and the checkpoint's dtype, and the reason. Raises `ConfigError`."""
+    """Return a key of `DTYPES` for --dtype `wanted` and the checkpoint's dtype, and why. Raises `ConfigError`."""
     name = checkpoint if wanted == "auto" else wanted
     if name not in DTYPES:
         raise ConfigError(f"config.json: dtype: {name!r} is not supported: choose --dtype {', '.join(DTYPES)}")

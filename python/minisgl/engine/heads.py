@@ -18,11 +18,11 @@ from minisgl.config import ConfigError
 from minisgl.weights.stored import Stored, stored_tensors, weight_files
 
 Step = tuple[str, bytes, bytes, float]
-"""Kind, weight, bias and epsilon, as `CpuEngine.set_heads` of the extension takes them; numbers are float32."""
+"""A layer of a head: kind, weight, bias and epsilon, as for `CpuEngine.set_heads`; values are float32 bytes."""
 Raw = Mapping[str, Any]
 CLASSIFIES = "ForSequenceClassification"
 JUDGES = "Qwen3ForCausalLM"
-"""What may answer yes or no: whoever asks knows the form of Qwen3-Reranker alone."""
+"""Architecture that may be a yes-or-no reranker: only the prompt format of Qwen3-Reranker is supported."""
 _ACTIVATIONS: dict[str, list[Step]] = {
     "identity": [],
     "tanh": [("tanh", b"", b"", 0.0)],
@@ -153,4 +153,4 @@ _SCORES: dict[str, Callable[[_Tensors, Raw], tuple[str, list[Step]]]] = {
     "ModernBert": _modern_bert,
     "Qwen3": _qwen3,
 }
-"""By the architecture before `CLASSIFIES`."""
+"""Scoring heads by the prefix of an architecture before `CLASSIFIES`."""

@@ -25,7 +25,7 @@ from minisgl.utils.own_folder import check_own, read_own
 from minisgl.utils.progress import Report
 
 NUMERICS = 3
-"""Whoever changes a bit of what the CPU engine computes, or how a page lies, raises it: a test shows that."""
+"""Version of stored pages: increase it when the CPU engine computes other bits or lays out pages differently (tested)."""
 DIGEST_BYTES = 32
 DEFAULT_BYTES = 20 * 2**30
 EXPORT_S = 600.0  # before an export: time limit in seconds for pending writes
@@ -97,8 +97,7 @@ def open_store(
     page_and_state_bytes: tuple[int, int],
     say: Report,
 ) -> _rust.PageStore:
-    """Open the page store in `config.cache_dir` and import its prefix files; `files` hold the weights. Raises
-    `ConfigError`."""
+    """Open the page store in `config.cache_dir` for weights in `files`; import prefix files. Raises `ConfigError`."""
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
     for place in (folder, folder / "weights"):

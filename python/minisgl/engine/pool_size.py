@@ -78,7 +78,7 @@ def cpu_num_pages(
 
 
 def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
-    """Return what the states of all rows (`state` bytes each) leave of `free`. Raises `ConfigError` if they do not fit."""
+    """Return what all rows' states of `state` bytes each leave of `free`. Raises `ConfigError` if they do not fit."""
     rows = config.rows_on("cpu")
     if state * (rows + 1) > free.num_bytes:
         raise ConfigError(

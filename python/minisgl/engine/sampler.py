@@ -75,7 +75,7 @@ def _shift(x: Tensor, count: int) -> Tensor:
 
 
 Mask = Callable[[Tensor], None]
-"""Takes from logits [n, vocab] float32, in place, the ids that may not come by their rows' grammars."""
+"""Grammar mask: sets logits [n, vocab] float32 of ids that the rows' grammars forbid to -inf, in place."""
 _ANY = -1  # padding of a shorter sequence: matches any id
 _NONE = -2  # before the output's first token: matches no id
 

@@ -20,7 +20,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.step import Int32Array, Int64Array
 
 Pairs = Mapping[str, tuple[Tensor, Tensor]]
-"""A and scale * B by layer, float32."""
+"""LoRA factors by layer name: A and scale * B, float32."""
 
 
 class TorchAdapters:

@@ -25,9 +25,9 @@ from minisgl.weights.names import PREFIX, Names
 
 Raw = Mapping[str, Any]
 Window = Literal["refused", "always", "layers", "switched", "pattern"]
-"""Which layers attend to the last `sliding_window` tokens only: none, a config that asks for it is refused; all, if it
-is set; with `use_sliding_window` those from `max_window_layers` on, or what `layer_types` says; with it all; what
-`layer_types` says, or all but each `sliding_window_pattern`-th."""
+"""Rule for layers with a sliding window. refused: none, and a config with one is an error; always: all, if one is set;
+layers: with `use_sliding_window` those of `layer_types`, or from `max_window_layers` on; switched: all, with
+`use_sliding_window`; pattern: those of `layer_types`, or all but every `sliding_window_pattern`-th."""
 WINDOW = 4096  # default length if a config has a window without one
 
 
@@ -38,8 +38,7 @@ class Architecture:
     alternate between the two RoPE halves. `gate_up_in_turns`: rows of an expert's fused gate-up tensor alternate.
     `on_torch`: the native torch layers support it. `fields`: config names that differ. `layers`: possible prefixes of a
     layer's tensors. `grouped`: fused qkv is grouped by KV head. `transposed`: matrices are [inputs, outputs].
-    `gguf_tiled`: value heads that share a key head are not adjacent. `buffers`: suffixes of tensors that are no
-    weights."""
+    `gguf_tiled`: value heads that share a key head are not adjacent. `buffers`: suffixes of tensors without weights."""
 
     describe: Callable[[Raw], dict[str, Any]]
     names: Names = field(default_factory=dict)
@@ -58,8 +57,8 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """KV heads of one layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected
-    keys."""
+    """KV heads of a layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected keys.
+    KV heads of a layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected keys."""
 
     kv_heads: int
     head_dim: int
@@ -90,8 +89,7 @@ class DeltaNet:
 
 
 Gating = Literal["alone", "before_norm", "behind_norm"]
-"""What a Mamba-2 layer does with what it read of its state: it goes through a gate alone, through the gate and then a
-norm, or through the norm first."""
+"""Gating of a Mamba-2 layer's output: a gate alone, the gate before a norm, or the gate behind (after) a norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +113,12 @@ class Mamba2:
 
 
 StateKind = ShortConv | DeltaNet | Mamba2
-"""What a layer keeps of a sequence. `kind` is its name in Rust."""
+"""Kind of a layer's recurrent state. `kind` is the variant's name in Rust."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """AltUp: hidden states in `count` streams (arXiv 2301.13310), and LAuReL, a low-`rank` residual next to attention."""
+    """AltUp: hidden states in `count` streams (arXiv 2301.13310); LAuReL: a low-`rank` residual next to attention."""
 
     count: int
     rank: int
@@ -232,7 +230,7 @@ class Slopes:
 
     @classmethod
     def of(cls, heads: int, positions: int) -> Slopes:
-        """Return the slopes of the ALiBi paper: powers of one base, with more heads every other one of twice as many."""
+        """Return the slopes of the ALiBi paper: powers of one base; beyond 2^n heads, every other one of 2^(n+1)."""
         whole = 1 << (heads.bit_length() - 1)
         usual = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
         between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
@@ -422,8 +420,8 @@ def _gemma2(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 3 (arXiv 2503.19786): q and k norms instead of Gemma 2's caps; windowed layers have their own
-    RoPE."""
+    """Describe Gemma 3 (arXiv 2503.19786): q and k norms, not Gemma 2's caps; windowed layers have a RoPE of their own.
+    Describe Gemma 3 (arXiv 2503.19786): q and k norms, not Gemma 2's caps; windowed layers have a RoPE of their own."""
     _none_of(raw, "attn_logit_softcapping", "final_logit_softcapping")
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
     for one in (rope, local):
@@ -494,8 +492,7 @@ def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ..
 
 def _gemma3n(raw: Raw) -> dict[str, Any]:
     """Describe Gemma 3n: AltUp streams, a low-rank residual, sparsified MLP gates in the first layers. As in Gemma 4,
-    the last layers reuse the KV of others, scores are unscaled, values normalized, and layers have per-layer
-    embeddings."""
+    last layers reuse the KV of others, scores are unscaled, values normalized, and there are per-layer embeddings."""
     num_layers = int(raw["num_hidden_layers"])
     raw = {"layer_types": _pattern(raw, num_layers, 5), "num_kv_shared_layers": 15, "laurel_rank": 64, **raw}
     raw = {"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, **raw}
@@ -1126,8 +1123,7 @@ def _modern_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3_text(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 3 without its head; EmbeddingGemma (arXiv 2509.20354), an encoder, counts its window on both
-    sides."""
+    """Describe Gemma 3 without a head, or the encoder EmbeddingGemma (arXiv 2509.20354) with a two-sided window."""
     if not raw.get("use_bidirectional_attention"):
         return _gemma3(raw)
     window = int(raw.get("sliding_window", WINDOW)) // 2 + 1
@@ -1887,7 +1883,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
 }
 CLASSIFIERS: dict[str, Architecture] = {"Qwen3ForSequenceClassification": Architecture(_qwen3_classes)}
-"""Decoders with a head of labels in place of the one that gives text."""
+"""Decoders with a classification head instead of an LM head."""
 
 
 def find_architecture(architecture: str) -> Architecture:

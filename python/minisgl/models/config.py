@@ -37,14 +37,14 @@ from minisgl.weights.quantization import Packing, parse_packing
 
 MOST_LAYERS = 4096  # limit of layers: more mean a damaged file
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu
-"""GELU is by its tanh, and by the error function."""
+"""Activation of an MLP's gate. "gelu" is the tanh approximation, "gelu_erf" the exact one."""
 Norms = Literal["before", "behind", "both", "parallel", "apart", "over"]
-"""Where a layer has norms: before attention and MLP; behind both, before they are added; before and behind; one before
-both, which read the same numbers and are added together; one before each, the rest as with one; behind both, over the
-sums of what they give and the hidden numbers."""
+"""Norms of a layer. before: before attention and MLP; behind: after each, before the residual addition; both: before and
+after; parallel: one norm whose output attention and MLP read in parallel; apart: parallel with a norm for each; over:
+after each residual addition (post-norm)."""
 HeadNorms = Literal["none", "head", "heads", "whole", "rotated", "plain"]
-"""Norms of q and k before rotation: none; over each head; over each head with weights of its own; over all heads at
-once. Or over each head behind rotation, with weights (rotated) or without (plain: in layers that rotate)."""
+"""Norms of q and k. Before RoPE: none, head (per head), heads (per head with separate weights), whole (over all heads).
+After RoPE: rotated (per head), plain (per head without weights, in layers with RoPE)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class ModelConfig:
     qkv_bias: bool
     out_bias: bool
     windows: tuple[int | None, ...]
-    """The number of tokens, itself included, that a token of each layer attends to; None: all before it."""
+    """Sliding window by layer: number of tokens that a token attends to, itself included; None: all before it."""
     attention_scale: float  # of the scores q k
     packing: Packing | None  # format of packed weights; None: not packed
     dtype: str
@@ -83,7 +83,7 @@ class ModelConfig:
     per_layer: PerLayer | None = None
     streams: Streams | None = None
     gate_cuts: tuple[float, ...] = ()
-    """By layer: by how many standard deviations above their mean the gates of an MLP are cut; 0: they are not."""
+    """Threshold of MLP gates by layer, in standard deviations above their mean; smaller gates become 0. 0: no threshold."""
     rotary_share: float = 1.0  # share of each head that RoPE rotates, from its start
     mlp_bias: bool = False
     down_bias: bool = False  # the MLP's down projection has a bias, even if its other matrices have none
@@ -97,7 +97,7 @@ class ModelConfig:
     last_norm: bool = True  # there is a norm after the last layer
     distances: Ranges | Slopes | None = None  # bias by distance that is added to scores
     both_ways: bool = False
-    """An encoder: tokens attend to those behind them, too: to all of their text, or to as many as before them."""
+    """Bidirectional attention (an encoder): over the whole sequence, or over a window on both sides."""
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None  # MLA; then `num_kv_heads` and `head_dim` are those of pages
     norms: Norms = "before"
@@ -117,9 +117,9 @@ class ModelConfig:
     query_growth: QueryGrowth | None = None
     chunked: bool = False  # windows are chunks of the sequence: a token attends to earlier ones of its own chunk
     left_out: tuple[str, ...] = ()
-    """How the names of tensors begin that are no part of the decoder: they predict tokens after the next (MTP)."""
+    """Name prefixes of tensors that are not loaded, such as MTP layers, which predict tokens after the next."""
     other_half: tuple[str, ...] = ()
-    """The same of a GGUF file that has what sees, too."""
+    """Name prefixes of the vision tensors of a GGUF file, which are not loaded."""
 
     @property
     def rotary_dim(self) -> int:
@@ -251,7 +251,7 @@ NOT_COMPUTED = (
     "eos_ids",
     "other_half",
 )
-"""Fields of a `ModelConfig` that the CPU engine does not read."""
+"""Fields of `ModelConfig` that the CPU engine does not read."""
 
 
 def computed(model: ModelConfig, context_len: int) -> dict[str, Any]:

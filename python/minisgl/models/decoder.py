@@ -163,7 +163,7 @@ class Decoder:
         )
         self.graph_obstacle = graph_obstacle() if config.moe is not None else ""
         self.adapter_rows = AdapterRows()
-        """Whoever calls `forward` says before which tokens want which adapter."""
+        """Adapters of the step's tokens, to be set before `forward`."""
         size, vocab_size = config.hidden_size, config.vocab_size
         self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
         self._layers = [_Layer(config, i, dtype, device, group) for i in range(config.num_layers)]
@@ -208,7 +208,7 @@ class Decoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Compute logits [n, vocab_size] float32 of hidden states [n, hidden_size], valid on rank 0 (see `Embedding`)."""
+        """Compute logits [n, vocab_size] float32 of hidden states [n, hidden_size]; on rank 0 (see `Embedding`)."""
         return self._head.logits(hidden)
 
     def checkpoint(self) -> dict[str, Tensor]:
@@ -219,7 +219,7 @@ class Decoder:
         return found
 
     def put_adapter(self, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Load this rank's shard of adapter `number`; `pairs`: unsharded A [r, in] and scaled B [out, r] by layer name."""
+        """Load a rank's shard of adapter `number`; `pairs`: unsharded A [r, in] and scaled B [out, r] by layer name."""
         for layer in self._layers:
             for linear in layer.linears():
                 if mine := {name: pairs[name] for name in linear.names() if name in pairs}:

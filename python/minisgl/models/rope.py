@@ -115,8 +115,7 @@ def parse_rope(
     raw: Mapping[str, Any], *, theta: float = 10_000.0, partial: bool = False, query_growth: bool = False
 ) -> RopeConfig:
     """Parse the RoPE fields of a config. `theta`: the architecture's default base. `partial`, `query_growth`: it
-    supports RoPE on a part of each head, and queries scaled by position. Raises `ConfigError`, `KeyError` for a missing
-    field."""
+    supports RoPE on a part of heads, queries scaled by position. Raises `ConfigError`, or `KeyError` for no field."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind == "mrope":  # three positions for images; those of a text token are all equal

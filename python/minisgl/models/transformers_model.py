@@ -124,7 +124,7 @@ class TransformersModel:
             config._attn_implementation = name
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Compute hidden states (see `Model.forward`). CPUs pad 16-bit tokens to a few sizes (see `layers.products`)."""
+        """Compute hidden states (see `Model`). CPUs pad 16-bit inputs to a few token counts (see `layers.products`)."""
         place, n = self.place, len(input_ids)
         place.attend, place.layer, place.num_tokens = attend, 0, n
         if self.device.type == "cpu" and self.dtype is not torch.float32:

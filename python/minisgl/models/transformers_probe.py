@@ -113,7 +113,7 @@ def _observe(
     softcap: float | None = None,
     **asked: object,
 ) -> tuple[Tensor, None]:
-    """Record a call of attention in the probe's first run; returns zeros. Raises `_Refused` for unsupported arguments."""
+    """Record a call of attention in the probe's first run; return zeros. Raises `_Refused` if it is unsupported."""
     for name, value_asked in asked.items():
         if name not in _HARMLESS and value_asked is not None and value_asked is not False:
             raise _Refused(f"its attention is given {name}, which no backend here knows")

@@ -24,7 +24,7 @@ from minisgl.weights.quantization import Packing
 from minisgl.weights.stored import weight_files
 
 Progress = Callable[[int, int], None]
-"""(tensors done, tensors in all)"""
+"""Callback for progress: (tensors done, tensors in total)."""
 TABLE, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _SHOWN = 8
 _ROWS = 4096

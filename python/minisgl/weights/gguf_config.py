@@ -14,7 +14,7 @@ from typing import Any
 from minisgl.config import ConfigError
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""By tensor, outermost dimension first."""
+"""Shapes by tensor name, outermost dimension first."""
 
 TABLE, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -41,8 +41,8 @@ _WEIGHTY = {
     "expert_weights_scale": 1.0,
     "nextn_predict_layers": 0,
 }
-"""Keys that change what any model computes, and the value that changes nothing, as 0 does: one that nobody read is
-refused."""
+"""Keys that change the computation of any model, and their neutral value (0 is neutral, too). A key that no reader has
+read must have it."""
 
 
 Config = Mapping[str, Any]
@@ -147,7 +147,7 @@ class Fields:
 
 
 Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
-"""What only one architecture has, of a config.json that has the rest; it may replace fields of the rest."""
+"""Function that returns the config fields of one architecture, which may replace the common ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -1098,4 +1098,4 @@ READERS: dict[str, Reader] = {
     "gemma-embedding": Reader("Gemma3TextModel", _gemma_embedding, "gemma3_text", encoder=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
-"""By `general.architecture`."""
+"""Readers by `general.architecture`."""

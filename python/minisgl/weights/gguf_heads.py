@@ -30,7 +30,7 @@ _CLASSES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     ),
     "qwen3": ("Qwen3ForSequenceClassification", {SCORE: "score"}),
 }
-"""By `general.architecture`: who computes it, and what that one's checkpoints call the parts."""
+"""Classifier of a file by `general.architecture`: its transformers class, and the checkpoint names of its parts."""
 _YES_NO = ["yes", "no"]
 _IDENTITY = "torch.nn.modules.linear.Identity"
 _MODULES = "sentence_transformers.models"

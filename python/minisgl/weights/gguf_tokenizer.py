@@ -76,16 +76,16 @@ class Pre:
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """A word that is a token is taken as it is, whatever its merges say."""
+    """Whether a word that is a token is used as it is, without applying merges."""
     nfc: bool = False
     adds_bos: bool = False
-    """Unless the file says otherwise."""
+    """Default of `add_bos_token` if the file does not have it."""
     adds_eos: bool = False
     adds_sep: bool = False
     of_text: bool = False
-    """Merges are of the text itself with bytes for what is no token, and a space is sentencepiece's."""
+    """Whether merges apply to text, with byte tokens for unknown characters and sentencepiece's spaces."""
     keeps_newlines: bool = False
-    """A token of newlines alone is taken as it is, whatever its merges say."""
+    """Whether a token of newlines alone is used as it is, without applying merges."""
 
 
 _OF_GPT2 = Pre((_GPT2,))
@@ -211,7 +211,7 @@ _KINDS = {
     "bert": Pre((), adds_bos=True, adds_sep=True),
     "t5": Pre((), adds_eos=True),
 }
-"""By `tokenizer.ggml.model`, but for gpt2's."""
+"""Pre-tokenizers by `tokenizer.ggml.model`, except gpt2's."""
 
 _ENDS_BY_KEY = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "[e~["}

@@ -45,11 +45,11 @@ SHORT = {
     "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0",
     "smollm3:3b": "ggml-org/SmolLM3-3B-GGUF:Q4_K_M",
 }
-"""What people type -> the repository. A name without a size is the first row of its name."""
+"""Short names of models, and their repositories. A name without a size means the first row with that name."""
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "MXFP4", "IQ4_XS")
-"""The types of GGUF files of which the first that a repository has is taken where nobody named one, else the first by
-name, one of a type that the CPU engine does not read last."""
+"""Order of preference of GGUF quantizations if none is named; then the first file by name is used, and one of a type that
+the CPU engine cannot read last."""
 
 HOSTS: dict[str, ModelSource] = {
     "huggingface.co": "huggingface",

@@ -103,8 +103,8 @@ def _put(body: BinaryIO, data: bytes) -> int:
 
 
 def _head(out: BinaryIO, entries: Sequence[_Entry]) -> None:
-    """Write a GGUF header: magic, version 3, counts, one setting; name, shape (innermost first), type, offset of
-    tensors."""
+    """Write a GGUF header: magic, version 3, counts, one setting; of tensors name, shape (innermost first), type,
+    offset."""
 
     def text(value: str) -> bytes:
         raw = value.encode()

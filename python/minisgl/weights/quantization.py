@@ -17,8 +17,8 @@ from typing import Any, Literal
 from minisgl.config import ConfigError
 
 Form = Literal["awq", "gptq", "packed", "int8", "float8", "mxfp4"]
-"""How a layer's weight lies: AWQ's and GPTQ's own, compressed-tensors' integers packed into int32, whole int8, e4m3,
-blocks of 4-bit floats with an exponent for 32 of them, which the CPU engine reads as they are."""
+"""Storage format of a layer's weight: AWQ, GPTQ, integers packed into int32 (compressed-tensors), int8, e4m3 floats, or
+blocks of 32 4-bit floats with an exponent (MXFP4), which the CPU engine reads directly."""
 
 METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "mxfp4")
 _INTEGERS, _FLOATS = ("pack-quantized", "int-quantized"), "float-quantized"
@@ -26,7 +26,7 @@ _INTEGERS, _FLOATS = ("pack-quantized", "int-quantized"), "float-quantized"
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Format of packed weights. `zero_offset`: added to stored zero points. `block`: rows, columns of a float8 scale."""
+    """Format of packed weights. `zero_offset`: added to stored zero points. `block`: rows, columns of float8 scales."""
 
     method: str
     form: Form

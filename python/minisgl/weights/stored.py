@@ -104,7 +104,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def stored_tensors(path: Path) -> list[Stored]:
-    """Parse a safetensors header: its length (8 bytes), then names, dtypes, shapes and offsets. Raises `ConfigError`."""
+    """Parse a safetensors header: length (8 bytes), then names, dtypes, shapes and offsets. Raises `ConfigError`."""
     with opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _MAX_HEADER_BYTES:

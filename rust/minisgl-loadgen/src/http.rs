@@ -167,8 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange<'_, S> {
         }
     }
 
-    /// Writes as much of the request as the connection accepts. An error is stored, because the server may have
-    /// responded before it.
+    /// Writes as much of the request as the connection accepts. Stores an error: the response may have come before.
     fn write(&mut self, context: &mut Context<'_>) {
         while self.written < self.head.len() + self.body.len() && self.unwritable.is_none() {
             let head = &self.head[self.written.min(self.head.len())..];
@@ -189,8 +188,7 @@ impl Received {
         &self.bytes[self.start..self.end]
     }
 
-    /// Returns the free part of the buffer, at least one byte. Fails if the unread bytes have reached the maximum of a
-    /// head.
+    /// Returns the free part of the buffer, at least one byte. Fails if the unread bytes are as long as a head may be.
     fn room(&mut self) -> Result<&mut [u8], Error> {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);

@@ -111,8 +111,7 @@ impl Keeper {
     }
 
     /// Records that the step of the last `computed` has saved the slot's state after `num_tokens` tokens. At the end of
-    /// a page the state is written to the store, and supersedes the state with which the slot got there. `state` copies
-    /// it.
+    /// a page the state is stored, and supersedes the one with which the slot got there. `state` copies it.
     pub fn saved(&mut self, slot: usize, num_tokens: usize, state: impl FnOnce() -> Vec<u8>) {
         let (slot, size) = (&mut self.slots[slot], self.store.page_size());
         let keys = &slot.keys;

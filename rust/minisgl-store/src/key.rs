@@ -21,8 +21,7 @@ pub fn first_key(identity: &[u8]) -> Key {
     blake3::derive_key("minisgl pages of KV, version 1", identity)
 }
 
-/// Returns the root key of a namespace: sequences share pages only within their `space`. An empty one has the store's
-/// root key, `first`.
+/// Returns the root key of a namespace: sequences share pages only within their `space`. An empty one has `first`.
 #[must_use]
 pub fn first_key_in(first: &Key, space: &[u8]) -> Key {
     if space.is_empty() {

@@ -1,8 +1,7 @@
 //! The page store of a running engine: computed pages and states are written in the background, those of a request's
 //! prompt are read before the request reaches the scheduler.
 //!
-//! Invariants: `give` never waits: what the disk is too slow for is dropped, and counted; disk errors only increase
-//! counters.
+//! Invariants: `give` never waits: pages that the disk is too slow for are dropped, and counted; so are disk errors.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -278,8 +277,7 @@ impl Store {
         })
     }
 
-    /// Sets the size of the model's recurrent states. Pages are then staged only up to one that has a stored state
-    /// after it.
+    /// Sets the size of the model's recurrent states. Pages are then staged only up to one with a stored state.
     #[must_use]
     pub fn with_states(mut self, bytes: usize) -> Self {
         self.state_bytes = bytes;
@@ -389,8 +387,7 @@ impl Store {
             .is_some_and(|key| self.shared.folder.has(Kind::Page, key))
     }
 
-    /// Records that computing `tokens` tokens took `time`: `stage` stops reading when it takes longer than that, one
-    /// slow read excepted.
+    /// Records that computing `tokens` tokens took `time`, which limits the time of `stage`, one slow read excepted.
     pub fn took(&self, tokens: usize, time: Duration) {
         let tokens = u64::try_from(tokens.max(1)).unwrap_or(u64::MAX);
         let page_size = u64::try_from(self.page_size).unwrap_or(u64::MAX);
@@ -521,8 +518,7 @@ impl Store {
     }
 }
 
-/// Sum of read times except the slowest one, which may be due to a pause of the whole machine: a slow disk shows in the
-/// others.
+/// Sum of read times except the slowest one, which may be a pause of the machine: a slow disk shows in the others.
 #[derive(Default)]
 struct ReadTimes {
     sum: Duration,

@@ -148,8 +148,7 @@ impl Chance {
         ((mixed ^ (mixed >> 27)) >> 16) as usize % end
     }
 
-    /// Damages a file: changes its bytes or length, or replaces it by another file, a folder, a pipe, a link or
-    /// nothing.
+    /// Damages a file: changes its bytes or length, or replaces it by another file, a folder, a pipe or a link.
     fn damage(&mut self, file: &Path, others: &[PathBuf]) {
         let read = |file: &Path| match file.is_file() {
             true => fs::read(file).expect("a file"),

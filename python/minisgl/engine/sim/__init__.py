@@ -26,7 +26,7 @@ from minisgl.utils.progress import Report
 from minisgl.weights.sources import resolve_model
 
 SPIN_S = 150e-6
-"""What a sleep may come late (the kernel's timer slack is 50 us, waking a thread takes the rest): awake for so long."""
+"""Busy-wait before a deadline: maximum delay of a sleep (timer slack of 50 us, the rest for waking a thread)."""
 
 
 class Clock(Protocol):
@@ -104,7 +104,7 @@ class SimEngine:
         self._clock = clock or RealClock()
         self._busy_until = 0.0
         self.busy_s = 0.0
-        """What the device has been given to do so far."""
+        """Seconds of work that the device has been given so far."""
         self._seeds: U64 = np.zeros(max_rows + 1, np.uint64)
 
     @property
@@ -127,7 +127,7 @@ class SimEngine:
         pass
 
     def _tokens(self, plan: StepPlan, entry: RingEntry) -> Int32Array:
-        """Return the tokens of a step, [num_rows], by a hash of seed and length (after Stafford's splitmix64 variant)."""
+        """Return a step's tokens, [num_rows], by a hash of seed and length (after Stafford's splitmix64 variant)."""
         rows = entry.sample_rows[: plan.num_samples]
         state = self._seeds[entry.req_slots[rows]]
         state ^= entry.seq_lens[rows].astype(np.uint64)
