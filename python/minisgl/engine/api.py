@@ -22,8 +22,8 @@ Float32Array = npt.NDArray[np.float32]
 
 
 ModelKind = Literal["decoder", "encoder", "cross_encoder", "judge"]
-"""Kind of a model: decoder (text and embeddings), encoder (embeddings only), cross encoder (scores of text pairs), judge
-(a decoder that scores text pairs, which it reads as a chat)."""
+"""Kind of a model: decoder (text and embeddings), encoder (embeddings), cross encoder (scores of text pairs), judge (a
+decoder that scores text pairs, which it reads as a chat)."""
 
 
 @dataclass(frozen=True, slots=True)

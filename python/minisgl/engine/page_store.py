@@ -25,7 +25,7 @@ from minisgl.utils.own_folder import check_own, read_own
 from minisgl.utils.progress import Report
 
 NUMERICS = 3
-"""Version of stored pages: increase it when the CPU engine computes other bits or lays out pages differently (tested)."""
+"""Version of stored pages: increase it when the CPU engine computes other bits or changes the page layout (tested)."""
 DIGEST_BYTES = 32
 DEFAULT_BYTES = 20 * 2**30
 EXPORT_S = 600.0  # before an export: time limit in seconds for pending writes

@@ -39,8 +39,8 @@ MOST_LAYERS = 4096  # limit of layers: more mean a damaged file
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu
 """Activation of an MLP's gate. "gelu" is the tanh approximation, "gelu_erf" the exact one."""
 Norms = Literal["before", "behind", "both", "parallel", "apart", "over"]
-"""Norms of a layer. before: before attention and MLP; behind: after each, before the residual addition; both: before and
-after; parallel: one norm whose output attention and MLP read in parallel; apart: parallel with a norm for each; over:
+"""Norms of a layer. before: before attention and MLP; behind: after each, before the residual addition; both: both of
+them; parallel: one norm whose output attention and MLP read in parallel; apart: parallel with a norm for each; over:
 after each residual addition (post-norm)."""
 HeadNorms = Literal["none", "head", "heads", "whole", "rotated", "plain"]
 """Norms of q and k. Before RoPE: none, head (per head), heads (per head with separate weights), whole (over all heads).
@@ -83,7 +83,7 @@ class ModelConfig:
     per_layer: PerLayer | None = None
     streams: Streams | None = None
     gate_cuts: tuple[float, ...] = ()
-    """Threshold of MLP gates by layer, in standard deviations above their mean; smaller gates become 0. 0: no threshold."""
+    """Threshold of MLP gates by layer, in standard deviations above their mean; smaller gates become 0. 0: none."""
     rotary_share: float = 1.0  # share of each head that RoPE rotates, from its start
     mlp_bias: bool = False
     down_bias: bool = False  # the MLP's down projection has a bias, even if its other matrices have none

@@ -48,8 +48,8 @@ SHORT = {
 """Short names of models, and their repositories. A name without a size means the first row with that name."""
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "MXFP4", "IQ4_XS")
-"""Order of preference of GGUF quantizations if none is named; then the first file by name is used, and one of a type that
-the CPU engine cannot read last."""
+"""Order of preference of GGUF quantizations if none is named; then the first file by name, and last a type that the CPU
+engine cannot read."""
 
 HOSTS: dict[str, ModelSource] = {
     "huggingface.co": "huggingface",
