@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_told_from_chunks_around_it() {
+    fn text_events_are_distinguished_from_other_chunks() {
         let cases: [(&str, Frame); 10] = [
             (
                 r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#,
@@ -110,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn written_json_is_no_key() {
+    fn json_inside_generated_text_is_ignored() {
         let data = br#"{"choices":[{"delta":{"content":"{\"usage\":{\"completion_tokens\":9}, \"error\":{}"}}]}"#;
         assert_eq!(usage(data), None);
         assert_eq!(classify(data), Frame::Text);
     }
 
     #[test]
-    fn usage_with_and_without_details() {
+    fn usage_is_parsed_with_and_without_details() {
         let full = concat!(
             r#"{"usage": {"prompt_tokens": 12, "completion_tokens":34,"#,
             r#""prompt_tokens_details":{"cached_tokens":8}}}"#

@@ -146,7 +146,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange<'_, S> {
         (self.keep_alive && is_written && is_read).then_some(self.connection)
     }
 
-    /// Writes what is left of the request and reads once; returns the number of bytes read, 0 at the connection's end.
+    /// Writes the rest of the request and reads once; returns the number of bytes read, 0 at the connection's end.
     async fn receive(&mut self) -> Result<usize, String> {
         let result = poll_fn(|context| {
             self.write(context);

@@ -8,7 +8,7 @@ use std::time::Duration;
 pub enum Arrivals {
     /// Open loop: seconds from the start, one per chain, ascending.
     At(Vec<f64>),
-    /// Closed loop: each client sends a chain's requests one after the other.
+    /// Closed loop: each client begins its next chain when its last one has ended.
     Clients {
         /// Number of clients.
         count: usize,

@@ -80,9 +80,9 @@ pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, String> {
     dispatch(&plan, shared, start, &senders);
     drop(senders);
     let (mut records, mut cpu_s) = (Vec::new(), 0.0);
-    for one in threads {
-        let (of_thread, cpu) = one.join().map_err(|_| "a thread panicked".to_owned())??;
-        records.extend(of_thread);
+    for thread in threads {
+        let (thread_records, cpu) = thread.join().map_err(|_| "a thread panicked".to_owned())??;
+        records.extend(thread_records);
         cpu_s += cpu;
     }
     records.sort_unstable_by_key(|record| record.index);
@@ -123,7 +123,7 @@ fn first_of_each(chains: &[usize]) -> Vec<usize> {
     chains.iter().map(first).collect()
 }
 
-/// Returns `part / whole`, both small numbers of clients.
+/// Returns `part / whole` of small client counts.
 #[allow(clippy::as_conversions)]
 fn share(part: usize, whole: usize) -> f64 {
     part as f64 / whole as f64
@@ -198,7 +198,7 @@ async fn closed_loop(context: &Arc<Context>, delays: impl Iterator<Item = f64>) 
                 sleep(Duration::from_secs_f64(delay)).await;
             }
             let mut idle = None;
-            while !context.over() {
+            while !context.is_over() {
                 let chain = context.next.fetch_add(1, Relaxed);
                 if chain >= context.firsts.len() {
                     break;
@@ -223,7 +223,7 @@ fn pool(context: &Context) -> std::sync::MutexGuard<'_, Vec<Connection>> {
 
 impl Context {
     /// Returns true if no more requests are to be begun.
-    fn over(&self) -> bool {
+    fn is_over(&self) -> bool {
         match self.plan.arrivals {
             Arrivals::At(_) => false,
             Arrivals::Clients { stop_after_s, .. } => self.start.elapsed().as_secs_f64() >= stop_after_s,
@@ -233,7 +233,7 @@ impl Context {
     /// Sends the requests of a chain, one after the other.
     async fn chain(&self, chain: usize, idle: &mut Option<Connection>) {
         for turn in 0..self.plan.chains[chain] {
-            if turn > 0 && self.over() {
+            if turn > 0 && self.is_over() {
                 return;
             }
             let now = self.start.elapsed().as_secs_f64();
@@ -241,22 +241,22 @@ impl Context {
                 Arrivals::At(times) if turn == 0 => times[chain],
                 _ => now,
             };
-            let kept = Kept {
+            let guard = RecordGuard {
                 context: self,
                 record: Record::new(self.firsts[chain] + turn, scheduled),
             };
-            kept.exchange(idle).await;
+            guard.exchange(idle).await;
         }
     }
 }
 
 /// A record that is stored when dropped, however its request ends, also if its task is cancelled.
-struct Kept<'a> {
+struct RecordGuard<'a> {
     context: &'a Context,
     record: Record,
 }
 
-impl Kept<'_> {
+impl RecordGuard<'_> {
     async fn exchange(mut self, idle: &mut Option<Connection>) {
         let Context {
             plan, shared, start, ..
@@ -265,7 +265,7 @@ impl Kept<'_> {
     }
 }
 
-impl Drop for Kept<'_> {
+impl Drop for RecordGuard<'_> {
     fn drop(&mut self) {
         let record = std::mem::take(&mut self.record);
         let mut blocks = self.context.records.lock().unwrap_or_else(PoisonError::into_inner);

@@ -70,7 +70,7 @@ mod tests {
     const EVENTS: [&str; 3] = ["{\"a\":\"\u{e4}\u{1f600}\"}", "one\ntwo", "[DONE]"];
 
     #[test]
-    fn any_two_cuts_give_the_same_events() {
+    fn stream_split_at_any_two_bytes_gives_same_events() {
         for text in [STREAM.to_owned(), STREAM.replace('\n', "\r\n")] {
             let bytes = text.as_bytes();
             for first in 0..=bytes.len() {
@@ -83,13 +83,13 @@ mod tests {
     }
 
     #[test]
-    fn byte_by_byte() {
+    fn stream_read_byte_by_byte_gives_same_events() {
         let pieces: Vec<&[u8]> = STREAM.as_bytes().chunks(1).collect();
         assert_eq!(split(&pieces), EVENTS);
     }
 
     #[test]
-    fn an_event_without_its_blank_line_is_not_given_out() {
+    fn event_without_blank_line_is_not_returned() {
         assert_eq!(split(&[b"data: a\n\ndata: b\n"]), ["a"]);
         assert_eq!(split(&[b"data: a\n\ndata: b"]), ["a"]);
     }

@@ -137,7 +137,7 @@ impl Folder {
 
     /// Returns true if there is a file of this kind and key. Its contents are not checked.
     pub fn has(&self, kind: Kind, key: &Key) -> bool {
-        self.place(kind, key).exists()
+        self.path_of(kind, key).exists()
     }
 
     /// Reads the page or state of `bytes` bytes; `None` if there is no file. A damaged file is removed.
@@ -145,15 +145,15 @@ impl Folder {
     /// # Errors
     /// The file is damaged, or cannot be read.
     pub fn read(&self, kind: Kind, key: &Key, bytes: usize) -> io::Result<Option<Vec<u8>>> {
-        let place = self.place(kind, key);
-        let there = match fs::metadata(&place) {
+        let path = self.path_of(kind, key);
+        let there = match fs::metadata(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
         if there.len() != (HEADER + bytes) as u64 || !there.is_file() {
-            return Err(self.damaged(&place, bytes)); // without opening it: a pipe would block
+            return Err(self.damaged(&path, bytes)); // without opening it: a pipe would block
         }
-        let mut file = match File::open(&place) {
+        let mut file = match File::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
@@ -163,7 +163,7 @@ impl Folder {
             && file.read_exact(&mut page).is_ok()
             && header == self::header(kind, key, &page);
         if !whole {
-            return Err(self.damaged(&place, bytes));
+            return Err(self.damaged(&path, bytes));
         }
         let _ = file.set_modified(SystemTime::now()); // fails in a folder of another owner, where the age stays
         Ok(Some(page))
@@ -171,10 +171,10 @@ impl Folder {
 
     /// Sets the time of use to now; with `now` false to the oldest, so that the file goes first until it is read.
     pub fn set_used(&self, kind: Kind, key: &Key, now: bool) {
-        let (place, long_ago) = (self.place(kind, key), SystemTime::UNIX_EPOCH);
+        let (path, long_ago) = (self.path_of(kind, key), SystemTime::UNIX_EPOCH);
         let at = if now { SystemTime::now() } else { long_ago };
-        if place.is_file() {
-            let _ = File::open(place).and_then(|file| file.set_modified(at)); // fails in a folder of another owner
+        if path.is_file() {
+            let _ = File::open(path).and_then(|file| file.set_modified(at)); // fails in a folder of another owner
         }
     }
 
@@ -184,21 +184,21 @@ impl Folder {
     /// The file cannot be written (disk full, read-only folder, ...).
     pub fn write(&self, kind: Kind, key: &Key, page: &[u8]) -> io::Result<()> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let beside = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
-        let (place, header) = (self.place(kind, key), header(kind, key, page));
+        let temporary = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
+        let (path, header) = (self.path_of(kind, key), header(kind, key, page));
         let done = self
-            .write_beside(&beside, &header, page)
+            .write_temporary(&temporary, &header, page)
             .or_else(|error| match error.kind() {
                 // the folder was removed meanwhile
                 ErrorKind::NotFound => self
                     .make(&self.root)
-                    .and_then(|()| self.write_beside(&beside, &header, page)),
+                    .and_then(|()| self.write_temporary(&temporary, &header, page)),
                 _ => Err(error),
             })
-            .and_then(|()| self.make(place.parent().unwrap_or(&self.root)))
-            .and_then(|()| fs::rename(&beside, &place));
+            .and_then(|()| self.make(path.parent().unwrap_or(&self.root)))
+            .and_then(|()| fs::rename(&temporary, &path));
         if done.is_err() {
-            let _ = fs::remove_file(&beside);
+            let _ = fs::remove_file(&temporary);
             return done;
         }
         let bytes = (HEADER + page.len()) as u64;
@@ -235,20 +235,20 @@ impl Folder {
         Ok(())
     }
 
-    /// Removes all pages and states, and returns what was removed.
+    /// Removes all pages and states, and returns their totals.
     ///
     /// # Errors
     /// The folder cannot be read, or a file cannot be removed.
     pub fn clear(&self) -> io::Result<Totals> {
-        let mut gone = Totals::default();
+        let mut removed = Totals::default();
         for entry in self.entries()? {
             match fs::remove_file(&entry.path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => gone.add(&entry),
+                _ => removed.add(&entry),
             }
         }
         self.bytes.store(0, Ordering::Relaxed);
-        Ok(gone)
+        Ok(removed)
     }
 
     /// Reads all files, removes damaged ones, and returns the totals.
@@ -281,13 +281,13 @@ impl Folder {
         Ok(found)
     }
 
-    fn damaged(&self, place: &Path, bytes: usize) -> io::Error {
-        self.remove(place, (HEADER + bytes) as u64);
+    fn damaged(&self, path: &Path, bytes: usize) -> io::Error {
+        self.remove(path, (HEADER + bytes) as u64);
         io::Error::new(ErrorKind::InvalidData, "a damaged page")
     }
 
-    fn remove(&self, place: &Path, bytes: u64) {
-        if fs::remove_file(place).is_ok() {
+    fn remove(&self, path: &Path, bytes: u64) {
+        if fs::remove_file(path).is_ok() {
             let left = |known: u64| Some(known.saturating_sub(bytes));
             let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         }
@@ -309,17 +309,17 @@ impl Folder {
         }
     }
 
-    fn write_beside(&self, beside: &Path, header: &[u8], page: &[u8]) -> io::Result<()> {
+    fn write_temporary(&self, temporary: &Path, header: &[u8], page: &[u8]) -> io::Result<()> {
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(beside)?;
+            .open(temporary)?;
         file.write_all(header)?;
         file.write_all(page)
     }
 
-    fn place(&self, kind: Kind, key: &Key) -> PathBuf {
+    fn path_of(&self, kind: Kind, key: &Key) -> PathBuf {
         let name = name_of(key) + kind.ending();
         self.root.join(&name[..2]).join(name)
     }
@@ -329,10 +329,10 @@ impl Folder {
         self.entries_while(|| true)
     }
 
-    fn entries_while(&self, go_on: impl Fn() -> bool) -> io::Result<Vec<Entry>> {
+    fn entries_while(&self, should_continue: impl Fn() -> bool) -> io::Result<Vec<Entry>> {
         let mut found = Vec::new();
         for folder in self.files(&self.root)? {
-            if !go_on() {
+            if !should_continue() {
                 break;
             }
             if folder.file_name().len() != 2 || !folder.path().is_dir() {

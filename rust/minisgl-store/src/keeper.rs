@@ -68,7 +68,7 @@ impl Keeper {
     /// Records that a step took `time` for `tokens` tokens. Short steps are ignored.
     pub fn took(&self, tokens: usize, time: Duration) {
         if tokens >= LEAST_PAGES * self.store.page_size() {
-            self.store.took(tokens, time);
+            self.store.record_speed(tokens, time);
         }
     }
 
@@ -106,7 +106,7 @@ impl Keeper {
                 let before = slot.keys.last().unwrap_or(&slot.first);
                 slot.keys.push(next_key(before, &slot.tokens[at..at + size]));
             }
-            self.store.give(Kind::Page, slot.keys[column], || page(column));
+            self.store.enqueue(Kind::Page, slot.keys[column], || page(column));
         }
     }
 
@@ -121,7 +121,7 @@ impl Keeper {
         };
         if let Some(key) = key_at(num_tokens).filter(|_| !slot.has_gap) {
             let before = slot.state.filter(|before| *before < num_tokens).and_then(key_at);
-            self.store.give_after(before, (Kind::State, key), state);
+            self.store.enqueue_after(before, (Kind::State, key), state);
             slot.state = Some(num_tokens);
         }
     }

@@ -1,7 +1,7 @@
 //! The page store of a running engine: computed pages and states are written in the background, those of a request's
 //! prompt are read before the request reaches the scheduler.
 //!
-//! Invariants: `give` never waits: pages that the disk is too slow for are dropped, and counted; so are disk errors.
+//! Invariants: `enqueue` never waits: pages that the disk is too slow for are dropped, and counted; so are disk errors.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -24,7 +24,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(1); // for reading, before the 
 const NICE: i32 = 10;
 const SLACK: Duration = Duration::from_millis(20); // for the start of reading
 
-/// Counters of pages and states since the start, and what this process knows of the folder.
+/// Counters of pages and states since the start, and the known size of the folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Counts {
@@ -114,7 +114,7 @@ type Name = (Kind, Key);
 type Data = Arc<Vec<u8>>;
 
 /// A page or state in the write queue; `room` is the number of bytes that it counts there.
-struct Given {
+struct QueuedWrite {
     name: Name,
     room: usize,
     data: Vec<u8>,
@@ -138,19 +138,19 @@ impl Shared {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, from: &Receiver<Given>) {
+    fn write(&self, queue: &Receiver<QueuedWrite>) {
         #[cfg(target_os = "linux")] // on Linux it applies to this thread alone: computing threads go first
         let _ = rustix::process::setpriority_process(None, NICE);
         if let Err(error) = self.folder.count(&self.ended) {
             self.counters.error(&error);
         }
-        let mut passed = HashSet::new(); // states that a sequence has continued from
-        for Given {
+        let mut superseded_states = HashSet::new(); // states that a sequence has continued from
+        for QueuedWrite {
             name,
             room,
             data,
             superseded,
-        } in from
+        } in queue
         {
             let (kind, key) = &name;
             if self.ended.load(Ordering::Relaxed) {
@@ -161,13 +161,14 @@ impl Shared {
                 match self.folder.write(*kind, key, &data) {
                     Ok(()) => {
                         self.counters.written(*kind);
-                        if passed.len() >= MAX_KNOWN {
-                            passed.clear();
+                        if superseded_states.len() >= MAX_KNOWN {
+                            superseded_states.clear();
                         }
                         if let Some(before) = superseded {
                             // If a second sequence continues from it, sequences branch there, and the next one can use
                             // it.
-                            self.folder.set_used(Kind::State, &before, !passed.insert(before));
+                            self.folder
+                                .set_used(Kind::State, &before, !superseded_states.insert(before));
                         }
                     }
                     Err(error) => {
@@ -216,7 +217,7 @@ impl Shared {
     }
 
     /// Notes that there is no file of that name.
-    fn missing(&self, name: &Name) {
+    fn note_missing(&self, name: &Name) {
         let mut known = self.known();
         if known.contains(name) {
             known.clear(); // the file is not written yet, or the folder was cleared
@@ -226,7 +227,7 @@ impl Shared {
     fn has(&self, name: &Name) -> bool {
         let found = self.folder.has(name.0, &name.1);
         if !found {
-            self.missing(name);
+            self.note_missing(name);
         }
         found
     }
@@ -239,7 +240,7 @@ pub struct Store {
     page_size: usize,
     page_bytes: usize,
     state_bytes: usize, // 0: the model has no states
-    queue: Option<Sender<Given>>,
+    queue: Option<Sender<QueuedWrite>>,
     writer: Option<JoinHandle<()>>,
 }
 
@@ -262,10 +263,10 @@ impl Store {
             less_queued: Condvar::new(),
         });
         let (queue, from) = channel();
-        let of_writer = Arc::clone(&shared);
+        let writer_shared = Arc::clone(&shared);
         let writer = Builder::new()
             .name("page-writer".into())
-            .spawn(move || of_writer.write(&from))?;
+            .spawn(move || writer_shared.write(&from))?;
         Ok(Self {
             shared,
             first: first_key(identity),
@@ -311,12 +312,12 @@ impl Store {
 
     /// Queues a page or state to be written. `data` copies it, and is called only if it will be written. Never blocks
     /// on the disk; drops the page if the queue is full.
-    pub fn give(&self, kind: Kind, key: Key, data: impl FnOnce() -> Vec<u8>) {
-        self.give_after(None, (kind, key), data);
+    pub fn enqueue(&self, kind: Kind, key: Key, data: impl FnOnce() -> Vec<u8>) {
+        self.enqueue_after(None, (kind, key), data);
     }
 
     /// Queues a page or state to be written; a state may supersede the one with the key `superseded`.
-    pub(crate) fn give_after(&self, superseded: Option<Key>, name: Name, data: impl FnOnce() -> Vec<u8>) {
+    pub(crate) fn enqueue_after(&self, superseded: Option<Key>, name: Name, data: impl FnOnce() -> Vec<u8>) {
         let Some(queue) = &self.queue else { return };
         let (kind, _) = name;
         let mut known = self.shared.known();
@@ -327,14 +328,14 @@ impl Store {
             return;
         }
         drop(known);
-        let most = QUEUE_BYTES.max(QUEUE_LEAST * self.page_bytes);
+        let max_bytes = QUEUE_BYTES.max(QUEUE_LEAST * self.page_bytes);
         let room = self.bytes_of(kind).max(1);
         let mut queued = self.shared.queued();
-        let fits = *queued == 0 || *queued + room <= most;
+        let fits = *queued == 0 || *queued + room <= max_bytes;
         *queued += if fits { room } else { 0 };
         drop(queued);
         if fits {
-            let _ = queue.send(Given {
+            let _ = queue.send(QueuedWrite {
                 name,
                 room,
                 data: data(),
@@ -388,7 +389,7 @@ impl Store {
     }
 
     /// Records that computing `tokens` tokens took `time`, which limits the time of `stage`, one slow read excepted.
-    pub fn took(&self, tokens: usize, time: Duration) {
+    pub fn record_speed(&self, tokens: usize, time: Duration) {
         let tokens = u64::try_from(tokens.max(1)).unwrap_or(u64::MAX);
         let page_size = u64::try_from(self.page_size).unwrap_or(u64::MAX);
         let now = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) / tokens;
@@ -442,7 +443,7 @@ impl Store {
             let Some(last) = pages.len().checked_sub(1) else {
                 return (pages, None);
             };
-            match self.one(Kind::State, &keys[last]) {
+            match self.read_one(Kind::State, &keys[last]) {
                 None => pages.truncate(last), // retry with an earlier state
                 state => return (pages, state),
             }
@@ -453,7 +454,7 @@ impl Store {
     #[must_use]
     pub fn page(&self, tokens: &[i32], column: usize) -> Option<Arc<Vec<u8>>> {
         let keys = keys(&self.first, tokens, self.page_size);
-        self.one(Kind::Page, keys.get(column)?)
+        self.read_one(Kind::Page, keys.get(column)?)
     }
 
     /// Returns the number of pages of `keys` up to the last one with a stored state; 0 if none has one.
@@ -467,10 +468,12 @@ impl Store {
         let (mut pages, mut times) = (Vec::new(), ReadTimes::default());
         for key in keys {
             let began = Instant::now();
-            let Some(page) = self.one(Kind::Page, key) else { break };
+            let Some(page) = self.read_one(Kind::Page, key) else {
+                break;
+            };
             pages.push(page);
             times.add(began.elapsed());
-            if times.without_slowest() > longest(pages.len(), page_ns) {
+            if times.without_slowest() > max_read_time(pages.len(), page_ns) {
                 break;
             }
         }
@@ -478,14 +481,14 @@ impl Store {
     }
 
     /// Reads a page or state; `None` if it is missing, damaged or unreadable.
-    fn one(&self, kind: Kind, key: &Key) -> Option<Data> {
+    fn read_one(&self, kind: Kind, key: &Key) -> Option<Data> {
         let name = (kind, *key);
         match self.shared.read(&name, self.bytes_of(kind)) {
             Ok(Some(data)) => {
                 self.shared.known().insert(name);
                 return Some(data);
             }
-            Ok(None) => self.shared.missing(&name),
+            Ok(None) => self.shared.note_missing(&name),
             Err(error) => {
                 self.shared.known().remove(&name);
                 self.shared.counters.error(&error);
@@ -537,7 +540,7 @@ impl ReadTimes {
 }
 
 /// Returns how long reading `pages` pages may take if computing one takes `page_ns`; 0: not known yet.
-fn longest(pages: usize, page_ns: u64) -> Duration {
+fn max_read_time(pages: usize, page_ns: u64) -> Duration {
     let pages = u64::try_from(pages).unwrap_or(u64::MAX);
     match page_ns {
         0 => FIRST_WAIT,
@@ -561,7 +564,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_closes_waits_for_no_count() {
+    fn count_stops_when_store_closes() {
         let root = tempfile::TempDir::new().expect("a folder");
         let folder = Folder::open(root.path(), 1 << 30).expect("a folder");
         folder.write(Kind::Page, &[7; 32], &[1; 100]).expect("a page");
@@ -573,27 +576,27 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_waited_for_no_longer_than_computing_takes() {
+    fn reading_stops_when_slower_than_computing() {
         let ms = Duration::from_millis;
-        assert_eq!(longest(9, 0), FIRST_WAIT);
-        assert_eq!(longest(3, 10_000_000), SLACK + ms(30));
+        assert_eq!(max_read_time(9, 0), FIRST_WAIT);
+        assert_eq!(max_read_time(3, 10_000_000), SLACK + ms(30));
         let root = tempfile::TempDir::new().expect("a folder");
         let store = Store::open(root.path(), 1 << 30, b"model", 4, 100).expect("a folder");
-        store.took(8, ms(80));
+        store.record_speed(8, ms(80));
         assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 40_000_000);
-        store.took(8, ms(160));
+        store.record_speed(8, ms(160));
         assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 50_000_000);
         let mut times = ReadTimes::default();
         let is_too_slow = [ms(5000), ms(30), ms(40)].map(|time| {
             times.add(time);
-            times.without_slowest() > longest(3, 10_000_000)
+            times.without_slowest() > max_read_time(3, 10_000_000)
         });
         assert_eq!(
             is_too_slow,
             [false, false, true],
             "one pause is no slow disk, two reads are"
         );
-        store.took(8, ms(0));
+        store.record_speed(8, ms(0));
         assert!(store.shared.page_ns.load(Ordering::Relaxed) > 0);
     }
 }

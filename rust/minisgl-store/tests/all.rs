@@ -32,7 +32,7 @@ fn open(root: &Path, limit: u64, identity: &[u8]) -> Store {
 fn filled(root: &Path, tokens: &[i32]) {
     let store = open(root, 1 << 30, b"model");
     for (number, key) in keys(store.first_key(), tokens, SIZE).into_iter().enumerate() {
-        store.give(Kind::Page, key, || page(number));
+        store.enqueue(Kind::Page, key, || page(number));
     }
     store.flush(PATIENCE);
 }
@@ -51,7 +51,7 @@ fn files(root: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_one_process_computed_another_reads() {
+fn pages_of_one_process_are_read_by_another() {
     let root = TempDir::new().expect("a folder");
     let root = root.path().join("made/here");
     filled(&root, &text(22));
@@ -76,7 +76,7 @@ fn what_one_process_computed_another_reads() {
 }
 
 #[test]
-fn only_the_owner_reads_any_of_it() {
+fn files_are_readable_by_owner_only() {
     let parent = TempDir::new().expect("a folder");
     let root = parent.path().join("cache");
     filled(&root, &text(8));
@@ -89,7 +89,7 @@ fn only_the_owner_reads_any_of_it() {
 
 /// Changes every byte of a file, cuts it to each length, and replaces it by each other file.
 #[test]
-fn a_damaged_page_is_no_page_and_goes() {
+fn damaged_page_is_not_read_and_is_removed() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     let tokens = text(12);
@@ -185,7 +185,7 @@ impl Chance {
 
 /// Runs `PROPTEST_CASES` stores; `make slow-test` runs 100,000.
 #[test]
-fn hostile_stores_give_the_right_pages_or_none() {
+fn damaged_stores_return_right_pages_or_none() {
     let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().expect("a number"));
     let shm = Path::new("/dev/shm");
     let root = if shm.is_dir() {
@@ -199,7 +199,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
     filled(&root, &tokens);
     let other = open(&foreign, 1 << 30, b"another model");
     for (number, key) in keys(other.first_key(), &tokens, SIZE).into_iter().enumerate() {
-        other.give(Kind::Page, key, || page(number + 9));
+        other.enqueue(Kind::Page, key, || page(number + 9));
     }
     other.flush(PATIENCE);
     let ours = files(&root);
@@ -229,7 +229,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
                 break;
             }
             for (number, key) in keys(store.first_key(), &tokens, SIZE).into_iter().enumerate() {
-                store.give(Kind::Page, key, || page(number)); // as if it was computed again
+                store.enqueue(Kind::Page, key, || page(number)); // as if it was computed again
             }
             store.flush(PATIENCE);
         }
@@ -250,7 +250,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
 }
 
 #[test]
-fn what_another_store_has_read_is_put_as_a_whole() {
+fn put_writes_only_pages_that_fit_the_store() {
     let root = TempDir::new().expect("a folder");
     let store = open(root.path(), 1 << 30, b"model");
     let pages: Vec<Vec<u8>> = (1..3).map(page).collect();
@@ -264,20 +264,20 @@ fn what_another_store_has_read_is_put_as_a_whole() {
 
 /// Pages that a slow disk cannot take are dropped, counted, and queued again later.
 #[test]
-fn a_disk_that_does_not_follow_loses_pages_and_holds_up_nobody() {
+fn slow_disk_drops_pages_without_blocking() {
     let root = TempDir::new().expect("a folder");
     let store = Store::open(root.path(), 1 << 30, b"model", SIZE, 64 << 20).expect("a folder"); // at most 4 are queued
     store.slow_down(Duration::from_secs(3600));
     let all = keys(store.first_key(), &text(12 * SIZE), SIZE);
     for key in &all {
-        store.give(Kind::Page, *key, || vec![1]);
+        store.enqueue(Kind::Page, *key, || vec![1]);
     }
     let counts = store.counts();
     assert!((7..=8).contains(&counts.dropped) && counts.written == 0, "{counts:?}");
 }
 
 #[test]
-fn what_was_not_used_for_longest_goes_first() {
+fn sweep_removes_least_recently_used_first() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     let (old, new) = (text(40), vec![5; 32]);
@@ -292,7 +292,7 @@ fn what_was_not_used_for_longest_goes_first() {
     let store = open(root, 12 * each, b"model");
     assert_eq!(store.stage(b"", &old, 0, 3).columns(), (0, 3), "they are used");
     for (number, key) in keys(store.first_key(), &new, SIZE).into_iter().enumerate() {
-        store.give(Kind::Page, key, || page(number));
+        store.enqueue(Kind::Page, key, || page(number));
     }
     store.flush(PATIENCE);
     let bytes = Folder::existing(root)
@@ -309,7 +309,7 @@ fn what_was_not_used_for_longest_goes_first() {
 
 /// Threads write, read and clear one folder: a reader gets the right bytes or nothing.
 #[test]
-fn threads_race_to_fill_read_and_clear_it() {
+fn concurrent_fill_read_and_clear_return_right_pages_or_none() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     std::thread::scope(|scope| {
@@ -337,7 +337,7 @@ fn threads_race_to_fill_read_and_clear_it() {
 }
 
 #[test]
-fn a_folder_is_opened_while_another_process_removes_it() {
+fn open_succeeds_while_another_process_removes_folder() {
     let parent = TempDir::new().expect("a folder");
     let (root, opened) = (parent.path().join("cache"), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -353,20 +353,20 @@ fn a_folder_is_opened_while_another_process_removes_it() {
 }
 
 #[test]
-fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
+fn removed_folder_is_recreated_and_write_error_is_counted() {
     let parent = TempDir::new().expect("a folder");
     let root = parent.path().join("cache");
     let store = open(&root, 1 << 30, b"model");
     fs::remove_dir_all(&root).expect("a folder");
     let all = keys(store.first_key(), &text(8), SIZE);
-    store.give(Kind::Page, all[0], || page(0));
+    store.enqueue(Kind::Page, all[0], || page(0));
     while store.counts().written == 0 {
         std::thread::yield_now();
     }
     assert_eq!(store.stage(b"", &text(8), 0, 2).columns(), (0, 1));
     fs::remove_dir_all(&root).expect("a folder");
     fs::write(&root, "a file").expect("a file");
-    store.give(Kind::Page, all[1], || page(1));
+    store.enqueue(Kind::Page, all[1], || page(1));
     while store.counts().failed == 0 {
         std::thread::yield_now();
     }
@@ -379,7 +379,7 @@ fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
 
 /// A sequence arrives in chunks and single tokens, with a cached page; a draft's own tokens are not reported.
 #[test]
-fn a_slot_gives_away_what_it_filled() {
+fn keeper_stores_pages_that_a_slot_fills() {
     let root = TempDir::new().expect("a folder");
     let store = Arc::new(open(root.path(), 1 << 30, b"model"));
     let mut keeper = Keeper::new(Arc::clone(&store), 2);
@@ -405,7 +405,7 @@ fn a_slot_gives_away_what_it_filled() {
 }
 
 #[test]
-fn keys_depend_on_all_that_is_before() {
+fn keys_depend_on_all_previous_tokens() {
     let (one, two) = (first_key(b"a"), first_key(b"b"));
     let of_one = keys(&one, &text(12), SIZE);
     assert_eq!(of_one.len(), 3);
@@ -423,14 +423,14 @@ fn keys_depend_on_all_that_is_before() {
 }
 
 #[test]
-fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
+fn cleared_pages_are_written_again_and_staged_pages_are_shared() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     let store = open(root, 1 << 30, b"model");
     let all = keys(store.first_key(), &text(12), SIZE);
     let give_all = || {
         for (number, key) in all.iter().enumerate() {
-            store.give(Kind::Page, *key, || page(number));
+            store.enqueue(Kind::Page, *key, || page(number));
         }
         store.flush(PATIENCE);
     };
@@ -454,14 +454,14 @@ fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
 }
 
 #[test]
-fn who_can_read_no_folder_is_told() {
+fn existing_fails_for_missing_folder() {
     let root = TempDir::new().expect("a folder");
     assert!(Folder::existing(&root.path().join("none")).is_err());
     assert!(!root.path().join("none").exists());
 }
 
 #[test]
-fn a_digest_is_that_of_all_files_in_their_order() {
+fn digest_depends_on_all_files_and_their_order() {
     let root = TempDir::new().expect("a folder");
     let file = |name: &str, bytes: &[u8]| {
         let path = root.path().join(name);
@@ -502,10 +502,10 @@ fn filled_with_states(root: &Path, tokens: &[i32], behind: &[usize]) {
     let store = with_states(root);
     let all = keys(store.first_key(), tokens, SIZE);
     for (number, key) in all.iter().enumerate() {
-        store.give(Kind::Page, *key, || page(number));
+        store.enqueue(Kind::Page, *key, || page(number));
     }
     for number in behind {
-        store.give(Kind::State, all[number - 1], || state(*number));
+        store.enqueue(Kind::State, all[number - 1], || state(*number));
     }
     store.flush(PATIENCE);
     let counts = store.counts();
@@ -516,7 +516,7 @@ fn filled_with_states(root: &Path, tokens: &[i32], behind: &[usize]) {
 }
 
 #[test]
-fn pages_are_read_up_to_the_last_one_with_a_state() {
+fn stage_ends_at_last_page_with_state() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     filled_with_states(root, &text(40), &[2, 5, 8]);
@@ -552,7 +552,7 @@ fn pages_are_read_up_to_the_last_one_with_a_state() {
 }
 
 #[test]
-fn a_damaged_state_goes_and_the_one_before_is_taken() {
+fn damaged_state_is_removed_and_earlier_one_used() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     filled_with_states(root, &text(40), &[2, 5, 8]);
@@ -583,7 +583,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
         "that cannot be removed"
     );
     fs::remove_dir(&deepest).expect("a folder");
-    store.give(Kind::State, key, || state(8));
+    store.enqueue(Kind::State, key, || state(8));
     store.flush(PATIENCE);
     assert_eq!(
         store.stage(b"", &text(40), 0, 10).columns(),
@@ -599,7 +599,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
         .and_then(|folder| folder.clear())
         .expect("a folder");
     assert_eq!((gone.pages, gone.states), (10, 3));
-    store.give(Kind::State, key, || state(8));
+    store.enqueue(Kind::State, key, || state(8));
     store.flush(PATIENCE);
     assert_eq!(store.counts().states_written, 1, "as far as is known it is there");
     assert_eq!(store.stage(b"", &text(40), 0, 10).columns(), (0, 0));
@@ -610,7 +610,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
 
 /// Superseded states of a sequence are removed before all else, except those that a second sequence continued from.
 #[test]
-fn a_superseded_state_goes_first_unless_texts_part_there() {
+fn superseded_state_is_removed_first_unless_sequences_branch() {
     let root = TempDir::new().expect("a folder");
     let room = |pages: u64, states: u64| pages * (BYTES as u64 + 72) + states * (STATE as u64 + 72);
     let store = Arc::new(with_states(root.path()));
@@ -640,7 +640,7 @@ fn a_superseded_state_goes_first_unless_texts_part_there() {
 
 /// A state is written if a step has saved it at the end of a page of a known sequence.
 #[test]
-fn a_slot_gives_away_the_states_that_it_saves() {
+fn keeper_stores_states_at_page_ends() {
     let root = TempDir::new().expect("a folder");
     let store = Arc::new(with_states(root.path()));
     let mut keeper = Keeper::new(Arc::clone(&store), 2);
