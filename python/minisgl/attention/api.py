@@ -57,7 +57,7 @@ class AttentionBackend(Protocol):
     them before each replay."""
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        """Prepare what a step's layers share. `page_table` [slots, pages per request] int32 or int64 is up to date."""
+        """Prepare a step for all layers. `page_table` [slots, pages per request] int32 or int64 is up to date."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k [tokens, kv_heads, k_dim] and v [tokens, kv_heads, v_dim], then return the attention of q [tokens,

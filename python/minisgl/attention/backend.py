@@ -26,7 +26,7 @@ _FLASH_ATTENTION_PAGE = 256  # paged kernels support pages of multiples of this
 
 
 class BackendError(ValueError):
-    """Error for a requested backend that cannot serve; the text says why and what to do."""
+    """Error for a requested backend that cannot serve; its text has the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +53,10 @@ class Shape:
         beyond = {
             "soft caps": any(layer.softcap is not None for layer in layers),
             "a scale of its own": any(layer.scale not in (None, layer.k_dim**-0.5) for layer in layers),
-            "layers of different heads": len({(one.heads, one.kv_heads, one.k_dim) for one in layers}) > 1,
+            "layers of different heads": len({(layer.heads, layer.kv_heads, layer.k_dim) for layer in layers}) > 1,
             "heads of K and V of different sizes": any(layer.k_dim != layer.v_dim for layer in layers),
         }
-        named = ", ".join(name for name, there in beyond.items() if there)
+        named = ", ".join(name for name, used in beyond.items() if used)
         return cls(dtype, layers[0].k_dim, page_size, tuple(layer.window for layer in layers), named)
 
 
@@ -94,8 +94,8 @@ def choose(asked: str, machine: Machine, shape: Shape) -> Choice:
         for name in (first, second):
             if obstacle := _obstacle(name, machine, shape):
                 raise BackendError(f"--attention-backend {asked}: {name}: {obstacle}")
-        found, decode = _choice(first, "asked for", machine), second.partition(":")[0]
-        return found if decode == found.name else replace(found, decode=decode)
+        choice, decode = _choice(first, "asked for", machine), second.partition(":")[0]
+        return choice if decode == choice.name else replace(choice, decode=decode)
     if asked not in BACKENDS:
         raise BackendError(f"--attention-backend {asked}: choose one of {', '.join(BACKENDS)}")
     if asked != "auto":

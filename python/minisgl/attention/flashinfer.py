@@ -113,10 +113,10 @@ class _Planned:
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, OSError) as error:  # no compiler, no ninja, or their errors
-            said = str(error).splitlines() or [type(error).__name__]
-            text = " / ".join([said[0], *said[1:][-_LINES_OF_A_COMPILER:]])
+            lines = str(error).splitlines() or [type(error).__name__]
+            text = " / ".join([lines[0], *lines[1:][-_LINES_OF_A_COMPILER:]])
             raise BackendError(
-                f"FlashInfer cannot make its kernels ready: {text}. It compiles them with nvcc (CUDA_HOME) and ninja "
+                f"FlashInfer cannot compile its kernels: {text}. It compiles them with nvcc (CUDA_HOME) and ninja "
                 "when they are first used: install these, or use --attention-backend torch_sdpa"
             ) from error
 
@@ -277,8 +277,8 @@ def renormalise(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     from flashinfer import sampling
 
     k = torch.where(top_k > 0, top_k, probabilities.shape[-1]).int()
-    kept = sampling.top_k_renorm_probs(probabilities.contiguous(), k)
-    likely = torch.where(kept > 0, probabilities, 0.0)
+    top_k_probabilities = sampling.top_k_renorm_probs(probabilities.contiguous(), k)
+    likely = torch.where(top_k_probabilities > 0, probabilities, 0.0)
     share = likely / likely.sum(-1, keepdim=True).clamp_(min=torch.finfo(likely.dtype).tiny)
-    left = sampling.top_p_renorm_probs(share, top_p.float().contiguous(), is_deterministic=True)
-    return torch.where((left > 0) | (top_p >= 1)[:, None], likely, 0.0)
+    top_p_probabilities = sampling.top_p_renorm_probs(share, top_p.float().contiguous(), is_deterministic=True)
+    return torch.where((top_p_probabilities > 0) | (top_p >= 1)[:, None], likely, 0.0)

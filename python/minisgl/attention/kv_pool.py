@@ -31,28 +31,28 @@ class KVPool:
         device: torch.device,
     ) -> None:
         self.page_size = page_size
-        self._spoiled: set[int] = set()
-        place = num_pages + 1, page_size
-        self.k = [_zeros((*place, one.kv_heads, one.k_dim), dtype, device) for one in layers]
-        self.v = [_zeros((*place, one.kv_heads, one.v_dim), dtype, device) for one in layers]
+        self._invalid: set[int] = set()
+        pages = num_pages + 1, page_size
+        self.k = [_zeros((*pages, layer.kv_heads, layer.k_dim), dtype, device) for layer in layers]
+        self.v = [_zeros((*pages, layer.kv_heads, layer.v_dim), dtype, device) for layer in layers]
 
     def store(self, layer: int, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
         """Store k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at the pool slots out_loc [n], int32 or int64."""
         store_kv(self.k[layer].flatten(0, 1), self.v[layer].flatten(0, 1), out_loc, k, v)
 
-    def spoil_rows(self, page_table: Tensor, slots: Int32Array) -> None:
-        """Mark the pages of these slots as invalid: some of their values are not finite. They are zeroed when `begin`
-        returns them. (Pages beyond a row's length are marked in vain.)"""
-        self._spoiled.update(page_table[torch.from_numpy(slots).long().to(page_table.device)].unique().tolist())
+    def mark_invalid_rows(self, page_table: Tensor, slots: Int32Array) -> None:
+        """Mark the pages of these slots as invalid: some of their values are not finite. They are zeroed when
+        `take_invalid_pages` returns them. (Pages beyond a row's length are marked in vain.)"""
+        self._invalid.update(page_table[torch.from_numpy(slots).long().to(page_table.device)].unique().tolist())
 
-    def begin(self, out_loc: Int32Array) -> list[int]:
+    def take_invalid_pages(self, out_loc: Int32Array) -> list[int]:
         """Return and unmark the invalid pages that a forward with these `out_loc` begins; zero them before it."""
-        if not self._spoiled:
+        if not self._invalid:
             return []
         begun = out_loc[out_loc % self.page_size == 0] // self.page_size
-        found = self._spoiled.intersection(begun.tolist())
-        self._spoiled -= found
-        return sorted(found)
+        invalid = self._invalid.intersection(begun.tolist())
+        self._invalid -= invalid
+        return sorted(invalid)
 
     def clear_pages(self, pages: list[int]) -> None:
         for tensor in (*self.k, *self.v):
@@ -60,7 +60,7 @@ class KVPool:
 
     def clear(self) -> None:
         """Zero the pool, after a forward that may have stored NaN."""
-        self._spoiled.clear()
+        self._invalid.clear()
         for tensors in (self.k, self.v):
             for layer, tensor in enumerate(tensors):
                 if tensor.device.type == "cpu":  # frees the memory

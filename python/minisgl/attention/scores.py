@@ -29,7 +29,7 @@ class Products:
     def _step_by_step(self) -> bool:
         return self.softcap is not None or not self.fused
 
-    def wants_heads_apart(self, dtype: torch.dtype) -> bool:
+    def needs_separate_heads(self, dtype: torch.dtype) -> bool:
         """Return whether K and V should be gathered with separate heads: `attend` would copy interleaved heads of bf16
         or float16, whose products are slower."""
         return self._step_by_step and dtype is not torch.float32
@@ -41,7 +41,7 @@ class Products:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
         # float32 row by row or head by head: in one product torch would copy K and V, whose heads are interleaved
         is_wide = q.dtype is torch.float32
-        product = _piece_by_piece if is_wide else torch.matmul
+        product = _bmm_by_row if is_wide else torch.matmul
         by_head = is_wide and q.shape[0] > q.shape[1]
         if by_head:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -85,9 +85,9 @@ class Products:
         scores.mul_(scale / self.softcap).tanh_().mul_(self.softcap)
 
 
-def _piece_by_piece(a: Tensor, b: Tensor) -> Tensor:
+def _bmm_by_row(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b for a [g, h, n, d] and b [g, h, d, m], computed for each g separately."""
     out = a.new_empty(*a.shape[:3], b.shape[3])
-    for one, (its_a, its_b) in enumerate(zip(a, b, strict=True)):
-        torch.bmm(its_a, its_b, out=out[one])
+    for row, (its_a, its_b) in enumerate(zip(a, b, strict=True)):
+        torch.bmm(its_a, its_b, out=out[row])
     return out

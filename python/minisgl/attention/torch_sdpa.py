@@ -62,7 +62,7 @@ class _PrefillRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reads:
-    """Reads of the layers that have the same window."""
+    """KV reads of a step, shared by the layers with the same window: groups of decode rows, and prefill rows."""
 
     groups: list[_DecodeGroup]
     prefill: list[_PrefillRow]
@@ -203,15 +203,15 @@ class TorchSdpa:
         num_rows, heads, dim = q.shape
         kv_heads = pool_k.shape[2]
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        shape = (kv_heads, dim, pool_v.shape[3], self._products[layer].wants_heads_apart(self._dtype))
+        shape = (kv_heads, dim, pool_v.shape[3], self._products[layer].needs_separate_heads(self._dtype))
         if (gathers := group.gathers.get(shape)) is None:
             gathers = group.gathers[shape] = self._gathers(group, num_rows, *shape)
         parts = []
-        for one in gathers:
-            torch.index_select(pool_k.view(-1, one.k.shape[1]), 0, one.places, out=one.k)
-            torch.index_select(pool_v.view(-1, one.v.shape[1]), 0, one.places, out=one.v)
-            its_q = folded if len(gathers) == 1 else folded[one.rows]
-            parts.append(self._products[layer].attend(its_q, one.k_heads, one.v_heads, one.mask))
+        for gather in gathers:
+            torch.index_select(pool_k.view(-1, gather.k.shape[1]), 0, gather.places, out=gather.k)
+            torch.index_select(pool_v.view(-1, gather.v.shape[1]), 0, gather.places, out=gather.v)
+            q_rows = folded if len(gathers) == 1 else folded[gather.rows]
+            parts.append(self._products[layer].attend(q_rows, gather.k_heads, gather.v_heads, gather.mask))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(num_rows, heads, -1)
 
@@ -239,10 +239,10 @@ class TorchSdpa:
                 for scratch, dim in zip(self._scratch, (k_dim, v_dim), strict=True)
             )
             k_heads, v_heads = (
-                found.view(count, kv_heads, group.length, dim)
+                gathered.view(count, kv_heads, group.length, dim)
                 if apart
-                else found.view(count, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
-                for found, dim in ((k, k_dim), (v, v_dim))
+                else gathered.view(count, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
+                for gathered, dim in ((k, k_dim), (v, v_dim))
             )
             mask = None if group.mask is None else group.mask[rows]
             gathers.append(_Gather(rows, places, k, v, k_heads, v_heads, mask))

@@ -6,6 +6,6 @@ Invariants: only `torch_group` imports torch, so that a process without a group 
 """
 
 from minisgl.distributed.group import ALONE, Group, GroupError
-from minisgl.distributed.shard import Cut, Shard
+from minisgl.distributed.shard import Shard, ShardRange
 
-__all__ = ["ALONE", "Cut", "Group", "GroupError", "Shard"]
+__all__ = ["ALONE", "ShardRange", "Group", "GroupError", "Shard"]

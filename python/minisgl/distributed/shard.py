@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ShardRange:
     """A range `start` .. `start + length` of the indexes of a dimension of size `whole`."""
 
     start: int
@@ -17,24 +17,24 @@ class Cut:
     whole: int
 
     @classmethod
-    def all(cls, size: int) -> Cut:
+    def all(cls, size: int) -> ShardRange:
         return cls(0, size, size)
 
     @classmethod
-    def of(cls, size: int, rank: int, ranks: int) -> Cut:
+    def of(cls, size: int, rank: int, ranks: int) -> ShardRange:
         """Return the range of `rank`: equal parts, rounded up; the last ones may be shorter, or empty."""
         step = -(-size // ranks)
         start = min(rank * step, size)
         return cls(start, min(step, size - start), size)
 
     @classmethod
-    def of_kv_heads(cls, heads: int, rank: int, ranks: int) -> Cut:
+    def of_kv_heads(cls, heads: int, rank: int, ranks: int) -> ShardRange:
         """Return the range of KV heads of `rank`: equal parts; with fewer heads than ranks neighbours share one."""
         return cls.of(heads, rank, ranks) if heads >= ranks else cls(rank * heads // ranks, 1, heads)
 
-    def times(self, factor: int) -> Cut:
+    def times(self, factor: int) -> ShardRange:
         """Return the range scaled by `factor`, such as from heads to their values."""
-        return Cut(self.start * factor, self.length * factor, self.whole * factor)
+        return ShardRange(self.start * factor, self.length * factor, self.whole * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +43,16 @@ class Shard:
     several if the tensor itself is a concatenation."""
 
     dim: int
-    cuts: tuple[Cut, ...]
+    parts: tuple[ShardRange, ...]
 
     @property
     def whole(self) -> int:
-        return sum(cut.whole for cut in self.cuts)
+        return sum(part.whole for part in self.parts)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Return (first index, count) in the checkpoint's dimension, the concatenation of the whole cuts."""
-        found, base = list[tuple[int, int]](), 0
-        for cut in self.cuts:
-            found.append((base + cut.start, cut.length))
-            base += cut.whole
-        return found
+        """Return (first index, count) in the checkpoint's dimension, the concatenation of the whole parts."""
+        ranges, base = list[tuple[int, int]](), 0
+        for part in self.parts:
+            ranges.append((base + part.start, part.length))
+            base += part.whole
+        return ranges

@@ -39,7 +39,7 @@ class TorchGroup:
             store.set_timeout(MEET_TIMEOUT)
             self._group: Any = _make(store, rank, size, device)
         except RuntimeError as error:
-            raise GroupError(f"rank {rank} of {size} found no group: {error}") from error
+            raise GroupError(f"rank {rank} of {size} could not join its group: {error}") from error
         self._sum = _on_this_stream(dist.AllreduceOptions())
         self._sum.reduceOp = dist.ReduceOp.SUM
         self._least = _on_this_stream(dist.AllreduceOptions())
@@ -70,16 +70,16 @@ class TorchGroup:
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(tensor) for _ in range(self._size)] if self._rank == 0 else []
-        self._run("gather", [found] if found else [], [tensor], self._to_zero)
-        return found
+        tensors = [torch.empty_like(tensor) for _ in range(self._size)] if self._rank == 0 else []
+        self._run("gather", [tensors] if tensors else [], [tensor], self._to_zero)
+        return tensors
 
     def least(self, value: int) -> int:
         tensor = torch.tensor([value], device=self._device)
         self._run("allreduce", [tensor], self._least)
-        found = int(tensor.item())
+        minimum = int(tensor.item())
         self._check()  # an aborted collective returns any value
-        return found
+        return minimum
 
     def abort(self) -> None:
         """Abort NCCL's collectives in another thread; gloo's end by themselves when a peer's sockets close."""
@@ -98,7 +98,7 @@ class TorchGroup:
 
     def _check(self) -> None:
         if self._aborted:
-            raise GroupError(f"rank {self._rank} of {self._size}: a peer is gone")
+            raise GroupError(f"rank {self._rank} of {self._size}: a peer has exited")
 
     def _run(self, name: str, *args: Any) -> None:
         if self._group is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from minisgl.config import ConfigError
-from minisgl.models.adaptable import adaptable, why_not
+from minisgl.models.adaptable import adaptable_sizes, unsupported_reason
 from minisgl.models.architectures import own_name
 from minisgl.models.config import ModelConfig
 from minisgl.weights.adapter import WEIGHTS, Adapter, Pair, load_adapter
@@ -33,14 +33,14 @@ class Adapts(Protocol):
 def find_adapter(folder: str, model: ModelConfig) -> Adapter:
     """Read the adapter in `folder`, with its layers renamed to the model's own names. Raises `ConfigError` if a layer
     is not in the model or has other sizes."""
-    found = load_adapter(Path(folder))
-    layers, pairs = adaptable(model), dict[str, Pair]()
-    for stored, pair in found.pairs.items():
+    adapter = load_adapter(Path(folder))
+    layers, pairs = adaptable_sizes(model), dict[str, Pair]()
+    for stored, pair in adapter.pairs.items():
         name = (own_name(model.architecture, f"{stored}.weight") or stored).removesuffix(".weight")
         if name not in layers:
-            raise ConfigError(f"{WEIGHTS}: {pair.a.name}: {why_not(model, name)}")
+            raise ConfigError(f"{WEIGHTS}: {pair.a.name}: {unsupported_reason(model, name)}")
         if pair.sizes != layers[name]:
             own, wanted = (" x ".join(map(str, sizes)) for sizes in (pair.sizes, layers[name]))
             raise ConfigError(f"{WEIGHTS}: {pair.a.name}: is for a layer of {own} (in x out), the model's is {wanted}")
         pairs[name] = pair
-    return Adapter(found.file, pairs)
+    return Adapter(adapter.file, pairs)

@@ -45,7 +45,7 @@ def check_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
     if torch.version.cuda is None:
         raise ConfigError(f"--device {name}: this torch ({torch.__version__}) is built without CUDA: use --device cpu")
     if not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: torch finds no CUDA device: look at nvidia-smi, or use --device cpu")
+        raise ConfigError(f"--device {name}: torch finds no CUDA device: check nvidia-smi, or use --device cpu")
     first = torch.device(name).index or 0
     count = torch.cuda.device_count()
     if first >= count:
@@ -185,10 +185,12 @@ def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Ca
 
 def check_agreement(group: Group, what: str) -> None:
     """Raise `ConfigError` on every rank unless all have the same `what`; else different programs would deadlock."""
-    mine = zlib.crc32(what.encode())
-    least, most = group.least(mine), -group.least(-mine)
+    checksum = zlib.crc32(what.encode())
+    least, most = group.least(checksum), -group.least(-checksum)
     if least != most:
-        raise ConfigError(f"--tp {group.size}: rank {group.rank} has {what}, another one not: are the devices alike?")
+        raise ConfigError(
+            f"--tp {group.size}: rank {group.rank} has {what}, another rank does not: use identical devices"
+        )
 
 
 def _backend(
@@ -227,12 +229,12 @@ def _backend(
 def compiled(model: Model) -> ModelForward:
     """Return the model's forward compiled for any number of tokens, with attention uncompiled and one fixed object."""
     inner = torch.compile(model.forward, dynamic=True)
-    kept: list[Attend] = []  # one object for all calls: another one would make the compiler compile again
+    wrapped: list[Attend] = []  # one object for all calls: another one would make the compiler compile again
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        if not kept:
-            kept.append(torch.compiler.disable(attend))
-        hidden: torch.Tensor = inner(ids, positions, kept[0])
+        if not wrapped:
+            wrapped.append(torch.compiler.disable(attend))
+        hidden: torch.Tensor = inner(ids, positions, wrapped[0])
         return hidden
 
     return forward

@@ -33,7 +33,7 @@ from minisgl.engine.api import (
 from minisgl.engine.page_store import adapter_digest, export
 from minisgl.engine.worker import ForwardThread
 from minisgl.extension import _rust
-from minisgl.models.adaptable import adapter_places
+from minisgl.models.adaptable import adapter_layers
 from minisgl.models.architectures import find_architecture
 from minisgl.models.config import ModelConfig
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
@@ -92,7 +92,7 @@ class CpuEngine:
             return None
         if (why := self._store.take_trouble()) is not None and why not in self._troubles:
             self._troubles.add(why)
-            _log.warning("--cache-dir: a page was not written or read: %s", why)
+            _log.warning("--cache-dir: a page could not be written or read: %s", why)
         return StoreCounts(*self._store.counts())
 
     def adapter_digest(self, number: int) -> bytes:
@@ -100,7 +100,7 @@ class CpuEngine:
 
     def export_pages(self, tokens: Int32Array, path: Path) -> None:
         if self._store is None:
-            raise ConfigError(f"{path}: pages come from a folder: cache_dir names it")
+            raise ConfigError(f"{path}: exporting pages needs a folder of pages: set cache_dir")
         export(self._store, tokens, self._info.page_size, path)
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
@@ -110,11 +110,11 @@ class CpuEngine:
     def read_adapter(self, folder: str) -> tuple[_rust.CpuAdapter, bytes]:
         """Read an adapter and the digest of its weights. The digest is computed from the bytes that were read, so later
         changes to the files do not matter."""
-        pairs, places = [], adapter_places(self._model)
+        pairs, places = [], adapter_layers(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]
-            for own, rows in _parts_of(self._model, (layer, part), b):
-                pairs.append((layer, own, a.tobytes(), rows.tobytes()))
+            for projection, rows in _parts_of(self._model, (layer, part), b):
+                pairs.append((layer, projection, a.tobytes(), rows.tobytes()))
         return _rust.CpuAdapter(self._settings, pairs), adapter_digest(pairs)
 
     def add_adapter(self, number: int, adapter: tuple[_rust.CpuAdapter, bytes]) -> None:
@@ -157,22 +157,22 @@ class CpuEngine:
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error
-        prompted = [PromptLogprobs(*one) for one in prompts]
+        prompted = [PromptLogprobs(*scored) for scored in prompts]
         embeddings = [Embedding(req_id, np.frombuffer(numbers, np.float32)) for req_id, numbers in embedded]
         return StepResult(sampled, _step_logprobs(logprobs), prompted, failures, embeddings)
 
 
 def _parts_of(
-    model: ModelConfig, place: tuple[int, str], b: npt.NDArray[np.float32]
+    model: ModelConfig, layer_and_part: tuple[int, str], b: npt.NDArray[np.float32]
 ) -> list[tuple[str, npt.NDArray[np.float32]]]:
     """Split B [out, r] of a fused projection into (projection name, rows), with the rows in the engine's order."""
-    layer, part = place
+    layer, part = layer_and_part
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if part == "qkv" and find_architecture(model.architecture).grouped:
         by_head = b.reshape(model.num_kv_heads, -1, model.head_dim, b.shape[1])
         parts = by_head[:, :-2], by_head[:, -2], by_head[:, -1]
-        own = [np.ascontiguousarray(one.reshape(-1, b.shape[1])) for one in parts]
-        return list(zip(("q_proj", "k_proj", "v_proj"), own, strict=True))
+        arrays = [np.ascontiguousarray(array.reshape(-1, b.shape[1])) for array in parts]
+        return list(zip(("q_proj", "k_proj", "v_proj"), arrays, strict=True))
     if part == "qkv":
         return list(zip(("q_proj", "k_proj", "v_proj"), np.split(b, (q, q + kv)), strict=True))
     if part == "gate_up":
@@ -186,9 +186,9 @@ def _parts_of(
 
 
 def _step_logprobs(
-    found: tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,
+    scored: tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,
 ) -> StepLogprobs | None:
-    if found is None:
+    if scored is None:
         return None
-    rows, own, top_ids, top = found
-    return StepLogprobs(np.array(rows, np.int32), own, top_ids, top)
+    rows, token_logprobs, top_ids, top = scored
+    return StepLogprobs(np.array(rows, np.int32), token_logprobs, top_ids, top)

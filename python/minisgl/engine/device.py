@@ -204,11 +204,11 @@ class Layout:
         sizes["page_table_updates"] = self.page_table_updates * UPDATE_FIELDS
         sizes["page_ids"] = self.page_ids
         sizes["assigned"] = self.assigned * ASSIGNED_FIELDS
-        found, at = {}, 0
+        fields, at = {}, 0
         for name, size in sizes.items():
-            found[name] = (at, at + size)
+            fields[name] = (at, at + size)
             at += size
-        return found
+        return fields
 
     @property
     def size(self) -> int:
@@ -302,12 +302,12 @@ class DeviceMasks:
     def copy_in(self, turn: int, masks: TokenMasks) -> Mask:
         """Queue the copy of `masks` to buffer `turn`; the forward stream waits for it. Returns a function that applies
         the masks to logits, to be called in the forward stream."""
-        found = self._buffers[turn]
-        if found is None:
+        buffers = self._buffers[turn]
+        if buffers is None:
             # not zeroed: that would run in torch's own stream, which no copy waits for, and overwrite the first masks
             on_device = torch.empty(self._size, dtype=torch.int32, device=self._place)
-            found = self._buffers[turn] = (self._device.host_buffer(self._size), on_device)
-        host, on_device = found
+            buffers = self._buffers[turn] = (self._device.host_buffer(self._size), on_device)
+        host, on_device = buffers
         count, size = len(masks.rows), len(masks.rows) * (1 + self._num_words)
         array = host.numpy()
         array[:count] = masks.rows

@@ -14,7 +14,7 @@ import torch
 from minisgl.config import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_HALVES = {"bfloat16": ("bf16", "avx512_bf16 or amx_bf16"), "float16": ("fp16", "avx512_fp16")}
+_HALF_DTYPES = {"bfloat16": ("bf16", "avx512_bf16 or amx_bf16"), "float16": ("fp16", "avx512_fp16")}
 
 
 def choose(wanted: str, checkpoint: str, device: torch.device) -> tuple[str, str]:
@@ -34,7 +34,7 @@ def obstacle(name: str) -> str:
     """Return why matrix products of this dtype would be emulated on this CPU; empty if they run natively."""
     if name == "float32":
         return ""
-    kind, instructions = _HALVES[name]
+    kind, instructions = _HALF_DTYPES[name]
     supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{kind}_supported", None)
     usable = torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
     if platform.machine().lower() not in ("x86_64", "amd64"):

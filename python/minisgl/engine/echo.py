@@ -76,7 +76,7 @@ def _mix(value: U64, salt: U64) -> U64:
     return x
 
 
-def made_up_logprobs(
+def synthetic_logprobs(
     tokens: Sequence[int], counts: Sequence[int], vocab_size: int
 ) -> tuple[list[float], list[list[int]], list[list[float]]]:
     """Return synthetic log probabilities: one for each token, and ids and values of `counts[i]` alternatives each."""
@@ -177,7 +177,7 @@ class EchoEngine:
         out_loc = entry.out_loc[:num_tokens]
         if plan.step in self.fail_steps:
             self._tokens[out_loc] = self._hashes[out_loc] = np.uint64(0xBAD)
-            raise EngineStepError(f"step {plan.step} was told to fail")
+            raise EngineStepError(f"step {plan.step} fails on purpose")
         tokens = np.full(plan.num_rows, -1, np.int32)
         if not rows:
             return StepResult(tokens)
@@ -239,7 +239,7 @@ class EchoEngine:
             at += count
         for slot, column, count in entry.page_loads[: plan.num_page_loads].tolist():
             if (stored := self._stored[slot]) is None:
-                raise EngineStepError(f"slot {slot}: there is nothing to load")
+                raise EngineStepError(f"slot {slot}: there are no staged pages to load")
             for one in range(column, column + count):
                 self._load(int(self._page_table[slot, one]), stored.page(one))
 
@@ -277,8 +277,8 @@ class EchoEngine:
             return tokens
         import torch
 
-        mine = tokens if self._group.rank == 0 else np.zeros_like(tokens)
-        shared: Int32Array = self._group.broadcast(torch.from_numpy(mine)).numpy()
+        sent = tokens if self._group.rank == 0 else np.zeros_like(tokens)
+        shared: Int32Array = self._group.broadcast(torch.from_numpy(sent)).numpy()
         return shared
 
     def _sample(self, state: U64, slots: list[int]) -> tuple[Int32Array, dict[int, str]]:
@@ -305,11 +305,11 @@ class EchoEngine:
         if not wanted:
             return None
         asked, counts = list(wanted), list(wanted.values())
-        own, top_ids, top = made_up_logprobs(tokens[asked].tolist(), counts, self._info.vocab_size)
+        own, top_ids, top = synthetic_logprobs(tokens[asked].tolist(), counts, self._info.vocab_size)
         return StepLogprobs(np.array(asked, np.int32), own, top_ids, top)
 
     def _prompt_logprobs(self, plan: StepPlan, entry: RingEntry) -> list[PromptLogprobs]:
-        found = []
+        scored_prompts = []
         for row in range(plan.num_rows) if self._scored else ():
             assignment = self._scored.get(int(entry.req_slots[row]))
             if assignment is None:
@@ -319,9 +319,9 @@ class EchoEngine:
             first = int(entry.positions[start]) + 1
             tokens = assignment.tokens[first : min(first + end - start, assignment.num_prompt)].tolist()
             if count is not None and tokens:
-                scored = made_up_logprobs(tokens, [count] * len(tokens), self._info.vocab_size)
-                found.append(PromptLogprobs(assignment.req_id, first, *scored))
-        return found
+                scored = synthetic_logprobs(tokens, [count] * len(tokens), self._info.vocab_size)
+                scored_prompts.append(PromptLogprobs(assignment.req_id, first, *scored))
+        return scored_prompts
 
     # ------------------------------------------------------------------------------------------------------- audit
 
@@ -357,26 +357,26 @@ class States:
         saves = dict[int, dict[int, int]]()
         for row, count, checkpoint in entry.state_saves[: plan.num_state_saves].tolist():
             saves.setdefault(row, {})[count] = checkpoint
-        found = np.zeros(plan.padded_rows, np.uint64)
+        states = np.zeros(plan.padded_rows, np.uint64)
         for row in range(plan.num_rows):
-            slot, own = int(entry.req_slots[row]), saves.get(row, {})
-            if 0 in own:
-                self.checkpoints[own[0]] = self._running[slot]
+            slot, row_saves = int(entry.req_slots[row]), saves.get(row, {})
+            if 0 in row_saves:
+                self.checkpoints[row_saves[0]] = self._running[slot]
             for count, at in enumerate(range(int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])), 1):
-                self._running[slot] = folded(self._running[slot], tokens[at], int(entry.positions[at]))
-                if count in own:
-                    self.checkpoints[own[count]] = self._running[slot]
-            found[row] = self._running[slot]
-        return found
+                self._running[slot] = fold_state(self._running[slot], tokens[at], int(entry.positions[at]))
+                if count in row_saves:
+                    self.checkpoints[row_saves[count]] = self._running[slot]
+            states[row] = self._running[slot]
+        return states
 
 
 def _state_of(slot: int, stored: StoredPages | None) -> int:
     if stored is None or stored.state is None:
-        raise EngineStepError(f"slot {slot}: there is no state to begin with")
+        raise EngineStepError(f"slot {slot}: there is no staged state to begin with")
     return int.from_bytes(stored.state, "little")
 
 
-def folded(state: int, token: int, position: int) -> int:
+def fold_state(state: int, token: int, position: int) -> int:
     """Return the state after one more token."""
     return mix(state ^ mix(token, position), position)
 
@@ -414,7 +414,7 @@ class EchoModel:
         """Return the recurrent state after `tokens`."""
         state = 0
         for position, token in enumerate(tokens):
-            state = folded(state, token + (adapter << ADAPTER_BITS), position)
+            state = fold_state(state, token + (adapter << ADAPTER_BITS), position)
         return state
 
     def generate(
@@ -436,7 +436,7 @@ class EchoModel:
             for token in pending:
                 total = (total + mix(mix(token + self._adapter, length), length)) & MASK
                 sums = (sums + mix(mix(total, length), length)) & MASK
-                folds = folded(folds, token + self._adapter, length) if self._states else 0
+                folds = fold_state(folds, token + self._adapter, length) if self._states else 0
                 length += 1
             state = mix(mix((sums + folds) & MASK, self._seed), length)
             token = self._alphabet[state % len(self._alphabet)]

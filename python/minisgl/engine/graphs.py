@@ -107,6 +107,6 @@ def capture_all(
         graphs[size] = capture(forward_of(size))
         say("capturing CUDA graphs", done, len(sizes))
     if sizes:
-        taken = max(0, before - free_bytes()) / 2**20
-        say(f"CUDA graphs: {len(sizes)} sizes up to {max(sizes)}, {taken:.0f} MiB, {time.monotonic() - began:.1f} s")
+        used_mib = max(0, before - free_bytes()) / 2**20
+        say(f"CUDA graphs: {len(sizes)} sizes up to {max(sizes)}, {used_mib:.0f} MiB, {time.monotonic() - began:.1f} s")
     return graphs

@@ -47,7 +47,7 @@ class _Tensors:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, Stored] = {
-            one.name: one for file in weight_files(folder) for one in stored_tensors(file)
+            tensor.name: tensor for file in weight_files(folder) for tensor in stored_tensors(file)
         }
 
     def linear(self, name: str) -> Step:
@@ -56,17 +56,17 @@ class _Tensors:
     def data(self, name: str, missing: bytes | None = None) -> bytes:
         """Return the tensor as little-endian float32 bytes. If the folder does not have it, returns `missing`, or
         raises `ConfigError` if that is None."""
-        if (found := self._known.get(name)) is None:
+        if (tensor := self._known.get(name)) is None:
             if missing is None:
-                raise ConfigError(f"{self._folder.name}: no tensor {name}: its head is not whole")
+                raise ConfigError(f"{self._folder.name}: no tensor {name}: its head is incomplete")
             return missing
-        return bytes(np.ascontiguousarray(found.read(), "<f4").tobytes())
+        return bytes(np.ascontiguousarray(tensor.read(), "<f4").tobytes())
 
     def rows(self, *names: str) -> Stored:
         """Return the first of `names` that the folder has, [rows, inputs]. Raises `ConfigError` if it has none."""
-        if found := next((self._known[name] for name in names if name in self._known), None):
-            return found
-        raise ConfigError(f"{self._folder.name}: no tensor {names[-1]}: its head is not whole")
+        if tensor := next((self._known[name] for name in names if name in self._known), None):
+            return tensor
+        raise ConfigError(f"{self._folder.name}: no tensor {names[-1]}: its head is incomplete")
 
 
 def read_heads(folder: Path, architecture: str, raw: Raw) -> Heads:
@@ -90,18 +90,18 @@ def _dense_layers(folder: Path) -> list[Step]:
 
 def _modules(folder: Path, kind: str) -> list[tuple[str, Raw]]:
     """Return path and config of each module of type `kind` in modules.json; empty if there is no such file."""
-    file, found = folder / "modules.json", list[tuple[str, Raw]]()
+    file, configs = folder / "modules.json", list[tuple[str, Raw]]()
     if not file.is_file():
-        return found
+        return configs
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
-        paths = [str(one["path"]) for one in modules if str(one["type"]).rpartition(".")[2] == kind]
+        paths = [str(module["path"]) for module in modules if str(module["type"]).rpartition(".")[2] == kind]
         for path in paths:
             file = folder / path / "config.json"
-            found.append((path, dict(json.loads(file.read_text(encoding="utf-8")))))
+            configs.append((path, dict(json.loads(file.read_text(encoding="utf-8")))))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file.relative_to(folder)}: {error!r}") from error
-    return found
+    return configs
 
 
 def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
@@ -115,7 +115,7 @@ def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
         tied = ["model.embed_tokens.weight"] if config.get("tie_word_embeddings") else []
         table = _Tensors(folder).rows("lm_head.weight", *tied)
         if not all(isinstance(token, int) and 0 <= token < table.shape[0] for token in ids):
-            raise ConfigError(f"{path}/config.json: token ids {ids}: the model has {table.shape[0]}")
+            raise ConfigError(f"{path}/config.json: token ids {ids}: must be below {table.shape[0]}")
         row = table.nbytes // table.shape[0]
         yes, no = (replace(table, shape=table.shape[1:], start=table.start + row * token).read() for token in ids)
         return "last", [("linear", (yes - no).astype("<f4").tobytes(), b"", 0.0)]

@@ -58,7 +58,7 @@ class Launcher(Protocol):
     def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
         """Advance the grammars of the sampled rows by their tokens. Returns failure reasons by index of the row."""
 
-    def spoil(self, slots: Int32Array) -> None:
+    def mark_invalid(self, slots: Int32Array) -> None:
         """Mark the pages of `slots` as invalid, because their rows are not finite."""
 
     def failure(self, step: int, error: BaseException) -> Failure: ...
@@ -140,7 +140,7 @@ class LaunchedStep:
 
     def _resolve(self) -> None:
         if self.end is None:
-            self._error = EngineDeadError(f"step {self._step} was not launched to its end")
+            self._error = EngineDeadError(f"step {self._step} was not launched completely")
             return
         try:
             self.end.synchronize()
@@ -167,7 +167,7 @@ class LaunchedStep:
             failures = {int(self.sampled[i]): text for i, text in failed.items()}
         tokens[self.sampled] = outputs[:count]
         if len(not_finite):
-            self._engine.spoil(self._row_slots[not_finite])
+            self._engine.mark_invalid(self._row_slots[not_finite])
             tokens[not_finite] = NOT_FINITE
             failures |= dict.fromkeys(not_finite.tolist(), NOT_FINITE_TEXT)
         logprobs = None if self.deferred.sampled is None else self.deferred.sampled()

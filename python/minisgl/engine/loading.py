@@ -68,7 +68,9 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         torch.set_num_threads(config.num_threads)
     elif device.type == "cpu" and group.size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // group.size))
-    loaded = _load_native(config, folder, device, say, group) if native else _load_theirs(config, folder, device, say)
+    loaded = (
+        _load_native(config, folder, device, say, group) if native else _load_transformers(config, folder, device, say)
+    )
     layers, dtype = loaded.model.attention, DTYPES[loaded.dtype]
     page_size = page_bytes(layers, config.page_size, dtype)
     with torch.inference_mode():
@@ -96,7 +98,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
 
 
 def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: Report, group: Group) -> LoadedModel:
-    model_config = _with_its_head(load_config(folder), folder, config, say)
+    model_config = _with_untied_head(load_config(folder), folder, config, say)
     dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
     context_len = model_config.context_len(config.max_seq_len)
     _check_weights(config, folder, (model_config.dtype, dtype_name), device, group)
@@ -134,14 +136,14 @@ def _check_weights(
         check_weights(config, num_bytes, free_for(config))
 
 
-def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:
+def _load_transformers(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:
     need(f"--model-impl {config.model_impl}: this model, whose layers are not native ones,", "transformers")
-    from minisgl.engine.transformers_loading import load_their_model
+    from minisgl.engine.transformers_loading import load_transformers_model
 
-    return load_their_model(config, folder, device, say)
+    return load_transformers_model(config, folder, device, say)
 
 
-def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
+def _with_untied_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
     """Return the configuration with untied embeddings if the checkpoint has a distinct head although config.json says
     that it is tied (transformers 5 uses that head, too)."""
     if not model_config.tie_word_embeddings or config.load_format == "dummy":
@@ -156,13 +158,13 @@ def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
     """Raise `ConfigError` if the model cannot be sharded over `ranks` tensor-parallel ranks."""
     if not is_native(model_dir, impl):
         raise ConfigError(
-            f"--tp {ranks}: the layers of this model are those of transformers, which are not cut: leave it out, or "
+            f"--tp {ranks}: this model uses transformers' layers, which cannot be sharded: leave it out, or "
             f"use --dp {ranks}"
         )
     config = load_config(model_dir)
-    if problem := _uncut(config, ranks):
-        good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _uncut(config, n))
-        raise ConfigError(f"--tp {ranks}: config.json: {problem} cannot be cut into {ranks}: choose --tp {good}")
+    if problem := _indivisible_size(config, ranks):
+        good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _indivisible_size(config, n))
+        raise ConfigError(f"--tp {ranks}: config.json: {problem} cannot be divided by {ranks}: choose --tp {good}")
 
 
 def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
@@ -174,16 +176,16 @@ def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
     if count < 2:
         return 1, "there is one CUDA device to use" if count else "there is no CUDA device to use"
     if config.torch_compile:
-        return 1, "--torch-compile cannot see collectives"
+        return 1, "--torch-compile cannot compile collectives"
     folder = folder_of(config, say)
     if not is_native(folder, config.model_impl):
-        return 1, "the layers of this model are those of transformers, which are not cut"
+        return 1, "this model uses transformers' layers, which cannot be sharded"
     sizes = load_config(folder)
-    found = max(n for n in (2**i for i in range(count.bit_length())) if n <= count and not _uncut(sizes, n))
-    return found, f"there are {count} CUDA devices, and the model's sizes come in {found} equal parts"
+    ranks = max(n for n in (2**i for i in range(count.bit_length())) if n <= count and not _indivisible_size(sizes, n))
+    return ranks, f"there are {count} CUDA devices, and the model's sizes come in {ranks} equal parts"
 
 
-def _uncut(config: ModelConfig, ranks: int) -> str:
+def _indivisible_size(config: ModelConfig, ranks: int) -> str:
     """Return the first size of the model that `ranks` does not divide; empty if all can be sharded. KV heads may also
     divide `ranks`: then ranks share them."""
     moe = config.moe
@@ -202,17 +204,17 @@ def _uncut(config: ModelConfig, ranks: int) -> str:
 
 def folder_of(config: EngineConfig, say: Report) -> Path:
     """Find (or download) the model and return its folder. Raises `ConfigError`."""
-    found = find_model(
+    path = find_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
-    if found.is_file():
+    if path.is_file():
         need_extension(f"--model {config.model}: {A_GGUF_FILE}")
-    if found.is_file() and config.model_impl == "transformers":
+    if path.is_file() and config.model_impl == "transformers":
         raise ConfigError(
-            f"--model-impl transformers: --model {config.model} is a GGUF file, which only native code reads: "
+            f"--model-impl transformers: --model {config.model} is a GGUF file, which only native layers can load: "
             "give a folder of safetensors"
         )
-    return resolve_model(str(found), say, own_tokenizer=config.tokenizer is None)
+    return resolve_model(str(path), say, own_tokenizer=config.tokenizer is None)
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:
@@ -225,7 +227,9 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     if kind in ("cpu", INLINE) or (kind == "auto" and num_devices < config.num_ranks):
         return torch.device("cpu")
     if config.torch_compile and config.num_ranks > 1:
-        raise ConfigError(f"--torch-compile: not with --tp {config.num_ranks}: the compiler cannot see collectives")
+        raise ConfigError(
+            f"--torch-compile: not supported with --tp {config.num_ranks}: collectives cannot be compiled"
+        )
     return check_device("cuda" if kind == "auto" else config.device, rank, config.num_ranks)
 
 
@@ -243,15 +247,15 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing |
             packing=packing,
         )
         if packing is not None:
-            say(f"{folder.name}: {packing}: computed with the full weights that it stands for")
+            say(f"{folder.name}: {packing}: the weights are dequantized when loaded")
         if left_out:
             parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out}))
             say(f"text only: {len(left_out)} tensors are not loaded: {parts}")
 
 
-def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int, device: torch.device) -> int:
+def _num_pages(config: EngineConfig, page_size_bytes: int, context_len: int, ranks: int, device: torch.device) -> int:
     """Return the number of KV pages as configured, or as many as fit into the memory share. A page takes `one` bytes on
     each rank; `ranks` share the memory of a CPU."""
     if device.type == "cuda":
-        return cuda_num_pages(config, one, context_len, torch.cuda.mem_get_info(device)[0])
-    return cpu_num_pages(config, one, context_len, ranks=ranks)
+        return cuda_num_pages(config, page_size_bytes, context_len, torch.cuda.mem_get_info(device)[0])
+    return cpu_num_pages(config, page_size_bytes, context_len, ranks=ranks)

@@ -29,7 +29,7 @@ NUMERICS = 3
 DIGEST_BYTES = 32
 DEFAULT_BYTES = 20 * 2**30
 EXPORT_S = 600.0  # before an export: time limit in seconds for pending writes
-_BESIDE = {  # settings that do not change results
+_IGNORED_SETTINGS = {  # settings that do not change results
     "weights",  # a path: the digest of the files is used instead
     "panels",
     "eos_ids",
@@ -46,17 +46,17 @@ _BESIDE = {  # settings that do not change results
 def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
     """Return the identity of an engine's pages: its `settings`, the digest `weights` of its files, and the class of
     instruction sets with equal results (AMX tiles add up in another order)."""
-    said = {
+    parts = {
         "version": own_version(),
         "numerics": NUMERICS,
         "class": "amx" if isa == "amx" else "exact",
         "weights": weights.hex(),
-        "settings": {name: value for name, value in settings.items() if name not in _BESIDE},
+        "settings": {name: value for name, value in settings.items() if name not in _IGNORED_SETTINGS},
     }
-    return msgspec.json.encode(said, order="sorted")
+    return msgspec.json.encode(parts, order="sorted")
 
 
-def digest_of(files: Sequence[Path], known: Path) -> bytes:
+def digest_of(files: Sequence[Path], cache: Path) -> bytes:
     """Return the digest of the contents of all `files`, cached in the folder `known` until a file changes. Raises
     `OSError` if a file cannot be read."""
     key = hashlib.sha256()
@@ -64,18 +64,18 @@ def digest_of(files: Sequence[Path], known: Path) -> bytes:
         now = file.stat()
         key.update(f"{file.resolve()}\n{now.st_dev} {now.st_ino} {now.st_size}\n".encode())
         key.update(f"{now.st_mtime_ns} {now.st_ctime_ns}\n".encode())
-    place = known / key.hexdigest()
+    cached = cache / key.hexdigest()
     with contextlib.suppress(OSError):
-        if (found := read_own(place, DIGEST_BYTES)) is not None:
+        if (found := read_own(cached, DIGEST_BYTES)) is not None:
             return found
     digest = _rust.PageStore.digest([str(file) for file in files])
     with contextlib.suppress(OSError):  # a read-only folder: the digest is not cached
-        known.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        known.mkdir(mode=0o700, exist_ok=True)
-        part = known / f"{place.name}.{os.getpid()}"
+        cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, exist_ok=True)
+        part = cache / f"{cached.name}.{os.getpid()}"
         part.touch(mode=0o600)
         part.write_bytes(digest)
-        part.replace(place)
+        part.replace(cached)
     return digest
 
 
@@ -100,8 +100,8 @@ def open_store(
     """Open the page store in `config.cache_dir` for weights in `files`; import prefix files. Raises `ConfigError`."""
     assert config.cache_dir is not None
     folder, limit = Path(config.cache_dir).expanduser(), config.cache_size or DEFAULT_BYTES
-    for place in (folder, folder / "weights"):
-        check_own(place, f"--cache-dir {config.cache_dir}")
+    for subfolder in (folder, folder / "weights"):
+        check_own(subfolder, f"--cache-dir {config.cache_dir}")
     try:
         made_by = identity(settings, digest_of(files, folder / "weights"), isa)
         store = _rust.PageStore(str(folder), limit, made_by, config.page_size, *page_and_state_bytes)
@@ -109,15 +109,15 @@ def open_store(
         raise ConfigError(f"--cache-dir {config.cache_dir}: {error}") from error
     for prefix in config.warm_prefixes:
         if isinstance(prefix, PrefixFile):
-            prefix_file.take_in(prefix.path, partial(_same, store, prefix.path))
+            prefix_file.take_in(prefix.path, partial(_check_identity, store, prefix.path))
     say(f"pages on disk: {folder}, at most {limit / 2**20:.0f} MiB")
     return store
 
 
-def _same(store: _rust.PageStore, path: str, head: prefix_file.Head) -> _rust.PageStore:
+def _check_identity(store: _rust.PageStore, path: str, head: prefix_file.Head) -> _rust.PageStore:
     """Return `store` if the pages of a prefix file were computed by this model and settings; else `ConfigError`."""
     if names := prefix_file.what_differs(head.identity, store.identity):
-        raise ConfigError(f"{path}: its pages were not computed by this model in this way: {', '.join(names)}")
+        raise ConfigError(f"{path}: its pages were computed by another model or other settings: {', '.join(names)}")
     return store
 
 
@@ -131,12 +131,12 @@ def export(store: _rust.PageStore, tokens: Int32Array, page_size: int, path: Pat
     def pages() -> Iterator[bytes]:
         for column in range(count):
             if (page := store.page(tokens, column)) is None:
-                raise ConfigError(f"{path}: page {column} of {count} is not in the folder any more")
+                raise ConfigError(f"{path}: page {column} of {count} is no longer in the folder")
             yield page
 
     behind, state = _last_state(store, tokens, count - 1) if store.state_bytes else (0, b"")
     if store.state_bytes and not behind:
-        raise ConfigError(f"{path}: no state of the prefix is in the folder: it has none before its last page")
+        raise ConfigError(f"{path}: no state of the prefix is stored in the folder")
     try:
         first = next(pages())
         head = prefix_file.Head(

@@ -13,25 +13,25 @@ from minisgl.utils.memory import Free, free_memory
 
 MEMORY_RATIO = 0.5  # default of --memory-ratio
 STATE_SHARE = 1 / 8  # share of the KV pool's size that checkpoints get in addition
-LEAST_CHECKPOINTS = 8
+MIN_CHECKPOINTS = 8
 MAX_POOL_BYTES = 4 * 2**30  # default limit: a laptop needs its memory for other programs, too
 
 
 def free_for(config: EngineConfig) -> Free:
-    """Return the free memory, limited to what this process has left of --memory."""
+    """Return the free memory, limited by the unused part of --memory."""
     free = free_memory()
     if config.memory is None:
         return free
     left = max(0, config.memory - psutil.Process().memory_info().rss)
-    return min(free, Free(left, f"of --memory {_mib(config.memory)}"), key=lambda one: one.num_bytes)
+    return min(free, Free(left, f"of --memory {_mib(config.memory)}"), key=lambda memory: memory.num_bytes)
 
 
 def check_weights(config: EngineConfig, num_bytes: int, free: Free) -> Free:
-    """Return what `num_bytes` of weights leave of `free`. Raises `ConfigError` if they do not fit."""
+    """Return the memory left of `free` after `num_bytes` of weights. Raises `ConfigError` if they do not fit."""
     if num_bytes > free.num_bytes:
         raise ConfigError(
             f"--model {config.model}: its weights take {_mib(num_bytes)} of {_mib(free.num_bytes)} that are free "
-            f"{free.whose}: choose a smaller model or fewer bits (a Q4_K_M file, --quantization q4), or make room"
+            f"{free.whose}: choose a smaller model or fewer bits (a Q4_K_M file, --quantization q4), or free memory"
         )
     return replace(free, num_bytes=free.num_bytes - num_bytes)
 
@@ -78,11 +78,11 @@ def cpu_num_pages(
 
 
 def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
-    """Return what all rows' states of `state` bytes each leave of `free`. Raises `ConfigError` if they do not fit."""
+    """Return the memory left of `free` after all rows' states of `state` bytes. Raises `ConfigError` if too small."""
     rows = config.rows_on("cpu")
     if state * (rows + 1) > free.num_bytes:
         raise ConfigError(
-            f"--max-running-requests {rows}: the states of so many take {_mib(state * (rows + 1))} of "
+            f"--max-running-requests {rows}: their states take {_mib(state * (rows + 1))} of "
             f"{_mib(free.num_bytes)} that are free {free.whose}: at most {max(0, free.num_bytes // state - 1)} fit"
         )
     return replace(free, num_bytes=free.num_bytes - state * (rows + 1))
@@ -90,11 +90,11 @@ def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
 
 def cpu_num_checkpoints(config: EngineConfig, state: int, pool: int, taken: int) -> int:
     """Return how many state checkpoints of `state` bytes fit next to a KV pool of `pool` bytes and `taken` bytes of
-    weights: --state-memory, else `STATE_SHARE` of the pool, at least `LEAST_CHECKPOINTS`. Raises `ConfigError`."""
+    weights: --state-memory, else `STATE_SHARE` of the pool, at least `MIN_CHECKPOINTS`. Raises `ConfigError`."""
     left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     fit = max(0, left.num_bytes - pool) // state
     if config.state_memory is None:
-        return min(max(int(pool * STATE_SHARE) // state, LEAST_CHECKPOINTS), fit)
+        return min(max(int(pool * STATE_SHARE) // state, MIN_CHECKPOINTS), fit)
     if (found := config.state_memory // state) > fit:
         raise ConfigError(
             f"--state-memory {config.state_memory}: of {_mib(left.num_bytes)} that are free {left.whose} the KV pool "
@@ -116,7 +116,7 @@ def _too_long(
     beside = f" beside {_mib(taken)} of weights" if taken else ""
     return (
         f"--max-seq-len {context_len}: the KV of so many tokens takes {_mib(needed)} of {_mib(left.num_bytes)} that "
-        f"are free {left.whose}{beside}: {', '.join(does) or 'make room, or choose a smaller model'}"
+        f"are free {left.whose}{beside}: {', '.join(does) or 'free memory, or choose a smaller model'}"
     )
 
 

@@ -49,10 +49,10 @@ def inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Return the first id whose cumulative probability exceeds `uniform` times the total."""
     cdf = probabilities.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:].contiguous()
-    found = torch.searchsorted(cdf, uniform[:, None] * total, right=True).squeeze(-1)
+    chosen = torch.searchsorted(cdf, uniform[:, None] * total, right=True).squeeze(-1)
     # rounding may make the target the total: then the last token with a nonzero probability is chosen
     last = torch.searchsorted(cdf, total, right=False).squeeze(-1)
-    return torch.minimum(found, last)
+    return torch.minimum(chosen, last)
 
 
 def uniforms(seed: Tensor, position: Tensor) -> Tensor:
@@ -234,15 +234,15 @@ class LogprobSlots:
             return None
         at = torch.from_numpy(asked).to(logits.device, non_blocking=True)
         counts = wanted[asked].tolist()
-        found = _top(logits[at], chosen[at], max(counts))
+        top_tensors = _top(logits[at], chosen[at], max(counts))
 
         def fetch() -> StepLogprobs:
-            own, top_ids, top = _lists(found)
+            token_logprobs, top_ids, top_logprobs = _to_lists(top_tensors)
             return StepLogprobs(
                 rows=rows[asked].astype(np.int32),
-                token_logprobs=own,
+                token_logprobs=token_logprobs,
                 top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
-                top_logprobs=[values[:count] for values, count in zip(top, counts, strict=True)],
+                top_logprobs=[values[:count] for values, count in zip(top_logprobs, counts, strict=True)],
             )
 
         return fetch
@@ -252,7 +252,7 @@ class LogprobSlots:
     ) -> list[Callable[[], PromptLogprobs]]:
         """Compute on the device the log probabilities of the prompt tokens that follow those in this step. `hidden` is
         [num_tokens, size]. The functions returned copy them to the host."""
-        found = []
+        deferred = []
         for row in range(plan.num_rows) if self._prompts else ():
             assignment = self._prompts.get(int(entry.req_slots[row]))
             if assignment is None:
@@ -261,11 +261,11 @@ class LogprobSlots:
             first = int(entry.positions[start]) + 1
             count = min(end - start, assignment.num_prompt - first)
             if count > 0:
-                found.append(_of_prompt(assignment, first, hidden[start : start + count], head))
-        return found
+                deferred.append(_score_prompt(assignment, first, hidden[start : start + count], head))
+        return deferred
 
 
-def _of_prompt(
+def _score_prompt(
     assignment: SlotAssignment, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]
 ) -> Callable[[], PromptLogprobs]:
     top_count = assignment.sampling.prompt_logprobs or 0
@@ -277,15 +277,15 @@ def _of_prompt(
         chunks.append(_top(logits, torch.from_numpy(tokens).to(logits.device, non_blocking=True), top_count))
 
     def fetch() -> PromptLogprobs:
-        own: list[float] = []
+        token_logprobs: list[float] = []
         top_ids: list[list[int]] = []
         top: list[list[float]] = []
         for chunk in chunks:
-            found = _lists(chunk)
-            own += found[0]
-            top_ids += found[1]
-            top += found[2]
-        return PromptLogprobs(assignment.req_id, first, own, top_ids, top)
+            lists = _to_lists(chunk)
+            token_logprobs += lists[0]
+            top_ids += lists[1]
+            top += lists[2]
+        return PromptLogprobs(assignment.req_id, first, token_logprobs, top_ids, top)
 
     return fetch
 
@@ -293,14 +293,14 @@ def _of_prompt(
 def _top(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
     """Return the log probabilities of `tokens` [n], and the `count` most likely ids with theirs, most likely first."""
     logprobs = logits.float().log_softmax(-1)
-    own = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    token_logprobs = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
     top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
-    return own, top.indices, top.values
+    return token_logprobs, top.indices, top.values
 
 
-def _lists(found: tuple[Tensor, Tensor, Tensor]) -> tuple[list[float], list[list[int]], list[list[float]]]:
-    own, ids, values = found
-    return own.tolist(), ids.tolist(), values.tolist()
+def _to_lists(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[list[float], list[list[int]], list[list[float]]]:
+    token_logprobs, ids, values = tensors
+    return token_logprobs.tolist(), ids.tolist(), values.tolist()
 
 
 @dataclass(slots=True, eq=False)

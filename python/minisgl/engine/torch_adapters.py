@@ -32,7 +32,7 @@ class TorchAdapters:
     @property
     def _model(self) -> Decoder:
         if self._native is None:
-            raise ConfigError("adapters: transformers' layers take none: it needs --model-impl native")
+            raise ConfigError("adapters: they need native layers: use --model-impl native")
         return self._native
 
     @property
@@ -62,8 +62,8 @@ class TorchAdapters:
 
     def read(self, folder: str) -> Pairs:
         """Read the adapter in `folder`: A and scaled B by layer. Raises `ConfigError` or `OSError`."""
-        found = find_adapter(folder, self.config).read()
-        return {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in found.items()}
+        factors = find_adapter(folder, self.config).read()
+        return {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in factors.items()}
 
     def add(self, number: int, pairs: Pairs) -> None:
         self._model.put_adapter(number, pairs)

@@ -86,20 +86,20 @@ class TorchEngine:
         self._group = group
         self._dead = False
         self.forward_model = forward or model.forward
-        place = torch.device(info.device)
+        torch_device = torch.device(info.device)
         slots = limits.max_rows + 1
         self._page_table = torch.full(
-            (slots, limits.max_pages_per_request), limits.scratch_page, dtype=torch.int32, device=place
+            (slots, limits.max_pages_per_request), limits.scratch_page, dtype=torch.int32, device=torch_device
         )
-        self._last_token = torch.zeros(slots, dtype=torch.int64, device=place)
-        self.sampler = DeviceSampler(slots, place, renormalise)
-        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, place)
+        self._last_token = torch.zeros(slots, dtype=torch.int64, device=torch_device)
+        self.sampler = DeviceSampler(slots, torch_device, renormalise)
+        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, torch_device)
         self._logprobs = LogprobSlots(slots)
         max_padded = max(limits.max_rows, *info.graph_sizes, 1)
         size = Layout.largest(limits, max_padded).size
         # inputs of the step that the forward stream runs
-        self._block = torch.zeros(size, dtype=torch.int32, device=place)
-        self._staging = [StagingBuffer(device, place, size, max_padded) for _ in range(NUM_BUFFERS)]
+        self._block = torch.zeros(size, dtype=torch.int32, device=torch_device)
+        self._staging = [StagingBuffer(device, torch_device, size, max_padded) for _ in range(NUM_BUFFERS)]
         device.synchronize()
         self._steps: list[LaunchedStep | None] = [None] * NUM_BUFFERS
         self._turn = 0
@@ -107,7 +107,7 @@ class TorchEngine:
         self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)  # as of the last resolved step
         self._grammar_slots: set[int] = set()  # as of the last launched step
         self._adapters = TorchAdapters(model, slots)
-        self._masks = DeviceMasks(device, place, info.vocab_size, limits.max_rows, NUM_BUFFERS)
+        self._masks = DeviceMasks(device, torch_device, info.vocab_size, limits.max_rows, NUM_BUFFERS)
         self._embeddings = EmbeddingSlots()
         self._prompt_slots: set[int] = set()  # slots whose requests need hidden states of their prompts
         self.graphs: dict[int, Graph] = {}
@@ -174,9 +174,9 @@ class TorchEngine:
         else:
             self.thread.submit(job)
 
-    def spoil(self, slots: Int32Array) -> None:
+    def mark_invalid(self, slots: Int32Array) -> None:
         """Mark the pages of `slots` as invalid, in the forward stream, where the page table is up to date."""
-        self._device.forward.run("spoil", lambda: self.pool.spoil_rows(self._page_table, slots))
+        self._device.forward.run("mark invalid", lambda: self.pool.mark_invalid_rows(self._page_table, slots))
 
     def wipe(self) -> None:
         """Zero the KV pool, in the forward stream."""
@@ -217,7 +217,7 @@ class TorchEngine:
         if not plan.num_rows:
             step.computed = step.end = device.forward.record_event()
             return
-        if pages := self.pool.begin(entry.out_loc[: layout.tokens]):
+        if pages := self.pool.take_invalid_pages(entry.out_loc[: layout.tokens]):
             device.forward.run("clear pages", lambda: self.pool.clear_pages(pages))
         sampled_slots = entry.req_slots[step.sampled]
         needs = self.sampler.needs(sampled_slots)
@@ -251,7 +251,7 @@ class TorchEngine:
         self._queue_end(step)
 
     def _remember(self, step: LaunchedStep, assignments: list[SlotAssignment]) -> None:
-        """Record on the host what launches need to know before the forward stream has applied the assignments."""
+        """Record facts of the assignments on the host for launches before the forward stream has applied them."""
         if self._grammar_slots and step.plan.num_freed:
             step.freed = step.entry.freed[: step.plan.num_freed].copy()
             self._grammar_slots.difference_update(step.freed.tolist())
@@ -381,10 +381,10 @@ class TorchEngine:
 
     def _warm_up_table(self) -> None:
         """Run a page-table update that changes nothing, to load its kernel."""
-        place, limits = self._page_table.device, self._limits
-        updates = torch.zeros(1, UPDATE_FIELDS, dtype=torch.int32, device=place)
+        device, limits = self._page_table.device, self._limits
+        updates = torch.zeros(1, UPDATE_FIELDS, dtype=torch.int32, device=device)
         updates[0, 0], updates[0, 2] = limits.scratch_slot, 1
-        page = torch.full((1,), limits.scratch_page, dtype=torch.int32, device=place)
+        page = torch.full((1,), limits.scratch_page, dtype=torch.int32, device=device)
         apply_updates(self._page_table, updates, page)
 
     def _finish(self, step: LaunchedStep, inputs: StepInputs, needs: Needs, mask: Mask | None = None) -> None:

@@ -46,11 +46,11 @@ _FILL = 2  # a larger block is used if experts have more than this many of the s
 @functools.cache
 def tiles(dtype: torch.dtype, device: torch.device | None = None) -> tuple[Tile, ...]:
     """Return the tiles that `run` may use: the small ones, and those that fit the device; without a device, all."""
-    known = _FULL if dtype is torch.float32 else _HALF
+    candidates = _FULL if dtype is torch.float32 else _HALF
     if device is None or device.type != "cuda":
-        return known
-    room = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-    return tuple(tile for tile in known if tile.block_m == 16 or tile.shared_bytes(dtype) <= room)
+        return candidates
+    shared_memory = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+    return tuple(tile for tile in candidates if tile.block_m == 16 or tile.shared_bytes(dtype) <= shared_memory)
 
 
 def tile_for(num_uses: int, num_experts: int, dtype: torch.dtype, device: torch.device | None = None) -> Tile:

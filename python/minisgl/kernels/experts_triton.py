@@ -27,11 +27,11 @@ _COMBINE = 1024
 def _count(chosen, counts, num_uses, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Count the uses of one expert."""
     expert = tl.program_id(0)
-    found = tl.zeros((CHUNK,), tl.int32)
+    counted = tl.zeros((CHUNK,), tl.int32)
     for at in range(0, num_uses, CHUNK):
         use = at + tl.arange(0, CHUNK)
-        found += (tl.load(chosen + use, mask=use < num_uses, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found, 0))
+        counted += (tl.load(chosen + use, mask=use < num_uses, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(counted, 0))
 
 
 @triton.jit(do_not_specialize=["num_uses", "num_blocks"])  # type: ignore[untyped-decorator, unused-ignore]
@@ -55,17 +55,17 @@ def _place(  # type: ignore[no-untyped-def]
     first = tl.sum(tl.where(other < expert, blocks_of, 0), 0)
     blocks = tl.sum(tl.where(other == expert, blocks_of, 0), 0)
     count = tl.sum(tl.where(other == expert, count_of, 0), 0)
-    mine = uses + first * BLOCK_M
+    own_uses = uses + first * BLOCK_M
     if count > 0:
         before = 0
         for at in range(0, num_uses, CHUNK):
             use = at + tl.arange(0, CHUNK)
             hit = tl.load(chosen + use, mask=use < num_uses, other=-1) == expert
             rank = tl.cumsum(hit.to(tl.int32), 0)
-            tl.store(mine + before + rank - 1, use, mask=hit)
+            tl.store(own_uses + before + rank - 1, use, mask=hit)
             before += tl.sum(hit.to(tl.int32), 0)
         over = count + tl.arange(0, BLOCK_M)
-        tl.store(mine + over, tl.zeros((BLOCK_M,), tl.int32) + num_uses, mask=over < blocks * BLOCK_M)
+        tl.store(own_uses + over, tl.zeros((BLOCK_M,), tl.int32) + num_uses, mask=over < blocks * BLOCK_M)
         for at in range(0, blocks, CHUNK):
             block = at + tl.arange(0, CHUNK)
             tl.store(experts + first + block, tl.zeros((CHUNK,), tl.int32) + expert, mask=block < blocks)
@@ -177,7 +177,7 @@ def _combine(x, out, per_token, hidden, BLOCK: tl.constexpr):  # type: ignore[no
     tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=wanted)
 
 
-def deal(chosen: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
+def assign_uses(chosen: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
     """Assign the uses of chosen [n, k] to blocks. Returns uses [blocks * block_m] int32 (n * k for padding) and experts
     [blocks] int32, the expert of each block (-1 for an unused one). The number of blocks is `max_blocks`."""
     num_uses = chosen.numel()
@@ -206,7 +206,7 @@ def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor
     num_experts, hidden, inner = down.shape
     num_tokens, per_token = chosen.shape
     num_uses = chosen.numel()
-    uses, experts = (chosen, chosen.view(-1)) if tile.alone else deal(chosen, num_experts, tile.block_m)
+    uses, experts = (chosen, chosen.view(-1)) if tile.alone else assign_uses(chosen, num_experts, tile.block_m)
     how = {"BLOCK_M": tile.block_m, "BLOCK_K": tile.block_k, "ALONE": tile.alone}
     how |= {"num_warps": tile.warps, "num_stages": tile.stages}
     between = x.new_empty(num_uses, inner)

@@ -18,7 +18,7 @@ from minisgl.layers.products import add_linear, linear
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class TokenGroup:
     """The tokens of one adapter: `start` .. `end` of the tokens sorted by adapter."""
 
     adapter: int
@@ -41,7 +41,7 @@ class AdapterRows:
     __slots__ = ("blocks", "groups", "order")
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[TokenGroup] = []
         # [m] int64, tokens with an adapter, sorted by it; None: all tokens have the same
         self.order: Tensor | None = None
         self.blocks: Blocks | None = None  # only if blocks hold little more than the groups
@@ -57,7 +57,7 @@ class AdapterRows:
         numbers, starts = np.unique(adapters[order], return_index=True)
         ends = np.append(starts[1:], len(order))
         bounds = zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        self.groups = [Group(*one) for one in bounds]
+        self.groups = [TokenGroup(*bound) for bound in bounds]
         is_all = len(self.groups) == 1 and len(order) == len(adapters)
         self.order = None if is_all else torch.from_numpy(order).to(device)
         self.blocks = None
@@ -95,26 +95,28 @@ class Stack:
     parts: tuple[tuple[Tensor, Tensor], ...]
 
     @staticmethod
-    def of(adapters: tuple[int, ...], found: Sequence[Factors | None], x: Tensor, out_sizes: Sequence[int]) -> Stack:
+    def of(
+        adapters: tuple[int, ...], factors_by_block: Sequence[Factors | None], x: Tensor, out_sizes: Sequence[int]
+    ) -> Stack:
         """Stack the factors of `adapters`; `x` [n, in] gives size, dtype and device."""
-        there = [(place, factors) for place, factors in enumerate(found) if factors is not None]
-        ranks = [max((factors.ranks[i] for _, factors in there), default=0) for i in range(len(out_sizes))]
+        present = [(block, factors) for block, factors in enumerate(factors_by_block) if factors is not None]
+        ranks = [max((factors.ranks[i] for _, factors in present), default=0) for i in range(len(out_sizes))]
         parts = tuple(
-            (x.new_zeros(len(found), x.shape[1], rank), x.new_zeros(len(found), rank, out))
+            (x.new_zeros(len(factors_by_block), x.shape[1], rank), x.new_zeros(len(factors_by_block), rank, out))
             for rank, out in zip(ranks, out_sizes, strict=True)
         )
-        for place, factors in there:
+        for block, factors in present:
             at = out = 0
             for (a, b), rank, size in zip(parts, factors.ranks, out_sizes, strict=True):
-                a[place, :, :rank] = factors.a[at : at + rank].T
-                b[place, :rank] = factors.b[out : out + size, at : at + rank].T
+                a[block, :, :rank] = factors.a[at : at + rank].T
+                b[block, :rank] = factors.b[out : out + size, at : at + rank].T
                 at, out = at + rank, out + size
         return Stack(adapters, parts)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Compute B A x for all blocks: [blocks, size, in] -> [blocks, size, sum of out]."""
-        found = [torch.bmm(torch.bmm(x, a), b) for a, b in self.parts]
-        return found[0] if len(found) == 1 else torch.cat(found, 2)
+        outputs = [torch.bmm(torch.bmm(x, a), b) for a, b in self.parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
 class Adapters:
@@ -149,8 +151,8 @@ class Adapters:
             return
         if blocks is not None:
             # measured: index_select takes a quarter of the time of indexing with brackets
-            mine = x.index_select(0, blocks.tokens.view(-1)).view(*blocks.tokens.shape, -1)
-            more = self._stacked(blocks.adapters, x)(mine).view(-1, y.shape[1])
+            x_blocks = x.index_select(0, blocks.tokens.view(-1)).view(*blocks.tokens.shape, -1)
+            more = self._stacked(blocks.adapters, x)(x_blocks).view(-1, y.shape[1])
             y.index_add_(0, order, more if blocks.places is None else more.index_select(0, blocks.places))
             return
         sorted_x = x.index_select(0, order)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.distributed import ALONE, Cut, Group, Shard
+from minisgl.distributed import ALONE, Group, Shard, ShardRange
 from minisgl.layers.products import WideProduct, wide_product
 
 
@@ -29,7 +29,7 @@ class Embedding:
     ) -> None:
         self._name = name
         self._group = group
-        self._ids = Cut.of(vocab_size, group.rank, group.size)
+        self._ids = ShardRange.of(vocab_size, group.rank, group.size)
         self._wide: WideProduct | Tensor | None = None
         self.weight = torch.empty(self._ids.length, size, dtype=dtype, device=device)
 
@@ -39,8 +39,8 @@ class Embedding:
             return F.embedding(ids, self.weight)
         here = ids - self._ids.start
         elsewhere = (here < 0) | (here >= self._ids.length)
-        found = F.embedding(here.masked_fill(elsewhere, 0), self.weight)
-        return self._group.all_reduce(found.masked_fill_(elsewhere.unsqueeze(1), 0.0))
+        rows = F.embedding(here.masked_fill(elsewhere, 0), self.weight)
+        return self._group.all_reduce(rows.masked_fill_(elsewhere.unsqueeze(1), 0.0))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute logits [n, vocab_size] float32 of hidden [n, size], on rank 0. Other ranks get zeros (stride 0)."""
@@ -50,7 +50,7 @@ class Embedding:
             part = wide_product(hidden, self.weight if self._wide is None else self._wide)
         if self._group.size == 1:
             return part
-        longest = Cut.of(self._ids.whole, 0, self._group.size).length
+        longest = ShardRange.of(self._ids.whole, 0, self._group.size).length
         parts = self._group.gather(F.pad(part, (0, longest - self._ids.length)).contiguous())
         if not parts:
             return part.new_zeros(1).expand(len(hidden), self._ids.whole)

@@ -4,7 +4,7 @@ There are two forms. Where a Triton kernel supports the weights (`kernels.expert
 asks the device for nothing. Elsewhere the host asks how many tokens each expert has and multiplies expert by expert: on
 the CPU that is the fast way; on a device it waits, and no CUDA graph can hold it.
 
-Invariants: every used expert multiplies all its tokens at once; the weights of all experts lie in two tensors, of each
+Invariants: every used expert multiplies all its tokens at once; the weights of all experts are in two tensors, of each
 of which a rank has an equal slice; a token's result does not depend on the other tokens, except for the rounding of
 products of another size.
 """
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.distributed import ALONE, Cut, Group, Shard
+from minisgl.distributed import ALONE, Group, Shard, ShardRange
 from minisgl.kernels import experts as kernel
 from minisgl.kernels.ops import triton_is_installed
 from minisgl.layers.products import linear
@@ -77,7 +77,7 @@ class Experts:
     ) -> None:
         self._name = name
         self._group = group
-        self._inner = Cut.of(size, group.rank, group.size)
+        self._inner = ShardRange.of(size, group.rank, group.size)
         self._size = size = self._inner.length
         self.gate_up = torch.empty(count, 2 * size, hidden_size, dtype=dtype, device=device)
         self.down = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
@@ -93,26 +93,26 @@ class Experts:
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Return the parameters by a checkpoint's names, expert by expert."""
-        found = dict[str, Tensor]()
+        tensors = dict[str, Tensor]()
         for expert in range(len(self.down)):
             name = f"{self._name}.{expert}"
-            found[f"{name}.gate_proj.weight"] = self.gate_up[expert, : self._size]
-            found[f"{name}.up_proj.weight"] = self.gate_up[expert, self._size :]
-            found[f"{name}.down_proj.weight"] = self.down[expert]
-        return found
+            tensors[f"{name}.gate_proj.weight"] = self.gate_up[expert, : self._size]
+            tensors[f"{name}.up_proj.weight"] = self.gate_up[expert, self._size :]
+            tensors[f"{name}.down_proj.weight"] = self.down[expert]
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         """Return this rank's shards, by the names of `checkpoint` and of `stacked`."""
         if self._group.size == 1:
             return {}
-        cut, found = self._inner, dict[str, Shard]()
+        inner, parts = self._inner, dict[str, Shard]()
         for expert in range(len(self.down)):
             name = f"{self._name}.{expert}"
-            found[f"{name}.gate_proj.weight"] = found[f"{name}.up_proj.weight"] = Shard(0, (cut,))
-            found[f"{name}.down_proj.weight"] = Shard(1, (cut,))
-        found[f"{self._name}.gate_up_proj"] = Shard(1, (cut, cut))
-        found[f"{self._name}.down_proj"] = Shard(2, (cut,))
-        return found
+            parts[f"{name}.gate_proj.weight"] = parts[f"{name}.up_proj.weight"] = Shard(0, (inner,))
+            parts[f"{name}.down_proj.weight"] = Shard(1, (inner,))
+        parts[f"{self._name}.gate_up_proj"] = Shard(1, (inner, inner))
+        parts[f"{self._name}.down_proj"] = Shard(2, (inner,))
+        return parts
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         """Return the alternative, stacked layout (written by transformers 5 with `save_original_format=False`): name to

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from minisgl.distributed import Cut, Group, Shard
+from minisgl.distributed import Group, Shard, ShardRange
 from minisgl.layers.adapters import AdapterRows, Adapters, Factors
 from minisgl.layers.products import linear, pack
 
@@ -17,9 +17,15 @@ class Linear:
     the outputs that this rank holds; an integer means all."""
 
     def __init__(
-        self, in_size: int, parts: Mapping[str, int | Cut], *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        in_size: int,
+        parts: Mapping[str, int | ShardRange],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._parts = {name: Cut.all(part) if isinstance(part, int) else part for name, part in parts.items()}
+        self._parts = {name: ShardRange.all(part) if isinstance(part, int) else part for name, part in parts.items()}
         out_size = sum(part.length for part in self._parts.values())
         self._packed: Tensor | None = None
         self._adapters: Adapters | None = None
@@ -64,13 +70,13 @@ class Linear:
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Return, by checkpoint name, the part of a parameter that the tensor fills."""
-        found, start = dict[str, Tensor](), 0
+        tensors, start = dict[str, Tensor](), 0
         for name, part in self._parts.items():
-            found[f"{name}.weight"] = self.weight[start : start + part.length]
+            tensors[f"{name}.weight"] = self.weight[start : start + part.length]
             if self.bias is not None:
-                found[f"{name}.bias"] = self.bias[start : start + part.length]
+                tensors[f"{name}.bias"] = self.bias[start : start + part.length]
             start += part.length
-        return found
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         """Return this rank's part of each checkpoint tensor that it does not hold whole."""
@@ -89,7 +95,7 @@ class RowLinear:
     def __init__(
         self,
         group: Group,
-        inputs: Cut,
+        inputs: ShardRange,
         name: str,
         out_size: int,
         *,
@@ -121,8 +127,8 @@ class RowLinear:
     def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Load adapter `number`; `pairs`: A [r, unsharded inputs], B [out_size, r]. A rank computes a partial sum."""
         ((a, b),) = pairs.values()
-        mine = a.narrow(1, self._inputs.start, self._inputs.length)
-        self._linear.put_adapter(rows, number, {self._name: (mine, b)})
+        a_columns = a.narrow(1, self._inputs.start, self._inputs.length)
+        self._linear.put_adapter(rows, number, {self._name: (a_columns, b)})
 
     def drop_adapter(self, number: int) -> None:
         self._linear.drop_adapter(number)
@@ -131,10 +137,10 @@ class RowLinear:
         self._linear.pack()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        found = self._linear.checkpoint()
+        tensors = self._linear.checkpoint()
         if self._bias is not None:
-            found[f"{self._name}.bias"] = self._bias
-        return found
+            tensors[f"{self._name}.bias"] = self._bias
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         return {f"{self._name}.weight": Shard(1, (self._inputs,))} if self._group.size > 1 else {}

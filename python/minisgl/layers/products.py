@@ -111,10 +111,10 @@ def _gomp_parallel() -> int:
     """Return the address of the function by which torch starts its threads if they are GNU OpenMP's, else 0. Those
     threads spin between two torch operations: other threads would have to share cores with them."""
     try:
-        found = ctypes.CDLL(None).GOMP_parallel
+        function = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError):
         return 0
-    return ctypes.cast(found, ctypes.c_void_p).value or 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:

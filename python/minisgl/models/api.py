@@ -15,8 +15,8 @@ from torch import Tensor
 from minisgl.attention import LayerAttention
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Attention of a layer: (layer, q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim]) -> [n, heads, v_dim]
-stores k and v of these tokens, then attends causally within each row, as `Model.attention[layer]` says."""
+"""Attention of a layer, (layer, q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim]) -> [n, heads,
+v_dim], stores k and v of these tokens, then attends causally within each row, as `Model.attention[layer]` says."""
 
 
 class Model(Protocol):

@@ -57,8 +57,8 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """KV heads of a layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected keys.
-    KV heads of a layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected keys."""
+    """KV heads of a layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected
+    keys."""
 
     kv_heads: int
     head_dim: int
@@ -240,28 +240,28 @@ class Slopes:
 def _moe(raw: Raw, **changes: Any) -> MoeConfig:
     num_layers, step = int(raw["num_hidden_layers"]), int(raw.get("decoder_sparse_step", 1))
     plain = set(raw.get("mlp_only_layers") or ())
-    num_experts, per_token = _one_of(raw, _NUM_EXPERTS), _one_of(raw, _PER_TOKEN)
+    num_experts, per_token = _int_field(raw, _NUM_EXPERTS), _int_field(raw, _PER_TOKEN)
     if not 1 <= per_token <= num_experts:
         raise ConfigError(f"config.json: num_experts_per_tok: {per_token}: must be between 1 and {num_experts}")
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "num_experts": num_experts,
         "experts_per_token": per_token,
         "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
         "layers": frozenset(i for i in range(num_layers) if i not in plain and (i + 1) % step == 0),
     }
-    found["intermediate_size"] = _one_of(raw, (changes.pop("size", "moe_intermediate_size"),))
-    return MoeConfig(**{**found, **changes})
+    fields["intermediate_size"] = _int_field(raw, (changes.pop("size", "moe_intermediate_size"),))
+    return MoeConfig(**{**fields, **changes})
 
 
-def _one_of(raw: Raw, names: tuple[str, ...]) -> int:
+def _int_field(raw: Raw, names: tuple[str, ...]) -> int:
     """Return an integer field of the config by the first of its names. A list (Hunyuan) must have equal elements."""
     name = next((name for name in names if raw.get(name) is not None), names[0])
-    found = raw[name]
-    if isinstance(found, list):
-        if not found or any(one != found[0] for one in found):
-            raise ConfigError(f"config.json: {name}: {found}: layers that differ in it are not supported")
-        found = found[0]
-    return int(found)
+    value = raw[name]
+    if isinstance(value, list):
+        if not value or any(element != value[0] for element in value):
+            raise ConfigError(f"config.json: {name}: {value}: different values by layer are not supported")
+        value = value[0]
+    return int(value)
 
 
 def _grouped_moe(raw: Raw, **changes: Any) -> MoeConfig:
@@ -288,8 +288,8 @@ def _grouped_moe(raw: Raw, **changes: Any) -> MoeConfig:
         or moe.experts_per_token * groups > chosen * moe.num_experts
     ):
         raise ConfigError(
-            f"config.json: n_group {groups}, topk_group {chosen}: {moe.num_experts} experts in such groups, of which "
-            f"each token takes {moe.experts_per_token}, cannot be"
+            f"config.json: n_group {groups}, topk_group {chosen}: {moe.num_experts} experts in such groups do not "
+            f"allow {moe.experts_per_token} experts per token"
         )
     return moe
 
@@ -348,12 +348,12 @@ def _rotated(raw: Raw) -> tuple[bool, ...]:
     return tuple(bool(one) for one in given[:num_layers])
 
 
-def _none_of(raw: Raw, *fields: str) -> None:
+def _refuse_fields(raw: Raw, *fields: str) -> None:
     """Raise `ConfigError` if one of these config fields is set: they would change the computation."""
     for name in fields:
         if raw.get(name):
-            found = f"config.json: {name}: {raw[name]} is not supported"
-            raise ConfigError(f"{found} (by transformers' code: --model-impl transformers)")
+            problem = f"config.json: {name}: {raw[name]} is not supported"
+            raise ConfigError(f"{problem} (by transformers' code: --model-impl transformers)")
 
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False}
@@ -381,7 +381,8 @@ def _qwen3(raw: Raw) -> dict[str, Any]:
 
 
 def _qwen3_classes(raw: Raw) -> dict[str, Any]:
-    """Describe a Qwen3 classifier. Its files have no LM head; `engine/heads.py` reads the classification head."""
+    """Return the fields of a Qwen3 classifier. Its files have no LM head; `engine/heads.py` reads the classification
+    head."""
     return {**_qwen3(raw), "tie_word_embeddings": True, "left_out": ("score.", "cls.")}
 
 
@@ -395,8 +396,9 @@ def _smollm3(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma: norm weights are stored minus 1, embeddings are scaled by sqrt(hidden size) and tied, GELU."""
-    _none_of(raw, "use_bidirectional_attention")
+    """Return the fields of Gemma: norm weights are stored minus 1, embeddings are scaled by sqrt(hidden size) and tied,
+    GELU."""
+    _refuse_fields(raw, "use_bidirectional_attention")
     return {
         "activation": check_activation(raw, "gelu", "hidden_activation"),
         "norm_offset": 1.0,
@@ -407,8 +409,8 @@ def _gemma(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma2(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 2: norms before and after attention and MLP; scores scaled by `query_pre_attn_scalar` and
-    soft-capped, logits soft-capped; every second layer has full attention."""
+    """Return the fields of Gemma 2: norms before and after attention and MLP; scores scaled by `query_pre_attn_scalar`
+    and soft-capped, logits soft-capped; every second layer has full attention."""
     return {
         **_gemma(raw),
         "norms": "both",
@@ -420,9 +422,9 @@ def _gemma2(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 3 (arXiv 2503.19786): q and k norms, not Gemma 2's caps; windowed layers have a RoPE of their own.
-    Describe Gemma 3 (arXiv 2503.19786): q and k norms, not Gemma 2's caps; windowed layers have a RoPE of their own."""
-    _none_of(raw, "attn_logit_softcapping", "final_logit_softcapping")
+    """Return the fields of Gemma 3 (arXiv 2503.19786): q and k norms, not Gemma 2's caps; windowed layers have a RoPE
+    of their own."""
+    _refuse_fields(raw, "attn_logit_softcapping", "final_logit_softcapping")
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
     for one in (rope, local):
         if one.rope_type not in ("default", "linear"):
@@ -439,9 +441,9 @@ def _gemma3(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma4(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 4: layers with full attention have their own head size, possibly fewer KV heads, and keys that
-    serve as values; the last layers attend to the KV of the last earlier layer of their kind. Scores are not scaled;
-    values are normalized. Layers may have per-layer embeddings, and experts in addition to the MLP."""
+    """Return the fields of Gemma 4: layers with full attention have their own head size, possibly fewer KV heads, and
+    keys that serve as values; the last layers attend to the KV of the last earlier layer of their kind. Scores are not
+    scaled; values are normalized. Layers may have per-layer embeddings, and experts in addition to the MLP."""
     raw = {"layer_types": _pattern(raw, int(raw["num_hidden_layers"]), 6), **raw, "query_pre_attn_scalar": 1}
     raw = {**raw, "layer_types": [*raw["layer_types"][:-1], "full_attention"]}
     windows = _windows({"sliding_window": 512, **raw}, "pattern")
@@ -491,13 +493,14 @@ def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ..
 
 
 def _gemma3n(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 3n: AltUp streams, a low-rank residual, sparsified MLP gates in the first layers. As in Gemma 4,
-    last layers reuse the KV of others, scores are unscaled, values normalized, and there are per-layer embeddings."""
+    """Return the fields of Gemma 3n: AltUp streams, a low-rank residual, sparsified MLP gates in the first layers. As
+    in Gemma 4, last layers reuse the KV of others, scores are unscaled, values normalized, and there are per-layer
+    embeddings."""
     num_layers = int(raw["num_hidden_layers"])
     raw = {"layer_types": _pattern(raw, num_layers, 5), "num_kv_shared_layers": 15, "laurel_rank": 64, **raw}
     raw = {"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, **raw}
     raw = {"final_logit_softcapping": 30.0, **raw}
-    _none_of(raw, "altup_active_idx", "attention_bias")
+    _refuse_fields(raw, "altup_active_idx", "attention_bias")
     if not raw.get("altup_correct_scale", True):
         raise ConfigError("config.json: altup_correct_scale: false is not supported")
     windows = _windows({"sliding_window": 512, **raw}, "pattern")
@@ -522,7 +525,9 @@ def _gate_cuts(raw: Raw, num_layers: int) -> tuple[float, ...]:
     shares = [0.95] * 10 + [0.0] * (num_layers - 10) if given is None and num_layers > 10 else given or 0.0
     shares = shares if isinstance(shares, list) else [shares] * num_layers
     if len(shares) != num_layers or not all(0 <= share < 1 for share in shares):
-        raise ConfigError(f"config.json: activation_sparsity_pattern: {shares}: must be 0..1, one a layer")
+        raise ConfigError(
+            f"config.json: activation_sparsity_pattern: {shares}: must be between 0 and 1, one for each layer"
+        )
     return tuple(NormalDist().inv_cdf(share) if share else 0.0 for share in shares)
 
 
@@ -541,15 +546,17 @@ def _gemma4_heads(raw: Raw, windows: tuple[int | None, ...]) -> tuple[Heads, ...
     if k_is_v and raw.get("num_global_key_value_heads") is not None:
         full["num_key_value_heads"] = int(raw["num_global_key_value_heads"])
     first = len(windows) - int(raw.get("num_kv_shared_layers") or 0)
-    found: list[Heads] = []
+    heads: list[Heads] = []
     for layer, window in enumerate(windows):
         own = {**(full if window is None else plain), **(by_layer.get(str(layer)) or {})}
         alike = [other for other in range(min(layer, first)) if (windows[other] is None) == (window is None)]
         if layer >= first and not alike:
-            raise ConfigError(f"config.json: num_kv_shared_layers: layer {layer} has none of its kind before to share")
+            raise ConfigError(
+                f"config.json: num_kv_shared_layers: layer {layer} has no earlier layer of its kind to share with"
+            )
         kv_of, sizes = (alike[-1] if layer >= first else layer), (own["num_key_value_heads"], own["head_dim"])
-        found.append(Heads(int(sizes[0]), int(sizes[1]), kv_of, k_is_v and window is None))
-    return tuple(found)
+        heads.append(Heads(int(sizes[0]), int(sizes[1]), kv_of, k_is_v and window is None))
+    return tuple(heads)
 
 
 def _query_scale(raw: Raw) -> float:
@@ -572,20 +579,20 @@ _ACTIVATIONS = {
 
 
 def check_activation(raw: Raw, wanted: str = "silu", name: str = "hidden_act") -> str:
-    known = _ACTIVATIONS[wanted]
-    if (found := raw.get(name) or known[0]) not in known:
-        raise ConfigError(f"config.json: {name}: {found!r} is not supported: only {known[0]}")
+    names = _ACTIVATIONS[wanted]
+    if (activation := raw.get(name) or names[0]) not in names:
+        raise ConfigError(f"config.json: {name}: {activation!r} is not supported: only {names[0]}")
     return wanted
 
 
 def _either_gelu(raw: Raw, default: str, name: str = "hidden_act") -> str:
-    found = raw.get(name) or default
-    return check_activation({name: found}, "gelu_erf" if found == "gelu" else "gelu", name)
+    activation = raw.get(name) or default
+    return check_activation({name: activation}, "gelu_erf" if activation == "gelu" else "gelu", name)
 
 
 def _phi3(raw: Raw) -> dict[str, Any]:
-    """Describe Phi-3, 3.5, 4 and 4-mini: RoPE on a part of each head, longrope factors by dimension for long contexts.
-    `su` and `yarn` are older names of longrope."""
+    """Return the fields of Phi-3, 3.5, 4 and 4-mini: RoPE on a part of each head, longrope factors by dimension for
+    long contexts. `su` and `yarn` are older names of longrope."""
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     scaling = dict(raw.get(key) or {})
     if (scaling.get("rope_type") or scaling.get("type")) in ("su", "yarn"):
@@ -596,8 +603,8 @@ def _phi3(raw: Raw) -> dict[str, Any]:
 def _partial(raw: Raw, share: float) -> dict[str, Any]:
     """Return the fields for RoPE on the first part of each head; `share` is the architecture's default."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    found = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or share)
-    return {"rope": parse_rope(raw, partial=True), "rotary_share": found}
+    rotated = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or share)
+    return {"rope": parse_rope(raw, partial=True), "rotary_share": rotated}
 
 
 def _granite(raw: Raw) -> dict[str, Any]:
@@ -617,18 +624,19 @@ def _granite_moe(raw: Raw) -> dict[str, Any]:
 
 
 def _olmo2(raw: Raw) -> dict[str, Any]:
-    """Describe OLMo 2: norms only after attention and MLP; q and k are normalized over all heads at once."""
+    """Return the fields of OLMo 2: norms only after attention and MLP; q and k are normalized over all heads at
+    once."""
     return {"norms": "behind", "qk_norm": "whole"}
 
 
 def _olmo3(raw: Raw) -> dict[str, Any]:
-    """Describe OLMo 3: layers with a window use RoPE without the scaling of the other layers."""
+    """Return the fields of OLMo 3: layers with a window use RoPE without the scaling of the other layers."""
     rope, local = parse_two_ropes(raw, 500_000.0, None)
     return {**_olmo2(raw), "windows": _windows(raw, "pattern", every=4), "rope": rope, "local_rope": local}
 
 
 def _olmoe(raw: Raw) -> dict[str, Any]:
-    _none_of(raw, "clip_qkv")
+    _refuse_fields(raw, "clip_qkv")
     return {"qk_norm": "whole", "moe": _moe(raw, size="intermediate_size")}
 
 
@@ -675,7 +683,8 @@ def _starcoder2(raw: Raw) -> dict[str, Any]:
 
 
 def _cohere(raw: Raw) -> dict[str, Any]:
-    """Describe Cohere: attention and MLP read the output of one norm, and both are added to the residual."""
+    """Return the fields of Cohere: attention and MLP read the output of one norm, and both are added to the
+    residual."""
     return {
         "layer_norm": True,
         "norm_eps": float(raw.get("layer_norm_eps", 1e-5)),
@@ -687,7 +696,7 @@ def _cohere(raw: Raw) -> dict[str, Any]:
 
 
 def _cohere2(raw: Raw) -> dict[str, Any]:
-    """Describe Cohere 2: only layers with a window apply RoPE."""
+    """Return the fields of Cohere 2: only layers with a window apply RoPE."""
     windows = _windows(raw, "pattern", every=4)
     return {**_cohere(raw), "windows": windows, "rotated": tuple(window is not None for window in windows)}
 
@@ -728,12 +737,13 @@ def _dots1(raw: Raw) -> dict[str, Any]:
 
 
 def _ernie_moe(raw: Raw) -> dict[str, Any]:
-    """Describe ERNIE 4.5 MoE: some layers have experts. Biases are refused, because the head would have one, too."""
-    _none_of(raw, "use_bias")
+    """Return the fields of ERNIE 4.5 MoE: some layers have experts. Biases are refused, because the head would have
+    one, too."""
+    _refuse_fields(raw, "use_bias")
     last = int(raw["num_hidden_layers"]) - 1
     step, first = int(raw.get("moe_layer_interval") or 1), int(raw.get("moe_layer_start_index", 1) or 0)
     end = int(raw.get("moe_layer_end_index", -1))
-    size = _one_of(raw, ("moe_intermediate_size",))
+    size = _int_field(raw, ("moe_intermediate_size",))
     moe = _moe(
         raw,
         norm_topk_prob=True,
@@ -746,7 +756,7 @@ def _ernie_moe(raw: Raw) -> dict[str, Any]:
 
 
 def _exaone4(raw: Raw) -> dict[str, Any]:
-    """Describe EXAONE 4: if some layers have a window, only those apply RoPE."""
+    """Return the fields of EXAONE 4: if some layers have a window, only those apply RoPE."""
     num_layers = int(raw["num_hidden_layers"])
     if raw.get("sliding_window") is None:
         return {**_NO_BIAS, "norms": "behind", "qk_norm": "head"}
@@ -774,7 +784,7 @@ def _arcee(raw: Raw) -> dict[str, Any]:
 
 
 def _ministral3(raw: Raw) -> dict[str, Any]:
-    """Describe Ministral 3: queries are scaled by their position, as in Llama 4."""
+    """Return the fields of Ministral 3: queries are scaled by their position, as in Llama 4."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     original = int(scaling.get("original_max_position_embeddings") or raw["max_position_embeddings"])
     return {
@@ -787,12 +797,12 @@ def _ministral3(raw: Raw) -> dict[str, Any]:
 
 
 def _mistral_or_ministral(raw: Raw) -> dict[str, Any]:
-    """Describe the text model of Mistral 3, which is either a Ministral 3 or a Mistral."""
+    """Return the fields of the text model of Mistral 3, which is either a Ministral 3 or a Mistral."""
     return _ministral3(raw) if raw.get("model_type") == "ministral3" else _mistral(raw)
 
 
 def _hunyuan(raw: Raw) -> dict[str, Any]:
-    """Describe Hunyuan: q and k norms after RoPE; `alpha` enlarges the RoPE base (NTK)."""
+    """Return the fields of Hunyuan: q and k norms after RoPE; `alpha` enlarges the RoPE base (NTK)."""
     size = int(raw.get("head_dim") or int(raw["hidden_size"]) // int(raw["num_attention_heads"]))
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     scaling = dict(raw.get(key) or {})
@@ -804,7 +814,7 @@ def _hunyuan(raw: Raw) -> dict[str, Any]:
 
 def _latent(raw: Raw) -> dict[str, Any]:
     """Return the fields of MLA: attention has one KV head, whose first `rank` values, the latent, serve as values."""
-    _none_of(raw, "attention_bias", "index_topk")
+    _refuse_fields(raw, "attention_bias", "index_topk")
     if not raw.get("rope_interleave", True):
         raise ConfigError("config.json: rope_interleave: false is not supported")
     rank, plain, rotated = (int(raw[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
@@ -824,8 +834,8 @@ def _latent(raw: Raw) -> dict[str, Any]:
 
 
 def _deepseek2(raw: Raw) -> dict[str, Any]:
-    """Describe DeepSeek V2: experts are selected by softmax scores, groups by their best expert."""
-    _none_of(raw, "norm_topk_prob")
+    """Return the fields of DeepSeek V2: experts are selected by softmax scores, groups by their best expert."""
+    _refuse_fields(raw, "norm_topk_prob")
     method = raw.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise ConfigError(f"config.json: topk_method: {method!r} is not supported: only greedy, group_limited_greedy")
@@ -850,7 +860,8 @@ def _glm4_moe_lite(raw: Raw) -> dict[str, Any]:
 
 
 def _minicpm3(raw: Raw) -> dict[str, Any]:
-    """Describe MiniCPM 3: MLA with scales of embeddings, of residuals (by the number of layers) and of logits."""
+    """Return the fields of MiniCPM 3: MLA with scales of embeddings, of residuals (by the number of layers) and of
+    logits."""
     num_layers, size = int(raw["num_hidden_layers"]), int(raw["hidden_size"])
     value_dim = int(raw.get("v_head_dim") or size // int(raw["num_attention_heads"]))
     depth = raw.get("scale_depth", 1.4)
@@ -865,11 +876,11 @@ def _minicpm3(raw: Raw) -> dict[str, Any]:
 
 
 def _hunyuan_moe(raw: Raw) -> dict[str, Any]:
-    """Describe Hunyuan MoE: every layer has experts and one shared expert of the same size."""
-    _none_of(raw, "use_cla", "moe_layer_num_skipped")
+    """Return the fields of Hunyuan MoE: every layer has experts and one shared expert of the same size."""
+    _refuse_fields(raw, "use_cla", "moe_layer_num_skipped")
     for name, wanted in (("moe_intermediate_size", int(raw["intermediate_size"])), ("num_shared_expert", 1)):
-        if raw.get(name) is not None and (found := _one_of(raw, (name,))) != wanted:
-            raise ConfigError(f"config.json: {name}: {found} is not supported: only {wanted}")
+        if raw.get(name) is not None and (value := _int_field(raw, (name,))) != wanted:
+            raise ConfigError(f"config.json: {name}: {value} is not supported: only {wanted}")
     moe = _moe(raw, size="intermediate_size", norm_topk_prob=True, shared_size=int(raw["intermediate_size"]))
     return {**_hunyuan(raw), "moe": moe}
 
@@ -884,7 +895,8 @@ _OPENAI_ROPE = {
 
 
 def _gpt_oss(raw: Raw) -> dict[str, Any]:
-    """Describe gpt-oss: each head has an attention sink, every second layer has full attention, experts have biases."""
+    """Return the fields of gpt-oss: each head has an attention sink, every second layer has full attention, experts
+    have biases."""
     check_activation(raw)
     if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
         raw = {**raw, "rope_parameters": _OPENAI_ROPE}
@@ -913,7 +925,7 @@ def _nemotron(raw: Raw) -> dict[str, Any]:
 
 
 def _phi(raw: Raw) -> dict[str, Any]:
-    _none_of(raw, "qk_layernorm")
+    _refuse_fields(raw, "qk_layernorm")
     return {
         **_LAYER_NORM,
         **_BIASES,
@@ -927,8 +939,8 @@ def _phi(raw: Raw) -> dict[str, Any]:
 
 
 def _falcon(raw: Raw) -> dict[str, Any]:
-    """Describe Falcon models of all generations; `new_decoder_architecture` is that of 40B."""
-    _none_of(raw, "alibi")
+    """Return the fields of Falcon models of all generations; `new_decoder_architecture` is that of 40B."""
+    _refuse_fields(raw, "alibi")
     new = bool(raw.get("new_decoder_architecture", False))
     one_kv_head = not new and bool(raw.get("multi_query", True))
     if new:
@@ -949,8 +961,8 @@ def _falcon(raw: Raw) -> dict[str, Any]:
 
 
 def _gpt2(raw: Raw) -> dict[str, Any]:
-    """Describe GPT-2, and GPTBigCode, which may have a single KV head."""
-    _none_of(raw, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    """Return the fields of GPT-2, and GPTBigCode, which may have a single KV head."""
+    _refuse_fields(raw, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
     head_dim = int(raw["hidden_size"]) // int(raw["num_attention_heads"])
     return {
         **_LAYER_NORM,
@@ -988,7 +1000,7 @@ def _gpt_neox(raw: Raw) -> dict[str, Any]:
 def _encoder(raw: Raw) -> dict[str, Any]:
     """Return the fields that encoders share since BERT (arXiv 1810.04805): norms after the residual additions,
     bidirectional attention, no LM head."""
-    _none_of(raw, "is_decoder", "add_cross_attention")
+    _refuse_fields(raw, "is_decoder", "add_cross_attention")
     num_layers = int(raw["num_hidden_layers"])
     return {
         **_LAYER_NORM,
@@ -1020,7 +1032,7 @@ def _bert(raw: Raw) -> dict[str, Any]:
 
 
 def _roberta(raw: Raw) -> dict[str, Any]:
-    """Describe RoBERTa: the position table starts after the row of the padding id."""
+    """Return the fields of RoBERTa: the position table starts after the row of the padding id."""
     first, rows = int(raw.get("pad_token_id", 1)) + 1, int(raw["max_position_embeddings"])
     if not 0 <= first < rows:
         raise ConfigError(f"config.json: max_position_embeddings: {rows}: must be more than {first}")
@@ -1029,19 +1041,20 @@ def _roberta(raw: Raw) -> dict[str, Any]:
 
 
 def _mpnet(raw: Raw) -> dict[str, Any]:
-    """Describe MPNet (arXiv 2004.09297): no token types; a relative position bias is added to scores."""
-    found = _roberta(
+    """Return the fields of MPNet (arXiv 2004.09297): no token types; a relative position bias is added to scores."""
+    fields = _roberta(
         {**raw, "pad_token_id": 1, "type_vocab_size": 0, "layer_norm_eps": raw.get("layer_norm_eps", 1e-12)}
     )
     if (count := int(raw.get("relative_attention_num_buckets", 32))) != 32:
         raise ConfigError(
-            f"config.json: relative_attention_num_buckets: {count}: only 32 is computed, as by transformers"
+            f"config.json: relative_attention_num_buckets: {count}: only 32 is supported, as in transformers"
         )
-    return {**found, "distances": Ranges(count, 128, found["max_position"])}
+    return {**fields, "distances": Ranges(count, 128, fields["max_position"])}
 
 
 def _jina_bert(raw: Raw) -> dict[str, Any]:
-    """Describe Jina BERT (arXiv 2310.19923): bidirectional ALiBi instead of positions, a gated MLP with down bias."""
+    """Return the fields of Jina BERT (arXiv 2310.19923): bidirectional ALiBi instead of positions, a gated MLP with
+    down bias."""
     for name, wanted in (("position_embedding_type", "alibi"), ("feed_forward_type", "geglu")):
         if (kind := raw.get(name)) != wanted:
             raise ConfigError(f"config.json: {name}: {kind!r} is not supported: only {wanted}")
@@ -1059,13 +1072,13 @@ def _jina_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _nomic_bert(raw: Raw) -> dict[str, Any]:
-    """Describe Nomic BERT: RoPE and a gated MLP (arXiv 2402.01613), or an ungated MLP with experts in every n-th layer
-    (arXiv 2502.07972). Published files use the names of its own code."""
+    """Return the fields of Nomic BERT: RoPE and a gated MLP (arXiv 2402.01613), or an ungated MLP with experts in every
+    n-th layer (arXiv 2502.07972). Published files use the names of its own code."""
     if (kind := raw.get("activation_function") or "swiglu") not in ("swiglu", "gelu"):
         raise ConfigError(f"config.json: activation_function: {kind!r} is not supported: only swiglu and gelu")
     if (share := float(raw.get("rotary_emb_fraction", 1.0))) != 1.0:
         raise ConfigError(f"config.json: rotary_emb_fraction: {share:g}: only 1.0 is supported")
-    _none_of(raw, "prenorm", "rotary_emb_interleaved", "rotary_scaling_factor", "causal")
+    _refuse_fields(raw, "prenorm", "rotary_emb_interleaved", "rotary_scaling_factor", "causal")
     moe = _nomic_moe(raw) if raw.get("num_experts") and raw.get("moe_every_n_layers") else None
     positions = int(raw["max_position_embeddings"])
     return {
@@ -1085,7 +1098,7 @@ def _nomic_bert(raw: Raw) -> dict[str, Any]:
 
 def _nomic_moe(raw: Raw) -> MoeConfig:
     """Return the MoE settings of Nomic: experts from the second layer on, weighted by softmax over all of them."""
-    _none_of(raw, "moe_normalize_expert_weights", "num_shared_experts", "expert_choice_router")
+    _refuse_fields(raw, "moe_normalize_expert_weights", "num_shared_experts", "expert_choice_router")
     every = int(raw["moe_every_n_layers"])
     layers = frozenset(i for i in range(int(raw["num_hidden_layers"])) if i % every == 1)
     chosen = {"num_experts_per_tok": raw["moe_top_k"]}
@@ -1094,9 +1107,9 @@ def _nomic_moe(raw: Raw) -> MoeConfig:
 
 
 def _modern_bert(raw: Raw) -> dict[str, Any]:
-    """Describe ModernBERT (arXiv 2412.13663): norms before attention and MLP, two RoPE tables, and layers that attend
-    to half of `local_attention` on either side."""
-    _none_of(raw, "mlp_bias")
+    """Return the fields of ModernBERT (arXiv 2412.13663): norms before attention and MLP, two RoPE tables, and layers
+    that attend to half of `local_attention` on either side."""
+    _refuse_fields(raw, "mlp_bias")
     num_layers, every = int(raw["num_hidden_layers"]), int(raw.get("global_attn_every_n_layers", 3))
     types = raw.get("layer_types") or [
         "sliding_attention" if i % every else "full_attention" for i in range(num_layers)
@@ -1123,17 +1136,18 @@ def _modern_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3_text(raw: Raw) -> dict[str, Any]:
-    """Describe Gemma 3 without a head, or the encoder EmbeddingGemma (arXiv 2509.20354) with a two-sided window."""
+    """Return the fields of Gemma 3 without a head, or the encoder EmbeddingGemma (arXiv 2509.20354) with a two-sided
+    window."""
     if not raw.get("use_bidirectional_attention"):
         return _gemma3(raw)
     window = int(raw.get("sliding_window", WINDOW)) // 2 + 1
-    found = _gemma3({**raw, "sliding_window": window, "use_bidirectional_attention": False})
-    return {**found, "both_ways": True, "left_out": ("dense_2.", "dense_3.")}
+    fields = _gemma3({**raw, "sliding_window": window, "use_bidirectional_attention": False})
+    return {**fields, "both_ways": True, "left_out": ("dense_2.", "dense_3.")}
 
 
 def _llama4(raw: Raw) -> dict[str, Any]:
-    """Describe Llama 4: layers with RoPE attend within chunks of the sequence, others to all of it with queries scaled
-    by position. Experts' inputs are weighted by sigmoid scores."""
+    """Return the fields of Llama 4: layers with RoPE attend within chunks of the sequence, others to all of it with
+    queries scaled by position. Experts' inputs are weighted by sigmoid scores."""
     num_layers, size = int(raw["num_hidden_layers"]), int(raw["intermediate_size"])
     rotated = _rotated({**raw, "no_rope_layers": raw.get("no_rope_layers") or None})
     chunk = raw.get("attention_chunk_size", 8192)
@@ -1160,7 +1174,8 @@ def _llama4(raw: Raw) -> dict[str, Any]:
 
 
 def _lfm2(raw: Raw) -> dict[str, Any]:
-    """Describe LFM2: a layer is attention or a short convolution. The config gives the MLP size before adjustment."""
+    """Return the fields of LFM2: a layer is attention or a short convolution. The config gives the MLP size before
+    adjustment."""
     num_layers = int(raw["num_hidden_layers"])
     full = raw.get("full_attn_idxs")
     attends = tuple(full is None or i in full for i in range(num_layers))
@@ -1185,7 +1200,7 @@ def _lfm2(raw: Raw) -> dict[str, Any]:
 
 
 def _lfm2_moe(raw: Raw) -> dict[str, Any]:
-    """Describe LFM2 MoE: sigmoid scores, possibly with a selection bias; the first layers are dense."""
+    """Return the fields of LFM2 MoE: sigmoid scores, possibly with a selection bias; the first layers are dense."""
     first, num_layers = int(raw.get("num_dense_layers", 2)), int(raw["num_hidden_layers"])
     return {
         **_lfm2({**raw, "block_ff_dim": raw["intermediate_size"], "block_auto_adjust_ff_dim": False}),
@@ -1203,7 +1218,7 @@ def _lfm2_moe(raw: Raw) -> dict[str, Any]:
 
 def _delta_net(raw: Raw) -> dict[str, Any]:
     """Return the fields of Qwen3-Next and 3.5: layers are gated delta nets or (every fourth) gated attention."""
-    _none_of(raw, "attention_bias")
+    _refuse_fields(raw, "attention_bias")
     num_layers, every = int(raw["num_hidden_layers"]), int(raw.get("full_attention_interval") or 4)
     types = raw.get("layer_types")
     types = types or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
@@ -1248,7 +1263,7 @@ def _qwen3_next(raw: Raw) -> dict[str, Any]:
 
 
 def _qwen3_5_moe(raw: Raw) -> dict[str, Any]:
-    """Describe Qwen3.5 MoE: each layer has experts, whose weights always sum to 1."""
+    """Return the fields of Qwen3.5 MoE: each layer has experts, whose weights always sum to 1."""
     plain = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     size = int(raw.get("moe_intermediate_size", 512))
     return {**_qwen3_next({**raw, **plain}), "intermediate_size": size}
@@ -1272,8 +1287,8 @@ def _mamba2(raw: Raw, names: Mapping[str, str], **changes: Any) -> Mamba2:
     if sizes["heads"] % sizes["groups"]:
         raise ConfigError(f"config.json: {names['groups']}: {sizes['groups']}: does not divide {sizes['heads']} heads")
     least, most = (_real(one) for one in raw.get("time_step_limit") or (0.0, math.inf))
-    found = {"conv_bias": bool(raw.get(names["conv_bias"], True)), "least_step": least}
-    return Mamba2(**{**sizes, **found, "most_step": None if math.isinf(most) else most, **changes})
+    fields = {"conv_bias": bool(raw.get(names["conv_bias"], True)), "least_step": least}
+    return Mamba2(**{**sizes, **fields, "most_step": None if math.isinf(most) else most, **changes})
 
 
 def _real(value: Any) -> float:
@@ -1287,23 +1302,23 @@ def _with_head_size(raw: Raw, inner: int) -> Raw:
     given, heads = raw.get("mamba_d_head", "auto"), int(raw["mamba_n_heads"])
     size = inner // max(heads, 1) if given == "auto" else int(given)
     if size * heads != inner:
-        raise ConfigError(f"config.json: mamba_d_head: {given}: {heads} heads do not have {inner} numbers")
+        raise ConfigError(f"config.json: mamba_d_head: {given}: {heads} heads do not have {inner} values")
     return {**raw, "mamba_d_head": size}
 
 
 _MAMBA, _ATTENTION = ("linear_attention", "mamba"), ("full_attention", "attention")
 
 
-def _kinds(raw: Raw, types: Any, known: tuple[str, ...]) -> list[str]:
-    if not isinstance(types, list) or len(types) != int(raw["num_hidden_layers"]) or not set(types) <= set(known):
-        raise ConfigError(f"config.json: layer_types: must be one of {', '.join(known)} for each layer")
+def _kinds(raw: Raw, types: Any, allowed: tuple[str, ...]) -> list[str]:
+    if not isinstance(types, list) or len(types) != int(raw["num_hidden_layers"]) or not set(types) <= set(allowed):
+        raise ConfigError(f"config.json: layer_types: must be one of {', '.join(allowed)} for each layer")
     return types
 
 
 def _granite_hybrid(raw: Raw) -> dict[str, Any]:
-    """Describe Granite 4.0 H: a few layers are attention, mostly without RoPE, the others Mamba-2; an MLP for every
-    token, possibly in addition to experts."""
-    _none_of(raw, "mamba_proj_bias")
+    """Return the fields of Granite 4.0 H: a few layers are attention, mostly without RoPE, the others Mamba-2; an MLP
+    for every token, possibly in addition to experts."""
+    _refuse_fields(raw, "mamba_proj_bias")
     hidden, num_layers = int(raw["hidden_size"]), int(raw["num_hidden_layers"])
     given = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * num_layers
     kinds = _kinds(raw, given, _MAMBA + _ATTENTION)
@@ -1320,9 +1335,9 @@ def _granite_hybrid(raw: Raw) -> dict[str, Any]:
 
 
 def _falcon_h1(raw: Raw) -> dict[str, Any]:
-    """Describe Falcon H1: attention and Mamba-2 in parallel in each layer. Of its many scale factors, those of queries
-    and keys are merged into the attention scale, those of values into the value scale."""
-    _none_of(raw, "mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias")
+    """Return the fields of Falcon H1: attention and Mamba-2 in parallel in each layer. Of its many scale factors, those
+    of queries and keys are merged into the attention scale, those of values into the value scale."""
+    _refuse_fields(raw, "mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias")
     num_layers, heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     size = int(raw.get("head_dim") or int(raw["hidden_size"]) // heads)
     given = raw.get("mamba_d_ssm")
@@ -1359,9 +1374,12 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def _nemotron_h(raw: Raw) -> dict[str, Any]:
-    """Describe Nemotron-H and Nemotron 3: a layer is attention without RoPE, Mamba-2, an MLP or experts. dt is limited
-    by `time_step_limit`, as published; transformers 5 uses `time_step_min` as the lower limit, in prompts only."""
-    _none_of(raw, "use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias", "moe_latent_size", "sliding_window")
+    """Return the fields of Nemotron-H and Nemotron 3: a layer is attention without RoPE, Mamba-2, an MLP or experts. dt
+    is limited by `time_step_limit`, as published; transformers 5 uses `time_step_min` as the lower limit, in prompts
+    only."""
+    _refuse_fields(
+        raw, "use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias", "moe_latent_size", "sliding_window"
+    )
     pattern = raw.get("hybrid_override_pattern")
     given = raw.get("layers_block_type") or raw.get("layer_types") or [_PATTERN.get(one, one) for one in pattern or ""]
     num_layers = len(given)
@@ -1395,8 +1413,8 @@ _ENDLESS = 2**20  # context of a model without positions, as in llama.cpp's file
 
 
 def _mamba2_alone(raw: Raw) -> dict[str, Any]:
-    """Describe Mamba-2 models: no attention, no MLP, no positions."""
-    _none_of(raw, "use_bias")
+    """Return the fields of Mamba-2 models: no attention, no MLP, no positions."""
+    _refuse_fields(raw, "use_bias")
     num_layers = int(raw["num_hidden_layers"])
     return {
         "num_heads": 1,
@@ -1888,14 +1906,14 @@ CLASSIFIERS: dict[str, Architecture] = {"Qwen3ForSequenceClassification": Archit
 
 def find_architecture(architecture: str) -> Architecture:
     """Return the architecture by `architectures[0]` of config.json. Raises `Unsupported` that lists the known ones."""
-    found = ARCHITECTURES.get(architecture) or CLASSIFIERS.get(architecture)
-    if found is None:
-        known = ", ".join(ARCHITECTURES)
+    match = ARCHITECTURES.get(architecture) or CLASSIFIERS.get(architecture)
+    if match is None:
+        supported = ", ".join(ARCHITECTURES)
         raise Unsupported(
-            f"config.json: architectures: {architecture} is not supported: only {known} "
+            f"config.json: architectures: {architecture} is not supported: only {supported} "
             "(others, by transformers' code: --model-impl transformers)"
         )
-    return found
+    return match
 
 
 _TEXT_TYPES = {
@@ -1922,12 +1940,12 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
 _FLAT = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model that was saved without its head
-_OTHER_HALF = re.compile(
+_VISION_TENSOR = re.compile(
     r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\."
 )
 
 
-def has_text_half(architecture: str) -> bool:
+def is_multimodal(architecture: str) -> bool:
     return architecture in _TEXT_TYPES
 
 
@@ -1937,7 +1955,7 @@ def text_config(raw: Raw, architecture: str) -> Raw:
     if text is None and "vision_config" in raw and "hidden_size" in raw:
         return raw  # the first files of Qwen2.5-VL
     if not isinstance(text, Mapping):
-        raise ConfigError("config.json: text_config: missing: it says what the text half of this model is")
+        raise ConfigError("config.json: text_config: missing: it must describe the text model")
     if (kind := text.get("model_type", wanted[0])) not in wanted:
         raise ConfigError(f"config.json: text_config: model_type: {kind!r} is not supported: only {', '.join(wanted)}")
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
@@ -1949,20 +1967,20 @@ def text_config(raw: Raw, architecture: str) -> Raw:
 
 def own_name(architecture: str, name: str) -> str | None:
     """Return the decoder's name for a tensor of a checkpoint; None if the decoder does not use the tensor."""
-    if has_text_half(architecture):
+    if is_multimodal(architecture):
         return text_name(name)
     return PREFIX + name if name.startswith(_FLAT) else name
 
 
-def is_other_half(name: str) -> bool:
+def is_vision_tensor(name: str) -> bool:
     """Return whether a tensor belongs to the vision or audio part of a model, by its name."""
-    return _OTHER_HALF.match(name) is not None
+    return _VISION_TENSOR.match(name) is not None
 
 
 def text_name(name: str) -> str | None:
     """Return the name of a tensor in the text model; None for a tensor of the vision part. transformers 4 has written
     `language_model.model.` and `language_model.lm_head`, transformers 5 `model.language_model.` and `lm_head`."""
-    if is_other_half(name):
+    if is_vision_tensor(name):
         return None
     for prefix, own in (
         ("language_model.model.", "model."),

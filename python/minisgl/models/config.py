@@ -27,7 +27,7 @@ from minisgl.models.architectures import (
     Streams,
     check_activation,
     find_architecture,
-    has_text_half,
+    is_multimodal,
     no_windows,
     text_config,
 )
@@ -35,7 +35,7 @@ from minisgl.models.rope import RopeConfig, context_length, inverse_frequencies,
 from minisgl.weights.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.weights.quantization import Packing, parse_packing
 
-MOST_LAYERS = 4096  # limit of layers: more mean a damaged file
+MAX_LAYERS = 4096  # limit of layers: more mean a damaged file
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu
 """Activation of an MLP's gate. "gelu" is the tanh approximation, "gelu_erf" the exact one."""
 Norms = Literal["before", "behind", "both", "parallel", "apart", "over"]
@@ -178,19 +178,19 @@ def is_native(model_dir: str | Path, impl: ModelImpl) -> bool:
     """Return whether native layers run the model, not those of transformers. Raises `ConfigError`."""
     if impl != "auto":
         return impl == "native"
-    found = ARCHITECTURES.get(_architecture(read_config(model_dir)[0]))
-    return found is not None and found.on_torch
+    architecture = ARCHITECTURES.get(_architecture(read_config(model_dir)[0]))
+    return architecture is not None and architecture.on_torch
 
 
 def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
     """Parse a config as transformers 4 (rope_theta, rope_scaling, torch_dtype) or 5 (rope_parameters, dtype) writes it.
     Raises `ConfigError`, or `KeyError`, `TypeError` or `ValueError` for malformed fields."""
     architecture = _architecture(raw)
-    known = find_architecture(architecture)
-    if has_text_half(architecture):
+    rules = find_architecture(architecture)
+    if is_multimodal(architecture):
         raw = text_config(raw, architecture)
-    raw = {**raw, **{name: raw[other] for other, name in known.fields.items() if other in raw}}
-    own = dict(known.describe(raw))
+    raw = {**raw, **{name: raw[other] for other, name in rules.fields.items() if other in raw}}
+    own = dict(rules.describe(raw))
     num_layers = own.get("num_layers") or int(raw["num_hidden_layers"])
     num_heads = own.get("num_heads") or int(raw["num_attention_heads"])
     if "activation" not in own:
@@ -198,8 +198,8 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     head_dim = own.get("head_dim") or int(raw.get("head_dim") or int(raw["hidden_size"]) // num_heads)
     if head_dim < 1:
         raise ConfigError(f"config.json: head_dim: {head_dim}: must be at least 1")
-    if not 1 <= num_layers <= MOST_LAYERS:
-        raise Unsupported(f"config.json: num_hidden_layers: {num_layers}: must be 1..{MOST_LAYERS}")
+    if not 1 <= num_layers <= MAX_LAYERS:
+        raise Unsupported(f"config.json: num_hidden_layers: {num_layers}: must be 1..{MAX_LAYERS}")
     bias = bool(raw.get("attention_bias", False))
     rope, local = own.pop("rope", None) or parse_rope(raw), own.pop("local_rope", None)
     windows, rotated = own.pop("windows", None) or no_windows(raw), own.pop("rotated", (True,) * num_layers)
@@ -282,7 +282,7 @@ def eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int,
 def _ids(value: Any) -> list[int]:
     if value is None:
         return []
-    return [int(one) for one in value] if isinstance(value, list) else [int(value)]
+    return [int(token_id) for token_id in value] if isinstance(value, list) else [int(value)]
 
 
 def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
@@ -291,18 +291,18 @@ def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
             raise ConfigError(f"{file.parent.name}: no {file.name}: not a model folder")
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file.parent.name}/{file.name}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{file.parent.name}/{file.name}: must be a JSON object")
-    return found
+    return content
 
 
 def tensor_names(config: ModelConfig) -> dict[str, dict[str, list[str]]]:
     """Return the tensor names of the model's parts in checkpoints and in GGUF files."""
-    known = find_architecture(config.architecture)
+    architecture = find_architecture(config.architecture)
     return {
-        "checkpoint": with_flat(whole_names(CHECKPOINT, known.names, known.layers)),
-        "gguf": whole_names(GGUF, known.gguf_names, ("blk.{layer}",)),
+        "checkpoint": with_flat(whole_names(CHECKPOINT, architecture.names, architecture.layers)),
+        "gguf": whole_names(GGUF, architecture.gguf_names, ("blk.{layer}",)),
     }

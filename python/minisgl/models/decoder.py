@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.attention import LayerAttention
 from minisgl.config import Unsupported
-from minisgl.distributed import ALONE, Cut, Group, Shard
+from minisgl.distributed import ALONE, Group, Shard, ShardRange
 from minisgl.layers.adapters import AdapterRows
 from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import graph_obstacle
@@ -42,8 +42,8 @@ class _Attention:
     ) -> None:
         self._layer = layer
         self._table = config.rotary[layer]
-        heads = Cut.of(config.num_heads, group.rank, group.size)
-        kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size)
+        heads = ShardRange.of(config.num_heads, group.rank, group.size)
+        kv_heads = ShardRange.of_kv_heads(config.num_kv_heads, group.rank, group.size)
         self._heads, self._kv_heads, self._head_dim = heads.length, kv_heads.length, config.head_dim
         q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
         self._qkv = Linear(
@@ -77,10 +77,10 @@ class _Attention:
         self._out.pack()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        found = self._qkv.checkpoint() | self._out.checkpoint()
+        tensors = self._qkv.checkpoint() | self._out.checkpoint()
         for norm in self._norms or ():
-            found |= norm.checkpoint()
-        return found
+            tensors |= norm.checkpoint()
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         return self._qkv.shards() | self._out.shards()
@@ -125,10 +125,10 @@ class _Layer:
         self._mlp.warm_up()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        found = self._attention.checkpoint() | self._mlp.checkpoint()
+        tensors = self._attention.checkpoint() | self._mlp.checkpoint()
         for norm in (self._before, self._between, *(self._behind or ())):
-            found |= norm.checkpoint()
-        return found
+            tensors |= norm.checkpoint()
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         return self._attention.shards() | self._mlp.shards()
@@ -154,8 +154,8 @@ class Decoder:
         group: Group = ALONE,
     ) -> None:
         self.config = config
-        heads = Cut.of(config.num_heads, group.rank, group.size).length
-        kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size).length
+        heads = ShardRange.of(config.num_heads, group.rank, group.size).length
+        kv_heads = ShardRange.of_kv_heads(config.num_kv_heads, group.rank, group.size).length
         scale = None if config.attention_scale == config.head_dim**-0.5 else config.attention_scale
         self.attention = tuple(
             LayerAttention(heads, kv_heads, config.head_dim, config.head_dim, window, scale)
@@ -213,17 +213,17 @@ class Decoder:
 
     def checkpoint(self) -> dict[str, Tensor]:
         """Return every tensor name of a checkpoint and the (part of a) parameter that it fills."""
-        found = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
+        tensors = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
         for layer in self._layers:
-            found |= layer.checkpoint()
-        return found
+            tensors |= layer.checkpoint()
+        return tensors
 
     def put_adapter(self, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Load a rank's shard of adapter `number`; `pairs`: unsharded A [r, in] and scaled B [out, r] by layer name."""
         for layer in self._layers:
             for linear in layer.linears():
-                if mine := {name: pairs[name] for name in linear.names() if name in pairs}:
-                    linear.put_adapter(self.adapter_rows, number, mine)
+                if own_pairs := {name: pairs[name] for name in linear.names() if name in pairs}:
+                    linear.put_adapter(self.adapter_rows, number, own_pairs)
 
     def drop_adapter(self, number: int) -> None:
         for layer in self._layers:
@@ -236,18 +236,18 @@ class Decoder:
 
     def shards(self) -> dict[str, Shard]:
         """Return this rank's shard of each sharded tensor, by the names of `checkpoint` and `stacked`."""
-        found = self._tokens.shards() | self._head.shards()
+        parts = self._tokens.shards() | self._head.shards()
         for layer in self._layers:
-            found |= layer.shards()
-        return found
+            parts |= layer.shards()
+        return parts
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
         """Return stacked tensors that a checkpoint may have instead: name to the parameter that it fills, and the names
         of `checkpoint` that it replaces."""
-        found = dict[str, tuple[Tensor, list[str]]]()
+        tensors = dict[str, tuple[Tensor, list[str]]]()
         for layer in self._layers:
-            found |= layer.stacked()
-        return found
+            tensors |= layer.stacked()
+        return tensors
 
 
 def build_model(

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.distributed import Cut, Group, Shard
+from minisgl.distributed import Group, Shard, ShardRange
 from minisgl.kernels.ops import route
 from minisgl.layers.experts import Experts
 from minisgl.layers.linear import Linear, RowLinear
@@ -18,7 +18,7 @@ class Mlp:
     """A gated MLP, down(activation(gate(x)) * up(x)) (Shazeer 2020), sharded over the ranks of a group."""
 
     def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device, group: Group) -> None:
-        inner = Cut.of(config.intermediate_size, group.rank, group.size)
+        inner = ShardRange.of(config.intermediate_size, group.rank, group.size)
         self._size = inner.length
         self._is_gelu = config.activation == "gelu"
         self._gate_up = Linear(

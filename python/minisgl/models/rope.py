@@ -55,7 +55,7 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_len: int) -> Fl
     """Return radians per position, [head_dim / 2] float32, scaled as `rope.rope_type` says, for sequences of up to
     `context_len` tokens. `head_dim`: number of rotated values of a head."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    theta = rope.theta * (_grown(rope, head_dim, context_len) if rope.rope_type == "dynamic" else 1.0)
+    theta = rope.theta * (_dynamic_base_factor(rope, head_dim, context_len) if rope.rope_type == "dynamic" else 1.0)
     # powers are computed in float64 and rounded, because float32 powers differ between libraries
     powers = (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
     frequencies: Floats = np.float32(1.0) / powers
@@ -65,16 +65,16 @@ def inverse_frequencies(rope: RopeConfig, head_dim: int, context_len: int) -> Fl
     if rope.rope_type == "linear":
         return frequencies / np.float32(rope.factor)
     if rope.rope_type == "llama3":
-        return _slowed_long_waves(frequencies, rope)
+        return _llama3_frequencies(frequencies, rope)
     if rope.rope_type == "yarn":
-        return _slowed_by_turns(frequencies, rope, head_dim)
+        return _yarn_frequencies(frequencies, rope, head_dim)
     if rope.rope_type == "longrope":
         factors = rope.long_factors if context_len > rope.original_max_position else rope.short_factors
         return np.float32(1.0) / (np.array(factors, np.float32) * powers)
     return frequencies
 
 
-def _grown(rope: RopeConfig, head_dim: int, context_len: int) -> float:
+def _dynamic_base_factor(rope: RopeConfig, head_dim: int, context_len: int) -> float:
     """Return the growth factor of the base (dynamic NTK). transformers grows it with the longest sequence so far, which
     would invalidate cached keys and change other sequences; here the served context length decides for all sequences.
     """
@@ -82,7 +82,7 @@ def _grown(rope: RopeConfig, head_dim: int, context_len: int) -> float:
     return float((rope.factor * longer - (rope.factor - 1)) ** (head_dim / (head_dim - 2)))
 
 
-def _slowed_long_waves(frequencies: Floats, rope: RopeConfig) -> Floats:
+def _llama3_frequencies(frequencies: Floats, rope: RopeConfig) -> Floats:
     """Return Llama 3.1's scaled frequencies: long waves divided by `factor`, short ones kept, others blended."""
     original, low, high = rope.original_max_position, rope.low_freq_factor, rope.high_freq_factor
     wavelengths = np.float32(2 * math.pi) / frequencies
@@ -93,7 +93,7 @@ def _slowed_long_waves(frequencies: Floats, rope: RopeConfig) -> Floats:
     return np.where(long, slowed, np.where(short, frequencies, mixed)).astype(np.float32)
 
 
-def _slowed_by_turns(frequencies: Floats, rope: RopeConfig, head_dim: int) -> Floats:
+def _yarn_frequencies(frequencies: Floats, rope: RopeConfig, head_dim: int) -> Floats:
     """Return YaRN's scaled frequencies (Peng et al. 2023): by the number of its rotations over the original context a
     dimension is divided by `factor`, kept, or blended, on a ramp from `beta_fast` to `beta_slow` rotations."""
 
@@ -107,8 +107,8 @@ def _slowed_by_turns(frequencies: Floats, rope: RopeConfig, head_dim: int) -> Fl
     width = last - first or 0.001  # equal borders make a steep ramp
     ramp = (np.arange(head_dim // 2, dtype=np.float32) - np.float32(first)) / np.float32(width)
     slowed = ramp.clip(0, 1)
-    found: Floats = frequencies / np.float32(rope.factor) * slowed + frequencies * (1 - slowed)
-    return found
+    blended: Floats = frequencies / np.float32(rope.factor) * slowed + frequencies * (1 - slowed)
+    return blended
 
 
 def parse_rope(
@@ -172,9 +172,9 @@ def _longrope(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) 
     context = int(raw["max_position_embeddings"])
     original = int(raw.get(name) or scaling.get(name) or context)
     factor = float(scaling.get("factor") or context / original)
-    asked = scaling.get("attention_factor")
-    if asked is None:
-        asked = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    given_factor = scaling.get("attention_factor")
+    if given_factor is None:
+        given_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     short, long = (tuple(float(one) for one in scaling[key]) for key in ("short_factor", "long_factor"))
     if len(short) != len(long) or not all(one > 0 for one in (*short, *long)):
         raise ConfigError("config.json: rope_type longrope: short_factor, long_factor: must be positive, of one length")
@@ -183,7 +183,7 @@ def _longrope(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) 
         "longrope",
         factor,
         original_max_position=original,
-        attention_factor=float(asked),
+        attention_factor=float(given_factor),
         short_factors=short,
         long_factors=long,
     )
@@ -196,9 +196,9 @@ def _dynamic(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -
     if scaling.get("alpha"):
         raise ConfigError(f"config.json: rope_type dynamic: alpha: {scaling['alpha']}: a fixed scale is not supported")
     name = "original_max_position_embeddings"
-    if int(said := scaling.get(name) or original) != original:
+    if int(configured := scaling.get(name) or original) != original:
         raise ConfigError(
-            f"config.json: rope_type dynamic: {name}: {said}: it counts from max_position_embeddings, {original}"
+            f"config.json: rope_type dynamic: {name}: {configured}: it counts from max_position_embeddings, {original}"
         )
     return RopeConfig(theta, "dynamic", factor, original_max_position=original)
 
@@ -215,7 +215,7 @@ def _yarn(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> R
             f"config.json: rope_type yarn: factor {factor:g} must be at least 1, "
             f"and beta_fast {fast:g} at least beta_slow {slow:g}"
         )
-    asked = scaling.get("attention_factor")
+    given_factor = scaling.get("attention_factor")
     return RopeConfig(
         theta,
         "yarn",
@@ -223,8 +223,8 @@ def _yarn(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> R
         original_max_position=original,
         beta_fast=fast,
         beta_slow=slow,
-        attention_factor=float(asked)
-        if asked is not None
+        attention_factor=float(given_factor)
+        if given_factor is not None
         else attention_factor(factor, float(scaling.get("mscale") or 0), float(scaling.get("mscale_all_dim") or 0)),
         truncate=bool(scaling.get("truncate", True)),
     )
@@ -233,5 +233,5 @@ def _yarn(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) -> R
 def context_length(raw: Mapping[str, Any], rope: RopeConfig) -> int:
     """Return the number of positions of a model. YaRN extends `max_position_embeddings`, because users enable it by
     adding only its fields to a config.json."""
-    said = int(raw["max_position_embeddings"])
-    return max(said, int(rope.original_max_position * rope.factor)) if rope.rope_type == "yarn" else said
+    positions = int(raw["max_position_embeddings"])
+    return max(positions, int(rope.original_max_position * rope.factor)) if rope.rope_type == "yarn" else positions

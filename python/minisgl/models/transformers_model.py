@@ -32,10 +32,10 @@ from minisgl.models.api import Attend
 from minisgl.models.transformers_config import ADAPTED, refused
 
 NAME = "minisgl"  # in transformers' registry
-PLACE = "_minisgl_place"  # attribute of a module that holds its `Place`
+CONTEXT = "_minisgl_context"  # attribute of a module that holds its `AttentionContext`
 
 
-class Place:
+class AttentionContext:
     """The attention context of the current forward, shared by all modules of a model."""
 
     def __init__(self) -> None:
@@ -45,23 +45,23 @@ class Place:
         self.observed: list[LayerAttention] = []  # calls that the probe recorded
 
 
-def serve(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **asked: object
+def compute_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **arguments: object
 ) -> tuple[Tensor, None]:
     """Compute attention for a transformers layer: query [1, heads, n, k_dim], key and value [1, kv_heads, n, ...];
     returns ([1, n, heads, v_dim], None). The other arguments were checked by the probe."""
-    place: Place = module.__dict__[PLACE]
-    layer, n, padded = place.layer, place.num_tokens, query.shape[2]
-    place.layer += 1
-    assert place.attend is not None
+    context: AttentionContext = module.__dict__[CONTEXT]
+    layer, n, padded = context.layer, context.num_tokens, query.shape[2]
+    context.layer += 1
+    assert context.attend is not None
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     if n == padded:
-        return place.attend(layer, q, k, v).unsqueeze(0), None
-    out = place.attend(layer, q[:n], k[:n], v[:n])
+        return context.attend(layer, q, k, v).unsqueeze(0), None
+    out = context.attend(layer, q[:n], k[:n], v[:n])
     return F.pad(out, (0, 0, 0, 0, 0, padded - n)).unsqueeze(0), None
 
 
-class _Given:
+class _StubBody:
     """A replacement for a model's body that returns the hidden states that it was given."""
 
     def __init__(self) -> None:
@@ -71,12 +71,12 @@ class _Given:
         return _Output(self.hidden)
 
     @property
-    def decoder(self) -> _Given:  # attribute in which OPT's head looks for its body
+    def decoder(self) -> _StubBody:  # attribute in which OPT's head looks for its body
         return self
 
 
 class _Output:
-    """The output of `_Given`, as a head reads it: by name or index, and None for any other attribute."""
+    """The output of `_StubBody`, as a head reads it: by name or index, and None for any other attribute."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -97,11 +97,11 @@ class TransformersModel:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.place = Place()
+        self.context = AttentionContext()
         self.attention: Sequence[LayerAttention] = ()
-        AttentionInterface.register(NAME, serve)
+        AttentionInterface.register(NAME, compute_attention)
         for module in model.modules():
-            module.__dict__[PLACE] = self.place
+            module.__dict__[CONTEXT] = self.context
         if type(model).__name__ in ADAPTED:
             adapt(model)
         _make_wide(model.get_output_embeddings())
@@ -111,7 +111,7 @@ class TransformersModel:
             raise refused(type(model).__name__, f"it has {len(bodies)} bodies below its head")
         ((name, self.body),) = bodies
         self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
-        self._given = _Given()
+        self._given = _StubBody()
         del model._modules[name]
         model.__dict__[name] = self._given
         weight = next(self.body.parameters())
@@ -125,28 +125,28 @@ class TransformersModel:
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Compute hidden states (see `Model`). CPUs pad 16-bit inputs to a few token counts (see `layers.products`)."""
-        place, n = self.place, len(input_ids)
-        place.attend, place.layer, place.num_tokens = attend, 0, n
+        context, n = self.context, len(input_ids)
+        context.attend, context.layer, context.num_tokens = attend, 0, n
         if self.device.type == "cpu" and self.dtype is not torch.float32:
             padding = (0, padded_rows(n) - n)
             input_ids, positions = F.pad(input_ids, padding), F.pad(positions, padding)
         hidden = self.run_body(input_ids, positions)
-        if place.layer != len(self.attention):
-            raise RuntimeError(f"attention was asked {place.layer} times, not {len(self.attention)}")
+        if context.layer != len(self.attention):
+            raise RuntimeError(f"attention was asked {context.layer} times, not {len(self.attention)}")
         return hidden[:n]
 
     def run_body(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """Run the body on [n] ids and [n] positions, with the current attention function; returns [n, hidden size]."""
-        found = self.body(input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
-        hidden: Tensor = found[0][0]
+        outputs = self.body(input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+        hidden: Tensor = outputs[0][0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._given.hidden = hidden.unsqueeze(0)
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        found: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
         self._given.hidden = torch.empty(0)
-        return found.float()
+        return logits.float()
 
     def warm_up(self) -> None:
         """Do nothing: transformers' layers have no kernels to compile."""

@@ -23,7 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from minisgl.attention import AttentionRows, KVPool, LayerAttention, TorchSdpa
 from minisgl.models.transformers_config import refused
-from minisgl.models.transformers_model import NAME, PLACE, Place, TransformersModel
+from minisgl.models.transformers_model import CONTEXT, NAME, AttentionContext, TransformersModel
 
 _OBSERVED = "minisgl_observed"
 _OWN = "eager"  # transformers' plainest attention, without any library; all classes have it
@@ -57,30 +57,30 @@ _HARMLESS = {
 }
 
 
-class _Refused(Exception):
+class _UnsupportedError(Exception):
     """Error for an attention call with an argument that is not supported."""
 
 
-def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
+def probe(model: TransformersModel, architecture: str, vocab_size: int) -> None:
     """Probe the model and fill `model.attention`. Raises `ConfigError` if the model needs unsupported attention."""
     AttentionInterface.register(_OBSERVED, _observe)
     AttentionMaskInterface.register(_OBSERVED, _mask)
     if "position_ids" not in inspect.signature(model.body.forward).parameters:
-        raise refused(architecture, "its forward takes no positions of tokens")
-    place, positions = model.place, torch.arange(_TOKENS, device=model.device)
-    place.observed = []
+        raise refused(architecture, "its forward has no argument position_ids")
+    context, positions = model.context, torch.arange(_TOKENS, device=model.device)
+    context.observed = []
     model.use_attention(_OBSERVED)
     try:
         model.run_body(positions % vocab_size, positions)
-    except _Refused as error:
+    except _UnsupportedError as error:
         raise refused(architecture, str(error)) from error
     except _FAILURES as error:
         raise refused(architecture, f"its forward fails: {type(error).__name__}: {error}") from error
     finally:
         model.use_attention(NAME)
-    if not place.observed:
-        raise refused(architecture, "no layer asks the registry of attention functions")
-    model.attention = tuple(place.observed)
+    if not context.observed:
+        raise refused(architecture, "no layer uses the registry of attention functions")
+    model.attention = tuple(context.observed)
     try:
         reason = _difference(model, vocab_size)
         outputs = model.logits(torch.zeros(1, model.hidden_size, dtype=model.dtype, device=model.device)).shape[1]
@@ -111,20 +111,21 @@ def _observe(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **asked: object,
+    **arguments: object,
 ) -> tuple[Tensor, None]:
-    """Record a call of attention in the probe's first run; return zeros. Raises `_Refused` if it is unsupported."""
-    for name, value_asked in asked.items():
-        if name not in _HARMLESS and value_asked is not None and value_asked is not False:
-            raise _Refused(f"its attention is given {name}, which no backend here knows")
-    if dropout or not asked.get("is_causal", getattr(module, "is_causal", True)):
-        raise _Refused("its tokens attend to those behind them")
+    """Record a call of attention in the probe's first run; return zeros. Raises `_UnsupportedError` if it is
+    unsupported."""
+    for name, argument in arguments.items():
+        if name not in _HARMLESS and argument is not None and argument is not False:
+            raise _UnsupportedError(f"its attention has the argument {name}, which no backend supports")
+    if dropout or not arguments.get("is_causal", getattr(module, "is_causal", True)):
+        raise _UnsupportedError("its attention is not causal")
     if scaling is not None and not isinstance(scaling, float):
-        raise _Refused("the scale of its attention is no constant")
+        raise _UnsupportedError("the scale of its attention is not a constant")
     window = sliding_window if attention_mask is None else _window(attention_mask, query.shape[2])
     k_dim = query.shape[3]
-    place: Place = getattr(module, PLACE)
-    place.observed.append(
+    context: AttentionContext = getattr(module, CONTEXT)
+    context.observed.append(
         LayerAttention(
             heads=query.shape[1],
             kv_heads=key.shape[1],
@@ -139,12 +140,13 @@ def _observe(
 
 
 def _window(mask: Any, tokens: int) -> int | None:
-    """Return the window of a mask made by `_mask`, after checking its contents. Raises `_Refused` for other masks."""
+    """Return the window of a mask made by `_mask`, after checking its contents. Raises `_UnsupportedError` for other
+    masks."""
     window: int | None = getattr(mask, "window", tokens)
     behind = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
     seen = (behind >= 0) & (behind < (window or tokens))
     if not hasattr(mask, "window") or mask.shape[-2:] != seen.shape or not bool((mask.cpu() == seen).all()):
-        raise _Refused("its attention mask is neither causal nor that of a sliding window")
+        raise _UnsupportedError("its attention mask is neither causal nor that of a sliding window")
     return window
 
 
@@ -161,7 +163,7 @@ def _difference(model: TransformersModel, vocab_size: int) -> str:
         model.use_attention(NAME)
     errors = torch.cat([(a - b).norm(dim=-1) / b.norm(dim=-1) for a, b in zip(ours, theirs, strict=True)])
     if not bool(errors.isfinite().all()):
-        return f"its numbers are not finite in {str(model.dtype).removeprefix('torch.')}: choose another --dtype"
+        return f"its hidden states are not finite in {str(model.dtype).removeprefix('torch.')}: choose another --dtype"
     exact = model.dtype is torch.float32
     error = float(errors.max() if exact else errors.median())
     if error <= (_WITHIN if exact else _WITHIN_OF_HALVES):
@@ -178,7 +180,7 @@ def _in_steps(model: TransformersModel, texts: Sequence[Tensor]) -> list[Tensor]
     pages = torch.arange(2 * columns).flip(0).view(columns, 2).t().contiguous()
     pool = KVPool(model.attention, num_pages=2 * columns, page_size=_PAGE, dtype=model.dtype, device=model.device)
     backend = TorchSdpa.of(model.attention, pool)
-    found: list[list[Tensor]] = [[], []]
+    parts_by_row: list[list[Tensor]] = [[], []]
     for starts, ends in (((0, 0), (first - 1, _PAGE)), ((first - 1, _PAGE), (first, second))):
         places = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
         out_loc = torch.cat([pages[row, at // _PAGE] * _PAGE + at % _PAGE for row, at in enumerate(places)])
@@ -194,5 +196,5 @@ def _in_steps(model: TransformersModel, texts: Sequence[Tensor]) -> list[Tensor]
         ids = torch.cat([text[at.to(text.device)] for text, at in zip(texts, places, strict=True)])
         hidden = model.forward(ids, torch.cat(places).to(model.device), backend.attend)
         for row, part in enumerate(hidden.float().split(extend_lens.tolist())):
-            found[row].append(part)
-    return [torch.cat(parts) for parts in found]
+            parts_by_row[row].append(part)
+    return [torch.cat(parts) for parts in parts_by_row]

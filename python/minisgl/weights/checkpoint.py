@@ -47,7 +47,7 @@ def load_weights(
     folder = Path(model_dir)
     files = weight_files(folder)
     packed = PackedFolder(files, packing) if packing is not None else None
-    filling = _Filling(wanted, stacked or {}, shards or {}, own_name, progress or (lambda done, total: None))
+    filling = _Loader(wanted, stacked or {}, shards or {}, own_name, progress or (lambda done, total: None))
     for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
@@ -64,7 +64,7 @@ def load_weights(
     return filling.left_out
 
 
-class _Filling:
+class _Loader:
     """The progress of filling a model: tensors still missing, and tensors that do not fit."""
 
     def __init__(
@@ -80,7 +80,7 @@ class _Filling:
         self._missing, self._misshaped = set(wanted), list[str]()
         self.left_out, self.surplus = list[str](), list[str]()
 
-    def take(self, stored: str, found: Any) -> None:
+    def take(self, stored: str, tensor: Any) -> None:
         """Copy a stored tensor to its target. `found` is a tensor or a lazy slice of a file, read when indexed."""
         name = self._own_name(stored)
         if name is None:
@@ -93,14 +93,14 @@ class _Filling:
             return
         self._missing.difference_update(filled)
         part = self._shards.get(name)
-        actual, shape = _shape(found), whole_shape(target, part)
+        actual, shape = _shape(tensor), whole_shape(target, part)
         if actual != shape:
             self._misshaped.append(f"{stored} is {list(actual)}, not {list(shape)}")
             return
         if part is None:
-            target.copy_(found[:])
+            target.copy_(tensor[:])
         else:
-            _copy_parts(found, target, part)
+            _copy_parts(tensor, target, part)
         self._progress(len(self._wanted) - len(self._missing), len(self._wanted))
 
     def check(self, folder: str) -> None:
@@ -118,32 +118,32 @@ class _Filling:
             raise ConfigError(f"{folder}: the weights do not fit the model: {'; '.join(problems)}")
 
 
-def _shape(found: Any) -> tuple[int, ...]:
-    return tuple(found.shape if isinstance(found, Tensor) else found.get_shape())
+def _shape(tensor: Any) -> tuple[int, ...]:
+    return tuple(tensor.shape if isinstance(tensor, Tensor) else tensor.get_shape())
 
 
 def has_other_head(model_dir: str | Path, own_name: Callable[[str], str | None] = str) -> bool:
     """Return whether the folder has an LM head that differs from its embedding table. Raises `ConfigError`."""
     with contextlib.ExitStack() as opened:
-        found: dict[str, Any] = {}
+        slices: dict[str, Any] = {}
         for file in weight_files(Path(model_dir)):
             try:
                 shard = opened.enter_context(safe_open(file, framework="pt"))
                 for stored in shard.keys():  # noqa: SIM118 (not a dict)
                     if (name := own_name(stored)) in (HEAD, TABLE):
-                        found[name] = shard.get_slice(stored)
+                        slices[name] = shard.get_slice(stored)
             except (SafetensorError, OSError) as error:
                 raise ConfigError(f"{file.name}: {error}") from error
-        return len(found) == 2 and not _same(found[HEAD], found[TABLE])
+        return len(slices) == 2 and not _are_equal(slices[HEAD], slices[TABLE])
 
 
-def _same(one: Any, other: Any) -> bool:
+def _are_equal(first: Any, second: Any) -> bool:
     """Return whether two lazy slices of files have equal values. They are read in chunks."""
-    shape = one.get_shape()
-    if shape != other.get_shape() or len(shape) != 2:
+    shape = first.get_shape()
+    if shape != second.get_shape() or len(shape) != 2:
         return False
     starts = range(0, shape[0], _ROWS)
-    return all(bool((one[at : at + _ROWS] == other[at : at + _ROWS]).all()) for at in starts)
+    return all(bool((first[at : at + _ROWS] == second[at : at + _ROWS]).all()) for at in starts)
 
 
 def whole_shape(target: Tensor, shard: Shard | None) -> tuple[int, ...]:
@@ -184,10 +184,10 @@ def dummy_weights(wanted: Mapping[str, Tensor], seed: int, shards: Mapping[str, 
             target.fill_(1.0)
             continue
         # the CPU generator reads only the low 32 bits of its seed
-        place = target.device if target.is_cuda else "cpu"
-        generator = torch.Generator(device=place).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+        device = target.device if target.is_cuda else "cpu"
+        generator = torch.Generator(device=device).manual_seed(zlib.crc32(f"{seed} {name}".encode()))
         shard = (shards or {}).get(name)
-        noise = torch.empty(whole_shape(target, shard), dtype=torch.float32, device=place)
+        noise = torch.empty(whole_shape(target, shard), dtype=torch.float32, device=device)
         noise.normal_(0.0, 0.02, generator=generator)
         if shard is None:
             target.copy_(noise)

@@ -23,9 +23,9 @@ _POOLINGS = ("none", "mean_tokens", "cls_token", "lasttoken", "rank")  # index: 
 VISION = ("v.", "mm.")  # name prefixes of vision tensors in a file that has them, too
 _LAYERS_OF_GEMMA3_27B = 62
 _LAYERS_OF_GEMMA2_27B = 46
-_STILL = 1e30  # divisor of the frequencies of dimensions that do not rotate
+_NO_ROTATION = 1e30  # divisor of the frequencies of dimensions that do not rotate
 _REQUIRED: Any = object()
-_WEIGHTY = {
+_COMPUTATION_KEYS = {
     "attention.scale": 0.0,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
@@ -58,8 +58,8 @@ class Fields:
         self._read = set[str]()
         self.architecture = self.text("general.architecture")
         if self.architecture not in READERS:
-            known = ", ".join(READERS)
-            raise ConfigError(f"architecture {self.architecture!r} is not imported: only {known}")
+            supported = ", ".join(READERS)
+            raise ConfigError(f"architecture {self.architecture!r} is not imported: only {supported}")
 
     def own(self, key: str) -> str:
         return f"{self.architecture}.{key}"
@@ -67,46 +67,46 @@ class Fields:
     def has(self, key: str) -> bool:
         return key in self._metadata
 
-    def below(self, key: str) -> set[str]:
+    def suffixes(self, key: str) -> set[str]:
         """Return the suffixes of all keys that begin with `key` and a dot."""
-        return {one.removeprefix(f"{key}.") for one in self._metadata if one.startswith(f"{key}.")}
+        return {name.removeprefix(f"{key}.") for name in self._metadata if name.startswith(f"{key}.")}
 
     def text(self, key: str, default: str = _REQUIRED) -> str:
         return str(self._get(key, default, lambda value: isinstance(value, str), "a text"))
 
     def whole(self, key: str, default: int = _REQUIRED) -> int:
-        found = self._get(key, default, lambda value: type(value) is int and value >= -1, "a number for all layers")
-        return int(found)
+        value = self._get(key, default, lambda value: type(value) is int and value >= -1, "a number for all layers")
+        return int(value)
 
     def positive(self, key: str, default: int = _REQUIRED) -> int:
-        found = self.whole(key, default)
-        if found < 1:
-            raise ConfigError(f"{key}: {found}: must be at least 1")
-        return found
+        value = self.whole(key, default)
+        if value < 1:
+            raise ConfigError(f"{key}: {value}: must be at least 1")
+        return value
 
     def by_layer(self, key: str, layers: int, default: int = _REQUIRED) -> list[int]:
         """Return an integer >= 1 for each layer; the file may have one value for all."""
         if not isinstance(self._metadata.get(key), list):
             return [self.positive(key, default)] * layers
-        found = self.wholes(key)
-        if len(found) != layers or min(found) < 1:
-            raise ConfigError(f"{key}: {found!s:.40}: must be at least 1 for each of {layers} layers")
-        return found
+        values = self.wholes(key)
+        if len(values) != layers or min(values) < 1:
+            raise ConfigError(f"{key}: {values!s:.40}: must be at least 1 for each of {layers} layers")
+        return values
 
     def heads_or_none(self, key: str, layers: int) -> list[int]:
         """Return the number of heads of each layer: 0, or a positive number that is equal for all other layers."""
-        found = self.wholes(key)
-        if len(found) != layers or min(found) < 0 or len({*found} - {0}) != 1:
-            raise ConfigError(f"{key}: {found!s:.40}: must be 0, or one number above it, for each of {layers} layers")
-        return found
+        values = self.wholes(key)
+        if len(values) != layers or min(values) < 0 or len({*values} - {0}) != 1:
+            raise ConfigError(f"{key}: {values!s:.40}: must be 0, or one number above it, for each of {layers} layers")
+        return values
 
-    def most(self, key: str, default: int = _REQUIRED) -> int:
+    def max_over_layers(self, key: str, default: int = _REQUIRED) -> int:
         """Return the maximum over the layers of an integer; the file may have one value for all."""
         return max(self.wholes(key)) if isinstance(self._metadata.get(key), list) else self.whole(key, default)
 
     def real(self, key: str, default: float = _REQUIRED) -> float:
-        found = self._get(key, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
-        return float(found)
+        value = self._get(key, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
+        return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self._get(key, default, lambda value: type(value) is bool, "true or false"))
@@ -125,12 +125,13 @@ class Fields:
 
     def _list(self, key: str, kind: type, what: str) -> list[Any]:
         """Return a non-empty list of elements of type `kind` (GGUF lists have one type, so one element is checked)."""
-        found = self._get(key, _REQUIRED, lambda value: isinstance(value, list) and type(value[0]) is kind, what)
-        return list(found)
+        values = self._get(key, _REQUIRED, lambda value: isinstance(value, list) and type(value[0]) is kind, what)
+        return list(values)
 
     def refuse_unread(self) -> None:
-        """Raise `ConfigError` for a key of `_WEIGHTY` that was not read and does not have its neutral value."""
-        for name, neutral in _WEIGHTY.items():
+        """Raise `ConfigError` for a key of `_COMPUTATION_KEYS` that was not read and does not have its neutral
+        value."""
+        for name, neutral in _COMPUTATION_KEYS.items():
             value = self._metadata.get(key := self.own(name))
             if key not in self._read and value not in (None, 0, neutral):
                 raise ConfigError(f"{key}: {value!r:.40} is not imported: only {neutral:g}")
@@ -178,7 +179,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     `SHORT_FACTORS` that the file has. Raises `ConfigError`."""
     own, reader = fields.own, READERS[fields.architecture]
     hidden = fields.positive(own("embedding_length"))
-    count = fields.most if reader.states else fields.positive
+    count = fields.max_over_layers if reader.states else fields.positive
     heads = max(1, count(own("attention.head_count")))  # 0: no layer has attention
     head_dim = fields.positive(own("attention.key_length"), hidden // heads)
     rotated = fields.positive(own("rope.dimension_count"), head_dim)
@@ -187,18 +188,18 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         fixed = {}
     elif not reader.partial or rotated > head_dim:
         fixed["rope.dimension_count"] = rotated
-    for key, found in fixed.items():
-        if found != head_dim:
-            raise ConfigError(f"{own(key)}: {found} is not imported: only the {head_dim} of a head")
+    for key, value in fixed.items():
+        if value != head_dim:
+            raise ConfigError(f"{own(key)}: {value} is not imported: only the {head_dim} of a head")
     further = fields.whole(own("nextn_predict_layers"), 0)  # the last blocks, which predict further tokens (MTP)
     layers = fields.positive(own("block_count"))
     last = f"blk.{layers - further - 1}"
     if reader.mixed:
         _check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
     if reader.states:
-        heads_kv = fields.most(own("attention.head_count_kv"), heads)
+        heads_kv = fields.max_over_layers(own("attention.head_count_kv"), heads)
         of_experts = fields.whole(own("expert_feed_forward_length"), 0)  # used if no layer has a dense MLP
-        inner = fields.most(own("feed_forward_length"), of_experts or _REQUIRED)
+        inner = fields.max_over_layers(own("feed_forward_length"), of_experts or _REQUIRED)
         attending = [i for i in range(min(layers, len(shapes))) if f"blk.{i}.attn_q.weight" in shapes]
         last = f"blk.{attending[-1]}" if attending else ""
     else:
@@ -242,7 +243,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     if fields.flag(own("attention.causal"), not reader.encoder) == reader.encoder:
         raise ConfigError(f"{own('attention.causal')}: {not reader.encoder} is not imported with this architecture")
     if (window := _window(fields, config)) and "sliding_window" not in config:
-        raise ConfigError(f"{own('attention.sliding_window')}: {window}: which layers have it is not said")
+        raise ConfigError(f"{own('attention.sliding_window')}: {window}: no key says which layers have it")
     fields.refuse_unread()
     if any(name.startswith(VISION) for name in shapes):
         config["other_half"] = list(VISION)
@@ -268,10 +269,10 @@ def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
     sizes from the metadata, which would cost memory everywhere."""
     for name, shape in expected.items():
         if shapes.get(name) != shape:
-            found = (
+            problem = (
                 f"is {list(shapes[name])}, not {list(shape)} as the metadata says" if name in shapes else "is missing"
             )
-            raise ConfigError(f"tensor {name} {found}")
+            raise ConfigError(f"tensor {name} {problem}")
 
 
 def _window(fields: Fields, config: Config) -> int | None:
@@ -281,7 +282,7 @@ def _window(fields: Fields, config: Config) -> int | None:
 
 
 def _llama(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of a llama file, which may also be a Mistral or a Mixtral."""
+    """Return the config fields of a llama file, which may also be a Mistral or a Mixtral."""
     window = _window(fields, config)
     if fields.whole(fields.own("expert_count"), 0):
         return {
@@ -300,7 +301,8 @@ def _qwen3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _qwen3_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Qwen3 MoE. llama.cpp normalizes the expert weights of all models of this architecture."""
+    """Return the config fields of Qwen3 MoE. llama.cpp normalizes the expert weights of all models of this
+    architecture."""
     own = fields.own
     routers = [f"blk.{i}.ffn_gate_inp.weight" for i in range(config["num_hidden_layers"])]
     experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
@@ -319,12 +321,12 @@ def _qwen3_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
 
 
 def _smollm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of SmolLM3. No key says which layers apply RoPE; it is llama.cpp's choice."""
+    """Return the config fields of SmolLM3. No key says which layers apply RoPE; it is llama.cpp's choice."""
     return {"no_rope_layer_interval": 4, "attention_bias": "blk.0.attn_q.bias" in shapes}
 
 
 def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Gemma 3, with llama.cpp's values where there is no key: every sixth layer has full
+    """Return the config fields of Gemma 3, with llama.cpp's values where there is no key: every sixth layer has full
     attention, layers with a window have RoPE base 10,000, and only the 27B model scales scores by another size."""
     own, layers = fields.own, config["num_hidden_layers"]
     window = fields.whole(own("attention.sliding_window"), 0)
@@ -343,14 +345,14 @@ def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Gemma 4: full-attention layers have another head size, possibly fewer KV heads, and no v
-    projection; the last layers have no k projection either, and possibly MLPs of twice the size."""
+    """Return the config fields of Gemma 4: full-attention layers have another head size, possibly fewer KV heads, and
+    no v projection; the last layers have no k projection either, and possibly MLPs of twice the size."""
     own, layers, hidden = fields.own, config["num_hidden_layers"], config["hidden_size"]
-    found, size = _layer_types(fields), fields.positive(own("attention.key_length_swa"))
+    config_fields, size = _layer_types(fields), fields.positive(own("attention.key_length_swa"))
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if (other := fields.whole(own(key), size)) != size:
             raise ConfigError(f"{own(key)}: {other} is not imported: only the {size} of a head")
-    full = [kind == "full_attention" for kind in found["layer_types"]]
+    full = [kind == "full_attention" for kind in config_fields["layer_types"]]
     heads_kv = fields.by_layer(own("attention.head_count_kv"), layers, config["num_attention_heads"])
     heads = [(count, config["head_dim"] if one else size) for count, one in zip(heads_kv, full, strict=True)]
     shared = max(fields.whole(own("attention.shared_kv_layers"), 0), 0)
@@ -367,9 +369,9 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     embedding = "per_layer_token_embd.weight"
     if "blk.0.ffn_gate_inp.weight" in shapes:
         size_of_experts = fields.positive(own("expert_feed_forward_length"))
-        found |= {**_experts(fields), "enable_moe_block": True, "moe_intermediate_size": size_of_experts}
+        config_fields |= {**_experts(fields), "enable_moe_block": True, "moe_intermediate_size": size_of_experts}
     return {
-        **found,
+        **config_fields,
         "hidden_activation": "gelu_pytorch_tanh",
         "head_dim": size,
         "per_layer_config": {
@@ -388,8 +390,8 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _gemma3n(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Gemma 3n. The k and v projections of its last layers are unused. Gate thresholds are by
-    layer, infinite for layers without one."""
+    """Return the config fields of Gemma 3n. The k and v projections of its last layers are unused. Gate thresholds are
+    by layer, infinite for layers without one."""
     own, layers = fields.own, config["num_hidden_layers"]
     if active := fields.whole(own("altup.active_idx"), 0):
         raise ConfigError(f"{own('altup.active_idx')}: {active} is not imported: only 0")
@@ -428,7 +430,7 @@ def _layer_types(fields: Fields, every: int | None = None) -> dict[str, Any]:
     window, pattern = fields.positive(own("attention.sliding_window")), own("attention.sliding_window_pattern")
     windows = fields.flags(pattern) if every is None else [(i + 1) % every != 0 for i in range(layers)]
     if len(windows) != layers:
-        raise ConfigError(f"{pattern}: {len(windows)} are not one for each of {layers} layers")
+        raise ConfigError(f"{pattern}: has {len(windows)} values for {layers} layers")
     kinds = ["sliding_attention" if one else "full_attention" for one in windows]
     return {"sliding_window": window, "layer_types": kinds}
 
@@ -448,19 +450,19 @@ def _granite(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         "logits_scaling": "logit_scale",
     }
     plain = {"attention_multiplier": config["head_dim"] ** -0.5}
-    found: dict[str, Any] = {name: fields.real(fields.own(key), plain.get(name, 1.0)) for name, key in keys.items()}
-    if not all(found.values()):
-        raise ConfigError(f"scales of granite: {found}: none may be 0")
+    scales: dict[str, Any] = {name: fields.real(fields.own(key), plain.get(name, 1.0)) for name, key in keys.items()}
+    if not all(scales.values()):
+        raise ConfigError(f"scales of granite: {scales}: none may be 0")
     biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_gate.bias" in shapes}
-    return {**found, **biases}
+    return {**scales, **biases}
 
 
 def _granite_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    found = {**_granite(fields, shapes, config), **_experts(fields)}
+    config_fields = {**_granite(fields, shapes, config), **_experts(fields)}
     if size := max(fields.whole(fields.own("expert_shared_feed_forward_length"), 0), 0):
         own = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
-        return {**found, **own, "shared_intermediate_size": size}
-    return found
+        return {**config_fields, **own, "shared_intermediate_size": size}
+    return config_fields
 
 
 def _olmo2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -470,7 +472,7 @@ def _olmo2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _gemma2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Gemma 2. Only the 27B model scales scores by another size than the head's."""
+    """Return the config fields of Gemma 2. Only the 27B model scales scores by another size than the head's."""
     own, is_27b = fields.own, config["num_hidden_layers"] == _LAYERS_OF_GEMMA2_27B
     sizes = (config["hidden_size"] // config["num_attention_heads"], config["head_dim"])
     return {
@@ -503,8 +505,8 @@ def _stablelm(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 def _starcoder2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     window = fields.whole(fields.own("attention.sliding_window"), 0)
     bias = "blk.0.attn_q.bias" in shapes
-    found = {"hidden_act": "gelu_pytorch_tanh", "use_bias": bias, "norm_epsilon": config["layer_norm_eps"]}
-    return {**found, "sliding_window": window if window > 0 else None}
+    config_fields = {"hidden_act": "gelu_pytorch_tanh", "use_bias": bias, "norm_epsilon": config["layer_norm_eps"]}
+    return {**config_fields, "sliding_window": window if window > 0 else None}
 
 
 def _cohere(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -539,7 +541,7 @@ def _arcee(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _ministral3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Ministral 3, or of an older Mistral if queries are not scaled by position."""
+    """Return the config fields of Ministral 3, or of an older Mistral if queries are not scaled by position."""
     if not fields.real(fields.own("attention.temperature_scale"), 0.0):
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
     return {"model_type": "ministral3", "sliding_window": None}
@@ -562,7 +564,7 @@ def _nemotron(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _falcon(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of a Falcon in the newer spelling, with the file's number of KV heads."""
+    """Return the config fields of a Falcon in the newer spelling, with the file's number of KV heads."""
     return {
         "new_decoder_architecture": True,
         "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in shapes else 1,
@@ -580,7 +582,8 @@ def _gpt2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of BERT, RoBERTa or XLM-R. Their converter drops the unused rows of the position table."""
+    """Return the config fields of BERT, RoBERTa or XLM-R. Their converter drops the unused rows of the position
+    table."""
     _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
     own = fields.text("tokenizer.ggml.model", "") == "bert"
     return {"hidden_act": "gelu", "pair_types": own, **_token_types(fields, shapes)}
@@ -597,7 +600,7 @@ def _nomic_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
 
 
 def _nomic_bert_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Nomic's MoE. The converter omits the bias of the experts' sum."""
+    """Return the config fields of Nomic's MoE. The converter omits the bias of the experts' sum."""
     own = fields.own
     experts, inner, hidden = fields.positive(own("expert_count")), config["intermediate_size"], config["hidden_size"]
     every = fields.positive(own("moe_every_n_layers"))
@@ -614,7 +617,8 @@ def _nomic_bert_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str,
 
 
 def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Jina BERT. First files have separate gate and up. Slopes are for a maximum bias of 8."""
+    """Return the config fields of Jina BERT. First files have separate gate and up. Slopes are for a maximum bias
+    of 8."""
     if (most := fields.real(key := fields.own("attention.max_alibi_bias"), 8.0)) != 8.0:
         raise ConfigError(f"{key}: {most:g} is not imported: only 8")
     inner, hidden = config["intermediate_size"], config["hidden_size"]
@@ -624,7 +628,7 @@ def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
 
 
 def _modern_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of ModernBERT, with llama.cpp's values where there is no key: every third layer has full
+    """Return the config fields of ModernBERT, with llama.cpp's values where there is no key: every third layer has full
     attention, the others have RoPE base 10,000."""
     own = fields.own
     return {
@@ -684,9 +688,9 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 def _is_sigmoid(fields: Fields, otherwise: int) -> bool:
     key = fields.own("expert_gating_func")
-    if (found := fields.whole(key, otherwise)) not in (_SOFTMAX, _SIGMOID):
-        raise ConfigError(f"{key}: {found} is not imported: only {_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)")
-    return found == _SIGMOID
+    if (function := fields.whole(key, otherwise)) not in (_SOFTMAX, _SIGMOID):
+        raise ConfigError(f"{key}: {function} is not imported: only {_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)")
+    return function == _SIGMOID
 
 
 def _only_sigmoid(fields: Fields) -> None:
@@ -706,10 +710,11 @@ def _dots1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _deepseek2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of DeepSeek V2 (softmax expert scores), or of V3 and GLM-4.7-Flash (sigmoids with a bias)."""
+    """Return the config fields of DeepSeek V2 (softmax expert scores), or of V3 and GLM-4.7-Flash (sigmoids with a
+    bias)."""
     own, rotated = fields.own, fields.positive(fields.own("rope.dimension_count"))
     plain = fields.positive(own("attention.key_length_mla")) - rotated
-    found = {
+    config_fields = {
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": plain,
         "kv_lora_rank": config["head_dim"] - rotated,
@@ -718,9 +723,14 @@ def _deepseek2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
         **_grouped(fields, shapes, config),
     }
     if _is_sigmoid(fields, _SOFTMAX):
-        return found
-    method = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
-    return {**found, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": method}
+        return config_fields
+    method = "group_limited_greedy" if config_fields["n_group"] > 1 else "greedy"
+    return {
+        **config_fields,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "topk_method": method,
+    }
 
 
 def _ernie_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -752,8 +762,8 @@ def _hunyuan_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, An
 
 
 def _minicpm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of MiniCPM 3, with llama.cpp's values where there is no key: the scales of the only such model,
-    and values of hidden size / heads."""
+    """Return the config fields of MiniCPM 3, with llama.cpp's values where there is no key: the scales of the only such
+    model, and values of hidden size / heads."""
     own, last = fields.own, config["num_hidden_layers"] - 1
     rank, rotated = fields.positive(own("attention.kv_lora_rank")), fields.positive(own("rope.dimension_count"))
     plain, value = config["head_dim"] - rotated, config["hidden_size"] // config["num_attention_heads"]
@@ -776,8 +786,8 @@ _LAYERS_OF_LLAMA4, _EXPERTS_OF_MAVERICK = 48, 128
 
 
 def _llama4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Llama 4, with llama.cpp's values where there is no key: chunks of 8,192 tokens, every fourth
-    layer without RoPE, q and k norms in all models but the one with 128 experts."""
+    """Return the config fields of Llama 4, with llama.cpp's values where there is no key: chunks of 8,192 tokens, every
+    fourth layer without RoPE, q and k norms in all models but the one with 128 experts."""
     own, experts = fields.own, fields.positive(fields.own("expert_count"))
     is_maverick = experts == _EXPERTS_OF_MAVERICK and config["num_hidden_layers"] == _LAYERS_OF_LLAMA4
     return {
@@ -807,7 +817,7 @@ def _lfm2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of LFM2 MoE. llama.cpp normalizes the expert weights."""
+    """Return the config fields of LFM2 MoE. llama.cpp normalizes the expert weights."""
     _only_sigmoid(fields)
     own, size = fields.own, fields.positive(fields.own("expert_feed_forward_length"))
     experts = fields.positive(own("expert_count"))
@@ -825,7 +835,8 @@ def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _delta_net(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of a gated delta net. Tensors show which layers are attention; q includes the output gates."""
+    """Return the config fields of a gated delta net. Tensors show which layers are attention; q includes the output
+    gates."""
     own, kinds = fields.own, _kinds(shapes, config, ("ssm_out", "attn_q"))
     keys, size, values = (fields.positive(own(f"ssm.{key}")) for key in ("group_count", "state_size", "time_step_rank"))
     inner, hidden = fields.positive(own("ssm.inner_size")), config["hidden_size"]
@@ -879,13 +890,13 @@ _KINDS = {"ssm_in": "mamba", "ssm_out": "mamba", "attn_q": "attention", "ffn_up"
 
 def _kinds(shapes: Shapes, config: Config, parts: Sequence[str]) -> list[str]:
     """Return the kind of each layer, by the first of `parts` for which it has a tensor."""
-    found = list[str]()
+    kinds = list[str]()
     for layer in range(config["num_hidden_layers"]):
         own = [part for part in parts if f"blk.{layer}.{part}.weight" in shapes]
         if not own:
             raise ConfigError(f"tensors of layer {layer}: none of {', '.join(parts)}")
-        found.append(_KINDS[own[0]])
-    return found
+        kinds.append(_KINDS[own[0]])
+    return kinds
 
 
 def _ssm(fields: Fields, shapes: Shapes, config: Config, names: Mapping[str, str]) -> dict[str, Any]:
@@ -919,11 +930,12 @@ def _granite_hybrid(fields: Fields, shapes: Shapes, config: Config) -> dict[str,
 
 
 def _falcon_h1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Return the fields of Falcon H1. The converter has multiplied the model's scale factors into the weights."""
-    found = _ssm(fields, shapes, config, MAMBA_FIELDS)
+    """Return the config fields of Falcon H1. The converter has multiplied the model's scale factors into the
+    weights."""
+    sizes = _ssm(fields, shapes, config, MAMBA_FIELDS)
     return {
-        **found,
-        "mamba_d_ssm": found["mamba_n_heads"] * found["mamba_d_head"],
+        **sizes,
+        "mamba_d_ssm": sizes["mamba_n_heads"] * sizes["mamba_d_head"],
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in shapes,
         "mamba_norm_before_gate": False,
     }
@@ -933,16 +945,16 @@ def _nemotron_h(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
     own = fields.own
     if latent := fields.whole(key := own("moe_latent_size"), 0):
         raise ConfigError(f"{key}: {latent}: experts of latents are not imported")
-    found: dict[str, Any] = {
+    config_fields: dict[str, Any] = {
         **_ssm(fields, shapes, config, NEMOTRON_FIELDS),
         "layers_block_type": _kinds(shapes, config, ("ssm_in", "attn_q", "ffn_up", "ffn_up_exps")),
         "layer_norm_epsilon": config["rms_norm_eps"],
         "mlp_hidden_act": "relu2",
     }
     if fields.whole(own("expert_count"), 0) < 1:
-        return found
+        return config_fields
     return {
-        **found,
+        **config_fields,
         **_routing(fields),
         "moe_shared_expert_intermediate_size": fields.positive(own("expert_shared_feed_forward_length")),
         "n_shared_experts": fields.positive(own("expert_shared_count")),
@@ -964,10 +976,10 @@ def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config
             "long_factor": list(tensors[LONG_FACTORS]),
             "attention_factor": fields.real(fields.own("rope.scaling.attn_factor"), 1.0),
         }
-    if factors is not None and max(factors, default=0.0) >= _STILL:
-        turning = [one for one in factors if one < _STILL]
+    if factors is not None and max(factors, default=0.0) >= _NO_ROTATION:
+        turning = [one for one in factors if one < _NO_ROTATION]
         if turning != list(factors[: len(turning)]) or set(turning) != {1.0} or kind not in ("none", ""):
-            raise ConfigError(f"{ROPE_FACTORS}: only the first dimensions may turn, at their own speed")
+            raise ConfigError(f"{ROPE_FACTORS}: only the first dimensions may rotate, with unscaled frequencies")
         return {"rope_type": "proportional", "partial_rotary_factor": len(turning) / len(factors)}
     if factors is not None:
         if kind not in ("none", "", "llama3"):

@@ -24,21 +24,21 @@ from minisgl.weights.gguf_heads import with_head, write_heads
 FORMAT = "9"  # part of the key: increase it when the written files change
 BARE = "-bare"  # suffix of a folder without a tokenizer
 SOURCE = "source.json"
-_MOST_FACTORS = 4096
+_MAX_FACTORS = 4096
 
 
 def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
     """Return the (cached) folder for a GGUF file, without a tokenizer unless `own_tokenizer`. Raises `ConfigError`."""
-    named, place = file.absolute(), file.resolve()  # parts are found by name, not by where links lead
+    named, target = file.absolute(), file.resolve()  # parts are found by name, not by where links lead
     try:
         head_bytes = _rust.gguf_head_bytes(named)
-        with place.open("rb") as opened:
+        with target.open("rb") as opened:
             head = opened.read(head_bytes)
         now = [part.stat() for part in _rust.gguf_parts(named)]
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     key = hashlib.sha256(head)
-    key.update("".join([f"\n{place}", *(f"\n{one.st_size}\n{one.st_mtime_ns}" for one in now)]).encode())
+    key.update("".join([f"\n{target}", *(f"\n{status.st_size}\n{status.st_mtime_ns}" for status in now)]).encode())
     name = f"{key.hexdigest()[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
     return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(named, partial, own_tokenizer))
 
@@ -46,12 +46,12 @@ def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
 def gguf_file(folder: Path) -> Path | None:
     """Return the GGUF file that `gguf_folder` made `folder` from; None for any other folder. Raises `ConfigError`."""
     try:
-        place = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["gguf"])
+        file = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["gguf"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / SOURCE}: {error!r}: remove the folder") from error
-    return place
+    return file
 
 
 def _write(file: Path, folder: Path, own_tokenizer: bool) -> None:
@@ -102,15 +102,15 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tok
 
 def _factors(header: _rust.GgufHeader) -> dict[str, Sequence[float]]:
     """Read the divisors of RoPE frequencies that a config needs, by tensor name."""
-    found = dict[str, Sequence[float]]()
+    factors = dict[str, Sequence[float]]()
     for name in FACTORS:
         if name not in header["tensors"]:
             continue
         kind, shape = header["tensors"][name]
-        place, start, end = header["places"][name]
-        if kind != "F32" or len(shape) != 1 or shape[0] > _MOST_FACTORS:
+        file, start, end = header["places"][name]
+        if kind != "F32" or len(shape) != 1 or shape[0] > _MAX_FACTORS:
             raise ConfigError(f"tensor {name}: {list(shape)} in {kind} is not imported")
-        with place.open("rb") as opened:
+        with file.open("rb") as opened:
             opened.seek(start)
-            found[name] = struct.unpack(f"<{shape[0]}f", opened.read(end - start))
-    return found
+            factors[name] = struct.unpack(f"<{shape[0]}f", opened.read(end - start))
+    return factors

@@ -40,9 +40,9 @@ def with_head(config: dict[str, Any], fields: Fields, shapes: Shapes) -> dict[st
     """Return `config` with the file's classification head, if it has one. Raises `ConfigError` if it is unsupported."""
     if f"{SCORE}.weight" not in shapes:
         return config
-    if (known := _CLASSES.get(fields.architecture)) is None:
+    if (classifier := _CLASSES.get(fields.architecture)) is None:
         raise ConfigError(f"tensor {SCORE}.weight: scores of this architecture are not imported")
-    named, parts = known
+    named, parts = classifier
     if missing := [part for part in parts if f"{part}.weight" not in shapes]:
         why = "scores without it are not the model's (converters leave BERT's pooler out): use its safetensors"
         raise ConfigError(f"tensor {missing[0]}.weight is missing: {why}")
@@ -50,8 +50,8 @@ def with_head(config: dict[str, Any], fields: Fields, shapes: Shapes) -> dict[st
     if fields.architecture == "qwen3":
         _check_judge(fields, shapes, labels)
         labels = []
-    found = {**config, "architectures": [named], "classifier_pooling": "mean"}
-    return {**found, "id2label": {str(i): label for i, label in enumerate(labels)}} if labels else found
+    with_classes = {**config, "architectures": [named], "classifier_pooling": "mean"}
+    return {**with_classes, "id2label": {str(i): label for i, label in enumerate(labels)}} if labels else with_classes
 
 
 def _check_judge(fields: Fields, shapes: Shapes, labels: Sequence[str]) -> None:
@@ -60,7 +60,7 @@ def _check_judge(fields: Fields, shapes: Shapes, labels: Sequence[str]) -> None:
         raise ConfigError(f"{fields.own('classifier.output_labels')}: {labels}: only {_YES_NO} are imported")
     form = fields.text("tokenizer.chat_template.rerank", "")
     if "<Instruct>: " not in form or "\n<Query>: {query}\n<Document>: {document}<|im_end|>\n" not in form:
-        raise ConfigError("tokenizer.chat_template.rerank: is not the form of Qwen3-Reranker")
+        raise ConfigError("tokenizer.chat_template.rerank: is not the prompt template of Qwen3-Reranker")
 
 
 def write_heads(header: _rust.GgufHeader, folder: Path) -> None:
@@ -84,25 +84,25 @@ def write_heads(header: _rust.GgufHeader, folder: Path) -> None:
 def _write_dense(header: _rust.GgufHeader, folder: Path, dense: Sequence[str]) -> None:
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *((f"{name[-1]}_Dense", "Dense") for name in dense)]
     modules.append(("4_Normalize", "Normalize"))
-    said = [{"path": path, "type": f"{_MODULES}.{kind}"} for path, kind in modules]
-    (folder / "modules.json").write_text(json.dumps(said), encoding="utf-8")
+    listed = [{"path": path, "type": f"{_MODULES}.{kind}"} for path, kind in modules]
+    (folder / "modules.json").write_text(json.dumps(listed), encoding="utf-8")
     for name in dense:
-        place = folder / f"{name[-1]}_Dense"
-        place.mkdir()
-        (place / "config.json").write_text(json.dumps({"activation_function": _IDENTITY}), encoding="utf-8")
-        write_tensors(place / "model.safetensors", {"linear.weight": _read(header, f"{name}.weight")})
+        subfolder = folder / f"{name[-1]}_Dense"
+        subfolder.mkdir()
+        (subfolder / "config.json").write_text(json.dumps({"activation_function": _IDENTITY}), encoding="utf-8")
+        write_tensors(subfolder / "model.safetensors", {"linear.weight": _read(header, f"{name}.weight")})
 
 
 def _read(header: _rust.GgufHeader, name: str) -> Floats:
     kind, shape = header["tensors"][name]
-    place, start, end = header["places"][name]
-    with place.open("rb") as opened:
+    file, start, end = header["places"][name]
+    with file.open("rb") as opened:
         opened.seek(start)
         data = opened.read(end - start)
     try:
-        found: Floats = np.frombuffer(_rust.decode_blocks(kind, data), "<f4").astype(np.float32)
+        values: Floats = np.frombuffer(_rust.decode_blocks(kind, data), "<f4").astype(np.float32)
     except ValueError as error:
         raise ConfigError(f"tensor {name}: {error}") from error
-    if found.size != math.prod(shape):
-        raise ConfigError(f"tensor {name}: the file has become shorter")
-    return found.reshape(shape)
+    if values.size != math.prod(shape):
+        raise ConfigError(f"tensor {name}: the file was truncated")
+    return values.reshape(shape)

@@ -25,7 +25,7 @@ from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import READERS, ROPE_FACTORS
 from minisgl.weights.gguf_folder import BARE, read_header, write_text_files
 from minisgl.weights.names import CHECKPOINT, GGUF
-from minisgl.weights.stored import head_of
+from minisgl.weights.stored import header_of
 
 FORMAT = "8"  # part of the key: increase it when the written files change
 Floats = npt.NDArray[np.float32]
@@ -58,18 +58,18 @@ def import_gguf(file: Path, say: Report, *, own_tokenizer: bool = True) -> Path:
 
 def _digest(files: Sequence[Path]) -> str:
     """Return the SHA-256 digest of one file, or of the digests of several parts."""
-    found = []
+    digests = []
     for file in files:
         with file.open("rb") as opened:
-            found.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+            digests.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
     header = read_header(file)
     config = write_text_files(file, header, folder, own_tokenizer)
     if other_half := tuple(config.get("other_half", ())):
-        say("text only: what sees is not loaded")
+        say("text only: the vision part is not loaded")
     left_out = (ROPE_FACTORS, *other_half)  # the config already has the factors
     tensors = {name: of for name, of in header["tensors"].items() if not name.startswith(left_out)}
     architecture = header["metadata"]["general.architecture"]
@@ -89,7 +89,7 @@ def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
         }
         # written by hand: the library wants all tensors in memory at once, and a dequantized model is several times its
         # file
-        out.write(head_of(part for parts in names.values() for part in parts))
+        out.write(header_of(part for parts in names.values() for part in parts))
         for name in track(say, f"importing {file.name}, once", tensors, len(tensors)):
             heads = rotated.get(name.split(".")[2], 0) if name.startswith("blk.") else 0
             try:
@@ -103,7 +103,7 @@ def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
 def _copy(
     source: BinaryIO,
     out: BinaryIO,
-    place: tuple[int, int],
+    span: tuple[int, int],
     kind: str,
     shape: tuple[int, ...],
     heads: int,
@@ -111,7 +111,7 @@ def _copy(
 ) -> None:
     """Copy a tensor as float32, in chunks; with `heads`, whole, with RoPE halves reordered as in checkpoints. `offset`
     is added: Gemma's checkpoints store norm weights minus 1."""
-    start, end = place
+    start, end = span
     rows = math.prod(shape[:-1])
     row_bytes = (end - start) // rows
     step = end - start if heads else max(1, _CHUNK // row_bytes) * row_bytes

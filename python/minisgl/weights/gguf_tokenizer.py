@@ -71,7 +71,7 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
 
 @dataclass(frozen=True)
-class Pre:
+class SplitRule:
     """A pre-tokenizer: the text is split by each pattern in turn, into matches and the pieces between them."""
 
     patterns: tuple[str, ...]
@@ -88,23 +88,23 @@ class Pre:
     """Whether a token of newlines alone is used as it is, without applying merges."""
 
 
-_OF_GPT2 = Pre((_GPT2,))
+_OF_GPT2 = SplitRule((_GPT2,))
 _OF_ROBERTA = replace(_OF_GPT2, adds_sep=True)
-_OF_LINES = Pre((r"[^\n]+|\n+",), of_text=True)
+_OF_LINES = SplitRule((r"[^\n]+|\n+",), of_text=True)
 _OF_GEMMA4 = replace(_OF_LINES, keeps_newlines=True)
-_OF_DIGITS = Pre((_DIGIT, _GPT2))
-_OF_LLAMA3 = Pre((_LLAMA3,), ignore_merges=True, adds_bos=True)
-_OF_QWEN2 = Pre((_QWEN2,))
-_OF_GPT4O = Pre((_GPT4O,))
-_OF_DEEPSEEK3 = Pre((_DIGITS3, _CJK, _DEEPSEEK))
-_OF_BLOOM = Pre((_BLOOM,))
-_OF_BAILING = Pre(
+_OF_DIGITS = SplitRule((_DIGIT, _GPT2))
+_OF_LLAMA3 = SplitRule((_LLAMA3,), ignore_merges=True, adds_bos=True)
+_OF_QWEN2 = SplitRule((_QWEN2,))
+_OF_GPT4O = SplitRule((_GPT4O,))
+_OF_DEEPSEEK3 = SplitRule((_DIGITS3, _CJK, _DEEPSEEK))
+_OF_BLOOM = SplitRule((_BLOOM,))
+_OF_BAILING = SplitRule(
     (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
 )
-_OF_AYA = Pre((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))
+_OF_AYA = SplitRule((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))
 
-PRE: dict[str, Pre] = {
-    "default": Pre((_PUNCTUATION, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+PRE: dict[str, SplitRule] = {
+    "default": SplitRule((_PUNCTUATION, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _OF_GPT2,
     "phi-2": _OF_GPT2,
     "mpt": replace(_OF_GPT2, nfc=True),
@@ -143,11 +143,11 @@ PRE: dict[str, Pre] = {
     "midm-2.0": _OF_LLAMA3,
     "lfm2": _OF_LLAMA3,
     "jina-v5-nano": _OF_LLAMA3,
-    "dbrx": Pre((_LLAMA3,)),
-    "smaug-bpe": Pre((_LLAMA3,)),
-    "jais-2": Pre((_LLAMA3.replace(r"|\s+(?!\S)|\s+", _RUNS),)),
-    "glm4": Pre((_LLAMA3,), ignore_merges=True),
-    "chatglm-bpe": Pre((_LLAMA3,)),
+    "dbrx": SplitRule((_LLAMA3,)),
+    "smaug-bpe": SplitRule((_LLAMA3,)),
+    "jais-2": SplitRule((_LLAMA3.replace(r"|\s+(?!\S)|\s+", _RUNS),)),
+    "glm4": SplitRule((_LLAMA3,), ignore_merges=True),
+    "chatglm-bpe": SplitRule((_LLAMA3,)),
     "qwen2": replace(_OF_QWEN2, nfc=True),
     "megrez": _OF_QWEN2,
     "deepseek-r1-qwen": _OF_QWEN2,
@@ -157,7 +157,7 @@ PRE: dict[str, Pre] = {
     "hunyuan": _OF_QWEN2,
     "solar-open": _OF_QWEN2,
     "grok-2": _OF_QWEN2,
-    "qwen35": Pre(
+    "qwen35": SplitRule(
         (_QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"),),
         nfc=True,
     ),
@@ -167,37 +167,37 @@ PRE: dict[str, Pre] = {
     "talkie": _OF_GPT4O,
     "minimax-m2": _OF_GPT4O,
     "granite-embed-multi-97m": replace(_OF_GPT4O, ignore_merges=True),
-    "tekken": Pre((_TEKKEN,), ignore_merges=True, adds_bos=True),
-    "kimi-k2": Pre((_KIMI,)),
+    "tekken": SplitRule((_TEKKEN,), ignore_merges=True, adds_bos=True),
+    "kimi-k2": SplitRule((_KIMI,)),
     "tiny_aya": _OF_AYA,
     "cohere2moe": _OF_AYA,
     "deepseek-v3": _OF_DEEPSEEK3,
     "hunyuan-dense": _OF_DEEPSEEK3,
     "joyai-llm": _OF_DEEPSEEK3,
     "hy_v4": _OF_DEEPSEEK3,
-    "afmoe": Pre((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _OF_ASIA, _DEEPSEEK)),
-    "youtu": Pre((_EAST_ASIAN, _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),
-    "deepseek-llm": Pre(("[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_SIGNS}]+", r"\s+$", _HAN_AND_HANGUL, r"\p{N}+")),
-    "chameleon": Pre(
+    "afmoe": SplitRule((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _OF_ASIA, _DEEPSEEK)),
+    "youtu": SplitRule((_EAST_ASIAN, _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),
+    "deepseek-llm": SplitRule(("[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_SIGNS}]+", r"\s+$", _HAN_AND_HANGUL, r"\p{N}+")),
+    "chameleon": SplitRule(
         ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", "[\t\n]|    |  ", _DIGIT, r"[\p{P}!-/:-@\[-`{-~]", _GPT2),
         adds_bos=True,
     ),
-    "deepseek-coder": Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, _DIGIT)),
-    "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "deepseek-coder": SplitRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, _DIGIT)),
+    "falcon": SplitRule((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "bloom": _OF_BLOOM,
     "poro-chat": _OF_BLOOM,
     "gpt3-finnish": _OF_BLOOM,
-    "viking": Pre((_BLOOM, _DIGIT)),
-    "superbpe": Pre((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "viking": SplitRule((_BLOOM, _DIGIT)),
+    "superbpe": SplitRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "bailingmoe": _OF_BAILING,
     "bailingmoe2": _OF_BAILING,
     "llada-moe": _OF_BAILING,
-    "seed-coder": Pre(
+    "seed-coder": SplitRule(
         (_QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+").replace(r"|\p{N}|", r"|\p{N}{1}|"),)
     ),
-    "laguna": Pre((r"[^\n]+|[\n]+", _QWEN2)),
-    "minicpm5": Pre((_DIGITS3, _QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")), ignore_merges=True),
-    "exaone-moe": Pre(
+    "laguna": SplitRule((r"[^\n]+|[\n]+", _QWEN2)),
+    "minicpm5": SplitRule((_DIGITS3, _QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")), ignore_merges=True),
+    "exaone-moe": SplitRule(
         (
             rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -206,10 +206,10 @@ PRE: dict[str, Pre] = {
 }
 
 _KINDS = {
-    "llama": Pre((), adds_bos=True),
+    "llama": SplitRule((), adds_bos=True),
     "gemma4": replace(_OF_GEMMA4, adds_bos=True),
-    "bert": Pre((), adds_bos=True, adds_sep=True),
-    "t5": Pre((), adds_eos=True),
+    "bert": SplitRule((), adds_bos=True, adds_sep=True),
+    "t5": SplitRule((), adds_eos=True),
 }
 """Pre-tokenizers by `tokenizer.ggml.model`, except gpt2's."""
 
@@ -257,14 +257,14 @@ def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
 
 def template_files(fields: Fields) -> dict[str, str]:
     """Return the tokenizer files of a GGUF file that has only a chat template: file name to content."""
-    found = _chat_template(fields)
-    return {"tokenizer_config.json": json.dumps(found, ensure_ascii=False)} if found else {}
+    config = _chat_template(fields)
+    return {"tokenizer_config.json": json.dumps(config, ensure_ascii=False)} if config else {}
 
 
 def _chat_template(fields: Fields) -> dict[str, Any]:
     """Return the chat template as in tokenizer_config.json: a string, or a list if the file has several named ones."""
     key = "tokenizer.chat_template"
-    texts = {name: fields.text(f"{key}.{name}", "") for name in sorted(fields.below(key))}
+    texts = {name: fields.text(f"{key}.{name}", "") for name in sorted(fields.suffixes(key))}
     others = [{"name": name, "template": text} for name, text in texts.items() if text]
     default = fields.text(key, "")
     if not others:
@@ -276,28 +276,28 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
     """Return the tokenizer files: file name to content. Raises `ConfigError` if the tokenizer is not supported."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
     if kind != "gpt2" and kind not in _KINDS:
-        known = "gpt2 (byte-level BPE), llama (sentencepiece), gemma4, bert (WordPiece) and t5 (unigrams)"
-        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {known}; {_ELSEWHERE}")
+        supported = "gpt2 (byte-level BPE), llama (sentencepiece), gemma4, bert (WordPiece) and t5 (unigrams)"
+        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {supported}; {_ELSEWHERE}")
     if kind == "gpt2" and pre not in PRE:
         raise ConfigError(f"tokenizer.ggml.pre: {pre!r} is not known: only {', '.join(PRE)}; {_ELSEWHERE}")
     tokens = fields.texts("tokenizer.ggml.tokens")
     types = fields.wholes("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
-        raise ConfigError(f"tokenizer.ggml.token_type: {len(types)} types of {len(tokens)} tokens")
-    how = PRE[pre] if kind == "gpt2" else _KINDS[kind]
-    if how.keeps_newlines:
+        raise ConfigError(f"tokenizer.ggml.token_type: has {len(types)} types for {len(tokens)} tokens")
+    rule = PRE[pre] if kind == "gpt2" else _KINDS[kind]
+    if rule.keeps_newlines:
         types = [_USER_DEFINED if token.strip("\n") == "" else of for token, of in zip(tokens, types, strict=True)]
     make = {"llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}.get(kind)
-    tokenizer = _merged(fields, tokens, how) if make is None else make(fields, tokens, types)
+    tokenizer = _merged(fields, tokens, rule) if make is None else make(fields, tokens, types)
     _add_tokens(tokenizer, tokens, types)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     begin = "cls" if kind == "bert" and not fields.has("tokenizer.ggml.bos_token_id") else "bos"
     for name, spelled in {"bos": begin, "eos": "eos", "sep": "seperator"}.items():
         if (token_id := fields.whole(key := f"tokenizer.ggml.{spelled}_token_id", -1)) >= 0:
             if token_id >= len(tokens):
-                raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
+                raise ConfigError(f"{key}: {token_id}: must be below {len(tokens)}")
             config[f"{name}_token"] = tokens[token_id]
-    adds = {"bos": how.adds_bos, "eos": how.adds_eos, "sep": how.adds_sep}
+    adds = {"bos": rule.adds_bos, "eos": rule.adds_eos, "sep": rule.adds_sep}
     around = {
         name: [config[f"{name}_token"]]
         if f"{name}_token" in config and fields.flag(f"tokenizer.ggml.add_{name}_token", default)
@@ -323,7 +323,7 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
 
 
 def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """Return sentencepiece's BPE: pieces merge if their concatenation is a piece, best score first; else bytes."""
+    """Return sentencepiece's BPE: pieces merge if that gives a piece, best score first; unknown text is bytes."""
     scores = _scores(fields, tokens)
     vocab = {token: i for i, token in enumerate(tokens)}
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
@@ -366,7 +366,7 @@ def _wordpiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer
     pieces = list(map(own, tokens, types))
     unknown = fields.whole("tokenizer.ggml.unknown_token_id", 100)
     if not 0 <= unknown < len(pieces):
-        raise ConfigError(f"tokenizer.ggml.unknown_token_id: {unknown}: there are {len(pieces)} tokens")
+        raise ConfigError(f"tokenizer.ggml.unknown_token_id: {unknown}: must be below {len(pieces)}")
     vocab = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token=pieces[unknown]))
     lowercase = fields.flag("tokenizer.ggml.normalizer.lowercase", True)
@@ -402,32 +402,32 @@ def _unigram(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
 def _scores(fields: Fields, tokens: list[str]) -> list[float]:
     scores = fields.reals("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
-        raise ConfigError(f"tokenizer.ggml.scores: {len(scores)} scores of {len(tokens)} tokens")
+        raise ConfigError(f"tokenizer.ggml.scores: has {len(scores)} scores for {len(tokens)} tokens")
     return scores
 
 
-def _merged(fields: Fields, tokens: list[str], how: Pre) -> Tokenizer:
+def _merged(fields: Fields, tokens: list[str], rule: SplitRule) -> Tokenizer:
     """Return BPE with the file's own merges: over bytes, or over text (gemma4)."""
     merges: list[tuple[str, str]] = []
     for merge in fields.texts("tokenizer.ggml.merges"):
         space = merge.find(" ", 1)
         if space < 0:
-            raise ConfigError(f"tokenizer.ggml.merges: {merge!r} has no two parts")
+            raise ConfigError(f"tokenizer.ggml.merges: {merge!r} must have two parts")
         merges.append((merge[:space], merge[space + 1 :]))
     vocab = {token: i for i, token in enumerate(tokens)}
     try:
-        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=how.ignore_merges, byte_fallback=how.of_text)
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.ignore_merges, byte_fallback=rule.of_text)
     except Exception as error:  # the package has no base class for its errors
         raise ConfigError(f"tokenizer.ggml.merges: {error}") from error
     tokenizer = Tokenizer(model)
-    if how.of_text:
+    if rule.of_text:
         tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(how.patterns[0]), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rule.patterns[0]), behavior="isolated")
         tokenizer.decoder = _decoder(False)
         return tokenizer
-    if how.nfc:
+    if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizer_of(how.patterns)
+    tokenizer.pre_tokenizer = pre_tokenizer_of(rule.patterns)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 

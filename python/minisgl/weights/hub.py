@@ -35,8 +35,8 @@ from minisgl import envs
 from minisgl.config import ConfigError, ModelSource
 from minisgl.utils.installed import own_version
 from minisgl.utils.progress import Report
-from minisgl.weights.hub_cache import MAIN, RepoCache, used_now
-from minisgl.weights.hub_names import Wanted, choose
+from minisgl.weights.hub_cache import MAIN, RepoCache, touch
+from minisgl.weights.hub_names import HubRequest, choose
 
 SEGMENT = 64 << 20  # bytes of one request
 CHUNK = 1 << 20
@@ -50,26 +50,26 @@ _HEX = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubError(ConfigError):
-    """Error of a hub: what it did not provide, and what to do. A cached model may be used instead."""
+    """Error of a hub, with the failure and a remedy. A cached model may be used instead."""
 
     def __init__(self, what: str, remedy: str) -> None:
         super().__init__(f"{what}: {remedy}")
         self.what, self.remedy = what, remedy
 
 
-class NotThereError(HubError):
+class NotOnHubError(HubError):
     """Error for a repository, revision or file that the hub says does not exist."""
 
 
-class NoAnswerError(HubError):
+class HubUnreachableError(HubError):
     """Error for a hub that cannot be connected to, or does not answer in time."""
 
 
-class BrokenError(HubError):
+class DownloadError(HubError):
     """Error of a download that had begun. A cached version would be another one, so it is not used instead."""
 
 
-class _Again(Exception):
+class _RetryableError(Exception):
     """Error of a request that may succeed when retried."""
 
     def __init__(self, why: str, wait_s: float | None = None) -> None:
@@ -107,8 +107,8 @@ class Hub:
 
     def file_address(self, repo: str, commit: str, path: str) -> str:
         if self.source == "modelscope":
-            asked = urlencode({"Revision": commit, "FilePath": path})
-            return f"{self.endpoint}/api/v1/models/{repo}/repo?{asked}"
+            query = urlencode({"Revision": commit, "FilePath": path})
+            return f"{self.endpoint}/api/v1/models/{repo}/repo?{query}"
         return f"{self.endpoint}/{repo}/resolve/{quote(commit, safe='')}/{quote(path)}"
 
 
@@ -120,7 +120,7 @@ def hub_of(source: ModelSource) -> Hub:
     return Hub("huggingface", "Hugging Face", endpoint, "HF_TOKEN", "--model-source modelscope")
 
 
-def fetch(wanted: Wanted, say: Report, *, weights: bool = True) -> Path:
+def fetch(wanted: HubRequest, say: Report, *, weights: bool = True) -> Path:
     """Return the GGUF file or the folder of `wanted`, downloaded if it is not cached. The cache is used if the hub does
     not answer; without it ModelScope is tried, if `wanted` allows that. Raises `ConfigError`."""
     other = replace(wanted, source="modelscope", or_modelscope=False) if wanted.or_modelscope else None
@@ -133,34 +133,34 @@ def fetch(wanted: Wanted, say: Report, *, weights: bool = True) -> Path:
         if envs.hub_offline():
             raise HubError("HF_HUB_OFFLINE is set", "unset it, or give a local folder or file")
         found = _ask(wanted, other, say, tries=TRIES if kept is None else 1, weights=weights)
-    except BrokenError:
+    except DownloadError:
         raise
     except HubError as error:
-        if kept is None and isinstance(error, NotThereError):
+        if kept is None and isinstance(error, NotOnHubError):
             raise
         if kept is None:
             raise HubError(f"{error.what}, and {wanted.repo} is not in the cache", error.remedy) from error
-        say(f"{error.what}: taking {wanted.repo} as it is in the cache")
+        say(f"{error.what}: using the cached {wanted.repo}")
         found = kept
-    used_now(found)
+    touch(found)
     return found
 
 
-def _ask(wanted: Wanted, other: Wanted | None, say: Report, *, tries: int, weights: bool) -> Path:
+def _ask(wanted: HubRequest, other: HubRequest | None, say: Report, *, tries: int, weights: bool) -> Path:
     """Fetch `wanted` from its hub, or `other` from its own if the first hub does not answer. Raises `ConfigError`."""
 
-    def fetched(one: Wanted) -> Path:
+    def fetched(one: HubRequest) -> Path:
         return Client(hub_of(one.source), tries).fetch(one, RepoCache(one.source, one.repo), say, weights=weights)
 
     try:
         return fetched(wanted)
-    except NoAnswerError as error:
+    except HubUnreachableError as error:
         if other is None:
             raise
         say(f"{error.what}: looking for {other.repo} on {hub_of(other.source).name}")
         try:
             return fetched(other)
-        except BrokenError:
+        except DownloadError:
             raise
         except HubError as second:
             raise HubError(f"{error.what}, {second.what}", error.remedy) from second
@@ -178,7 +178,7 @@ class Client:
             limits=httpx.Limits(max_connections=2 * WORKERS),
         )
 
-    def fetch(self, wanted: Wanted, cache: RepoCache, say: Report, *, weights: bool) -> Path:
+    def fetch(self, wanted: HubRequest, cache: RepoCache, say: Report, *, weights: bool) -> Path:
         with self._http:
             say(f"looking for {wanted.repo} on {self._hub.name}")
             commit, files = self._listing(wanted, cache, say)
@@ -199,12 +199,12 @@ class Client:
 
     # listing
 
-    def _listing(self, wanted: Wanted, cache: RepoCache, say: Report) -> tuple[str, dict[str, HubFile] | None]:
+    def _listing(self, wanted: HubRequest, cache: RepoCache, say: Report) -> tuple[str, dict[str, HubFile] | None]:
         """Return the commit of the revision, and its files if the hub lists both at once (else None)."""
         revision = wanted.revision or MAIN[wanted.source]
         if wanted.source == "modelscope":
-            asked = urlencode({"Revision": revision, "Recursive": "True"})
-            address = f"{self._hub.endpoint}/api/v1/models/{wanted.repo}/repo/files?{asked}"
+            query = urlencode({"Revision": revision, "Recursive": "True"})
+            address = f"{self._hub.endpoint}/api/v1/models/{wanted.repo}/repo/files?{query}"
             body, _ = self._json(address, wanted, say)
             listed = self._checked(body, lambda said: said["Data"]["Files"])
             files = self._files(
@@ -218,7 +218,7 @@ class Client:
         body, _ = self._json(address, wanted, say)
         return self._checked(body, _commit_of), None
 
-    def _tree(self, wanted: Wanted, commit: str, say: Report) -> dict[str, HubFile]:
+    def _tree(self, wanted: HubRequest, commit: str, say: Report) -> dict[str, HubFile]:
         address: str | None = f"{self._hub.endpoint}/api/models/{wanted.repo}/tree/{commit}?recursive=true"
         rows: list[dict[str, Any]] = []
         num_pages = 0
@@ -239,15 +239,15 @@ class Client:
         """Return the listed files by path. Paths that would leave their folder are dropped."""
 
         def checked(rows: Iterator[tuple[str, int, str | None]]) -> dict[str, HubFile]:
-            found = {}
+            files = {}
             for path, size, key in rows:
                 if any(part in ("", ".", "..") for part in path.split("/")) or "\\" in path or "\0" in path:
                     continue
                 if type(size) is not int or size < 0 or (key and not _HEX.fullmatch(key)):
                     raise ValueError(f"{path}: a size of {size!r}, a hash of {key!r}")
                 named = f"{path} {size}".encode()
-                found[path] = HubFile(path, size, key or hashlib.sha256(named).hexdigest(), is_hash=bool(key))
-            return found
+                files[path] = HubFile(path, size, key or hashlib.sha256(named).hexdigest(), is_hash=bool(key))
+            return files
 
         files: dict[str, HubFile] = self._checked(rows, checked)
         return files
@@ -261,24 +261,24 @@ class Client:
                 "check the variable for its address, or a proxy on the way",
             ) from error
 
-    def _json(self, address: str, wanted: Wanted, say: Report) -> tuple[Any, dict[str | None, dict[str, str]]]:
+    def _json(self, address: str, wanted: HubRequest, say: Report) -> tuple[Any, dict[str | None, dict[str, str]]]:
         for wait_s in _waits(self._tries):
             try:
                 own = address.startswith(f"{self._hub.endpoint}/")
                 answer = self._http.get(address, headers=self._hub.headers() if own else {})
                 self._check(answer, wanted)
                 return self._checked(answer, lambda one: one.json()), answer.links
-            except (httpx.TransportError, _Again) as error:
+            except (httpx.TransportError, _RetryableError) as error:
                 self._wait(error, wait_s, say)
         raise AssertionError("the last wait raises")
 
     def _wait(self, error: Exception, wait_s: float | None, say: Report) -> None:
         """Sleep before the next try; `wait_s` None means there is none, and raises `HubError`."""
-        asked = error.wait_s if isinstance(error, _Again) else None
+        asked = error.wait_s if isinstance(error, _RetryableError) else None
         if asked is not None and asked > MAX_WAIT_S:
             raise _too_many(self._hub, asked) from error
         if wait_s is None or isinstance(error, httpx.ProxyError | httpx.UnsupportedProtocol):
-            kind = HubError if isinstance(error, _Again) else NoAnswerError
+            kind = HubError if isinstance(error, _RetryableError) else HubUnreachableError
             raise kind(
                 f"{self._hub.name} cannot be reached ({str(error) or type(error).__name__})",
                 f"check the network and {self._hub.endpoint}, give a local folder or file, or try another hub "
@@ -288,14 +288,14 @@ class Client:
             say(f"{self._hub.name} asks to wait {asked:.0f} s")
         time.sleep(max(wait_s, asked or 0.0))
 
-    def _check(self, answer: httpx.Response, wanted: Wanted) -> None:
-        """Raise `HubError` for a permanent error status, `_Again` for a temporary one."""
+    def _check(self, answer: httpx.Response, wanted: HubRequest) -> None:
+        """Raise `HubError` for a permanent error status, `_RetryableError` for a temporary one."""
         hub, code, why = self._hub, answer.status_code, answer.headers.get("X-Error-Code", "")
         page = f"{hub.endpoint}/{wanted.repo}"
         if code == 429:
-            raise _Again("429 Too Many Requests", _retry_after(answer.headers.get("Retry-After")))
+            raise _RetryableError("429 Too Many Requests", _retry_after(answer.headers.get("Retry-After")))
         if code >= 500 or code == 408:
-            raise _Again(f"it answers {code} {answer.reason_phrase}".strip())
+            raise _RetryableError(f"it answers {code} {answer.reason_phrase}".strip())
         if code in (401, 403) and (why == "GatedRepo" or "gated" in answer.headers.get("X-Error-Message", "").lower()):
             account = f"the account of {hub.token_name} has no access" if hub.token else f"{hub.token_name} is not set"
             raise HubError(
@@ -308,14 +308,14 @@ class Client:
                 "check the token, and that its account may see the repository",
             )
         if code in (401, 403):
-            raise NotThereError(
+            raise NotOnHubError(
                 f"{wanted.repo} is not on {hub.name}, or is private ({code})",
                 f"check the spelling, or set {hub.token_name}",
             )
         if code == 404 and why == "RevisionNotFound":
-            raise NotThereError(f"{wanted.repo} has no revision {wanted.revision} (404)", f"see {page}")
+            raise NotOnHubError(f"{wanted.repo} has no revision {wanted.revision} (404)", f"see {page}")
         if code == 404:
-            raise NotThereError(
+            raise NotOnHubError(
                 f"{wanted.repo} is not on {hub.name} (404)", f"check the spelling, or try another hub ({hub.another})"
             )
         if code >= 400:
@@ -323,14 +323,16 @@ class Client:
 
     # files
 
-    def _download(self, wanted: Wanted, commit: str, files: Sequence[HubFile], cache: RepoCache, say: Report) -> None:
+    def _download(
+        self, wanted: HubRequest, commit: str, files: Sequence[HubFile], cache: RepoCache, say: Report
+    ) -> None:
         if all(cache.blob(one.key).exists() for one in files):
             return
         try:
             (cache.folder / "blobs").mkdir(parents=True, exist_ok=True)
-            with _alone(cache.folder, say):
+            with _repository_lock(cache.folder, say):
                 once = {one.key: one for one in files if not cache.blob(one.key).exists()}
-                parts = _with_room([(cache.blob(one.key), one) for one in once.values()], cache.folder)
+                parts = _check_disk_space([(cache.blob(one.key), one) for one in once.values()], cache.folder)
                 _Transfer(self._http, self._hub, self._check, wanted, commit, parts, say).run()
         except OSError as error:
             raise _disk(error, cache.folder) from error
@@ -369,7 +371,7 @@ def _retry_after(value: str | None) -> float:
 
 
 @contextmanager
-def _alone(folder: Path, say: Report) -> Iterator[None]:
+def _repository_lock(folder: Path, say: Report) -> Iterator[None]:
     """Lock this repository's downloads against other processes; waits for one that is running."""
     lock_file = folder.parent / ".locks" / folder.name / "minisgl.lock"
     lock_file.parent.mkdir(parents=True, exist_ok=True)
@@ -382,7 +384,7 @@ def _alone(folder: Path, say: Report) -> Iterator[None]:
         yield
 
 
-class Partial:
+class PartialBlob:
     """A partly downloaded blob: its segments, and the progress of each, which is stored in a file next to it."""
 
     def __init__(self, blob: Path, file: HubFile) -> None:
@@ -441,42 +443,43 @@ class Partial:
             self.data.unlink()
         self.notes.unlink()
         if not right:
-            raise BrokenError(
+            raise DownloadError(
                 f"{self.file.path} arrived with another hash than the hub lists, and was removed",
-                "try again; if it stays so, what lies between (a proxy, a mirror) changes files",
+                "try again; if that repeats, a proxy or a mirror changes files",
             )
 
 
-_ROOM = "remove models (minisgl list, minisgl rm), or set HF_HOME to a folder on another disk"
+_FREE_SPACE = "remove models (minisgl list, minisgl rm), or set HF_HOME to a folder on another disk"
 
 
-def _with_room(files: Sequence[tuple[Path, HubFile]], folder: Path) -> list[Partial]:
+def _check_disk_space(files: Sequence[tuple[Path, HubFile]], folder: Path) -> list[PartialBlob]:
     """Return the partial downloads of `files`. Raises `HubError` if the missing bytes do not fit on the disk."""
     disk, needed = shutil.disk_usage(folder), sum(file.size for _, file in files)
-    free, parts = disk.free, list[Partial]()
+    free, parts = disk.free, list[PartialBlob]()
     if needed <= disk.total:
-        parts = [Partial(blob, file) for blob, file in files]
+        parts = [PartialBlob(blob, file) for blob, file in files]
         needed -= sum(one.num_done for one in parts)
     if needed > free:
-        raise BrokenError(
-            f"{needed / 1e9:.2f} GB have to be fetched, and {free / 1e9:.2f} GB are free in {folder.parent}", _ROOM
+        raise DownloadError(
+            f"{needed / 1e9:.2f} GB have to be fetched, and {free / 1e9:.2f} GB are free in {folder.parent}",
+            _FREE_SPACE,
         )
     return parts
 
 
 def _disk(error: OSError, folder: Path) -> HubError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return BrokenError(f"the disk of {folder.parent} is full", f"{_ROOM}; what has arrived is kept")
-    return BrokenError(f"{error.filename or folder}: {error.strerror or error}", "set HF_HOME to a folder for it")
+        return DownloadError(f"the disk of {folder.parent} is full", f"{_FREE_SPACE}; what has arrived is kept")
+    return DownloadError(f"{error.filename or folder}: {error.strerror or error}", "set HF_HOME to a folder for it")
 
 
-def _told(error: Exception) -> Exception:
-    """Return the error to raise for a worker's error: `HubError` and `OSError` unchanged, others as `BrokenError`."""
+def _raisable(error: Exception) -> Exception:
+    """Return the error to raise for a worker's error: `HubError` and `OSError` unchanged, others as `DownloadError`."""
     if isinstance(error, HubError | OSError):
         return error
-    found = BrokenError(f"the download broke: {type(error).__name__}: {error}", "try again, or another hub")
-    found.__cause__ = error
-    return found
+    broken = DownloadError(f"the download broke: {type(error).__name__}: {error}", "try again, or another hub")
+    broken.__cause__ = error
+    return broken
 
 
 @dataclass
@@ -485,10 +488,10 @@ class _Transfer:
 
     http: httpx.Client
     hub: Hub
-    check: Callable[[httpx.Response, Wanted], None]
-    wanted: Wanted
+    check: Callable[[httpx.Response, HubRequest], None]
+    wanted: HubRequest
     commit: str
-    parts: Sequence[Partial]
+    parts: Sequence[PartialBlob]
     say: Report
     _errors: list[Exception] = field(default_factory=list)
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -501,7 +504,7 @@ class _Transfer:
         self._todo = deque((one, i) for one in self.parts for i in one.rest or [0])
         total, kept = sum(one.file.size for one in self.parts), sum(one.num_done for one in self.parts)
         if kept:
-            self.say(f"{kept / 1e6:.1f} of {total / 1e6:.1f} MB are there from before: asking for the rest")
+            self.say(f"{kept / 1e6:.1f} of {total / 1e6:.1f} MB are already downloaded: requesting the rest")
         number = min(WORKERS, len(self._todo))
         threads = [threading.Thread(target=self._work, name="download", daemon=True) for _ in range(number)]
         text = f"downloading {self.wanted.repo} ({total / 1e6:.1f} MB)"
@@ -518,9 +521,9 @@ class _Transfer:
         for one in self.parts:
             one.close()
         if self._errors:
-            raise _told(self._errors[0])
+            raise _raisable(self._errors[0])
         if missing := [one.file.path for one in self.parts if not one.blob.is_file()]:
-            raise BrokenError(f"{', '.join(missing)} of {self.wanted.repo} did not arrive", "try again")
+            raise DownloadError(f"{', '.join(missing)} of {self.wanted.repo} did not arrive", "try again")
         self.say(text, total, total)
 
     def _work(self) -> None:
@@ -541,31 +544,31 @@ class _Transfer:
             self._errors.append(error)
             self._stop.set()
 
-    def _segment(self, part: Partial, segment: int) -> None:
+    def _segment(self, part: PartialBlob, segment: int) -> None:
         waits = _waits()
         while part.done[segment] < part.lengths[segment] and not self._stop.is_set():
             before = part.done[segment]
             try:
                 self._stream(part, segment)
-            except (httpx.TransportError, _Again) as error:
+            except (httpx.TransportError, _RetryableError) as error:
                 if part.done[segment] > before:
                     waits = _waits()
                 self._wait(error, next(waits))
 
     def _wait(self, error: Exception, wait_s: float | None) -> None:
-        asked = error.wait_s if isinstance(error, _Again) else None
+        asked = error.wait_s if isinstance(error, _RetryableError) else None
         if asked is not None and asked > MAX_WAIT_S:
             raise _too_many(self.hub, asked) from error
         if wait_s is None:
             done, total = sum(one.num_done for one in self.parts), sum(one.file.size for one in self.parts)
-            raise BrokenError(
-                f"the connection to {self.hub.name} broke {TRIES} times without a byte more "
+            raise DownloadError(
+                f"the connection to {self.hub.name} broke {TRIES} times without receiving a byte "
                 f"({str(error) or type(error).__name__})",
-                f"{done / 1e6:.1f} of {total / 1e6:.1f} MB are kept, and the same command goes on from there",
+                f"{done / 1e6:.1f} of {total / 1e6:.1f} MB are kept, and the same command continues from there",
             ) from error
         self._stop.wait(max(wait_s, asked or 0.0))
 
-    def _stream(self, part: Partial, segment: int) -> None:
+    def _stream(self, part: PartialBlob, segment: int) -> None:
         begin, done, length = segment * SEGMENT, part.done[segment], part.lengths[segment]
         at, end = begin + done, begin + length
         whole = at == 0 and end == part.file.size
@@ -573,9 +576,9 @@ class _Transfer:
         address = self.hub.file_address(self.wanted.repo, self._revision(), part.file.path)
         with self.http.stream("GET", address, headers=headers) as answer:
             self.check(answer, self.wanted)
-            place = answer.headers.get("Content-Range", "")
-            if answer.status_code == 206 and not place.startswith(f"bytes {at}-"):
-                raise _Again(f"asked for bytes from {at} on, it sends {place!r}")
+            content_range = answer.headers.get("Content-Range", "")
+            if answer.status_code == 206 and not content_range.startswith(f"bytes {at}-"):
+                raise _RetryableError(f"asked for bytes from {at} on, it sends {content_range!r}")
             skip = 0 if answer.status_code == 206 else at  # the server ignores Range: skip the bytes already received
             for data in answer.iter_bytes():
                 passed = data[skip:]
@@ -583,7 +586,7 @@ class _Transfer:
                 part.write(segment, passed[: length - part.done[segment]])
                 if self._stop.is_set() or part.done[segment] == length:
                     return
-        raise _Again("the file ended early")
+        raise _RetryableError("the file ended early")
 
     def _revision(self) -> str:
         return self.wanted.revision or MAIN["modelscope"] if self.wanted.source == "modelscope" else self.commit

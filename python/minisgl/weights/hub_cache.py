@@ -20,7 +20,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import ConfigError, ModelSource
-from minisgl.weights.hub_names import INDEX, Wanted, choose, gguf_models, quant_of
+from minisgl.weights.hub_names import INDEX, HubRequest, choose, gguf_models, quant_of
 
 MAIN: dict[ModelSource, str] = {"huggingface": "main", "modelscope": "master"}
 UNFINISHED = "unfinished"
@@ -53,10 +53,10 @@ class RepoCache:
 
     def snapshots(self) -> list[Path]:
         """Return the folders of the cached snapshots, the newest first."""
-        found = [one for one in (self.folder / "snapshots").glob("*") if one.is_dir()]
-        return sorted(found, key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        folders = [one for one in (self.folder / "snapshots").glob("*") if one.is_dir()]
+        return sorted(folders, key=lambda one: one.stat().st_mtime_ns, reverse=True)
 
-    def find(self, wanted: Wanted, commit: str | None = None, *, weights: bool = True) -> Path | None:
+    def find(self, wanted: HubRequest, commit: str | None = None, *, weights: bool = True) -> Path | None:
         """Return the cached GGUF file or folder of `wanted` if it is complete, else None: of `commit`, or of the
         revision; if none is named, of any snapshot."""
         named = commit or self.commit(wanted.revision) or wanted.revision
@@ -84,7 +84,7 @@ class RepoCache:
         return snapshot
 
 
-def _found(snapshot: Path, wanted: Wanted, weights: bool) -> Path | None:
+def _found(snapshot: Path, wanted: HubRequest, weights: bool) -> Path | None:
     paths = [one.relative_to(snapshot).as_posix() for one in snapshot.rglob("*") if one.is_file()]
     try:
         first, files = choose(wanted, paths, weights=weights)
@@ -104,7 +104,7 @@ def _is_whole(snapshot: Path, files: list[str]) -> bool:
         return True  # the loader reports the error
 
 
-def used_now(path: Path) -> None:
+def touch(path: Path) -> None:
     """Update the access time of a model's files, for the listing: file systems often do not record reads."""
     with contextlib.suppress(OSError):
         for one in [path] if path.is_file() else path.glob("*.safetensors"):
@@ -143,13 +143,13 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Return all entries of the caches, sorted by name."""
-    found: list[Entry] = []
+    all_entries: list[Entry] = []
     for source in MAIN:
         for folder in root(source).glob("models--*"):
             repo = folder.name.removeprefix("models--").replace("--", "/")
             if folder.is_dir():
-                found += _entries(source, repo, folder)
-    return sorted(found, key=lambda one: (one.name.lower(), one.source))
+                all_entries += _entries(source, repo, folder)
+    return sorted(all_entries, key=lambda one: (one.name.lower(), one.source))
 
 
 def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:

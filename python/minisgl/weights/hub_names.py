@@ -74,7 +74,7 @@ _BESIDE = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class HubRequest:
     """A requested repository of a hub, and the GGUF file in it: by `quant` or by `file`, not both. `or_modelscope`:
     neither hub nor revision was named, so ModelScope may be tried if Hugging Face does not answer."""
 
@@ -86,24 +86,24 @@ class Wanted:
     or_modelscope: bool = field(default=False, compare=False)
 
 
-def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | None:
+def parse(model: str, source: ModelSource, revision: str | None) -> HubRequest | None:
     """Parse a hub name or address; None if `model` is neither. Raises `ConfigError` if it contradicts other flags."""
     model = full_name(model)
-    found = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
-    if found is None and (named := _NAMED.fullmatch(model)):
-        found = Wanted(source, named["repo"], revision, named["quant"], named["file"])
-    if found is not None and found.source == "auto":
-        found = replace(found, source="huggingface", or_modelscope=revision is None)
-    return found
+    request = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
+    if request is None and (named := _NAMED.fullmatch(model)):
+        request = HubRequest(source, named["repo"], revision, named["quant"], named["file"])
+    if request is not None and request.source == "auto":
+        request = replace(request, source="huggingface", or_modelscope=revision is None)
+    return request
 
 
-def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
+def _address(model: str, source: ModelSource, revision: str | None) -> HubRequest:
     """Parse the URL of a repository's page or file, as a browser shows it. Raises `ConfigError` if it is not one."""
-    found = _ADDRESS.fullmatch(model.partition("?")[0].partition("#")[0])
-    host = found["host"] if found else ""
-    if found is None or host not in HOSTS:
-        raise ConfigError(f"--model {model}: no address of a hub: {', '.join(HOSTS)} are known")
-    path = found["path"].removeprefix("models/").rstrip("/")
+    address = _ADDRESS.fullmatch(model.partition("?")[0].partition("#")[0])
+    host = address["host"] if address else ""
+    if address is None or host not in HOSTS:
+        raise ConfigError(f"--model {model}: not an address of a hub: {', '.join(HOSTS)} are known")
+    path = address["path"].removeprefix("models/").rstrip("/")
     at = HOSTS[host]
     if source not in ("auto", at):
         raise ConfigError(f"--model-source {source}: --model {model} is on another hub: leave one of them out")
@@ -113,9 +113,9 @@ def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
         file = page["file"]
         if file is not None and not file.endswith(".gguf"):
             raise ConfigError(f"--model {model}: no GGUF file: name the repository, {page['repo']}")
-        return Wanted(at, page["repo"], page["revision"], file=file)
+        return HubRequest(at, page["repo"], page["revision"], file=file)
     if named := _NAMED.fullmatch(path):
-        return Wanted(at, named["repo"], revision, named["quant"], named["file"])
+        return HubRequest(at, named["repo"], revision, named["quant"], named["file"])
     raise ConfigError(f"--model {model}: no address of a repository (OWNER/REPO) or of a file in one")
 
 
@@ -130,7 +130,7 @@ def full_name(model: str) -> str:
     return model
 
 
-def like(model: str) -> str:
+def similar_names(model: str) -> str:
     """Return a hint for an error text: the short names that are most similar to `model`; empty if there are none."""
     close = difflib.get_close_matches(model.lower(), SHORT, 3, 0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""
@@ -140,8 +140,8 @@ def quant_of(path: str) -> str:
     """Return the quantization in a file's path, such as `Q4_K_M`, in capitals; the file's name if it has none."""
     split = SPLIT.fullmatch(path)
     stem = split["stem"] if split else path.removesuffix(".gguf")
-    found = _QUANT.findall(stem.rpartition("/")[2]) or _QUANT.findall(stem)
-    return str(found[-1]).upper() if found else stem.rpartition("/")[2]
+    quants = _QUANT.findall(stem.rpartition("/")[2]) or _QUANT.findall(stem)
+    return str(quants[-1]).upper() if quants else stem.rpartition("/")[2]
 
 
 def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
@@ -155,7 +155,7 @@ def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
     return models
 
 
-def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
+def choose(wanted: HubRequest, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
     """Return the GGUF file of a repository to open (None for a folder of safetensors) and all files to fetch. `weights`
     False leaves out the weights of safetensors. Raises `ConfigError` whose text begins with the repository."""
     paths = sorted(paths)
@@ -176,9 +176,7 @@ def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tup
         return None, [*texts, *top]
     first = _file(wanted, models)
     if (split := SPLIT.fullmatch(first)) and (absent := _absent(split, models[first])):
-        raise ConfigError(
-            f"{wanted.repo}: {absent[0]} is missing there: {len(absent)} of {int(split['parts'])} parts are"
-        )
+        raise ConfigError(f"{wanted.repo}: {absent[0]} is missing: {len(absent)} of {int(split['parts'])} parts are")
     return first, models[first]
 
 
@@ -186,12 +184,12 @@ def _matches(path: str, pattern: str) -> bool:
     return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
 
 
-def _absent(split: re.Match[str], there: list[str]) -> list[str]:
+def _absent(split: re.Match[str], present: list[str]) -> list[str]:
     names = (f"{split['stem']}-{i + 1:05}-of-{split['parts']}.gguf" for i in range(int(split["parts"])))
-    return [name for name in names if name not in there]
+    return [name for name in names if name not in present]
 
 
-def _file(wanted: Wanted, models: dict[str, list[str]]) -> str:
+def _file(wanted: HubRequest, models: dict[str, list[str]]) -> str:
     if not models:
         raise ConfigError(f"{wanted.repo}: has neither a config.json with safetensors nor GGUF files")
     if wanted.file is not None:
@@ -209,6 +207,6 @@ def _file(wanted: Wanted, models: dict[str, list[str]]) -> str:
             if found is not None:
                 return found
     if wanted.quant is not None:
-        there = ", ".join(dict.fromkeys(quants.values()))
-        raise ConfigError(f"{wanted.repo}: has no GGUF file in {wanted.quant}: there are {there}")
+        available = ", ".join(dict.fromkeys(quants.values()))
+        raise ConfigError(f"{wanted.repo}: has no GGUF file in {wanted.quant}: there are {available}")
     return min(models, key=lambda first: _UNREAD.match(quants[first]) is not None)

@@ -147,15 +147,15 @@ _FUSED = {
 def whole_names(common: Names, own: Names, layers: Sequence[str]) -> dict[str, list[str]]:
     """Return the names of each part, with every prefix that layers may have. `own` names replace common ones; a fused
     tensor replaces its parts, except those that `own` also names."""
-    gone = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
-    found = {part: name for part, name in {**common, **own}.items() if part not in gone or part in own}
+    replaced = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
+    by_part = {part: name for part, name in {**common, **own}.items() if part not in replaced or part in own}
     return {
         part: [
-            one if part in _GLOBAL else f"{layer}.{one}"
-            for one in ([name] if isinstance(name, str) else name)
+            alternative if part in _GLOBAL else f"{layer}.{alternative}"
+            for alternative in ([name] if isinstance(name, str) else name)
             for layer in (layers if part not in _GLOBAL else layers[:1])
         ]
-        for part, name in found.items()
+        for part, name in by_part.items()
     }
 
 

@@ -31,7 +31,7 @@ _PARTS: Mapping[Form, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "int8": (("weight", "weight_scale"), ("weight_zero_point", "weight_g_idx")),
     "float8": (("weight",), ("weight_scale", "weight_scale_inv")),
 }
-_WHOLE = {"int8": "I8", "float8": "F8_E4M3"}  # dtype that distinguishes a packed weight from a full one
+_PACKED_DTYPES = {"int8": "I8", "float8": "F8_E4M3"}  # dtype that distinguishes a packed weight from a full one
 # scales of activations and of the KV cache, which are not quantized here
 _OF_ACTIVATIONS = tuple(
     f".{kind}_{what}" for kind in ("input", "output", "k", "v", "q") for what in ("scale", "zero_point", "global_scale")
@@ -51,8 +51,8 @@ class Quants:
 
     def full(self) -> Floats:
         """Return the dequantized weight [out, in]."""
-        found: Floats = (self.integers - self.zeros[:, self.groups]) * self.scales[:, self.groups]
-        return found
+        weight: Floats = (self.integers - self.zeros[:, self.groups]) * self.scales[:, self.groups]
+        return weight
 
 
 class PackedFolder:
@@ -70,7 +70,7 @@ class PackedFolder:
         for name, one in stored.items():
             module, _, part = name.rpartition(".")
             is_packed = part in (*needed, *perhaps)
-            if is_packed and (kind := _WHOLE.get(packing.form)):
+            if is_packed and (kind := _PACKED_DTYPES.get(packing.form)):
                 weight = stored.get(f"{module}.weight")
                 is_packed = weight is not None and weight.kind == kind
             if is_packed:
@@ -81,7 +81,7 @@ class PackedFolder:
             if missing := [part for part in needed if part not in parts]:
                 raise ConfigError(f"{name}: packed as {packing}, but {missing[0]} is missing")
         if not self.layers:
-            raise ConfigError(f"config.json: quantization_config: {packing.method}: no layer's weight is packed so")
+            raise ConfigError(f"config.json: quantization_config: {packing.method}: no layer is packed in this format")
 
     def is_empty_bias(self, name: str) -> bool:
         """Return whether a tensor is an all-zero bias of a packed layer, as GPTQ tools write for models without one."""
@@ -91,8 +91,8 @@ class PackedFolder:
 
     def full(self, name: str) -> Floats:
         """Return the weight [out, in] of a packed layer in float32. Raises `ConfigError`."""
-        found = self.weight(name)
-        return found.full() if isinstance(found, Quants) else found
+        weight = self.weight(name)
+        return weight.full() if isinstance(weight, Quants) else weight
 
     def weight(self, name: str) -> Quants | Floats:
         """Return a packed layer's weight: integers with scales, or floats, already scaled. Raises `ConfigError`."""
@@ -106,7 +106,7 @@ class PackedFolder:
                 case "packed":
                     return _packed(parts, self._packing.bits)
                 case "int8":
-                    return _whole(parts["weight"].astype(np.int32) + 128, parts, 128)
+                    return _int8(parts["weight"].astype(np.int32) + 128, parts, 128)
                 case "float8":
                     return _float8(parts, self._packing.block)
                 case "mxfp4":
@@ -155,8 +155,8 @@ def _awq(parts: Mapping[str, npt.NDArray[Any]]) -> Quants:
     order = np.argsort(_AWQ_ORDER)
 
     def apart(packed: npt.NDArray[Any]) -> Integers:
-        found = _unpack(packed, 4)
-        return found.reshape(len(found), -1, 8)[:, :, order].reshape(found.shape)
+        values = _unpack(packed, 4)
+        return values.reshape(len(values), -1, 8)[:, :, order].reshape(values.shape)
 
     zeros = apart(parts["qzeros"]).T.astype(np.float32)
     return _checked(apart(parts["qweight"]).T, parts["scales"].T, zeros, None)
@@ -190,7 +190,7 @@ def _packed(parts: Mapping[str, npt.NDArray[Any]], bits: int) -> Quants:
     return _checked(integers[:, :columns], _by_output(parts, rows), zeros, parts.get("weight_g_idx"))
 
 
-def _whole(integers: Integers, parts: Mapping[str, npt.NDArray[Any]], zero: int) -> Quants:
+def _int8(integers: Integers, parts: Mapping[str, npt.NDArray[Any]], zero: int) -> Quants:
     """Return the weight of unpacked `integers` [out, in], to which `zero` was added."""
     if integers.ndim != 2:
         _misshaped("a weight must have two dimensions")
@@ -228,5 +228,5 @@ def _float8(parts: Mapping[str, npt.NDArray[Any]], block: tuple[int, int] | None
         scale = scale.repeat(block[0], 0)[:rows].repeat(block[1], 1)[:, :columns]
     else:
         _misshaped("scales that are neither one, nor one for each output, nor one for each block")
-    found: Floats = weight * scale
-    return found
+    scaled: Floats = weight * scale
+    return scaled

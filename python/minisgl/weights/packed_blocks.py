@@ -45,9 +45,9 @@ def packed_weights(files: Sequence[Path], packing: Packing, say: Report) -> Path
     key = hashlib.sha256(f"{FORMAT} {packing!r}\n".encode())
     try:
         for file in files:
-            place = file.resolve()
-            now = place.stat()
-            key.update(f"{file.name}\n{place}\n{now.st_size}\n{now.st_mtime_ns}\n".encode())
+            path = file.resolve()
+            now = path.stat()
+            key.update(f"{file.name}\n{path}\n{now.st_size}\n{now.st_mtime_ns}\n".encode())
     except OSError as error:
         raise ConfigError(f"{files[0].parent.name}: {error}") from error
     folder = envs.cache_dir() / "packed" / key.hexdigest()[:32]
@@ -58,7 +58,7 @@ def _write(files: Sequence[Path], packing: Packing, target: Path, say: Report) -
     """Write the GGUF file; the header last, because a weight's block type is known only after it has been read."""
     source = PackedFolder(files, packing)
     others = [name for name, one in source.others.items() if one.kind in _TYPES]
-    names, entries = [*source.layers, *others], list[_Entry]()
+    names, entries = [*source.layers, *others], list[_BlockTensor]()
     behind = target.with_suffix(".data")
     with behind.open("w+b") as body:
         for name in track(say, f"turning {packing} into blocks, once", names, len(names)):
@@ -72,7 +72,7 @@ def _write(files: Sequence[Path], packing: Packing, target: Path, say: Report) -
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
+class _BlockTensor:
     """A tensor of the GGUF file: its type, shape, and offset after the header."""
 
     name: str
@@ -81,18 +81,18 @@ class _Entry:
     offset: int
 
 
-def _layer(source: PackedFolder, name: str, body: BinaryIO) -> _Entry:
+def _layer(source: PackedFolder, name: str, body: BinaryIO) -> _BlockTensor:
     weight = source.weight(name)
     kind, data = to_blocks(weight)
-    if kind in ("Q4_0", "Q4_1", "Q8_0") and not np.isfinite(_halves(kind, data)).all():
+    if kind in ("Q4_0", "Q4_1", "Q8_0") and not np.isfinite(_block_scales(kind, data)).all():
         raise ConfigError(f"{name}: a scale is too large for half precision")
     shape = weight.integers.shape if isinstance(weight, Quants) else weight.shape
-    return _Entry(name, kind, shape, _put(body, data.tobytes()))
+    return _BlockTensor(name, kind, shape, _put(body, data.tobytes()))
 
 
-def _other(stored: Stored, body: BinaryIO) -> _Entry:
+def _other(stored: Stored, body: BinaryIO) -> _BlockTensor:
     with opened(stored.file) as file:
-        return _Entry(stored.name, stored.kind, stored.shape, _put(body, stored.data(file)))
+        return _BlockTensor(stored.name, stored.kind, stored.shape, _put(body, stored.data(file)))
 
 
 def _put(body: BinaryIO, data: bytes) -> int:
@@ -102,7 +102,7 @@ def _put(body: BinaryIO, data: bytes) -> int:
     return at
 
 
-def _head(out: BinaryIO, entries: Sequence[_Entry]) -> None:
+def _head(out: BinaryIO, entries: Sequence[_BlockTensor]) -> None:
     """Write a GGUF header: magic, version 3, counts, one setting; of tensors name, shape (innermost first), type,
     offset."""
 
@@ -132,7 +132,9 @@ def to_blocks(weight: Quants | Floats) -> tuple[str, Bytes]:
         if weight.integers.max(initial=0) < 16:
             return _q4(weight.integers, scales, zeros)
         if (zeros == 128).all():
-            return "Q8_0", _laid(_half(scales), _in_blocks(weight.integers - 128).astype(np.int8).view(np.uint8))
+            return "Q8_0", _join_parts(
+                _to_half(scales), _in_blocks(weight.integers - 128).astype(np.int8).view(np.uint8)
+            )
         return "Q8_0", q8_0(weight.full())
     return "Q8_0", q8_0(weight)
 
@@ -149,13 +151,13 @@ def _in_blocks(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return rows.reshape(len(rows), -1, BLOCK)
 
 
-def _half(numbers: Floats) -> Bytes:
+def _to_half(numbers: Floats) -> Bytes:
     """Convert [...] float32 to the bytes of float16, [..., 2]."""
     with np.errstate(over="ignore"):  # an infinite scale is an error later
         return np.ascontiguousarray(numbers[..., None].astype("<f2")).view(np.uint8)
 
 
-def _laid(*parts: Bytes) -> Bytes:
+def _join_parts(*parts: Bytes) -> Bytes:
     """Concatenate parts of blocks, [out, blocks, bytes] each."""
     return np.ascontiguousarray(np.concatenate(parts, axis=2))
 
@@ -165,8 +167,8 @@ def _q4(integers: npt.NDArray[np.int32], scales: Floats, zeros: Floats) -> tuple
     low, high = np.split(_in_blocks(integers).astype(np.uint8), 2, axis=2)
     nibbles = (low | high << 4).astype(np.uint8)
     if (zeros == 8).all():
-        return "Q4_0", _laid(_half(scales), nibbles)
-    return "Q4_1", _laid(_half(scales), _half(-scales * zeros), nibbles)
+        return "Q4_0", _join_parts(_to_half(scales), nibbles)
+    return "Q4_1", _join_parts(_to_half(scales), _to_half(-scales * zeros), nibbles)
 
 
 def q8_0(weight: Floats) -> Bytes:
@@ -175,10 +177,10 @@ def q8_0(weight: Floats) -> Bytes:
     scales = (np.abs(blocks).max(axis=2) / np.float32(127)).astype(np.float32, copy=False)
     inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
     quants = np.rint(blocks * inverse[..., None]).astype(np.int8)
-    return _laid(_half(scales), quants.view(np.uint8))
+    return _join_parts(_to_half(scales), quants.view(np.uint8))
 
 
-def _halves(kind: str, data: Bytes) -> npt.NDArray[np.float16]:
+def _block_scales(kind: str, data: Bytes) -> npt.NDArray[np.float16]:
     """Return the float16 scales of blocks (with Q4_1 also their minima)."""
     size = 4 if kind == "Q4_1" else 2
     heads = np.ascontiguousarray(data.reshape(-1, _BLOCK_BYTES[kind])[:, :size])

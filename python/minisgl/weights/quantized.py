@@ -24,11 +24,11 @@ def quantized_weights(source: Path, quantization: Quantization, say: Report) -> 
     key = hashlib.sha256()
     try:
         for file in [source] if source.is_file() else sorted(source.glob("*.safetensors")):
-            place = file.resolve()
-            now = place.stat()
-            key.update(f"{file.name}\n{place}\n{now.st_size}\n{now.st_mtime_ns}\n".encode())
+            path = file.resolve()
+            now = path.stat()
+            key.update(f"{file.name}\n{path}\n{now.st_size}\n{now.st_mtime_ns}\n".encode())
     except OSError as error:
         raise ConfigError(f"{source.name}: {error}") from error
-    kept = envs.cache_dir() / "quantized" / f"{key.hexdigest()[:32]}-{quantization}-{FORMAT}.gguf"
+    cached = envs.cache_dir() / "quantized" / f"{key.hexdigest()[:32]}-{quantization}-{FORMAT}.gguf"
     progress = counter(say, f"quantizing {source.name} to {quantization}, once")
-    return kept if _rust.quantize_weights(source, quantization, kept, progress) else source
+    return cached if _rust.quantize_weights(source, quantization, cached, progress) else source

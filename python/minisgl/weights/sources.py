@@ -9,7 +9,7 @@ from pathlib import Path
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
 from minisgl.utils.installed import find_smollm2, need_extension
 from minisgl.utils.progress import Report
-from minisgl.weights.hub_names import Wanted, like, parse
+from minisgl.weights.hub_names import HubRequest, parse, similar_names
 
 __all__ = ["find_model", "find_smollm2", "find_tokenizer", "folder_at_hand", "is_gguf", "place_of", "resolve_model"]
 _GGUF = b"GGUF"
@@ -76,18 +76,18 @@ def find_model(
     flag: str = "--model",
 ) -> Path:
     """Return a local (or downloaded) folder or GGUF file for `model`; errors name `flag`. Raises `ConfigError`."""
-    found = place_of(model, source, revision, flag)
-    if isinstance(found, Path):
-        return found
+    located = place_of(model, source, revision, flag)
+    if isinstance(located, Path):
+        return located
     from minisgl.weights import hub  # imports an HTTP client
 
     try:
-        return hub.fetch(found, say, weights=load_format != "dummy")
+        return hub.fetch(located, say, weights=load_format != "dummy")
     except ConfigError as error:
         raise ConfigError(f"{flag} {model}: {error}") from error
 
 
-def place_of(model: str, source: ModelSource, revision: str | None, flag: str = "--model") -> Path | Wanted:
+def place_of(model: str, source: ModelSource, revision: str | None, flag: str = "--model") -> Path | HubRequest:
     """Return the local folder or GGUF file of `model`, or its hub repository; asks no hub. Raises `ConfigError`."""
     path = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not path.exists():
@@ -108,6 +108,6 @@ def place_of(model: str, source: ModelSource, revision: str | None, flag: str = 
     if wanted is None and path.suffix == ".gguf":
         raise ConfigError(f"{flag} {model}: no such file, and not one of a hub (OWNER/REPO/FILE.gguf)")
     if wanted is None:
-        hint = like(model)
+        hint = similar_names(model)
         raise ConfigError(f"{flag} {model}: no such folder, and not a hub id (OWNER/REPO): check the spelling{hint}")
     return wanted

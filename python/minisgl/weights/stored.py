@@ -59,7 +59,7 @@ class Stored:
         opened.seek(self.start)
         data = opened.read(self.nbytes)
         if len(data) != self.nbytes:
-            raise ConfigError(f"{self.file.name}: {self.name}: the file has become shorter")
+            raise ConfigError(f"{self.file.name}: {self.name}: the file was truncated")
         return data
 
     def numbers(self, opened: BinaryIO) -> npt.NDArray[Any]:
@@ -80,7 +80,7 @@ def opened(path: Path) -> BinaryIO:
         raise ConfigError(f"{path.name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{path.name}: is no regular file")
+        raise ConfigError(f"{path.name}: is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
@@ -99,7 +99,7 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         raise ConfigError(f"{folder.name}: no *.safetensors: convert the weights, or try --load-format dummy")
     if absent := [file.name for file in files if not file.is_file()]:
-        raise ConfigError(f"{folder.name}: {INDEX} names files that are not there: {', '.join(absent[:_SHOWN])}")
+        raise ConfigError(f"{folder.name}: {INDEX} names missing files: {', '.join(absent[:_SHOWN])}")
     return files
 
 
@@ -108,17 +108,17 @@ def stored_tensors(path: Path) -> list[Stored]:
     with opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _MAX_HEADER_BYTES:
-            raise ConfigError(f"{path.name}: is no safetensors file")
+            raise ConfigError(f"{path.name}: is not a safetensors file")
         begin, size = 8 + length, file.seek(0, 2)
         file.seek(8)
         try:
             head = json.loads(file.read(length))
-            return [_stored(path, name, one, begin, size) for name, one in head.items() if name != "__metadata__"]
+            return [_stored(path, name, entry, begin, size) for name, entry in head.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path.name}: is no sound safetensors file: {error}") from error
+            raise ConfigError(f"{path.name}: is not a valid safetensors file: {error}") from error
 
 
-def head_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
+def header_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
     """Return the header of a safetensors file of float32 tensors, which follow in this order."""
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -132,38 +132,38 @@ def head_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
 
 def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
     with path.open("wb") as file:
-        file.write(head_of((name, one.shape) for name, one in tensors.items()))
+        file.write(header_of((name, one.shape) for name, one in tensors.items()))
         for one in tensors.values():
             file.write(np.ascontiguousarray(one, "<f4").data)
 
 
-def _stored(path: Path, name: str, said: Mapping[str, Any], begin: int, size: int) -> Stored:
-    kind, shape, (start, end) = said["dtype"], said["shape"], said["data_offsets"]
+def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: int) -> Stored:
+    kind, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if kind not in _BYTES:
         raise ValueError(f"{name}: {kind}: one of {', '.join(_BYTES)}")
     if any(type(number) is not int or number < 0 for number in (*shape, start, end)):
-        raise ValueError(f"{name}: {shape}: no shape")
+        raise ValueError(f"{name}: {shape}: is not a shape")
     if end - start != math.prod(shape) * _BYTES[kind] or begin + end > size:
-        raise ValueError(f"{name}: does not lie in the file")
+        raise ValueError(f"{name}: is outside of the file")
     return Stored(path, name, kind, tuple(shape), begin + start)
 
 
 def _decoded(kind: str, data: bytes) -> npt.NDArray[Any]:
-    found: npt.NDArray[Any]
+    values: npt.NDArray[Any]
     match kind:
         case "BF16":  # the upper half of a float32
-            found = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+            values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
         case "F8_E4M3":
-            found = _E4M3[np.frombuffer(data, np.uint8)]
+            values = _E4M3[np.frombuffer(data, np.uint8)]
         case "F8_E8M0":  # a power of two
-            found = np.exp2(np.frombuffer(data, np.uint8).astype(np.float32) - 127.0, dtype=np.float32)
+            values = np.exp2(np.frombuffer(data, np.uint8).astype(np.float32) - 127.0, dtype=np.float32)
         case "F32" | "F16" | "F64":
-            found = np.frombuffer(data, f"<f{_BYTES[kind]}").astype(np.float32)
+            values = np.frombuffer(data, f"<f{_BYTES[kind]}").astype(np.float32)
         case "BOOL":
-            found = np.frombuffer(data, np.bool_)
+            values = np.frombuffer(data, np.bool_)
         case _:
-            found = np.frombuffer(data, f"<{kind[0].lower()}{_BYTES[kind]}")
-    return found
+            values = np.frombuffer(data, f"<{kind[0].lower()}{_BYTES[kind]}")
+    return values
 
 
 def _e4m3() -> npt.NDArray[np.float32]:

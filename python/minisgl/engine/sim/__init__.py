@@ -208,10 +208,10 @@ def _alphabet(tokenizer: Tokenizer) -> Int32Array:
     texts = [f"to {word}" for word in WORDS.split()] + [f"to{mark}" for mark in MARKS.split()]
     first = tokenizer.encode("to", add_special_tokens=False).tolist()
     encoded = [ids.tolist() for ids in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    found = [ids[-1] for ids in encoded if len(ids) == 2 and ids[:1] == first]
-    if len(found) < len(texts) // 2:
+    single = [ids[-1] for ids in encoded if len(ids) == 2 and ids[:1] == first]
+    if len(single) < len(texts) // 2:
         return tokenizer.word_ids(SIM_WORDS)
-    return np.array(found, np.int32)
+    return np.array(single, np.int32)
 
 
 def _eos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -32,9 +32,9 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     def seconds(self, rows: int, tokens: int, kv_tokens: int) -> float:
         """Return the time of a step in seconds; `tokens` and `kv_tokens` are sums over all rows."""
-        i, x = _place(self.rows, rows)
-        j, y = _place(self.prefill_tokens, tokens - rows)
-        k, z = _place(self.kv_len, kv_tokens / rows if rows else 0.0)
+        i, x = _locate(self.rows, rows)
+        j, y = _locate(self.prefill_tokens, tokens - rows)
+        k, z = _locate(self.kv_len, kv_tokens / rows if rows else 0.0)
         total = 0.0
         for di, wx in ((0, 1.0 - x), (1, x)):
             for dj, wy in ((0, 1.0 - y), (1, y)):
@@ -59,7 +59,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"table.ms: has {len(self.ms)} lists, rows has {len(self.rows)} points")
 
 
-def _place(axis: tuple[float, ...], at: float) -> tuple[int, float]:
+def _locate(axis: tuple[float, ...], at: float) -> tuple[int, float]:
     """Return the grid cell of `at`, and the relative position in it: 0 to 1, beyond that outside of the axis."""
     if len(axis) == 1:
         return 0, 0.0
@@ -231,7 +231,7 @@ def _check_roofline(roofline: Roofline) -> None:
     if not roofline.memory_ratio <= 1:
         raise ConfigError(f"roofline.memory_ratio: {roofline.memory_ratio}: must be at most 1")
     if roofline.num_kv_tokens < 2:
-        raise ConfigError(f"roofline.memory: {roofline.memory}: the weights leave no room for KV")
+        raise ConfigError(f"roofline.memory: {roofline.memory}: the weights leave no memory for KV")
 
 
 def profile_names() -> list[str]:
@@ -250,14 +250,14 @@ def load_profile(name: str) -> Profile:
         else:
             text = Path(name).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(profile_names())
-        raise ConfigError(f"--sim-profile {name}: no such profile or file; profiles: {known}") from error
+        names = ", ".join(profile_names())
+        raise ConfigError(f"--sim-profile {name}: no such profile or file; profiles: {names}") from error
     import yaml
 
     try:
-        found: Any = yaml.safe_load(text)  # parses JSON, too
-        if isinstance(found, dict):
-            found = {"name": Path(name).stem, **found}
-        return msgspec.convert(found, Profile, strict=False).check()  # not strict: YAML 1.1 reads 4.3e12 as a string
+        raw: Any = yaml.safe_load(text)  # parses JSON, too
+        if isinstance(raw, dict):
+            raw = {"name": Path(name).stem, **raw}
+        return msgspec.convert(raw, Profile, strict=False).check()  # not strict: YAML 1.1 reads 4.3e12 as a string
     except (yaml.YAMLError, msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"--sim-profile {name}: {error}") from error
