@@ -240,8 +240,8 @@ class EchoEngine:
         for slot, column, count in entry.page_loads[: plan.num_page_loads].tolist():
             if (stored := self._stored[slot]) is None:
                 raise EngineStepError(f"slot {slot}: there are no staged pages to load")
-            for one in range(column, column + count):
-                self._load(int(self._page_table[slot, one]), stored.page(one))
+            for index in range(column, column + count):
+                self._load(int(self._page_table[slot, index]), stored.page(index))
 
     def _load(self, page: int, data: bytes) -> None:
         at = slice(page * self._page_size, (page + 1) * self._page_size)
@@ -301,12 +301,16 @@ class EchoEngine:
         if not self._scored:
             return None
         assignments = [(row, self._scored.get(int(slots[row]))) for row in sampled.tolist()]
-        wanted = {row: one.sampling.logprobs for row, one in assignments if one and one.sampling.logprobs is not None}
+        wanted = {
+            row: assignment.sampling.logprobs
+            for row, assignment in assignments
+            if assignment and assignment.sampling.logprobs is not None
+        }
         if not wanted:
             return None
-        asked, counts = list(wanted), list(wanted.values())
-        own, top_ids, top = synthetic_logprobs(tokens[asked].tolist(), counts, self._info.vocab_size)
-        return StepLogprobs(np.array(asked, np.int32), own, top_ids, top)
+        rows, counts = list(wanted), list(wanted.values())
+        token_logprobs, top_ids, top = synthetic_logprobs(tokens[rows].tolist(), counts, self._info.vocab_size)
+        return StepLogprobs(np.array(rows, np.int32), token_logprobs, top_ids, top)
 
     def _prompt_logprobs(self, plan: StepPlan, entry: RingEntry) -> list[PromptLogprobs]:
         scored_prompts = []

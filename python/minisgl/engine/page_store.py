@@ -66,8 +66,8 @@ def digest_of(files: Sequence[Path], cache: Path) -> bytes:
         key.update(f"{now.st_mtime_ns} {now.st_ctime_ns}\n".encode())
     cached = cache / key.hexdigest()
     with contextlib.suppress(OSError):
-        if (found := read_own(cached, DIGEST_BYTES)) is not None:
-            return found
+        if (digest := read_own(cached, DIGEST_BYTES)) is not None:
+            return digest
     digest = _rust.PageStore.digest([str(file) for file in files])
     with contextlib.suppress(OSError):  # a read-only folder: the digest is not cached
         cache.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def cpu_num_pages(
     one = max(one, 1)  # layers without keys and values have pages of 0 bytes, which still count tokens
     left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     free = left.num_bytes // ranks
-    asked = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
+    required_pages = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
     if config.num_pages is not None:
         if config.num_pages * one > free:  # the system would allocate it, and kill the process later
             raise ConfigError(
@@ -60,15 +60,15 @@ def cpu_num_pages(
                 f"{_mib(free)} that are free {left.whose}: at most {free // one} pages fit"
             )
         return config.num_pages
-    if asked * one > free:
-        raise ConfigError(_too_long(config, context_len, asked * one, free // one, left, taken, one_in_q8))
+    if required_pages * one > free:
+        raise ConfigError(_too_long(config, context_len, required_pages * one, free // one, left, taken, one_in_q8))
     whole = config.memory is not None  # --memory is for the KV pool and checkpoints only
     usual = (1 / (1 + STATE_SHARE) if state else 1.0) if whole else MEMORY_RATIO
     ratio = usual if config.memory_ratio is None else config.memory_ratio
     share = int(free * ratio)
     useful = config.rows_on("cpu") * -(-context_len // config.page_size)
     most = share if whole else min(share, MAX_POOL_BYTES // ranks)
-    num_pages = max(asked, min(most // one, useful))
+    num_pages = max(required_pages, min(most // one, useful))
     if num_pages < 1:
         raise ConfigError(
             f"--memory-ratio {ratio}: {_mib(share)} do not hold one page of {one // 1024} KiB: "
@@ -95,12 +95,12 @@ def cpu_num_checkpoints(config: EngineConfig, state: int, pool: int, taken: int)
     fit = max(0, left.num_bytes - pool) // state
     if config.state_memory is None:
         return min(max(int(pool * STATE_SHARE) // state, MIN_CHECKPOINTS), fit)
-    if (found := config.state_memory // state) > fit:
+    if (requested := config.state_memory // state) > fit:
         raise ConfigError(
             f"--state-memory {config.state_memory}: of {_mib(left.num_bytes)} that are free {left.whose} the KV pool "
             f"leaves {_mib(fit * state)}: lower it, or --num-pages"
         )
-    return found
+    return requested
 
 
 def _too_long(

@@ -229,17 +229,17 @@ class LogprobSlots:
         """Compute log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab] on the device.
         Returns a function that copies them to the host, to be called after the step; None if no row asked for any."""
         wanted = self._sampled[slots]
-        asked = np.flatnonzero(wanted >= 0)
-        if not len(asked):
+        indexes = np.flatnonzero(wanted >= 0)
+        if not len(indexes):
             return None
-        at = torch.from_numpy(asked).to(logits.device, non_blocking=True)
-        counts = wanted[asked].tolist()
+        at = torch.from_numpy(indexes).to(logits.device, non_blocking=True)
+        counts = wanted[indexes].tolist()
         top_tensors = _top(logits[at], chosen[at], max(counts))
 
         def fetch() -> StepLogprobs:
             token_logprobs, top_ids, top_logprobs = _to_lists(top_tensors)
             return StepLogprobs(
-                rows=rows[asked].astype(np.int32),
+                rows=rows[indexes].astype(np.int32),
                 token_logprobs=token_logprobs,
                 top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
                 top_logprobs=[values[:count] for values, count in zip(top_logprobs, counts, strict=True)],

@@ -164,5 +164,5 @@ class Adapters:
 
     def _stacked(self, adapters: tuple[int, ...], x: Tensor) -> Stack:
         if self._stack is None or self._stack.adapters != adapters:
-            self._stack = Stack.of(adapters, [self._by_number.get(one) for one in adapters], x, self._out_sizes)
+            self._stack = Stack.of(adapters, [self._by_number.get(adapter) for adapter in adapters], x, self._out_sizes)
         return self._stack

@@ -322,7 +322,7 @@ def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: i
         first = int(raw.get("max_window_layers", 28))
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     if types is None and rotated:
-        types = ["full_attention" if one else "sliding_attention" for one in rotated]
+        types = ["full_attention" if has_rope else "sliding_attention" for has_rope in rotated]
     if types is None:
         types = ["full_attention" if window is None else "sliding_attention"] * num_layers
     if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
@@ -343,9 +343,9 @@ def _rotated(raw: Raw) -> tuple[bool, ...]:
     given, step = raw.get("no_rope_layers"), int(raw.get("no_rope_layer_interval") or 4)
     if given is None:
         return tuple((i + 1) % step != 0 for i in range(num_layers))
-    if len(given) < num_layers or any(one not in (0, 1) for one in given):
+    if len(given) < num_layers or any(flag not in (0, 1) for flag in given):
         raise ConfigError("config.json: no_rope_layers: must be 1 (rotated) or 0 for each layer")
-    return tuple(bool(one) for one in given[:num_layers])
+    return tuple(bool(flag) for flag in given[:num_layers])
 
 
 def _refuse_fields(raw: Raw, *fields: str) -> None:
@@ -426,9 +426,9 @@ def _gemma3(raw: Raw) -> dict[str, Any]:
     of their own."""
     _refuse_fields(raw, "attn_logit_softcapping", "final_logit_softcapping")
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
-    for one in (rope, local):
-        if one.rope_type not in ("default", "linear"):
-            raise ConfigError(f"config.json: rope_type: {one.rope_type!r} is not supported with this architecture")
+    for parsed in (rope, local):
+        if parsed.rope_type not in ("default", "linear"):
+            raise ConfigError(f"config.json: rope_type: {parsed.rope_type!r} is not supported with this architecture")
     return {
         **_gemma(raw),
         "norms": "both",
@@ -456,7 +456,7 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
         **_shared_kv(raw, windows, heads),
         **_attention_bias(raw, False),
         "intermediate_sizes": tuple(
-            2 * inner if wide and one.kv_of != layer else inner for layer, one in enumerate(heads)
+            2 * inner if wide and layer_heads.kv_of != layer else inner for layer, layer_heads in enumerate(heads)
         ),
         "layer_scales": True,
         "per_layer": PerLayer(size, int(raw.get("vocab_size_per_layer_input") or 262_144)) if size else None,
@@ -470,7 +470,7 @@ def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ..
     """Return the fields that Gemma 3n and 4 share. k and v weights of layers that store no KV are left out."""
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
     checkpoint, gguf = ("self_attn.k_", "self_attn.v_"), ("attn_k.", "attn_v.", "attn_k_norm.")
-    layers = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
+    layers = [layer for layer, layer_heads in enumerate(heads) if layer_heads.kv_of != layer]
     return {
         **_gemma(raw),
         "norm_offset": 0.0,
@@ -520,7 +520,7 @@ def _gate_cuts(raw: Raw, num_layers: int) -> tuple[float, ...]:
     """Return by layer the gate threshold in standard deviations, below which a share `activation_sparsity_pattern` of a
     normal distribution lies; 0 for none. GGUF files store the threshold itself."""
     if (scales := raw.get("activation_sparsity_scale")) is not None:
-        return tuple(float(one) for one in scales)
+        return tuple(float(scale) for scale in scales)
     given = raw.get("activation_sparsity_pattern")
     shares = [0.95] * 10 + [0.0] * (num_layers - 10) if given is None and num_layers > 10 else given or 0.0
     shares = shares if isinstance(shares, list) else [shares] * num_layers
@@ -1151,7 +1151,9 @@ def _llama4(raw: Raw) -> dict[str, Any]:
     num_layers, size = int(raw["num_hidden_layers"]), int(raw["intermediate_size"])
     rotated = _rotated({**raw, "no_rope_layers": raw.get("no_rope_layers") or None})
     chunk = raw.get("attention_chunk_size", 8192)
-    kinds = raw.get("layer_types") or ["chunked_attention" if chunk and one else "full_attention" for one in rotated]
+    kinds = raw.get("layer_types") or [
+        "chunked_attention" if chunk and has_rope else "full_attention" for has_rope in rotated
+    ]
     if len(kinds) != num_layers or not set(kinds) <= {"chunked_attention", "full_attention"}:
         raise ConfigError("config.json: layer_types: must be chunked_attention or full_attention for each layer")
     if "chunked_attention" in kinds and (chunk is None or int(chunk) < 1):
@@ -1189,7 +1191,7 @@ def _lfm2(raw: Raw) -> dict[str, Any]:
     return {
         "attends": attends,
         "state": ShortConv(length, bool(raw.get("conv_bias", False))),
-        "state_layers": tuple(not one for one in attends),
+        "state_layers": tuple(not attention for attention in attends),
         "windows": (None,) * num_layers,
         "intermediate_size": _lfm2_inner(raw),
         "norm_eps": float(raw.get("norm_eps", 1e-5)),

@@ -175,8 +175,8 @@ def _longrope(raw: Mapping[str, Any], scaling: Mapping[str, Any], theta: float) 
     given_factor = scaling.get("attention_factor")
     if given_factor is None:
         given_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
-    short, long = (tuple(float(one) for one in scaling[key]) for key in ("short_factor", "long_factor"))
-    if len(short) != len(long) or not all(one > 0 for one in (*short, *long)):
+    short, long = (tuple(float(value) for value in scaling[key]) for key in ("short_factor", "long_factor"))
+    if len(short) != len(long) or not all(value > 0 for value in (*short, *long)):
         raise ConfigError("config.json: rope_type longrope: short_factor, long_factor: must be positive, of one length")
     return RopeConfig(
         theta,

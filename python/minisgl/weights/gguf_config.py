@@ -336,7 +336,7 @@ def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": max(window, 1),
-        "layer_types": ["full_attention" if one else "sliding_attention" for one in full],
+        "layer_types": ["full_attention" if is_full else "sliding_attention" for is_full in full],
         "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
         if is_27b
@@ -409,7 +409,7 @@ def _gemma3n(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         "altup_num_inputs": fields.positive(own("altup.num_inputs"), 4),
         "laurel_rank": shapes[low_rank][0],
         "activation_sparsity_scale": [
-            one if math.isfinite(one) else 0.0 for one in fields.reals(own("activation_sparsity_scale"))
+            scale if math.isfinite(scale) else 0.0 for scale in fields.reals(own("activation_sparsity_scale"))
         ],
         "final_logit_softcapping": fields.real(own("final_logit_softcapping"), 30.0),
         "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
@@ -431,7 +431,7 @@ def _layer_types(fields: Fields, every: int | None = None) -> dict[str, Any]:
     windows = fields.flags(pattern) if every is None else [(i + 1) % every != 0 for i in range(layers)]
     if len(windows) != layers:
         raise ConfigError(f"{pattern}: has {len(windows)} values for {layers} layers")
-    kinds = ["sliding_attention" if one else "full_attention" for one in windows]
+    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in windows]
     return {"sliding_window": window, "layer_types": kinds}
 
 
@@ -977,7 +977,7 @@ def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config
             "attention_factor": fields.real(fields.own("rope.scaling.attn_factor"), 1.0),
         }
     if factors is not None and max(factors, default=0.0) >= _NO_ROTATION:
-        turning = [one for one in factors if one < _NO_ROTATION]
+        turning = [factor for factor in factors if factor < _NO_ROTATION]
         if turning != list(factors[: len(turning)]) or set(turning) != {1.0} or kind not in ("none", ""):
             raise ConfigError(f"{ROPE_FACTORS}: only the first dimensions may rotate, with unscaled frequencies")
         return {"rope_type": "proportional", "partial_rotary_factor": len(turning) / len(factors)}

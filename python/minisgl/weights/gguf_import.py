@@ -71,7 +71,9 @@ def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
     if other_half := tuple(config.get("other_half", ())):
         say("text only: the vision part is not loaded")
     left_out = (ROPE_FACTORS, *other_half)  # the config already has the factors
-    tensors = {name: of for name, of in header["tensors"].items() if not name.startswith(left_out)}
+    tensors = {
+        name: kind_and_shape for name, kind_and_shape in header["tensors"].items() if not name.startswith(left_out)
+    }
     architecture = header["metadata"]["general.architecture"]
     reader = READERS[architecture]
     if not reader.on_torch or config["architectures"] == ["MixtralForCausalLM"]:

@@ -232,8 +232,8 @@ def end_ids(fields: Fields) -> list[int]:
     named = [fields.whole(f"tokenizer.ggml.{name}_token_id", -1) for name in _ENDS_BY_KEY]
     by_text = {
         token: i
-        for i, (token, of) in enumerate(zip(tokens, types, strict=False))
-        if token in _ENDS and (of != _NORMAL or token.startswith("<|"))
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if token in _ENDS and (kind != _NORMAL or token.startswith("<|"))
     }
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)
@@ -286,7 +286,10 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
         raise ConfigError(f"tokenizer.ggml.token_type: has {len(types)} types for {len(tokens)} tokens")
     rule = PRE[pre] if kind == "gpt2" else _KINDS[kind]
     if rule.keeps_newlines:
-        types = [_USER_DEFINED if token.strip("\n") == "" else of for token, of in zip(tokens, types, strict=True)]
+        types = [
+            _USER_DEFINED if token.strip("\n") == "" else kind_of_token
+            for token, kind_of_token in zip(tokens, types, strict=True)
+        ]
     make = {"llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}.get(kind)
     tokenizer = _merged(fields, tokens, rule) if make is None else make(fields, tokens, types)
     _add_tokens(tokenizer, tokens, types)

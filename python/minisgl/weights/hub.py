@@ -124,26 +124,26 @@ def fetch(wanted: HubRequest, say: Report, *, weights: bool = True) -> Path:
     """Return the GGUF file or the folder of `wanted`, downloaded if it is not cached. The cache is used if the hub does
     not answer; without it ModelScope is tried, if `wanted` allows that. Raises `ConfigError`."""
     other = replace(wanted, source="modelscope", or_modelscope=False) if wanted.or_modelscope else None
-    kept = RepoCache(wanted.source, wanted.repo).find(wanted, weights=weights)
-    if kept is not None:
+    cached = RepoCache(wanted.source, wanted.repo).find(wanted, weights=weights)
+    if cached is not None:
         other = None
     elif other is not None:
-        kept = RepoCache(other.source, other.repo).find(other, weights=weights)
+        cached = RepoCache(other.source, other.repo).find(other, weights=weights)
     try:
         if envs.hub_offline():
             raise HubError("HF_HUB_OFFLINE is set", "unset it, or give a local folder or file")
-        found = _ask(wanted, other, say, tries=TRIES if kept is None else 1, weights=weights)
+        path = _ask(wanted, other, say, tries=TRIES if cached is None else 1, weights=weights)
     except DownloadError:
         raise
     except HubError as error:
-        if kept is None and isinstance(error, NotOnHubError):
+        if cached is None and isinstance(error, NotOnHubError):
             raise
-        if kept is None:
+        if cached is None:
             raise HubError(f"{error.what}, and {wanted.repo} is not in the cache", error.remedy) from error
         say(f"{error.what}: using the cached {wanted.repo}")
-        found = kept
-    touch(found)
-    return found
+        path = cached
+    touch(path)
+    return path
 
 
 def _ask(wanted: HubRequest, other: HubRequest | None, say: Report, *, tries: int, weights: bool) -> Path:
@@ -183,8 +183,8 @@ class Client:
             say(f"looking for {wanted.repo} on {self._hub.name}")
             commit, files = self._listing(wanted, cache, say)
             named = wanted.quant is not None or wanted.file is not None
-            if files is None and named and (found := cache.find(wanted, commit)) is not None:
-                return found
+            if files is None and named and (path := cache.find(wanted, commit)) is not None:
+                return path
             files = self._tree(wanted, commit, say) if files is None else files
             first, paths = choose(wanted, files, weights=weights)
             chosen = {path: files[path] for path in paths}
@@ -274,9 +274,9 @@ class Client:
 
     def _wait(self, error: Exception, wait_s: float | None, say: Report) -> None:
         """Sleep before the next try; `wait_s` None means there is none, and raises `HubError`."""
-        asked = error.wait_s if isinstance(error, _RetryableError) else None
-        if asked is not None and asked > MAX_WAIT_S:
-            raise _too_many(self._hub, asked) from error
+        retry_after_s = error.wait_s if isinstance(error, _RetryableError) else None
+        if retry_after_s is not None and retry_after_s > MAX_WAIT_S:
+            raise _too_many(self._hub, retry_after_s) from error
         if wait_s is None or isinstance(error, httpx.ProxyError | httpx.UnsupportedProtocol):
             kind = HubError if isinstance(error, _RetryableError) else HubUnreachableError
             raise kind(
@@ -284,9 +284,9 @@ class Client:
                 f"check the network and {self._hub.endpoint}, give a local folder or file, or try another hub "
                 f"({self._hub.another})",
             ) from error
-        if asked is not None:
-            say(f"{self._hub.name} asks to wait {asked:.0f} s")
-        time.sleep(max(wait_s, asked or 0.0))
+        if retry_after_s is not None:
+            say(f"{self._hub.name} asks to wait {retry_after_s:.0f} s")
+        time.sleep(max(wait_s, retry_after_s or 0.0))
 
     def _check(self, answer: httpx.Response, wanted: HubRequest) -> None:
         """Raise `HubError` for a permanent error status, `_RetryableError` for a temporary one."""
@@ -326,13 +326,13 @@ class Client:
     def _download(
         self, wanted: HubRequest, commit: str, files: Sequence[HubFile], cache: RepoCache, say: Report
     ) -> None:
-        if all(cache.blob(one.key).exists() for one in files):
+        if all(cache.blob(file.key).exists() for file in files):
             return
         try:
             (cache.folder / "blobs").mkdir(parents=True, exist_ok=True)
             with _repository_lock(cache.folder, say):
-                once = {one.key: one for one in files if not cache.blob(one.key).exists()}
-                parts = _check_disk_space([(cache.blob(one.key), one) for one in once.values()], cache.folder)
+                once = {file.key: file for file in files if not cache.blob(file.key).exists()}
+                parts = _check_disk_space([(cache.blob(file.key), file) for file in once.values()], cache.folder)
                 _Transfer(self._http, self._hub, self._check, wanted, commit, parts, say).run()
         except OSError as error:
             raise _disk(error, cache.folder) from error
@@ -458,7 +458,7 @@ def _check_disk_space(files: Sequence[tuple[Path, HubFile]], folder: Path) -> li
     free, parts = disk.free, list[PartialBlob]()
     if needed <= disk.total:
         parts = [PartialBlob(blob, file) for blob, file in files]
-        needed -= sum(one.num_done for one in parts)
+        needed -= sum(part.num_done for part in parts)
     if needed > free:
         raise DownloadError(
             f"{needed / 1e9:.2f} GB have to be fetched, and {free / 1e9:.2f} GB are free in {folder.parent}",
@@ -499,12 +499,12 @@ class _Transfer:
 
     def run(self) -> None:
         """Download everything. Blocks. Raises `HubError` or `OSError`; received bytes are kept."""
-        for one in self.parts:
-            one.open()
-        self._todo = deque((one, i) for one in self.parts for i in one.rest or [0])
-        total, kept = sum(one.file.size for one in self.parts), sum(one.num_done for one in self.parts)
-        if kept:
-            self.say(f"{kept / 1e6:.1f} of {total / 1e6:.1f} MB are already downloaded: requesting the rest")
+        for part in self.parts:
+            part.open()
+        self._todo = deque((part, i) for part in self.parts for i in part.rest or [0])
+        total, received = sum(part.file.size for part in self.parts), sum(part.num_done for part in self.parts)
+        if received:
+            self.say(f"{received / 1e6:.1f} of {total / 1e6:.1f} MB are already downloaded: requesting the rest")
         number = min(WORKERS, len(self._todo))
         threads = [threading.Thread(target=self._work, name="download", daemon=True) for _ in range(number)]
         text = f"downloading {self.wanted.repo} ({total / 1e6:.1f} MB)"
@@ -514,15 +514,15 @@ class _Transfer:
             for thread in threads:
                 while thread.is_alive():
                     thread.join(_SHOW_S)
-                    self.say(text, min(sum(one.num_done for one in self.parts), total - 1), total)
+                    self.say(text, min(sum(part.num_done for part in self.parts), total - 1), total)
         except BaseException:
             self._stop.set()  # the threads may be waiting for bytes: they end with the process, or when bytes arrive
             raise
-        for one in self.parts:
-            one.close()
+        for part in self.parts:
+            part.close()
         if self._errors:
             raise _raisable(self._errors[0])
-        if missing := [one.file.path for one in self.parts if not one.blob.is_file()]:
+        if missing := [part.file.path for part in self.parts if not part.blob.is_file()]:
             raise DownloadError(f"{', '.join(missing)} of {self.wanted.repo} did not arrive", "try again")
         self.say(text, total, total)
 
@@ -556,9 +556,9 @@ class _Transfer:
                 self._wait(error, next(waits))
 
     def _wait(self, error: Exception, wait_s: float | None) -> None:
-        asked = error.wait_s if isinstance(error, _RetryableError) else None
-        if asked is not None and asked > MAX_WAIT_S:
-            raise _too_many(self.hub, asked) from error
+        retry_after_s = error.wait_s if isinstance(error, _RetryableError) else None
+        if retry_after_s is not None and retry_after_s > MAX_WAIT_S:
+            raise _too_many(self.hub, retry_after_s) from error
         if wait_s is None:
             done, total = sum(one.num_done for one in self.parts), sum(one.file.size for one in self.parts)
             raise DownloadError(
@@ -566,7 +566,7 @@ class _Transfer:
                 f"({str(error) or type(error).__name__})",
                 f"{done / 1e6:.1f} of {total / 1e6:.1f} MB are kept, and the same command continues from there",
             ) from error
-        self._stop.wait(max(wait_s, asked or 0.0))
+        self._stop.wait(max(wait_s, retry_after_s or 0.0))
 
     def _stream(self, part: PartialBlob, segment: int) -> None:
         begin, done, length = segment * SEGMENT, part.done[segment], part.lengths[segment]

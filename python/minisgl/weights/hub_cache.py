@@ -53,8 +53,8 @@ class RepoCache:
 
     def snapshots(self) -> list[Path]:
         """Return the folders of the cached snapshots, the newest first."""
-        folders = [one for one in (self.folder / "snapshots").glob("*") if one.is_dir()]
-        return sorted(folders, key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        folders = [folder for folder in (self.folder / "snapshots").glob("*") if folder.is_dir()]
+        return sorted(folders, key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
 
     def find(self, wanted: HubRequest, commit: str | None = None, *, weights: bool = True) -> Path | None:
         """Return the cached GGUF file or folder of `wanted` if it is complete, else None: of `commit`, or of the
@@ -63,7 +63,7 @@ class RepoCache:
         folders = [] if named is None else [self.folder / "snapshots" / named]
         if commit is None and wanted.revision is None:
             folders += self.snapshots()
-        return next((found for one in folders if (found := _found(one, wanted, weights)) is not None), None)
+        return next((path for snapshot in folders if (path := _found(snapshot, wanted, weights)) is not None), None)
 
     def link(self, commit: str, files: dict[str, str], revision: str | None) -> Path:
         """Link existing blobs as the snapshot of `commit`, by path, and return its folder."""
@@ -107,8 +107,8 @@ def _is_whole(snapshot: Path, files: list[str]) -> bool:
 def touch(path: Path) -> None:
     """Update the access time of a model's files, for the listing: file systems often do not record reads."""
     with contextlib.suppress(OSError):
-        for one in [path] if path.is_file() else path.glob("*.safetensors"):
-            os.utime(one, ns=(time.time_ns(), one.stat().st_mtime_ns))
+        for file in [path] if path.is_file() else path.glob("*.safetensors"):
+            os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Entry:
         return f"{self.repo}:{self.quant}" if self.quant else self.repo
 
     def blobs(self) -> set[Path]:
-        return {one.resolve() for one in self.files}
+        return {file.resolve() for file in self.files}
 
     @property
     def num_bytes(self) -> int:
@@ -149,7 +149,7 @@ def entries() -> list[Entry]:
             repo = folder.name.removeprefix("models--").replace("--", "/")
             if folder.is_dir():
                 all_entries += _entries(source, repo, folder)
-    return sorted(all_entries, key=lambda one: (one.name.lower(), one.source))
+    return sorted(all_entries, key=lambda entry: (entry.name.lower(), entry.source))
 
 
 def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:
@@ -170,12 +170,14 @@ def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:
 def remove(entry: Entry) -> int:
     """Remove an entry. Returns the bytes freed, which are those of blobs that no other entry uses. Raises `OSError`."""
     folder = RepoCache(entry.source, entry.repo).folder
-    own, blobs, freed = set(entry.files), entry.blobs(), 0
-    kept = {one.resolve() for one in (folder / "snapshots").rglob("*") if one.is_file() and one not in own}
-    for one in own:
-        if one.is_symlink():
-            one.unlink()
-    for blob in blobs - kept:
+    own_links, blobs, freed = set(entry.files), entry.blobs(), 0
+    still_linked = {
+        link.resolve() for link in (folder / "snapshots").rglob("*") if link.is_file() and link not in own_links
+    }
+    for link in own_links:
+        if link.is_symlink():
+            link.unlink()
+    for blob in blobs - still_linked:
         with contextlib.suppress(FileNotFoundError):
             stat = blob.stat()
             blob.unlink()

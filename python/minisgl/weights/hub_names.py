@@ -198,10 +198,10 @@ def _file(wanted: HubRequest, models: dict[str, list[str]]) -> str:
             raise ConfigError(f"{wanted.repo}: has no file {wanted.file}: there are {', '.join(models)}")
         return owner
     quants = {first: quant_of(first) for first in models}
-    for asked in PREFERRED if wanted.quant is None else (wanted.quant,):
-        named = re.compile(rf"(?:^|[-_./]){re.escape(asked)}(?=[-./])", re.IGNORECASE)
+    for preferred in PREFERRED if wanted.quant is None else (wanted.quant,):
+        named = re.compile(rf"(?:^|[-_./]){re.escape(preferred)}(?=[-./])", re.IGNORECASE)
         for found in (
-            next((first for first, quant in quants.items() if quant == asked.upper()), None),
+            next((first for first, quant in quants.items() if quant == preferred.upper()), None),
             next((first for first in models if named.search(first)), None),
         ):
             if found is not None:

@@ -66,17 +66,17 @@ class PackedFolder:
         if packing.form not in _PARTS:
             raise ConfigError(f"config.json: quantization_config: {packing}: only the CPU engine computes with it")
         needed, perhaps = _PARTS[packing.form]
-        stored = {one.name: one for file in files for one in stored_tensors(file)}
-        for name, one in stored.items():
+        stored = {tensor.name: tensor for file in files for tensor in stored_tensors(file)}
+        for name, tensor in stored.items():
             module, _, part = name.rpartition(".")
             is_packed = part in (*needed, *perhaps)
             if is_packed and (kind := _PACKED_DTYPES.get(packing.form)):
                 weight = stored.get(f"{module}.weight")
                 is_packed = weight is not None and weight.kind == kind
             if is_packed:
-                self.layers.setdefault(f"{module}.weight", {})[part] = one
+                self.layers.setdefault(f"{module}.weight", {})[part] = tensor
             elif not name.endswith(_OF_ACTIVATIONS):
-                self.others[name] = one
+                self.others[name] = tensor
         for name, parts in self.layers.items():
             if missing := [part for part in needed if part not in parts]:
                 raise ConfigError(f"{name}: packed as {packing}, but {missing[0]} is missing")
@@ -96,7 +96,7 @@ class PackedFolder:
 
     def weight(self, name: str) -> Quants | Floats:
         """Return a packed layer's weight: integers with scales, or floats, already scaled. Raises `ConfigError`."""
-        parts = {part: one.read() for part, one in self.layers[name].items()}
+        parts = {part: tensor.read() for part, tensor in self.layers[name].items()}
         try:
             match self._packing.form:
                 case "awq":
@@ -112,7 +112,7 @@ class PackedFolder:
                 case "mxfp4":
                     _misshaped("is refused before")
         except ValueError as error:
-            shapes = ", ".join(f"{part} {list(one.shape)}" for part, one in self.layers[name].items())
+            shapes = ", ".join(f"{part} {list(tensor.shape)}" for part, tensor in self.layers[name].items())
             raise ConfigError(f"{name}: {error}: {shapes}") from error
 
 

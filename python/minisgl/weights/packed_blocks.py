@@ -57,7 +57,7 @@ def packed_weights(files: Sequence[Path], packing: Packing, say: Report) -> Path
 def _write(files: Sequence[Path], packing: Packing, target: Path, say: Report) -> None:
     """Write the GGUF file; the header last, because a weight's block type is known only after it has been read."""
     source = PackedFolder(files, packing)
-    others = [name for name, one in source.others.items() if one.kind in _TYPES]
+    others = [name for name, tensor in source.others.items() if tensor.kind in _TYPES]
     names, entries = [*source.layers, *others], list[_BlockTensor]()
     behind = target.with_suffix(".data")
     with behind.open("w+b") as body:

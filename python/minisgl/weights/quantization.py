@@ -123,6 +123,6 @@ def _block(raw: Mapping[str, Any], field: str) -> tuple[int, int] | None:
     value = raw.get(field)
     if value is None:
         return None
-    if not isinstance(value, list) or len(value) != 2 or not all(type(one) is int and one > 0 for one in value):
+    if not isinstance(value, list) or len(value) != 2 or not all(type(size) is int and size > 0 for size in value):
         raise refused(field, value, "must be two numbers")
     return value[0], value[1]

@@ -132,9 +132,9 @@ def header_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
 
 def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
     with path.open("wb") as file:
-        file.write(header_of((name, one.shape) for name, one in tensors.items()))
-        for one in tensors.values():
-            file.write(np.ascontiguousarray(one, "<f4").data)
+        file.write(header_of((name, tensor.shape) for name, tensor in tensors.items()))
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor, "<f4").data)
 
 
 def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: int) -> Stored:
