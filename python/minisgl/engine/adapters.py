@@ -31,8 +31,8 @@ class Adapts(Protocol):
 
 
 def find_adapter(folder: str, model: ModelConfig) -> Adapter:
-    """Read the adapter in `folder`, with its layers renamed to the model's own names. Raises `ConfigError` if a layer
-    is not in the model or has other sizes."""
+    """Read the adapter in `folder`, by the model's own layer names. Raises `ConfigError` if it does not fit the
+    model."""
     adapter = load_adapter(Path(folder))
     layers, pairs = adaptable_sizes(model), dict[str, Pair]()
     for stored, pair in adapter.pairs.items():

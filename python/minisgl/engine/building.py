@@ -40,8 +40,7 @@ _BACKENDS: dict[str, type[AttentionBackend]] = {
 
 
 def check_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
-    """Return the device of rank `rank`; rank 0 has the device `name`, the others follow. Raises `ConfigError` unless
-    torch can use the devices of all `ranks`."""
+    """Return the device of `rank`, counted from rank 0's device `name`. Raises `ConfigError` unless all can be used."""
     if torch.version.cuda is None:
         raise ConfigError(f"--device {name}: this torch ({torch.__version__}) is built without CUDA: use --device cpu")
     if not torch.cuda.is_available():

@@ -1,5 +1,4 @@
-"""The engine that runs real models on the CPU without torch: tensors, kernels and sampling are in Rust
-(rust/minisgl-cpu).
+"""The engine that runs real models on the CPU without torch; tensors, kernels and sampling are in rust/minisgl-cpu.
 
 Invariants: torch and transformers are not imported; a plan's assignments, page-table updates and rows take effect in
 one thread, in launch order; forwards run without the GIL; a step with NaN or infinities is an error, and the KV pool is
@@ -108,8 +107,8 @@ class CpuEngine:
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
     def read_adapter(self, folder: str) -> tuple[_rust.CpuAdapter, bytes]:
-        """Read an adapter and the digest of its weights. The digest is computed from the bytes that were read, so later
-        changes to the files do not matter."""
+        """Read an adapter, and compute the digest of the weights that were read, whatever happens to the files
+        later."""
         pairs, places = [], adapter_layers(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]

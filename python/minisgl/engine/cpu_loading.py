@@ -185,8 +185,8 @@ def _report_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq
 
 
 def operations(path: Path) -> str:
-    """Return a listing of the operations of a model's forward, one a line. `found` is a model folder or a GGUF file; of
-    most matrices only the sizes are read. Raises `ConfigError`, also for a checkpoint with packed weights."""
+    """Return a listing of a model's forward, one operation a line. `path` is a model folder or a GGUF file; of most
+    matrices only the sizes are read. Raises `ConfigError`, also for a checkpoint with packed weights."""
     config = EngineConfig(model=str(path))
     folder = path if path.is_dir() else _folder_of(path, own_tokenizer=False)
     model = load_config(folder)

@@ -386,8 +386,7 @@ def fold_state(state: int, token: int, position: int) -> int:
 
 
 class EchoModel:
-    """A reference for `EchoEngine`: computes the output of one request from whole sequences with Python integers,
-    without pages, batches or chunks."""
+    """A reference for `EchoEngine`: one request's output from whole sequences, without pages, batches or chunks."""
 
     def __init__(
         self,

@@ -54,8 +54,8 @@ class _Tensors:
         return ("linear", self.data(f"{name}.weight"), self.data(f"{name}.bias", missing=b""), 0.0)
 
     def data(self, name: str, missing: bytes | None = None) -> bytes:
-        """Return the tensor as little-endian float32 bytes. If the folder does not have it, returns `missing`, or
-        raises `ConfigError` if that is None."""
+        """Return the tensor as little-endian float32 bytes, else `missing`. Raises `ConfigError` if both are
+        missing."""
         if (tensor := self._known.get(name)) is None:
             if missing is None:
                 raise ConfigError(f"{self._folder.name}: no tensor {name}: its head is incomplete")

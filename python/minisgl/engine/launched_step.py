@@ -65,8 +65,7 @@ class Launcher(Protocol):
 
 
 class Deferred:
-    """Log probabilities and embeddings that a forward computes on the device. Each call copies some of them to the
-    host; call after the forward has ended."""
+    """Log probabilities and embeddings of a forward on the device; a call copies some to the host, after its end."""
 
     def __init__(self) -> None:
         self.sampled: Callable[[], StepLogprobs] | None = None
@@ -127,8 +126,8 @@ class LaunchedStep:
         self.computed = self.end = queued
 
     def resolve(self) -> None:
-        """Wait for the step's end and store its result or error, so that its staging buffer can be used again. Resolves
-        the previous step first. Idempotent."""
+        """Wait for the step's end, after the previous step, and store its result or error: frees the buffer.
+        Idempotent."""
         if self._before is not None:
             self._before.resolve()
         if self.is_resolved:

@@ -186,8 +186,7 @@ def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
 
 
 def _indivisible_size(config: ModelConfig, ranks: int) -> str:
-    """Return the first size of the model that `ranks` does not divide; empty if all can be sharded. KV heads may also
-    divide `ranks`: then ranks share them."""
+    """Return the first size that `ranks` does not divide, else an empty string. KV heads may also divide `ranks`."""
     moe = config.moe
     sizes = {"num_attention_heads": config.num_heads}
     if moe is None or len(moe.layers) < config.num_layers:
@@ -218,8 +217,8 @@ def folder_of(config: EngineConfig, say: Report) -> Path:
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:
-    """Return the device of a rank: rank 0 has `cuda:K`, the others the devices after it. Reports why `auto` leaves
-    devices unused. Raises `ConfigError`."""
+    """Return the device of a rank: rank 0 has `cuda:K`, the others those after it. Reports why `auto` leaves devices
+    unused. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
     if 0 < num_devices < config.num_ranks:
@@ -254,8 +253,8 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing |
 
 
 def _num_pages(config: EngineConfig, page_size_bytes: int, context_len: int, ranks: int, device: torch.device) -> int:
-    """Return the number of KV pages as configured, or as many as fit into the memory share. A page takes `one` bytes on
-    each rank; `ranks` share the memory of a CPU."""
+    """Return the number of KV pages as configured, or as many as fit into the memory share. A page takes
+    `page_size_bytes` on each rank; `ranks` share the memory of a CPU."""
     if device.type == "cuda":
         return cuda_num_pages(config, page_size_bytes, context_len, torch.cuda.mem_get_info(device)[0])
     return cpu_num_pages(config, page_size_bytes, context_len, ranks=ranks)

@@ -57,8 +57,7 @@ def identity(settings: dict[str, Any], weights: bytes, isa: str) -> bytes:
 
 
 def digest_of(files: Sequence[Path], cache: Path) -> bytes:
-    """Return the digest of the contents of all `files`, cached in the folder `known` until a file changes. Raises
-    `OSError` if a file cannot be read."""
+    """Return the digest of all `files`, cached in the folder `cache` until a file changes. Raises `OSError`."""
     key = hashlib.sha256()
     for file in files:
         now = file.stat()

@@ -146,8 +146,7 @@ class TorchEngine:
         return step
 
     def begin(self, step: LaunchedStep) -> None:
-        """Update the grammars for `step` and queue its sampling if that had to wait. Steps begin in launch order, once
-        the previous step's tokens are known."""
+        """Update the grammars for `step` and queue its sampling if that waits. Steps begin in launch order."""
         self._grammars.free(step.freed)
         for assignment in step.assignments:
             self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())

@@ -57,8 +57,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """KV heads of a layer. `kv_of`: the layer whose KV it attends to. `values_are_keys`: values are the projected
-    keys."""
+    """KV heads of a layer. `kv_of`: the layer whose KV it uses. `values_are_keys`: values are the projected keys."""
 
     kv_heads: int
     head_dim: int

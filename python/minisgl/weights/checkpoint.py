@@ -81,7 +81,7 @@ class _Loader:
         self.left_out, self.surplus = list[str](), list[str]()
 
     def take(self, stored: str, tensor: Any) -> None:
-        """Copy a stored tensor to its target. `found` is a tensor or a lazy slice of a file, read when indexed."""
+        """Copy a stored tensor to its target. `tensor` is a tensor or a lazy slice of a file, read when indexed."""
         name = self._own_name(stored)
         if name is None:
             self.left_out.append(stored)
