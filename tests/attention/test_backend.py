@@ -75,14 +75,14 @@ def test_what_only_torch_computes_is_refused_by_others(layer: LayerAttention, sa
             choose(name, H200, shape)
 
 
-def test_plain_layers_are_nobodys_alone() -> None:
+def test_plain_layers_are_supported_by_every_backend() -> None:
     windowed = LayerAttention(8, 2, 128, 128, window=9, scale=128**-0.5)
     shape = Shape.of([PLAIN, windowed], torch.bfloat16, 16)
     assert shape == Shape(torch.bfloat16, 128, 16, (None, 9))
     assert choose("auto", H200, shape).name == "flashinfer"
 
 
-def test_what_was_asked_for_is_taken() -> None:
+def test_requested_backend_is_chosen() -> None:
     for name in ("torch_sdpa", "flashinfer"):
         assert choose(name, H200, QWEN3).name == name
 

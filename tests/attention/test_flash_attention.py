@@ -36,7 +36,7 @@ def rig(seed: int) -> tuple[Rig, FlashAttention]:
     [(5, 0, "with_kvcache"), (4, 0, "with_kvcache"), (0, 3, "varlen"), (3, 2, "varlen")],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_it_attends_as_torch_does(seed: int, num_decode: int, num_prefill: int, name: str) -> None:
+def test_attention_equals_torch_sdpa(seed: int, num_decode: int, num_prefill: int, name: str) -> None:
     mine, ours = rig(seed)
     for _ in range(3):
         step = mine.step(num_decode, num_prefill)

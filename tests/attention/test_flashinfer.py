@@ -163,7 +163,7 @@ def check_steps(
 )
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("heads", [HEADS, TENSOR_CORES, GROUP_OF_THREE], ids=["pairs", "tensor-cores", "threes"])
-def test_it_attends_as_torch_does(
+def test_attention_equals_torch_sdpa(
     waits: list[int], heads: Heads, seed: int, num_decode: int, num_prefill: int, plans: list[str]
 ) -> None:
     check_steps(heads, "fa2", seed, num_decode, num_prefill, plans)
@@ -263,7 +263,7 @@ def random_rows(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_stays_is_what_the_host_leaves(sampling: None, seed: int) -> None:
+def test_renormalise_keeps_the_tokens_of_truncate(sampling: None, seed: int) -> None:
     """And as it was: a row draws the same whatever the kernels scale by."""
     probabilities, top_k, top_p = random_rows(seed)
     assert torch.equal(renormalise(probabilities, top_k, top_p), sampler.truncate(probabilities, top_k, top_p))

@@ -179,7 +179,7 @@ def test_a_prefix_of_a_model_with_states_goes_with_the_last_state_it_can_begin_w
         assert (found.num_loaded, found.num_loaded_states) == (whole // SIZE - 1, 1)
         assert cached(llm, TEXT + " Who?") == whole - SIZE, "its last page has no state"
     assert export(model, TEXT[:SIZE], tmp_path / "short") == 2
-    assert "no state of the prefix is in the folder" in capsys.readouterr().err
+    assert "no state of the prefix is stored in the folder" in capsys.readouterr().err
     data = next(folder.glob("??/*.state"))
     data.write_bytes(data.read_bytes()[:-1])
     assert main(["cache", "verify", str(folder)]) == 1

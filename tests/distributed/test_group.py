@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from minisgl.distributed import ALONE, Cut, Group, GroupError, Shard
+from minisgl.distributed import ALONE, Group, GroupError, Shard, ShardRange
 from tests.helpers.ranks import on_ranks
 
 
@@ -47,7 +47,7 @@ def test_integers_wrap(tmp_path: Path) -> None:
     assert found == [-2, -2]
 
 
-def test_a_rank_whose_peer_is_gone_hears_of_it(tmp_path: Path) -> None:
+def test_rank_gets_an_error_after_its_peer_exits(tmp_path: Path) -> None:
     program = (
         "import os, sys, torch; from pathlib import Path; from minisgl.distributed.torch_group import TorchGroup\n"
         "TorchGroup(Path(sys.argv[1]), 1, 2, torch.device('cpu')); os._exit(0)"
@@ -66,7 +66,7 @@ def test_a_rank_whose_peer_is_gone_hears_of_it(tmp_path: Path) -> None:
         group.broadcast(torch.zeros(3))
 
 
-def test_one_alone_needs_nobody() -> None:
+def test_group_of_one_needs_no_peer() -> None:
     mine = torch.arange(3)
     assert ALONE.all_reduce(mine) is mine and ALONE.broadcast(mine) is mine
     assert ALONE.gather(mine)[0] is mine and ALONE.least(4) == 4
@@ -74,20 +74,20 @@ def test_one_alone_needs_nobody() -> None:
 
 @pytest.mark.parametrize("size", [1, 4, 7, 12, 131])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
-def test_cuts_cover_a_dimension_once(size: int, ranks: int) -> None:
-    covered = [i for rank in range(ranks) for i in range(*_ends(Cut.of(size, rank, ranks)))]
+def test_shard_ranges_cover_a_dimension_once(size: int, ranks: int) -> None:
+    covered = [i for rank in range(ranks) for i in range(*_ends(ShardRange.of(size, rank, ranks)))]
     assert covered == list(range(size))
 
 
 def test_fewer_kv_heads_than_ranks_are_held_by_neighbours() -> None:
-    assert [Cut.of_kv_heads(2, rank, 8).start for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert [_ends(Cut.of_kv_heads(6, rank, 3)) for rank in range(3)] == [(0, 2), (2, 4), (4, 6)]
+    assert [ShardRange.of_kv_heads(2, rank, 8).start for rank in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert [_ends(ShardRange.of_kv_heads(6, rank, 3)) for rank in range(3)] == [(0, 2), (2, 4), (4, 6)]
 
 
 def test_a_shard_of_a_merged_tensor_has_a_range_of_each_part() -> None:
-    shard = Shard(1, (Cut.of(10, 1, 2), Cut.of(10, 1, 2)))
+    shard = Shard(1, (ShardRange.of(10, 1, 2), ShardRange.of(10, 1, 2)))
     assert shard.whole == 20 and shard.ranges() == [(5, 5), (15, 5)]
 
 
-def _ends(cut: Cut) -> tuple[int, int]:
+def _ends(cut: ShardRange) -> tuple[int, int]:
     return cut.start, cut.start + cut.length

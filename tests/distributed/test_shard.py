@@ -49,7 +49,7 @@ def test_logits_are_those_of_one_rank(variant: str, size: int, folders: dict[str
     assert not any(logits.any() for logits in found[1:])  # they only give theirs
 
 
-def test_experts_that_lie_in_one_tensor_are_cut_alike(tmp_path: Path) -> None:
+def test_stacked_experts_are_sharded_like_separate_ones(tmp_path: Path) -> None:
     folder = save(tiny_model("qwen3-moe"), tmp_path / "model", original_names=False)
     expected = _logits(_load(folder))
     found = on_ranks(2, tmp_path, lambda group: _logits(_load(folder, group)))
@@ -143,7 +143,7 @@ def test_a_number_of_ranks_that_does_not_fit_is_refused(
         check_ranks(folders[variant], fits)
 
 
-def test_kv_heads_must_go_round(tmp_path: Path) -> None:
+def test_kv_heads_must_divide_or_be_divided_by_ranks(tmp_path: Path) -> None:
     folder = save(tiny_model("mistral", num_attention_heads=12, num_key_value_heads=6, intermediate_size=96), tmp_path)
     with pytest.raises(ConfigError, match=r"--tp 4: .*num_key_value_heads: 6.* choose --tp 1, 2, 3, 6, 12"):
         check_ranks(folder, 4)
@@ -163,7 +163,7 @@ def test_kv_heads_must_go_round(tmp_path: Path) -> None:
         (8, {"model_impl": "transformers"}, 1, "of transformers"),
     ],
 )
-def test_auto_ranks_are_the_devices_that_the_model_can_be_cut_for(
+def test_auto_ranks_use_devices_that_the_model_can_be_sharded_over(
     monkeypatch: pytest.MonkeyPatch,
     folders: dict[str, Path],
     devices: int,

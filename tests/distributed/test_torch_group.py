@@ -71,12 +71,12 @@ def test_collectives_stay_on_the_callers_stream(pretended: Pretended, tmp_path: 
     group.close()
 
 
-def test_after_an_abort_nothing_is_believed(pretended: Pretended, tmp_path: Path) -> None:
+def test_results_after_an_abort_are_refused(pretended: Pretended, tmp_path: Path) -> None:
     group = TorchGroup(tmp_path / "rendezvous", 0, 2, CUDA)
     group.abort()
     assert pretended.aborted.wait(WAIT_S)
     for use in (lambda: group.all_reduce(torch.zeros(1)), lambda: group.least(3)):
-        with pytest.raises(GroupError, match="rank 0 of 2: a peer is gone"):
+        with pytest.raises(GroupError, match="rank 0 of 2: a peer has exited"):
             use()
     group.close()
 
@@ -87,7 +87,7 @@ def test_an_abort_during_a_wait_is_no_result(
     """The collective ends, with any value."""
     group = TorchGroup(tmp_path / "rendezvous", 0, 2, CUDA)
     monkeypatch.setattr(pretended, "allreduce", lambda *args: group.abort())
-    with pytest.raises(GroupError, match="a peer is gone"):
+    with pytest.raises(GroupError, match="a peer has exited"):
         group.least(3)
     group.close()
 
@@ -161,7 +161,7 @@ def test_why_auto_leaves_devices_idle_is_said(three_devices: None) -> None:
         ("cuda:3", 1, r"--device cuda:3: there are 3 devices"),
     ],
 )
-def test_devices_that_are_not_there(device: str, tp: int, says: str, three_devices: None) -> None:
+def test_missing_devices_are_refused(device: str, tp: int, says: str, three_devices: None) -> None:
     with pytest.raises(ConfigError, match=says):
         device_of(config(device, tp))
 
@@ -172,6 +172,6 @@ def test_an_apple_gpu_is_refused() -> None:
 
 
 def test_the_compiler_is_refused_with_ranks(three_devices: None) -> None:
-    with pytest.raises(ConfigError, match="--torch-compile: not with --tp 2"):
+    with pytest.raises(ConfigError, match="--torch-compile: not supported with --tp 2"):
         device_of(config("cuda", 2, torch_compile=True))
     assert loading.device_of(config("cuda", 1, torch_compile=True)) == torch.device("cuda", 0)

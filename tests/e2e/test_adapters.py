@@ -155,7 +155,7 @@ def test_one_comes_and_goes_while_others_stream(http: httpx.Client, place: Path)
         (LOAD, {"lora_name": "x", "lora_path": "sql\0"}, 400, OUTSIDE),
         (LOAD, {"lora_name": "x", "lora_path": "out/of"}, 400, OUTSIDE),
         (LOAD, {"lora_name": "x", "lora_path": "empty"}, 400, "adapter_config.json: No such file"),
-        (LOAD, {"lora_name": "x", "lora_path": "pipe"}, 400, "adapter_config.json: is no regular file"),
+        (LOAD, {"lora_name": "x", "lora_path": "pipe"}, 400, "adapter_config.json: is not a regular file"),
         (LOAD, {"lora_name": "x", "lora_path": "endless"}, 400, "lora_alpha: 1000000"),
         (LOAD, {"lora_name": "x", "lora_path": "deep"}, 400, "lora_path: adapter_config.json"),
         (LOAD, {"lora_name": "x", "lora_path": "/nowhere", "load_inplace": True}, 400, "load_inplace"),

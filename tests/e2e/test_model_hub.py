@@ -54,7 +54,7 @@ def test_a_file_and_a_folder(models: dict[str, Repo], tmp_path: Path) -> None:
         _check_second_start(hub, env, tokens)
     for name in models:
         again, lines = answer(name, env)
-        assert again == tokens and any("as it is in the cache" in line for line in lines), lines
+        assert again == tokens and any("using the cached" in line for line in lines), lines
 
 
 def test_one_of_several_is_fetched_when_it_is_asked_for(models: dict[str, Repo], tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_failed_forward_ends_its_step_only() -> None:
             answer = http.post(TEXT, json=body(prompt, 12))
             if answer.status_code == 500:
                 failed += 1
-                assert answer.json()["error"]["code"] == "engine_error" and "told to fail" in answer.text
+                assert answer.json()["error"]["code"] == "engine_error" and "fails on purpose" in answer.text
             else:
                 assert answer.json()["choices"][0]["text"] == alone(prompt, 12)
         assert failed == 2

@@ -68,11 +68,11 @@ def with_adapter(sampling: SamplingParams, number: int) -> SamplingParams:
 def test_projections_by_other_names_are_adapted(variant: str, tmp_path: Path) -> None:
     """Fused ones, those whose rows lie in another order, and an MLP without a gate."""
     targets = (*ALL, "qkv_proj", "gate_up_proj", "c_fc", "c_proj", "query_key_value", "dense", "dense_h_to_4h")
-    test_each_adapter_is_what_merging_it_is(world_of(variant, tmp_path, [{"targets": targets}]), "cpu")
+    test_adapter_outputs_equal_merged_weights(world_of(variant, tmp_path, [{"targets": targets}]), "cpu")
 
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)
-def test_each_adapter_is_what_merging_it_is(world: World, engine: str) -> None:
+def test_adapter_outputs_equal_merged_weights(world: World, engine: str) -> None:
     """Log probabilities of what is generated, within 1e-4: prefill in chunks, decode."""
     made, config = load(engine, world.folder, max_prefill_length=16)
     collector = started(world, made, config)
@@ -103,7 +103,7 @@ def test_rows_of_a_mixed_batch_are_those_of_each_alone(world: World, engine: str
 
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)
-def test_a_prefix_is_found_by_its_own_adapter_alone(world: World, engine: str) -> None:
+def test_prefix_is_shared_only_within_an_adapter(world: World, engine: str) -> None:
     made, config = load(engine, world.folder)
     collector = started(world, made, config)
     prompt = [7] * 70
@@ -119,7 +119,7 @@ def test_a_prefix_is_found_by_its_own_adapter_alone(world: World, engine: str) -
 
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)
-def test_one_with_a_number_that_is_none_is_refused(world: World, engine: str, tmp_path: Path) -> None:
+def test_adapter_with_non_finite_values_is_refused(world: World, engine: str, tmp_path: Path) -> None:
     folder = shutil.copytree(world.paths[1], tmp_path / "broken")
     tensors = load_file(folder / "adapter_model.safetensors")
     name = next(iter(tensors))
@@ -129,12 +129,12 @@ def test_one_with_a_number_that_is_none_is_refused(world: World, engine: str, tm
     collector = started(world, made, config)
     collector.loop.step([LoadAdapter(9, "broken", str(folder))])
     assert collector.adapters[9] == "refused"
-    assert collector.reasons_of_adapters[9] == f"adapter_model.safetensors: {name}: a number is not finite"
+    assert collector.reasons_of_adapters[9] == f"adapter_model.safetensors: {name}: a value is not finite"
     made.close()
 
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)
-def test_one_goes_when_its_last_request_has_ended(world: World, engine: str) -> None:
+def test_adapter_is_unloaded_after_its_last_request(world: World, engine: str) -> None:
     """And disturbs neither that nor others; another one may come under its name."""
     made, config = load(engine, world.folder)
     collector = started(world, made, config)

@@ -50,7 +50,7 @@ def made(config: dict[str, Any], folder: Path, variant: str = "llama-bias-untied
 
 
 @pytest.mark.parametrize("engine", MODEL_ENGINES)
-def test_what_peft_computes(engine: str, tmp_path: Path) -> None:
+def test_outputs_equal_peft(engine: str, tmp_path: Path) -> None:
     folder = models.save(models.tiny_model("llama-bias-untied"), tmp_path / "model")
     found = {number: made(config, tmp_path / str(number)) for number, config in enumerate(KINDS.values(), 1)}
     served, config = load(engine, folder, max_prefill_length=16)
@@ -66,7 +66,7 @@ def test_what_peft_computes(engine: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_unsupported_settings_are_refused_by_name(kind: str, tmp_path: Path) -> None:
     settings, reason = REFUSED[kind]
     made({"r": 2, "lora_alpha": 4, **settings}, tmp_path / "adapter")
     folder = models.save(models.tiny_model("llama-bias-untied"), tmp_path / "model")

@@ -80,7 +80,7 @@ def test_the_cpu_engine_gives_the_same_bits(folder: Path, overlap: bool) -> None
 
 
 @NEEDS_CPU
-def test_four_bits_of_keys_and_values_are_the_same_bits_for_guesses_and_pages_of_any_size(tmp_path: Path) -> None:
+def test_q4_kv_gives_equal_results_with_drafts_and_any_page_size(tmp_path: Path) -> None:
     model = tiny_model(
         "mistral", vocab_size=VOCAB, max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None
     )
@@ -98,7 +98,7 @@ def test_four_bits_of_keys_and_values_are_the_same_bits_for_guesses_and_pages_of
 
 
 @pytest.mark.parametrize("engine_name", MODEL_ENGINES)
-def test_greedy_tokens_with_guesses_are_those_of_the_model(engine_name: str, tmp_path: Path) -> None:
+def test_greedy_tokens_with_drafts_equal_those_without(engine_name: str, tmp_path: Path) -> None:
     model = tiny_model(
         "qwen3-tied", vocab_size=VOCAB, max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None
     )
@@ -118,7 +118,7 @@ def test_greedy_tokens_with_guesses_are_those_of_the_model(engine_name: str, tmp
 
 
 @pytest.mark.parametrize("engine_name", MODEL_ENGINES)
-def test_aborts_and_too_few_pages_leave_nothing(engine_name: str, folder: Path) -> None:
+def test_aborts_and_retractions_with_drafts_leak_nothing(engine_name: str, folder: Path) -> None:
     """Rows with drafts are retracted and aborted while these are in flight."""
     engine, config = load(
         engine_name,
@@ -181,7 +181,7 @@ def few(**changes: Any) -> dict[int, tuple[list[int], SamplingParams]]:
 @NEEDS_CPU
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("kind", [DraftModel, Contrary])
-def test_a_small_model_changes_no_bit(kind: type[DraftModel], overlap: bool, tmp_path: Path) -> None:
+def test_drafts_of_a_small_model_do_not_change_results(kind: type[DraftModel], overlap: bool, tmp_path: Path) -> None:
     """One that is the large one is always right where the text is greedy; one that never agrees is seldom asked."""
     model = tiny_model("llama-linear-mha", max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None)
     folder = save(model, tmp_path)
@@ -209,7 +209,7 @@ def test_a_small_model_changes_no_bit(kind: type[DraftModel], overlap: bool, tmp
 
 
 @NEEDS_CPU
-def test_the_torch_engine_takes_what_a_small_model_guesses(tmp_path: Path) -> None:
+def test_torch_engine_accepts_drafts_of_a_small_model(tmp_path: Path) -> None:
     """Its tokens are those of the model; the small one is the same on the CPU engine, and so nearly always right."""
     model = tiny_model("llama-linear-mha", max_position_embeddings=CONTEXT, eos_token_id=None, bos_token_id=None)
     folder = save(model, tmp_path)
@@ -237,7 +237,7 @@ def spoken(tmp_path: Path) -> Path:
 
 
 @NEEDS_CPU
-def test_its_memory_is_part_of_what_is_set_aside(spoken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_draft_model_counts_towards_memory_flag(spoken: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(rss=0))
     monkeypatch.setattr("minisgl.engine.pool_size.psutil.Process", lambda: process)
     pools, memory = {}, 8 << 20

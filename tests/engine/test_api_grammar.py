@@ -101,7 +101,7 @@ def is_rising(tokens: list[int]) -> bool:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_rows_follow_their_grammar_and_the_others_do_not_notice(
+def test_rows_follow_their_grammar_and_other_rows_are_unchanged(
     engine_name: str, reference: tuple[Path, PreTrainedModel], overlap: bool
 ) -> None:
     """Chunks, evictions and retractions: the pool is too small for all."""

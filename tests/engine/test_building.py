@@ -153,6 +153,6 @@ def test_a_pool_that_does_not_fit_names_the_flag(config: EngineConfig, says: str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
-def test_a_device_that_is_not_there() -> None:
+def test_missing_device_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"--device cuda: .*use --device cpu"):
         check_device("cuda")

@@ -78,7 +78,7 @@ def test_without_a_gpu_it_is_the_cpu_engine(settings: dict[str, Any]) -> None:
         ({"attention_backend": "torch_sdpa"}, "--attention-backend torch_sdpa"),
     ],
 )
-def test_what_only_torch_has_decides(settings: dict[str, Any], flag: str) -> None:
+def test_flags_of_torch_only_choose_torch(settings: dict[str, Any], flag: str) -> None:
     name, reason = choose_engine(EngineConfig(**settings))
     assert (name, reason) == ("torch", f"the CPU engine has no {flag}")
     with pytest.raises(ConfigError, match=f"^{flag}: not with --engine cpu"):
@@ -95,14 +95,14 @@ def test_what_only_torch_has_decides(settings: dict[str, Any], flag: str) -> Non
         ({"quantization": "q4"}, "--quantization q4"),
     ],
 )
-def test_what_only_the_cpu_engine_has_decides(gpu: None, settings: dict[str, Any], flag: str) -> None:
+def test_flags_of_the_cpu_engine_only_choose_it(gpu: None, settings: dict[str, Any], flag: str) -> None:
     assert choose_engine(EngineConfig(**settings)) == ("cpu", "")
     for engine in ("torch", "echo", "sim"):
         with pytest.raises(ConfigError, match=f"^{flag}: not with --engine {engine}"):
             EngineConfig(engine=engine, **settings).check()
 
 
-def test_a_gpu_is_used(gpu: None) -> None:
+def test_auto_uses_a_gpu(gpu: None) -> None:
     assert choose_engine(EngineConfig()) == ("torch", "there is a CUDA device")
     assert choose_engine(EngineConfig(device="cpu")) == ("cpu", "")
     assert choose_engine(EngineConfig(engine="cpu")) == ("cpu", "")
@@ -136,7 +136,7 @@ def test_auto_says_why_it_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("settings", [{"engine": "cpu"}, {"activations": "int8"}])
-def test_who_asks_for_the_cpu_engine_gets_no_other(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
+def test_explicit_cpu_engine_never_falls_back(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
     loaded = pretend(monkeypatch, refuse)
     with pytest.raises(Unsupported, match="mamba"):
         build_engine(EngineConfig(**settings), lambda *_: None)
@@ -264,7 +264,7 @@ print(*sys.modules)
         (3, {"speculative": "ngram:2"}, "^--speculative ngram:2: cannot be used with recurrent states"),
     ],
 )
-def test_what_a_model_with_or_without_states_cannot_have(
+def test_flags_that_need_or_forbid_states_are_refused(
     checkpoints: int | None, settings: dict[str, Any], says: str
 ) -> None:
     made = EchoEngine(num_pages=4, page_size=4, max_rows=2, max_seq_len=16, context_len=16, checkpoints=checkpoints)

@@ -149,7 +149,7 @@ def run(driver: Driver, prompts: dict[int, list[int]], steps: int = 6) -> list[A
 
 
 @pytest.mark.parametrize("activations", ["exact", "bf16", "int8"])
-def test_a_row_alone_is_the_row_among_63_others(folder: Path, prompts: dict[int, list[int]], activations: str) -> None:
+def test_row_alone_equals_row_in_batch_of_64(folder: Path, prompts: dict[int, list[int]], activations: str) -> None:
     settings: dict[str, Any] = {"activations": activations}
     if activations == "int8" and load_config(folder).packing is None:
         if "experts_down_transposed" in tensor_names(load_config(folder))["checkpoint"]:
@@ -164,12 +164,12 @@ def test_a_row_alone_is_the_row_among_63_others(folder: Path, prompts: dict[int,
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
-def test_page_sizes_change_no_bit(folder: Path, prompts: dict[int, list[int]], page_size: int) -> None:
+def test_page_size_does_not_change_results(folder: Path, prompts: dict[int, list[int]], page_size: int) -> None:
     few = {slot: prompts[slot] for slot in range(4)}
     assert run(Driver(folder, page_size=page_size, pages=16_384 // page_size), few) == run(Driver(folder), few)
 
 
-def test_chunks_and_shared_prefixes_change_no_bit(folder: Path) -> None:
+def test_chunks_and_shared_prefixes_do_not_change_results(folder: Path) -> None:
     tokens = np.random.default_rng(2).integers(3, VOCAB, 70).tolist()
     driver = Driver(folder, page_size=4)
     driver.bind(0, tokens)
@@ -240,7 +240,7 @@ def test_a_step_that_points_out_of_bounds_is_refused(driver: Driver, index: int,
     assert driver.step({1: [7, 8]})[0][1] >= 0, "the engine goes on"
 
 
-def test_numbers_that_overflow_fail_their_row_and_no_other(tmp_path: Path) -> None:
+def test_overflow_fails_only_its_own_row(tmp_path: Path) -> None:
     import torch
 
     model = tiny_model("qwen3-untied")
@@ -256,7 +256,7 @@ def test_numbers_that_overflow_fail_their_row_and_no_other(tmp_path: Path) -> No
     driver.engine.close()
 
 
-def test_a_closed_engine_says_so(driver: Driver) -> None:
+def test_closed_engine_raises_an_error(driver: Driver) -> None:
     driver.engine.close()
     driver.engine.close()
     with pytest.raises(RuntimeError, match="closed"):

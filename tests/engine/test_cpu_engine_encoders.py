@@ -73,7 +73,7 @@ def test_vectors_are_those_of_transformers(reference: Any, folder: Path, monkeyp
         torch.testing.assert_close(ours, pooled(theirs[len(prompt)], pooling), rtol=0, atol=WITHIN)
 
 
-def test_neither_cuts_nor_neighbours_nor_pages_change_a_bit(folder: Path) -> None:
+def test_encoder_results_do_not_depend_on_chunks_batch_or_pages(folder: Path) -> None:
     asked = [(prompt, "mean") for prompt in prompts()]
     whole = vectors(folder, asked)
     for settings in ({"max_prefill_length": 7}, {"page_size": 4}, {"max_running_requests": 2, "num_threads": 2}):
@@ -82,7 +82,7 @@ def test_neither_cuts_nor_neighbours_nor_pages_change_a_bit(folder: Path) -> Non
         assert same(vectors(folder, [one]), [expected])
 
 
-def test_text_is_not_what_it_gives(folder: Path) -> None:
+def test_encoder_refuses_text_generation(folder: Path) -> None:
     engine, config = load("cpu", folder, num_pages=40)
     assert engine.info.kind == "encoder"
     collector = Collector(engine, config)
@@ -91,7 +91,7 @@ def test_text_is_not_what_it_gives(folder: Path) -> None:
     assert "encoder" in collector.errors[0] and set(collector.embeddings) == {1}
 
 
-def test_a_text_leaves_nothing_behind_that_no_other_can_use(folder: Path) -> None:
+def test_encoder_pages_are_freed_after_each_request(folder: Path) -> None:
     engine, config = load("cpu", folder, num_pages=40)
     collector = Collector(engine, config)
     collector.run({i: (list(range(10 * i + 2, 10 * i + 36)), asks("mean")) for i in range(4)})
@@ -118,5 +118,5 @@ def test_as_many_tokens_as_positions(reference: Any, folder: Path) -> None:
 
 
 def test_a_folder_of_pages_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="an encoder reads none"):
+    with pytest.raises(ConfigError, match="an encoder cannot use stored pages"):
         load("cpu", folder, cache_dir=str(tmp_path))

@@ -33,7 +33,7 @@ print(bytes_of("VmHWM") - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.timeout(300)
-def test_the_peak_of_a_load_is_the_file_and_a_layer(tmp_path: Path) -> None:
+def test_peak_memory_of_loading_is_the_file_and_one_layer(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     small, large = tmp_path / "small.gguf", tmp_path / "large.gguf"
     write_random(small, replace(SHAPE, layers=1), "q4_k_m")

@@ -118,7 +118,7 @@ def test_a_dynamic_context_is_as_long_as_asked_for(tmp_path: Path) -> None:
     torch.testing.assert_close(DenseSequence(model).extend(IDS), wanted, rtol=0, atol=LOGITS_WITHIN)
 
 
-def test_half_precision_pages_change_little(reference: Any, folder: Path) -> None:
+def test_f16_kv_error_stays_below_bound(reference: Any, folder: Path) -> None:
     """The tiny models' logits are large, so is what a rounded key does to them: the bar is on probabilities."""
     ours = logits(load(folder), IDS).log_softmax(-1)
     theirs = reference_logits(reference, IDS).log_softmax(-1)
@@ -126,7 +126,7 @@ def test_half_precision_pages_change_little(reference: Any, folder: Path) -> Non
     assert float((theirs.exp() * (theirs - ours)).sum(-1).mean()) < 1e-5
 
 
-def test_four_bits_of_keys_and_values_change_more(tmp_path: Path, isa: str) -> None:
+def test_q4_kv_loses_more_than_q8_within_bound(tmp_path: Path, isa: str) -> None:
     reference = tiny_model("mistral")
     theirs = reference_logits(reference, IDS).log_softmax(-1)
     kl = []
@@ -176,7 +176,7 @@ def test_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None
     file = save(reference, tmp_path) / "model.safetensors"
     save_file({**load_file(file), "model.layers.3.eh_proj.weight": torch.zeros(2, 2)}, file)
     assert_alike(load(tmp_path, said, kv_dtype="f32"), reference)
-    assert "one token a step: what predicts further ones (MTP) is not loaded" in said
+    assert "one token a step: MTP layers, which predict further tokens, are not loaded" in said
 
 
 def test_pages_hold_latents_once_for_all_heads(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_pages_hold_latents_once_for_all_heads(tmp_path: Path) -> None:
     assert f"KV pool: 65536 pages of 16 tokens, {size} MiB at most" in said
 
 
-def test_a_head_of_its_own_counts_whatever_the_config_says(tmp_path: Path) -> None:
+def test_distinct_head_is_used_even_if_config_ties_it(tmp_path: Path) -> None:
     reference = tiny_model("llama-bias-untied")
     folder = save(reference, tmp_path)
     config = folder / "config.json"
@@ -250,7 +250,7 @@ def test_made_up_experts_are_of_the_kind_of_the_file(packed: bool, tmp_path: Pat
         "mamba2",
     ],
 )
-def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_instruction_sets_do_not_change_results(variant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, found = save(tiny_model(variant), tmp_path), []
     for isa in ("scalar", "avx2", "avx512"):
         monkeypatch.setenv("MINISGL_CPU_ISA", isa)
@@ -260,22 +260,22 @@ def test_instruction_sets_change_no_bit(variant: str, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("threads", [pytest.param(1, marks=pytest.mark.wide), 3])
-def test_threads_change_no_bit(folder: Path, threads: int) -> None:
+def test_thread_count_does_not_change_results(folder: Path, threads: int) -> None:
     assert torch.equal(logits(load(folder, num_threads=threads), IDS), logits(load(folder, num_threads=2), IDS))
 
 
 @pytest.mark.parametrize("original_names", [False, True], ids=["names-of-5", "names-of-4"])
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("which", VISION)
-def test_the_text_half_of_one_that_sees(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
+def test_text_model_of_a_vision_model_is_loaded(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
     reference = tiny_model(which, tie_word_embeddings=tied)
     folder = save(reference, tmp_path, original_names=original_names)
     said: list[str] = []
     assert_alike(load(folder, said, kv_dtype="f32"), reference)
-    assert "text only: what sees is not loaded" in said
+    assert "text only: the vision part is not loaded" in said
 
 
-def test_the_text_half_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_text_model_of_a_vision_model_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same file of blocks as from the names of a text model."""
     monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
     reference = tiny_model("mistral3")
@@ -298,14 +298,16 @@ def test_the_text_half_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("gemma3-tied", "gemma3"),
     ],
 )
-def test_a_gguf_file(variant: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_file_gives_the_logits_of_its_checkpoint(
+    variant: str, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
     reference = written_model(variant)
     file = write_gguf(tmp_path / "m.gguf", reference, arch)
     assert_alike(load(file, kv_dtype="f32"), reference)
 
 
-def test_what_sees_in_a_gguf_file_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vision_tensors_of_a_gguf_file_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ollama's files have it, beside the language model."""
     monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
     reference = written_model("gemma3-tied")
@@ -317,7 +319,7 @@ def test_what_sees_in_a_gguf_file_is_left_out(tmp_path: Path, monkeypatch: pytes
     )
     said: list[str] = []
     assert_alike(load(file, said, kv_dtype="f32"), reference)
-    assert "text only: what sees is not loaded" in said
+    assert "text only: the vision part is not loaded" in said
 
 
 @pytest.mark.parametrize("kind", [kind for kind in _rust.GGUF_TYPES if kind != "Q2_0"])  # which gguf-py cannot write

@@ -32,7 +32,7 @@ def test_the_operations_of_a_model(held: Path, tmp_path: Path, capsys: pytest.Ca
         ("qwen3-moe", {"norms": "parallel"}, "an MLP beside attention, with experts"),
     ],
 )
-def test_what_no_list_can_be_is_refused(
+def test_models_without_an_operation_list_are_refused(
     variant: str, change: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = save(tiny_model(variant), tmp_path)

@@ -137,7 +137,7 @@ def run_seeds(first: int, count: int, cold: Cold) -> Counter[str]:
     return found
 
 
-def test_a_hit_is_bit_for_bit_what_is_computed_cold(cold: Cold) -> None:
+def test_cache_hit_gives_the_results_of_a_cold_start(cold: Cold) -> None:
     run_seeds(0, NUM_SEEDS, cold)
 
 
@@ -149,7 +149,7 @@ def test_seeded_long(cold: Cold, times: int) -> None:
 
 @pytest.mark.parametrize("variant", ["lfm2", "qwen3.5", "granite-hybrid"])
 @pytest.mark.parametrize("backend", ["python", "rust_hotpath"])
-def test_a_state_that_is_not_finite_is_kept_by_nobody(variant: str, backend: str, tmp_path: Path) -> None:
+def test_non_finite_state_is_not_saved(variant: str, backend: str, tmp_path: Path) -> None:
     """Token 9 has a number that is none. Slots of its rows, and those that they saved into, are others' soon."""
     model = tiny_model(variant, vocab_size=VOCAB, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
     with torch.no_grad():

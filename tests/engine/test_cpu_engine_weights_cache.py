@@ -31,7 +31,7 @@ LARGE = 2**30
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MINISGL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(cpu_loading, "LEAST_KEPT", 0)
+    monkeypatch.setattr(cpu_loading, "MIN_CACHED_BYTES", 0)
     return tmp_path / "cache" / "panels"
 
 
@@ -74,7 +74,7 @@ def kept(model: Path, **settings: Any) -> bytes:
         "phi3-window",
     ],
 )
-def test_the_same_bits(variant: str, tmp_path: Path, cache: Path) -> None:
+def test_cached_weights_give_the_same_results(variant: str, tmp_path: Path, cache: Path) -> None:
     folder = save(tiny_model(variant), tmp_path / "model")
     packed = kept(folder)
     assert len(list(cache.glob("*.panels"))) == 1
@@ -85,7 +85,7 @@ def test_the_same_bits(variant: str, tmp_path: Path, cache: Path) -> None:
 
 
 @pytest.mark.parametrize("settings", [{}, {"activations": "int8"}, {"max_seq_len": 80}, {"num_threads": 1}])
-def test_one_file_for_all_settings(settings: dict[str, Any], tmp_path: Path, cache: Path) -> None:
+def test_all_settings_share_one_cache_file(settings: dict[str, Any], tmp_path: Path, cache: Path) -> None:
     file = write_gguf(tmp_path / "m.gguf", written_model("qwen3-untied"), "qwen3")
     kept(file)
     plain = load(file, **settings, weights_cache=None)
@@ -106,7 +106,7 @@ def test_weights_that_change_are_packed_anew(tmp_path: Path) -> None:
     assert logits(load(file, weights_cache=None)) == kept(file) != before
 
 
-def test_a_matrix_that_is_made_otherwise_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_matrix_of_another_layout_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a later version of minisgl: the file's tensors and their shapes are the same."""
     folder = save(tiny_model("gpt-oss"), tmp_path / "model")
     kept(folder)
@@ -134,7 +134,7 @@ def test_a_cache_that_cannot_be_written_to_is_a_line_in_the_log(
         one.getMessage() for one in caplog.records if "weights_cache" in one.message or "weights-cache" in one.message
     ]
     assert len(said) == 2
-    assert all("--weights-cache: the weights of m.gguf are not kept: " in one for one in said)
+    assert all("--weights-cache: the weights of m.gguf were not cached: " in one for one in said)
 
 
 def test_only_the_cpu_engine_has_it() -> None:
@@ -145,7 +145,7 @@ def test_only_the_cpu_engine_has_it() -> None:
 
 
 @pytest.mark.parametrize(("size", "why"), [(0, "at least 1"), (2**63, "at most 9223372036854775807")])
-def test_sizes_that_there_are_not(size: int, why: str) -> None:
+def test_invalid_cache_sizes_are_refused(size: int, why: str) -> None:
     with pytest.raises(ConfigError, match=f"--weights-cache {size}: must be {why}"):
         EngineConfig(engine="cpu", weights_cache=size).check()
 
@@ -166,7 +166,7 @@ SERVER = """
 import json, sys, numpy as np
 from minisgl.config import EngineConfig
 from minisgl.engine import cpu_loading
-cpu_loading.LEAST_KEPT = 0
+cpu_loading.MIN_CACHED_BYTES = 0
 config = EngineConfig(model=sys.argv[1], engine="cpu", num_pages=16, weights_cache=2**30)
 engine = cpu_loading.load_cpu_engine(config, lambda text, done=0, total=0: None)
 engine.rust.prompt_logits(np.arange(3, 40, dtype=np.int32))

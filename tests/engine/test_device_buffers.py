@@ -23,7 +23,7 @@ def assignment(slot: int, **sampling: Any) -> SlotAssignment:
 
 @EXAMPLES
 @given(st.integers(0, 2**32))
-def test_what_is_packed_is_what_a_step_reads(seed: int) -> None:
+def test_packed_inputs_equal_the_ring_entry(seed: int) -> None:
     rng = np.random.default_rng(seed)
     limits = StepLimits(max_rows=5, max_tokens=17, page_size=4, num_pages=30, max_seq_len=64)
     entry = RingEntry(limits, 8)
@@ -60,7 +60,7 @@ def test_what_is_packed_is_what_a_step_reads(seed: int) -> None:
         starts += theirs[2]
 
 
-def test_fields_that_a_graph_reads_lie_where_the_size_says() -> None:
+def test_offsets_of_graph_fields_depend_on_the_padded_size_only() -> None:
     """Whatever else a step carries."""
     plain, full = Layout(8, 8).fields(), Layout(8, 8, 5, 3, 9, 4).fields()
     for name in ("input_ids", "positions", "out_loc", "req_slots", "seq_lens", "kv_indptr"):

@@ -51,7 +51,7 @@ def auto(checkpoint: str) -> str:
     return dtypes.choose("auto", checkpoint, CPU)[0]
 
 
-def test_where_it_is_native_it_is_the_checkpoints(cpu: Cpu) -> None:
+def test_auto_is_the_checkpoint_dtype_if_native(cpu: Cpu) -> None:
     for name in dtypes.DTYPES:
         assert dtypes.choose("auto", name, CPU) == (name, "as in the checkpoint")
     cpu.has(amx=False)
@@ -60,7 +60,7 @@ def test_where_it_is_native_it_is_the_checkpoints(cpu: Cpu) -> None:
     assert auto("bfloat16") == "bfloat16"
 
 
-def test_without_the_instructions_it_is_float32(cpu: Cpu) -> None:
+def test_auto_is_float32_without_native_instructions(cpu: Cpu) -> None:
     cpu.has("AVX2", bf16=False, amx=False, one_dnn=(False, False))
     name, why = dtypes.choose("auto", "bfloat16", CPU)
     assert name == "float32" and "bfloat16 would be emulated" in why and "no avx512_bf16 or amx_bf16" in why
@@ -73,7 +73,7 @@ def test_onednns_emulation_on_older_processors_does_not_count(cpu: Cpu) -> None:
     assert auto("bfloat16") == "float32" and auto("float16") == "float32"
 
 
-def test_what_is_held_down_counts_as_missing(cpu: Cpu) -> None:
+def test_instructions_disabled_by_variables_count_as_missing(cpu: Cpu) -> None:
     cpu.has("AVX2")
     assert auto("bfloat16") == "float32" and auto("float16") == "float32"
     cpu.has(one_dnn=(False, False))
@@ -82,13 +82,13 @@ def test_what_is_held_down_counts_as_missing(cpu: Cpu) -> None:
     assert auto("bfloat16") == "bfloat16" and auto("float16") == "float32"
 
 
-def test_a_torch_that_does_not_tell_counts_as_without(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_cpu_queries_counts_as_without_instructions(cpu: Cpu, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.delattr(torch.cpu, name)
     assert auto("bfloat16") == "float32"
 
 
-def test_what_is_asked_for_is_taken_and_slowness_said(cpu: Cpu) -> None:
+def test_requested_dtype_is_used_and_reported_if_slow(cpu: Cpu) -> None:
     assert dtypes.choose("bfloat16", "float32", CPU) == ("bfloat16", "by --dtype")
     cpu.has("AVX2")
     name, why = dtypes.choose("bfloat16", "float32", CPU)
@@ -108,7 +108,7 @@ def test_an_unknown_type_is_refused() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_the_engine_says_which_and_why(native: bool, cpu: Cpu, tmp_path: Path) -> None:
+def test_engine_reports_dtype_and_reason(native: bool, cpu: Cpu, tmp_path: Path) -> None:
     folder = save(tiny_model("qwen3-tied").bfloat16(), tmp_path)
     if not native:
         cpu.has("AVX2")

@@ -80,7 +80,7 @@ def test_dense_layers_are_behind_the_pooling(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=WITHIN)
 
 
-def test_what_is_not_computed_is_refused(tmp_path: Path) -> None:
+def test_unsupported_heads_are_refused(tmp_path: Path) -> None:
     folder = save(tiny_encoder("bert"), tmp_path / "a")
     with_dense(folder, ("torch.nn.modules.activation.Softplus",), (8,))
     with pytest.raises(ConfigError, match=r"2_Dense/config.json: activation_function: .*Softplus is not supported"):

@@ -88,7 +88,7 @@ def counts(engine: CpuEngine) -> StoreCounts:
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8"])
-def test_what_is_loaded_has_the_bits_of_what_is_computed(folder: Path, kv_dtype: str, tmp_path: Path) -> None:
+def test_loaded_pages_equal_computed_ones(folder: Path, kv_dtype: str, tmp_path: Path) -> None:
     cold = engine_of(folder, kv_dtype=kv_dtype, cache_dir=str(tmp_path))
     computed = answer(cold, list(range(12)))
     cold.close()
@@ -101,9 +101,9 @@ def test_what_is_loaded_has_the_bits_of_what_is_computed(folder: Path, kv_dtype:
     assert counts(warm).num_written == 0, "they are there already"
 
 
-def test_pages_of_four_bits_are_loaded_as_they_were_computed(tmp_path: Path) -> None:
+def test_loaded_q4_pages_equal_computed_ones(tmp_path: Path) -> None:
     model = save(tiny_model("mistral"), tmp_path / "model")
-    test_what_is_loaded_has_the_bits_of_what_is_computed(model, "q4", tmp_path / "cache")
+    test_loaded_pages_equal_computed_ones(model, "q4", tmp_path / "cache")
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_pages_of_four_bits_are_loaded_as_they_were_computed(tmp_path: Path) -> 
     ],
     ids=str,
 )
-def test_what_changes_a_bit_changes_the_pages_names(small: Path, other: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_that_change_results_change_page_keys(small: Path, other: dict[str, Any], tmp_path: Path) -> None:
     first = engine_of(small, cache_dir=str(tmp_path))
     answer(first, list(range(12)))
     first.close()
@@ -175,7 +175,7 @@ def test_the_classes_of_instruction_sets() -> None:
     assert len(set(names[:4])) == 1 and names[4] != names[0]
 
 
-def test_a_load_of_what_is_not_at_hand_is_a_failed_step(small: Path, tmp_path: Path) -> None:
+def test_loading_an_unstaged_page_fails_the_step(small: Path, tmp_path: Path) -> None:
     engine = engine_of(small, cache_dir=str(tmp_path))
     none = _array([])
     with pytest.raises(RuntimeError, match="page_loads: slot 1, page 0: is not at hand"):

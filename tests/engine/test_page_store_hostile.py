@@ -165,7 +165,7 @@ def _damaged(
     return found
 
 
-def test_no_damage_is_a_wrong_token(
+def test_damaged_pages_never_give_wrong_tokens(
     model: Path, tmp_path: Path, expected: list[list[int]], foreign: list[Path]
 ) -> None:
     found = _damaged(2, 10, model, tmp_path / "cache", expected, foreign)
@@ -174,7 +174,7 @@ def test_no_damage_is_a_wrong_token(
 
 
 @pytest.mark.slow
-def test_no_damage_is_a_wrong_token_for_long(
+def test_damaged_pages_never_give_wrong_tokens_long(
     model: Path, tmp_path: Path, expected: list[list[int]], foreign: list[Path], times: int
 ) -> None:
     found = _damaged(20 * times, 20, model, tmp_path / "cache", expected, foreign)
@@ -229,7 +229,7 @@ def test_a_full_disk_is_a_warning_a_counter_and_right_answers(
         store_of(llm).flush(60.0)
         assert counts(llm).num_failed > 0 and counts(llm).num_written == 0
         told = [one for one in caplog.messages if "No space left" in one]
-        assert len(told) == 1 and told[0].startswith("--cache-dir: a page was not written")
+        assert len(told) == 1 and told[0].startswith("--cache-dir: a page could not be written")
         (disk.folder / "full").unlink()
         assert answers(llm) == expected
         store_of(llm).flush(60.0)
@@ -292,7 +292,7 @@ def test_two_engines_race_to_create_use_and_clear_one_folder(
     assert all(one == [expected] * 16 for one in found) and cleared[0] > 0
 
 
-def test_a_slow_disk_holds_up_nobody(model: Path, tmp_path: Path, expected: list[list[int]]) -> None:
+def test_slow_disk_does_not_delay_steps(model: Path, tmp_path: Path, expected: list[list[int]]) -> None:
     """An hour a page: nobody waits for it, and neither does the end."""
     with opened(model, cache_dir=str(tmp_path)) as llm:
         answers(llm)

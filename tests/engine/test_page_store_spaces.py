@@ -90,7 +90,7 @@ def test_an_adapter_finds_its_own_pages_by_another_name(world: World, tmp_path: 
     assert PageStore.verify(str(tmp_path))[3] == 0
 
 
-def test_of_another_adapter_under_its_name_nothing_is_found(world: World, tmp_path: Path) -> None:
+def test_pages_of_another_adapter_with_the_same_name_are_not_found(world: World, tmp_path: Path) -> None:
     with world.opened(tmp_path, {}) as llm:
         assert ask(llm, "")[1] == 0
         for which, cached in (("a", 0), ("b", 0), ("a", BORDER), ("a, scaled", 0), ("b", BORDER)):
@@ -100,7 +100,7 @@ def test_of_another_adapter_under_its_name_nothing_is_found(world: World, tmp_pa
             llm._engine.store.flush(60.0)  # type: ignore[attr-defined]
 
 
-def test_who_is_sent_back_to_wait_comes_back_in_its_own_space(world: World, tmp_path: Path) -> None:
+def test_retracted_request_resumes_in_its_own_namespace(world: World, tmp_path: Path) -> None:
     """Prompts of less than a page, and long answers in a small pool: what is loaded was generated, and evicted."""
     prompts = [[3 + number] * (SIZE - 1) for number in range(6)]
     names: list[str | None] = [None, "a", "b"] * 2

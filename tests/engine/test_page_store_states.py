@@ -97,7 +97,7 @@ def test_a_new_engine_begins_behind_the_last_page_with_the_bits_of_a_cold_start(
     assert files(tmp_path, "*.state") and not [one for one in files(tmp_path) if len(one.name) not in (64, 70)]
 
 
-def test_a_turn_of_a_talk_goes_on_from_the_folder(model: Path, tmp_path: Path) -> None:
+def test_conversation_turn_resumes_from_stored_pages(model: Path, tmp_path: Path) -> None:
     """Three turns, each in an engine of its own."""
     talk, cached = list(BEGIN), list[int]()
     for _ in range(3):
@@ -151,7 +151,7 @@ def test_each_damaged_or_missing_file_is_computed(small: Path, tmp_path: Path) -
         assert counts(llm).num_loaded_states > 100
 
 
-def test_without_room_for_checkpoints_what_is_at_hand_is_used(small: Path, tmp_path: Path) -> None:
+def test_stored_states_are_used_without_checkpoint_slots(small: Path, tmp_path: Path) -> None:
     with opened(small, tmp_path) as llm:
         cold = answers(llm)[0]
     with opened(small, tmp_path, state_memory=0) as llm:
@@ -161,7 +161,7 @@ def test_without_room_for_checkpoints_what_is_at_hand_is_used(small: Path, tmp_p
         assert counts(llm).num_loaded_states == 6
 
 
-def test_who_is_sent_back_to_wait_comes_back_from_the_folder(small: Path, tmp_path: Path) -> None:
+def test_retracted_request_resumes_from_stored_pages(small: Path, tmp_path: Path) -> None:
     prompts = [[3 + number] * (SIZE - 1) for number in range(6)]
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True)
     settings = {"max_running_requests": 6, "max_seq_len": 80, "checkpoint_interval": SIZE}

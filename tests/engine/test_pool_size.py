@@ -40,7 +40,9 @@ def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ({"max_seq_len": 16, "max_running_requests": 3}, 0, 3),
     ],
 )
-def test_pages(free: list[int], settings: dict[str, object], taken: int, pages: int) -> None:
+def test_num_pages_follows_flags_and_free_memory(
+    free: list[int], settings: dict[str, object], taken: int, pages: int
+) -> None:
     config = EngineConfig.of(settings)
     assert cpu_num_pages(config, PAGE, config.max_seq_len or 10**6, taken=taken) == pages
 
@@ -56,7 +58,9 @@ def test_pages(free: list[int], settings: dict[str, object], taken: int, pages: 
         ({"state_memory": 58 * PAGE}, PAGE, 40, 58),
     ],
 )
-def test_checkpoints(free: list[int], settings: dict[str, object], state: int, pool: int, count: int) -> None:
+def test_num_checkpoints_follows_flags_and_free_memory(
+    free: list[int], settings: dict[str, object], state: int, pool: int, count: int
+) -> None:
     config = EngineConfig.of({"max_running_requests": 1, **settings})
     assert cpu_num_checkpoints(config, state, pool * PAGE, 0) == count
 
@@ -68,7 +72,7 @@ def test_checkpoints(free: list[int], settings: dict[str, object], state: int, p
         ({"max_running_requests": 100}, "--max-running-requests 100: .*: at most 99 fit"),
     ],
 )
-def test_states_that_do_not_fit(free: list[int], settings: dict[str, object], said: str) -> None:
+def test_states_beyond_free_memory_are_refused(free: list[int], settings: dict[str, object], said: str) -> None:
     config = EngineConfig.of({"max_running_requests": 1, **settings})
     with pytest.raises(ConfigError, match=said):
         cpu_num_checkpoints(config, PAGE, 40 * PAGE, 0)
@@ -94,11 +98,13 @@ def test_the_states_of_rows_are_counted(free: list[int]) -> None:
         ),
         ({"max_seq_len": 9999}, 0, "--max-seq-len 1600 fits, --max-seq-len 3200 with --kv-dtype q8"),
         ({"max_seq_len": 1600}, 40 * PAGE, "beside 0 MiB of weights: --max-seq-len 960 fits, so does this one with"),
-        ({"max_seq_len": 99}, 100 * PAGE, "make room, or choose a smaller model"),
+        ({"max_seq_len": 99}, 100 * PAGE, "free memory, or choose a smaller model"),
         ({"memory_ratio": 0.001}, 0, "--memory-ratio 0.001: .* raise it"),
     ],
 )
-def test_what_does_not_fit(free: list[int], settings: dict[str, object], taken: int, said: str) -> None:
+def test_sizes_beyond_free_memory_are_refused(
+    free: list[int], settings: dict[str, object], taken: int, said: str
+) -> None:
     config = EngineConfig.of(settings)
     with pytest.raises(ConfigError, match=said):
         cpu_num_pages(config, PAGE, config.max_seq_len or 10**6, taken=taken, one_in_q8=PAGE // 2)
@@ -107,7 +113,7 @@ def test_what_does_not_fit(free: list[int], settings: dict[str, object], taken: 
 @pytest.mark.parametrize(
     ("kind", "engine"), [("folder", "torch"), ("folder", "cpu"), ("file", "cpu"), ("parts", "cpu")]
 )
-def test_before_anything_is_read(
+def test_weights_beyond_free_memory_are_refused_before_reading(
     free: list[int], kind: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = written_model("qwen3-tied")
@@ -136,7 +142,7 @@ def test_before_anything_is_read(
             load(EngineConfig(model=str(path), engine="cpu", max_seq_len=64), quiet)
 
 
-def test_what_is_set_aside_bounds_weights_and_pool(free: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_flag_bounds_weights_and_pool(free: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of it the pool gets all that the process and the weights leave, but for states a part."""
     monkeypatch.setattr("psutil.Process.memory_info", lambda _: SimpleNamespace(rss=5 * PAGE))
     config = EngineConfig.of({"memory": 45 * PAGE})

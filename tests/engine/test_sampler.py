@@ -105,7 +105,7 @@ def test_batch_does_not_matter(kind: str) -> None:
         (2, 0.5, {2}),  # of the two that top-k leaves, the first has more than half
     ],
 )
-def test_truncation_keeps_what_it_says(kind: str, top_k: int, top_p: float, allowed: set[int]) -> None:
+def test_truncation_keeps_top_k_and_top_p_tokens(kind: str, top_k: int, top_p: float, allowed: set[int]) -> None:
     logits = torch.tensor([0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -2.0, 0.2])  # probabilities .05 .15 .40 .02 .09 .24 .01 .07
     tokens = draw(kind, logits.expand(3000, -1), rows(3000, top_k=top_k, top_p=top_p, seed=5))
     assert set(tokens.tolist()) == allowed

@@ -40,7 +40,7 @@ def embedded(collector: Collector, req_id: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("chunk", [7, 8192])
-def test_they_are_those_of_transformers(engine_name: str, reference: Reference, chunk: int) -> None:
+def test_embeddings_equal_those_of_transformers(engine_name: str, reference: Reference, chunk: int) -> None:
     """Equal prompts, one of a single token, others that generate; the cache has what came before."""
     folder, model = reference
     engine, config = load(engine_name, folder, num_pages=120, page_size=4, max_prefill_length=chunk)
@@ -59,7 +59,7 @@ def test_they_are_those_of_transformers(engine_name: str, reference: Reference, 
         torch.testing.assert_close(found, expected(model, prompt, sampling.embedding or ""), rtol=0, atol=WITHIN)
 
 
-def test_on_the_cpu_engine_neither_cuts_nor_neighbours_change_a_bit(reference: Reference) -> None:
+def test_cpu_engine_embeddings_do_not_depend_on_chunks_or_batch(reference: Reference) -> None:
     folder, _ = reference
     prompt = np.random.default_rng(6).integers(3, 131, 50).tolist()
     found = set()

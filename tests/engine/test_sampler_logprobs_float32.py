@@ -52,7 +52,7 @@ def assert_exact(logits: Tensor, hidden: Tensor, weight: Tensor) -> None:
     assert not torch.equal(logits, logits.bfloat16().float())
 
 
-def test_an_engine_samples_from_float32(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_samples_from_float32_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"num_pages": 64, "page_size": 4, "max_running_requests": 4, "max_prefill_length": 16}
     config = EngineConfig(model=str(folder), dtype="bfloat16", device="cpu", **settings)
     engine = load_engine(config, lambda text, done=0, total=0: None)
@@ -87,7 +87,7 @@ def test_an_engine_samples_from_float32(folder: Path, monkeypatch: pytest.Monkey
     assert said == pytest.approx(expected, abs=1e-5)
 
 
-def test_ranks_gather_float32(folder: Path, tmp_path: Path) -> None:
+def test_ranks_gather_float32_logits(folder: Path, tmp_path: Path) -> None:
     hidden = torch.randn(5, 64, generator=torch.Generator().manual_seed(1)).bfloat16() * 20
 
     def part(group: Group) -> Tensor:
@@ -104,7 +104,7 @@ def test_ranks_gather_float32(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_head_gives_float32_with_and_without_a_copy(dtype: torch.dtype, packed: bool) -> None:
+def test_head_returns_float32_with_and_without_packed_copy(dtype: torch.dtype, packed: bool) -> None:
     """Without: as on a device whose torch multiplies no halves into float32, piece by piece."""
     layer = Embedding("head", 9000, 16, dtype=dtype, device=CPU)
     layer.weight.copy_(torch.randn(9000, 16, generator=torch.Generator().manual_seed(1)) * 10)
@@ -116,7 +116,7 @@ def test_a_head_gives_float32_with_and_without_a_copy(dtype: torch.dtype, packed
     assert_exact(layer.logits(hidden), hidden, weight)
 
 
-def test_a_table_that_is_read_stays() -> None:
+def test_embedding_table_is_readable_after_packing() -> None:
     layer = Embedding("tokens", 8, 4, dtype=torch.bfloat16, device=CPU)
     layer.weight.fill_(1.5)
     layer.pack(read=True)

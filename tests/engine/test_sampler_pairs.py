@@ -175,7 +175,7 @@ def test_the_lowest_temperatures_give_the_most_likely_token(temperature: float) 
         assert sampler.step(logits, [0], [1]).tokens == [2]
 
 
-def test_ids_of_no_vocabulary_and_endless_numbers_do_no_harm() -> None:
+def test_invalid_ids_and_infinite_values_are_handled() -> None:
     """Whoever accepts requests refuses the first; the others are valid."""
     sampler = CpuSampler(1, 8, (2, 500))
     asks = SamplingParams(

@@ -59,7 +59,7 @@ def check(engine: Engine, config: EngineConfig, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_ranks_have_parts_of_adapters(folder: Path, tmp_path: Path, size: int) -> None:
+def test_each_rank_holds_its_shard_of_adapters(folder: Path, tmp_path: Path, size: int) -> None:
     config = EngineConfig(model=str(folder / "model"), engine="torch", dtype="float32", device="cpu", num_pages=64)
     engine = ThreadRanks(size, tmp_path, lambda group: load_engine(config, lambda *_: None, group))
     check(engine, config, folder)
@@ -75,7 +75,7 @@ def test_a_step_with_adapters_runs_beside_graphs(folder: Path, kind: str, graphs
     assert all(graph.count == 0 for graph in engine.captured) or not graphs  # type: ignore[attr-defined]
 
 
-def test_the_model_without_one_is_as_it_was(folder: Path) -> None:
+def test_model_without_adapter_is_unchanged(folder: Path) -> None:
     """Bit for bit, before an adapter comes, while it is there and unused, and in a step beside it."""
     config = EngineConfig(model=str(folder / "model"), engine="torch", dtype="float32", device="cpu", cache="naive")
     engine = load_engine(config, lambda *_: None)
@@ -108,7 +108,7 @@ def _of(variant: str, *targets: str) -> Callable[[Path], object]:
     ("save", "model", "reason"),
     [
         (_with(use_dora=True), "llama-bias-untied", "adapter_config.json: use_dora: true: DoRA's magnitudes"),
-        (_with(bias="all"), "llama-bias-untied", 'bias: "all": biases are not taken'),
+        (_with(bias="all"), "llama-bias-untied", 'bias: "all": biases are not supported'),
         (_with(modules_to_save=["lm_head"]), "llama-bias-untied", 'modules_to_save: \\["lm_head"\\]'),
         (_with(peft_type="IA3"), "llama-bias-untied", "peft_type: 'IA3': only LORA"),
         (_with(lora_alpha="x"), "llama-bias-untied", "lora_alpha: x: must be a number"),
@@ -121,7 +121,7 @@ def _of(variant: str, *targets: str) -> Callable[[Path], object]:
         (_of("llama-bias-untied", "up_proj"), "moe", "mlp.up_proj.lora_A.weight: adapters of routed experts"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(
+def test_unsupported_input_is_refused_by_name(
     save: Callable[[Path], object], model: str, reason: str, tmp_path: Path
 ) -> None:
     save(tmp_path / "adapter")
@@ -138,7 +138,7 @@ def test_what_cannot_be_is_refused_by_name(
         raise AssertionError(collector.reasons_of_adapters[1])
 
 
-def test_numbers_of_two_bytes_are_read(folder: Path, tmp_path: Path) -> None:
+def test_16_bit_adapter_weights_are_read(folder: Path, tmp_path: Path) -> None:
     from minisgl.weights.adapter import load_adapter
 
     adapter = TinyAdapter(models.tiny_model("llama-bias-untied"), 5)

@@ -110,7 +110,7 @@ def same(got: Collector, expected: Collector) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("graphs", [(), GRAPHS], ids=["eager", "graphs"])
-def test_a_late_device_gives_the_same_tokens(folder: Path, seed: int, graphs: tuple[int, ...]) -> None:
+def test_delayed_device_gives_the_same_tokens(folder: Path, seed: int, graphs: tuple[int, ...]) -> None:
     wanted = requests(seed)
     in_a_thread, config = load(folder, **SETTINGS)
     expected = served(in_a_thread, config, wanted)
@@ -139,7 +139,7 @@ def out_of_memory(hidden: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("at", "how"), [(3, not_finite), (2, out_of_memory)])
-def test_a_failure_ends_its_step_only(folder: Path, at: int, how: Any) -> None:
+def test_step_failure_ends_only_that_step(folder: Path, at: int, how: Any) -> None:
     engine, config, _ = build(folder, InlineDevice())
     break_forward(engine, at, how)
     collector = served(engine, config, requests(at - 1))
@@ -169,7 +169,7 @@ def test_any_other_error_means_that_the_engine_is_dead(folder: Path, device: Any
         (MemoryError(), EngineDeadError),
     ],
 )
-def test_what_an_error_means(error: BaseException, kind: type) -> None:
+def test_step_failure_maps_errors_to_dead_or_usable(error: BaseException, kind: type) -> None:
     assert type(step_failure(7, error)) is kind
 
 
@@ -195,7 +195,7 @@ def test_a_forward_that_raises_on_a_cpu_ends_its_step_only(reference: Reference)
     assert_greedy(model, [1, 2, 3], collector.tokens[1])
 
 
-def test_numbers_that_are_not_finite_in_pages_leave_nothing(
+def test_non_finite_values_in_pages_do_not_affect_later_requests(
     reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, model = reference
@@ -214,7 +214,7 @@ def test_numbers_that_are_not_finite_in_pages_leave_nothing(
     assert_greedy(model, [1, 2, 3], collector.tokens[1])
 
 
-def test_launches_beyond_the_depth_settle_the_step_before(folder: Path) -> None:
+def test_launch_beyond_overlap_depth_resolves_the_oldest_step(folder: Path) -> None:
     """A stage is not written again before its results are out, whoever forgets to wait."""
     device = LateDevice(1, eagerness=0.0)
     engine, config, _ = build(folder, device)
@@ -280,7 +280,7 @@ def test_graph_sizes(max_bs: int | None, max_rows: int, sizes: tuple[int, ...]) 
     assert graph_sizes(max_bs, max_rows) == sizes
 
 
-def test_graphs_are_captured_largest_first_and_told() -> None:
+def test_graphs_are_captured_largest_first_and_reported() -> None:
     order: list[int] = []
     lines: list[str] = []
     free = iter([900 * 2**20, 400 * 2**20])

@@ -53,7 +53,7 @@ def test_shrinking(data: st.DataObject) -> None:
     run(make_scenario(lambda low, high: data.draw(st.integers(low, high))))
 
 
-def test_a_device_without_orders_is_noticed() -> None:
+def test_fuzzer_detects_a_device_without_ordering() -> None:
     """Of twenty scenarios, most differ when no queue goes after any mark."""
     noticed = 0
     for seed in range(20):

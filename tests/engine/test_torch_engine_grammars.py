@@ -68,7 +68,7 @@ def check(got: Collector, expected: Collector, wanted: Requests) -> None:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("graphs", [(), GRAPHS], ids=["eager", "graphs"])
 @pytest.mark.parametrize("retracts", [False, True])
-def test_a_late_device_gives_the_same_tokens(folder: Path, seed: int, graphs: tuple[int, ...], retracts: bool) -> None:
+def test_delayed_device_gives_the_same_tokens(folder: Path, seed: int, graphs: tuple[int, ...], retracts: bool) -> None:
     wanted = with_grammars(requests(seed), every=1 if retracts else 2)
     settings = {**SETTINGS, "cpu_backend": "python"} | ({"num_pages": 18} if retracts else {})
     in_a_thread, config = load(folder, **settings)
@@ -137,7 +137,7 @@ def test_the_forward_does_not_wait_for_the_token_before_it(folder: Path, monkeyp
     assert order[3 : 3 + 4 * (num_tokens - 1)] == step * (num_tokens - 1)
 
 
-def test_without_grammars_nothing_is_other_than_before(folder: Path) -> None:
+def test_steps_without_grammars_are_unchanged(folder: Path) -> None:
     device = LateDevice(5)
     engine, config, _ = build(folder, device, GRAPHS)
     served(engine, config, requests(5))
@@ -172,7 +172,7 @@ def test_a_step_that_fails_takes_only_its_own_rows(folder: Path, at: int) -> Non
         assert mine == (tokens[: len(mine)] if req_id in failed else tokens)
 
 
-def test_a_mask_leaves_what_it_allows() -> None:
+def test_mask_keeps_allowed_logits_only() -> None:
     masks = DeviceMasks(InlineDevice(), torch.device("cpu"), 70, 4, 2)
     bits = np.array([[0, -1, 3], [5, 0, 0]], np.int32)
     apply = masks.copy_in(1, TokenMasks(np.array([0, 2], np.int32), bits))

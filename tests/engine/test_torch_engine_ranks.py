@@ -90,7 +90,7 @@ def config_of(folder: Path) -> EngineConfig:
     ],
     ids=str,
 )
-def test_several_ranks_say_what_one_says(
+def test_several_ranks_give_the_tokens_of_one(
     variant: str, kind: str, graphs: tuple[int, ...], folders: dict[str, Path], tmp_path: Path
 ) -> None:
     """Greedy and sampled tokens, log probabilities, logits; chunked prefill, prefix hits, retraction, aborts."""
@@ -264,4 +264,4 @@ def test_ranks_that_would_run_different_programs_refuse_to(tmp_path: Path) -> No
         return ""
 
     said = on_ranks(3, tmp_path, work)
-    assert all(f"rank {rank} has " in text and "are the devices alike?" in text for rank, text in enumerate(said))
+    assert all(f"rank {rank} has " in text and "use identical devices" in text for rank, text in enumerate(said))

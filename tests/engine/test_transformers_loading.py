@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.engine.torch_engine import TorchEngine
-from minisgl.engine.transformers_loading import load_their_model
+from minisgl.engine.transformers_loading import load_transformers_model
 from minisgl.llm import LLM
 from minisgl.runner.build import build_engine
 from minisgl.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def test_logits_are_those_of_transformers(case: Model, tmp_path: Path) -> None:
     assert compare(model, save(model, tmp_path)) <= WITHIN
 
 
-def test_the_page_lists_what_is_seen() -> None:
+def test_page_lists_the_models_that_were_tested() -> None:
     """After a change: `python -m tests.helpers.our_models`."""
     page = our_models.PAGE.read_text(encoding="utf-8")
     assert our_models.written(page, our_models.recorded()) == page
@@ -72,7 +72,7 @@ def lines_of(config: EngineConfig) -> list[str]:
     return lines
 
 
-def test_auto_takes_it_where_nothing_native_is(olmo: tuple[Path, Any]) -> None:
+def test_auto_uses_transformers_without_native_layers(olmo: tuple[Path, Any]) -> None:
     engine, _ = load("auto", olmo[0], num_pages=8)
     assert isinstance(engine, TorchEngine) and "layers of transformers" in engine.info.details
     assert engine.info.name == "torch"
@@ -81,7 +81,7 @@ def test_auto_takes_it_where_nothing_native_is(olmo: tuple[Path, Any]) -> None:
     assert any("OlmoForCausalLM: the layers are those of transformers" in line for line in lines)
 
 
-def test_native_layers_are_taken_where_they_are(tmp_path: Path) -> None:
+def test_auto_uses_native_layers_where_available(tmp_path: Path) -> None:
     folder = save(tiny_case(Model("LlamaForCausalLM")), tmp_path)
     for impl, theirs in (("auto", False), ("native", False), ("transformers", True)):
         engine, _ = load("torch", folder, num_pages=8, model_impl=impl)
@@ -95,13 +95,15 @@ def test_native_layers_are_taken_where_they_are(tmp_path: Path) -> None:
         ({"engine": "cpu", "model_impl": "transformers"}, "--model-impl transformers: not with --engine cpu"),
         ({"engine": "torch", "model_impl": "native"}, "OlmoForCausalLM is not supported: only LlamaForCausalLM"),
         ({"engine": "cpu"}, "OlmoForCausalLM is not supported.*--model-impl transformers"),
-        ({"engine": "torch", "tp": 2}, "--tp 2: .*transformers, which are not cut: .*--dp 2"),
+        ({"engine": "torch", "tp": 2}, "--tp 2: .*transformers' layers, which cannot be sharded: .*--dp 2"),
         ({"engine": "torch", "max_seq_len": 300}, "--max-seq-len 300: the model's context is 256"),
         ({"engine": "torch", "attention_backend": "flashinfer"}, "--attention-backend flashinfer: .*CUDA"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_is_refused_at_the_start(olmo: tuple[Path, Any], settings: dict[str, Any], says: str) -> None:
+def test_unsupported_models_are_refused_at_the_start(
+    olmo: tuple[Path, Any], settings: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ConfigError, match=says):
         lines_of(EngineConfig(model=str(olmo[0]), num_pages=8, **settings))
 
@@ -144,7 +146,7 @@ def test_weights_that_are_not_there_are_an_error(olmo: tuple[Path, Any], tmp_pat
         lines_of(EngineConfig(model=str(tmp_path), num_pages=8))
 
 
-def test_a_context_that_is_cut_says_why(tmp_path: Path) -> None:
+def test_limited_context_reports_the_reason(tmp_path: Path) -> None:
     case = next(one for one in CASES if "longrope" in one.notes)
     folder, impl = save(tiny_case(case), tmp_path), "transformers"
     lines = lines_of(EngineConfig(model=str(folder), model_impl=impl, num_pages=8))
@@ -153,7 +155,7 @@ def test_a_context_that_is_cut_says_why(tmp_path: Path) -> None:
         lines_of(EngineConfig(model=str(folder), model_impl=impl, num_pages=8, max_seq_len=200))
 
 
-def test_the_text_half_says_what_is_left_out(tmp_path: Path) -> None:
+def test_text_model_reports_left_out_tensors(tmp_path: Path) -> None:
     folder = save(tiny_case(next(one for one in CASES if one.vision is not None)), tmp_path)
     assert any(line.startswith("text only: ") for line in lines_of(EngineConfig(model=str(folder), num_pages=8)))
 
@@ -173,11 +175,11 @@ def test_the_engine_for_devices_takes_it_too(tmp_path: Path) -> None:
 
 def test_nothing_is_compiled(olmo: tuple[Path, Any]) -> None:
     config = EngineConfig(model=str(olmo[0]), torch_compile=True)
-    with pytest.raises(ConfigError, match="--torch-compile: not with the layers of transformers"):
-        load_their_model(config, olmo[0], torch.device("cuda"), lambda text, done=0, total=0: None)
+    with pytest.raises(ConfigError, match="--torch-compile: not supported with transformers' layers"):
+        load_transformers_model(config, olmo[0], torch.device("cuda"), lambda text, done=0, total=0: None)
 
 
-def test_who_has_native_layers_waits_for_no_transformers(tmp_path: Path) -> None:
+def test_native_models_do_not_import_transformers(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     program = (
         "import sys\n"

@@ -472,9 +472,9 @@ REFUSED = [
     Refused("FalconForCausalLM", "ALiBi", {"alibi": True}),
     Refused("BloomForCausalLM", "ALiBi"),
     Refused("MptForCausalLM", "ALiBi"),
-    Refused("XGLMForCausalLM", "they ask no registry"),
+    Refused("XGLMForCausalLM", "do not use the registry"),
     Refused("T5ForConditionalGeneration", _ENCODES),
-    Refused("BartForCausalLM", "an encoder and a decoder"),
+    Refused("BartForCausalLM", "an encoder-decoder"),
     Refused("BertForMaskedLM", _ENCODES),
 ]
 # fmt: on

@@ -54,7 +54,7 @@ def once(max_examples: int) -> Callable[[Any], Any]:
 
 @once(60)
 @given(cases())
-def test_grouped_form(case: tuple[Routed, Tile]) -> None:
+def test_grouped_experts_equal_a_loop_over_tokens(case: tuple[Routed, Tile]) -> None:
     assert_near(grouped(*case[0].inputs()), case[0])
 
 

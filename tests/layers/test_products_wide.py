@@ -42,7 +42,7 @@ def test_a_product_is_that_of_the_numbers(dtype: torch.dtype, outputs: int, inpu
         assert torch.equal(product(halves[:rows]), found[:rows])
 
 
-def test_who_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_tables_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
     table, _ = _numbers(16, 16, torch.bfloat16)
     assert not WideProduct.serves(table.float())
     assert not WideProduct.serves(table.to("meta"))

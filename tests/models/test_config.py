@@ -108,7 +108,7 @@ def test_defaults() -> None:
     assert config.eos_ids == ()
 
 
-def test_what_gemmas_files_leave_out() -> None:
+def test_defaults_of_gemma_files() -> None:
     """As Google wrote the text half of the 4B model."""
     text = {
         "hidden_size": 2560,
@@ -159,7 +159,7 @@ def test_eos_ids_are_those_of_both_files(tmp_path: Path) -> None:
         ({**GEMMA3, "layer_types": ["full_attention", "sliding_attention"]}, (None, 16)),
     ],
 )
-def test_windows(change: dict[str, Any], windows: tuple[int | None, ...]) -> None:
+def test_windows_by_layer_are_parsed(change: dict[str, Any], windows: tuple[int | None, ...]) -> None:
     assert parse_config({**CONFIG, **change}).windows == windows
 
 
@@ -172,7 +172,7 @@ def test_windows(change: dict[str, Any], windows: tuple[int | None, ...]) -> Non
         ({**MISTRAL, "attention_bias": True, "mlp_bias": True}, (False, False, False)),
     ],
 )
-def test_biases(change: dict[str, Any], biases: tuple[bool, bool, bool]) -> None:
+def test_bias_fields_are_parsed(change: dict[str, Any], biases: tuple[bool, bool, bool]) -> None:
     config = parse_config({**CONFIG, **change})
     assert (config.qkv_bias, config.out_bias, config.mlp_bias) == biases
 
@@ -192,7 +192,7 @@ def test_the_head_of_a_model_with_a_text_half(whole: dict[str, Any], text: dict[
     assert config.tie_word_embeddings is tied
 
 
-def test_experts() -> None:
+def test_expert_fields_are_parsed() -> None:
     moe = parse_config({**CONFIG, **MOE, "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3]}).moe
     assert moe == MoeConfig(8, 2, 16, norm_topk_prob=False, layers=frozenset({1, 5}))
     new = {**CONFIG, **MOE, "num_local_experts": 8, "norm_topk_prob": True}

@@ -85,7 +85,7 @@ def test_a_head_that_is_not_the_table_is_used_whatever_the_config_says(other: bo
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("original_names", [True, False], ids=["names of 4", "names of 5"])
 @pytest.mark.parametrize("which", [name for name in VISION if MODELS[name].torch])
-def test_the_text_half(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
+def test_text_model_logits_equal_transformers(which: str, tied: bool, original_names: bool, tmp_path: Path) -> None:
     reference = tiny_model(which, tie_word_embeddings=tied)
     folder = save(reference, tmp_path, original_names=original_names)
     ours = DenseSequence(load(folder)).extend(IDS)

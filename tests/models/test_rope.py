@@ -18,7 +18,7 @@ from tests.helpers.variants import CONFIG, VARIANTS
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-def test_what_yarn_does_to_attention() -> None:
+def test_yarn_attention_factor() -> None:
     def factor(**change: Any) -> float:
         return parse_config({**CONFIG, "rope_scaling": {**YARN, **change}}).ropes[0].attention_factor
 
@@ -60,7 +60,7 @@ def test_dynamic_tables_equal_transformers_at_their_length(length: int) -> None:
     assert ours.ropes[0].attention_factor == attention == 1.0
 
 
-def test_how_far_a_context_stretches() -> None:
+def test_context_length_with_dynamic_and_yarn_scaling() -> None:
     dynamic = parse_config({**CONFIG, "max_position_embeddings": 64, "rope_scaling": DYNAMIC})
     assert [dynamic.context_len(length) for length in (None, 10, 64, 256)] == [64, 10, 64, 256]
     with pytest.raises(ConfigError, match="--max-seq-len 257: the model's context is 64, 256 at most with its dynamic"):

@@ -11,7 +11,7 @@ import transformers
 
 from minisgl.config import ConfigError
 from minisgl.models import ARCHITECTURES, is_native
-from minisgl.models.transformers_config import find_their_model
+from minisgl.models.transformers_config import find_transformers_source
 from tests.helpers.variants import REFUSED, TINY_THEIRS
 
 pytestmark = pytest.mark.skipif(transformers.__version__ < "5", reason="seen with transformers 5")
@@ -32,10 +32,10 @@ def test_a_refusal_names_the_reason(refused: Any, tmp_path: Path) -> None:
     if not hasattr(transformers, refused.architecture):
         pytest.skip(f"transformers {transformers.__version__} has no {refused.architecture}")
     with pytest.raises(ConfigError, match=refused.says) as raised:
-        find_their_model(write(tmp_path, refused.architecture, **refused.settings))
+        find_transformers_source(write(tmp_path, refused.architecture, **refused.settings))
     assert refused.architecture in str(raised.value) and transformers.__version__ in str(raised.value)
     native = refused.architecture in ARCHITECTURES
-    assert ("--engine cpu" in str(raised.value), "no engine has it" in str(raised.value)) == (native, not native)
+    assert ("--engine cpu" in str(raised.value), "no engine supports it" in str(raised.value)) == (native, not native)
 
 
 @pytest.mark.parametrize(
@@ -45,9 +45,9 @@ def test_a_refusal_names_the_reason(refused: Any, tmp_path: Path) -> None:
         ({"auto_map": {"AutoModelForCausalLM": "modeling.Own"}}, "code of their own .* not run"),
     ],
 )
-def test_a_class_that_nobody_has(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_unknown_transformers_class_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"MadeUpForCausalLM: .*{says}"):
-        find_their_model(write(tmp_path, "MadeUpForCausalLM", **settings))
+        find_transformers_source(write(tmp_path, "MadeUpForCausalLM", **settings))
 
 
 @pytest.mark.parametrize(
@@ -57,22 +57,22 @@ def test_a_class_that_nobody_has(settings: dict[str, Any], says: str, tmp_path: 
         ({"hidden_size": "wide"}, "hidden_size"),
     ],
 )
-def test_a_config_that_cannot_be_is_an_error(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_invalid_config_is_an_error(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=says):
-        find_their_model(write(tmp_path, "Olmo2ForCausalLM", **settings))
+        find_transformers_source(write(tmp_path, "Olmo2ForCausalLM", **settings))
 
 
 def test_nothing_is_imported_from_the_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "modeling.py").write_text("raise SystemExit('it ran')\n")
     (tmp_path / "configuration.py").write_text("raise SystemExit('it ran')\n")
     mapped = {"AutoConfig": "configuration.Own", "AutoModelForCausalLM": "modeling.Own"}
-    found = find_their_model(write(tmp_path, "Olmo2ForCausalLM", auto_map=mapped))
+    found = find_transformers_source(write(tmp_path, "Olmo2ForCausalLM", auto_map=mapped))
     assert found.kind is transformers.Olmo2ForCausalLM
 
 
-def test_what_an_engine_must_know(tmp_path: Path) -> None:
+def test_transformers_source_has_engine_properties(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
-    found = find_their_model(write(tmp_path, "Gemma2ForCausalLM", eos_token_id=5, dtype="bfloat16"))
+    found = find_transformers_source(write(tmp_path, "Gemma2ForCausalLM", eos_token_id=5, dtype="bfloat16"))
     assert (found.vocab_size, found.context_len, found.limited_by) == (TINY_THEIRS["vocab_size"], 256, "")
     assert (found.eos_ids, found.dtype, found.text_half) == ((5, 7), "bfloat16", False)
 
@@ -94,12 +94,12 @@ def test_frequencies_that_would_change_end_the_context(
     settings: dict[str, Any] = {"rope_parameters": {**rope, "rope_theta": 10_000.0}}
     if rope["rope_type"] == "longrope":
         settings["original_max_position_embeddings"] = 64
-    found = find_their_model(write(tmp_path, architecture, **settings))
+    found = find_transformers_source(write(tmp_path, architecture, **settings))
     assert found.context_len == context_len
     assert (rope["rope_type"] in found.limited_by) == (context_len < 256)
 
 
-def test_who_computes_what(tmp_path: Path) -> None:
+def test_model_impl_chooses_native_or_transformers_layers(tmp_path: Path) -> None:
     native, other = tmp_path / "native", tmp_path / "other"
     for folder, architecture in ((native, "LlamaForCausalLM"), (other, "Gemma2ForCausalLM")):
         folder.mkdir()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minisgl.models.transformers_model import TransformersModel
-from minisgl.models.transformers_probe import look
+from minisgl.models.transformers_probe import probe
 from tests.helpers.models import tiny_case
 from tests.helpers.variants import TINY, Model
 
@@ -33,13 +33,13 @@ def test_the_head_is_theirs_in_float32(case: Model) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_tokens_are_padded_to_few_numbers_and_nobody_sees_it() -> None:
+def test_padding_to_few_token_counts_does_not_change_results() -> None:
     made = TransformersModel(tiny_case(Model("Olmo2ForCausalLM")).bfloat16())
     sizes: list[tuple[int, int]] = []
     lengths: list[int] = []
     made.body.register_forward_hook(lambda module, args, out: lengths.append(out[0].shape[1]))
     with torch.inference_mode():
-        look(made, "Olmo2ForCausalLM", TINY["vocab_size"])
+        probe(made, "Olmo2ForCausalLM", TINY["vocab_size"])
 
         def attend(layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             sizes.append((len(q), len(k)))
@@ -55,7 +55,7 @@ def test_tokens_are_padded_to_few_numbers_and_nobody_sees_it() -> None:
 def test_a_layer_that_is_not_asked_is_an_error() -> None:
     made = TransformersModel(tiny_case(Model("Olmo2ForCausalLM")))
     with torch.inference_mode():
-        look(made, "Olmo2ForCausalLM", TINY["vocab_size"])
+        probe(made, "Olmo2ForCausalLM", TINY["vocab_size"])
         made.attention = made.attention[:-1]
         with pytest.raises(RuntimeError, match="asked 3 times, not 2"):
             made.forward(torch.arange(4), torch.arange(4), lambda layer, q, k, v: q)

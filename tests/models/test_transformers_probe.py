@@ -12,7 +12,7 @@ from torch import Tensor
 
 from minisgl.config import ConfigError
 from minisgl.models.transformers_model import TransformersModel
-from minisgl.models.transformers_probe import look
+from minisgl.models.transformers_probe import probe
 from tests.helpers.models import tiny_case
 from tests.helpers.variants import CASES, TINY, Model
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.any_cpu
 def looked_at(model: Any) -> TransformersModel:
     made = TransformersModel(model)
     with torch.inference_mode():
-        look(made, type(model).__name__, TINY["vocab_size"])
+        probe(made, type(model).__name__, TINY["vocab_size"])
     return made
 
 
@@ -32,7 +32,7 @@ def case(architecture: str, **settings: Any) -> Any:
     return tiny_case(Model(architecture, "", settings))
 
 
-def test_what_layers_ask_is_seen() -> None:
+def test_probe_records_attention_parameters() -> None:
     [gemma] = [one for one in CASES if one.architecture == "Gemma2ForCausalLM"]
     layers = looked_at(tiny_case(gemma)).attention
     assert [layer.window for layer in layers] == [9, None, 9, None]
@@ -49,12 +49,12 @@ def test_a_window_that_only_the_mask_knows_is_seen() -> None:
 @pytest.mark.parametrize(
     ("architecture", "settings", "says"),
     [
-        ("BertLMHeadModel", {}, "attend to those behind them"),
+        ("BertLMHeadModel", {}, "is not causal"),
         ("DogeForCausalLM", {}, "neither causal nor that of a sliding window"),
         ("GptOssForCausalLM", {"num_local_experts": 4, "head_dim": 16}, "given s_aux"),
     ],
 )
-def test_what_no_backend_knows_is_refused(architecture: str, settings: dict[str, Any], says: str) -> None:
+def test_unsupported_attention_arguments_are_refused(architecture: str, settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=f"{architecture}: .*{says}"):
         looked_at(case(architecture, **settings))
 
@@ -101,7 +101,7 @@ def test_a_model_that_keeps_more_than_pages_do_is_refused(broken: Callable[[], t
 
 
 def test_another_window_than_that_of_the_mask_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second look alone: a window that was overlooked."""
+    """The second probe alone: a window that was overlooked."""
     made = looked_at(case("Starcoder2ForCausalLM", sliding_window=4))
     assert {layer.window for layer in made.attention} == {4}
     monkeypatch.setattr("minisgl.models.transformers_probe._window", lambda mask, tokens: None)
@@ -112,13 +112,13 @@ def test_another_window_than_that_of_the_mask_is_noticed(monkeypatch: pytest.Mon
 def test_a_body_without_positions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = case("Olmo2ForCausalLM")
     monkeypatch.setattr(model.model, "forward", lambda input_ids, use_cache: None)
-    with pytest.raises(ConfigError, match="takes no positions"):
+    with pytest.raises(ConfigError, match="has no argument position_ids"):
         looked_at(model)
 
 
-def test_a_model_that_asks_nobody_is_refused() -> None:
+def test_model_without_attention_registry_is_refused() -> None:
     model = case("Olmo2ForCausalLM")
     model.model.layers = torch.nn.ModuleList()
     model.config.num_hidden_layers = 0
-    with pytest.raises(ConfigError, match="no layer asks"):
+    with pytest.raises(ConfigError, match="no layer uses"):
         looked_at(model)

@@ -68,7 +68,7 @@ def test_a_long_list_of_names_is_cut(tmp_path: Path) -> None:
     assert "199.weight" not in str(caught.value)
 
 
-def test_what_no_model_needs_is_passed_over(tmp_path: Path) -> None:
+def test_redundant_tensors_are_ignored(tmp_path: Path) -> None:
     surplus = {"lm_head.weight": torch.zeros(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)}
     save_file({**_tensors(), **surplus}, tmp_path / "model.safetensors")
     load_weights(_wanted(), tmp_path)
@@ -99,7 +99,7 @@ def test_the_single_file_wins_over_other_copies(tmp_path: Path) -> None:
         ({"model.safetensors.index.json": b'{"weight_map": {"a": "model-1.safetensors"}}'}, "model-1.safetensors"),
     ],
 )
-def test_folders_that_cannot_be_loaded(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
+def test_invalid_folders_are_refused(files: dict[str, bytes], message: str, tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ConfigError, match=message):
@@ -167,5 +167,5 @@ def test_dummy_weights_depend_on_name_and_seed_only() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2**31, 2**63 - 1, -1])
-def test_any_seed_will_do(seed: int) -> None:
+def test_dummy_weights_accept_any_seed(seed: int) -> None:
     dummy_weights(_wanted(), seed)

@@ -103,7 +103,7 @@ def nearest(one: np.ndarray, other: np.ndarray) -> float:
     return float((one * other).sum(1).min())
 
 
-def test_minilm(copied: Path) -> None:
+def test_minilm_embeddings_equal_the_checkpoint(copied: Path) -> None:
     wanted, file = theirs(copied), converted(copied, "f32")
     assert nearest(ours(file), wanted) >= 0.999999
     half = converted(copied, "f16")
@@ -113,7 +113,7 @@ def test_minilm(copied: Path) -> None:
     assert nearest(ours(eighth), wanted) >= 0.999 and nearest(ours(eighth), llama_cpp(eighth)) >= 0.999
 
 
-def test_modern_bert(tmp_path: Path) -> None:
+def test_modern_bert_embeddings_equal_the_checkpoint(tmp_path: Path) -> None:
     """The same, but each third layer from the first on."""
     size = put_tokenizer(tmp_path, "")
     model = tiny_encoder("modernbert", vocab_size=size, num_hidden_layers=5)
@@ -123,7 +123,7 @@ def test_modern_bert(tmp_path: Path) -> None:
     assert nearest(unit(vectors(file, [(ids, "mean")])), unit([wanted])) >= 0.99999
 
 
-def test_embedding_gemma(tmp_path: Path) -> None:
+def test_embedding_gemma_embeddings_equal_the_checkpoint(tmp_path: Path) -> None:
     """With another tokenizer: by ids. Each sixth layer attends to all tokens, as llama.cpp has it."""
     types = ["sliding_attention"] * 5 + ["full_attention", "sliding_attention"]
     size = put_tokenizer(tmp_path, SENTENCEPIECE)
@@ -134,13 +134,13 @@ def test_embedding_gemma(tmp_path: Path) -> None:
     assert nearest(unit(vectors(file, [(ids, "mean")])), unit([wanted])) >= 0.99999
 
 
-def test_nomic_bert(nomic: Path) -> None:
+def test_nomic_bert_embeddings_equal_the_checkpoint(nomic: Path) -> None:
     wanted, file = theirs(nomic), converted(nomic, "f32")
     assert nearest(ours(file), wanted) >= 0.99999
 
 
 @pytest.mark.parametrize("heads", [4, 12])
-def test_jina_bert(minilm: Path, tmp_path: Path, heads: int) -> None:
+def test_jina_bert_embeddings_equal_the_checkpoint(minilm: Path, tmp_path: Path, heads: int) -> None:
     """transformers has no class for it: llama.cpp's vectors of the same file, the checkpoint's own, and those of files
     that have gate and up apart, as they were first."""
     model = tiny_encoder("jina-bert", vocab_size=30522, hidden_size=96, num_attention_heads=heads, **LONG)
@@ -183,7 +183,7 @@ def as_nomic_publishes_it(model: Any, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_nomic_bert_with_experts(minilm: Path, tmp_path: Path) -> None:
+def test_nomic_bert_moe_embeddings_equal_llama_cpp(minilm: Path, tmp_path: Path) -> None:
     """transformers has no class for it: llama.cpp's vectors of the same file. The file lacks the bias of what experts
     give together, as the converter has it."""
     model = tiny_encoder("nomic-moe", vocab_size=30522, max_position_embeddings=2048)

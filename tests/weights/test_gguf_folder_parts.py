@@ -35,7 +35,7 @@ def load(path: Path) -> None:
     load_cpu_engine(EngineConfig(model=str(path), engine="cpu", num_pages=4, num_threads=1), quiet).close()
 
 
-def test_it_is_the_model_of_one_file(first: Path, tmp_path: Path) -> None:
+def test_split_file_equals_the_single_file(first: Path, tmp_path: Path) -> None:
     """Also where the parts are links, as in a hub's cache."""
     whole = write(tmp_path / "whole.gguf")
     (tmp_path / "links").mkdir()
@@ -49,7 +49,7 @@ def test_it_is_the_model_of_one_file(first: Path, tmp_path: Path) -> None:
     assert ours.keys() == theirs.keys() and all((ours[name] == theirs[name]).all() for name in ours)
 
 
-def test_what_is_wrong_with_parts_is_said(first: Path, tmp_path: Path) -> None:
+def test_invalid_parts_are_refused_with_the_reason(first: Path, tmp_path: Path) -> None:
     second, third = (tmp_path / name for name in NAMES[1:])
     with pytest.raises(ConfigError, match=rf"{NAMES[1]}: a later part of a model: name the first, {NAMES[0]}"):
         load(second)

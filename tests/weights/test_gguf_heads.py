@@ -245,14 +245,14 @@ def fields(architecture: str, **own: Any) -> Fields:
         ("qwen3", ["cls.output"], r"qwen3.classifier.output_labels: \[\]: only \['yes', 'no'\]"),
     ],
 )
-def test_half_a_head_is_refused(architecture: str, parts: list[str], why: str) -> None:
+def test_incomplete_head_is_refused(architecture: str, parts: list[str], why: str) -> None:
     shapes = {f"{part}.weight": (2, 8) for part in parts}
     with pytest.raises(ConfigError, match=why):
         with_head({}, fields(architecture), shapes)
     assert with_head({"a": 1}, fields(architecture), {}) == {"a": 1}
 
 
-def test_a_judge_of_another_form_is_refused() -> None:
+def test_reranker_with_another_prompt_template_is_refused() -> None:
     said = fields("qwen3", classifier__output_labels=["yes", "no"])
-    with pytest.raises(ConfigError, match=r"chat_template.rerank: is not the form of Qwen3-Reranker"):
+    with pytest.raises(ConfigError, match=r"chat_template.rerank: is not the prompt template of Qwen3-Reranker"):
         with_head({}, said, {"cls.output.weight": (2, 8)})

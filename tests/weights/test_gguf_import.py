@@ -151,7 +151,7 @@ def _compare_values(tmp_path: Path, model: Any, quantise: GGMLQuantizationType) 
         np.testing.assert_array_equal(imported[f"{name}.weight"], expected)
 
 
-def test_the_config_says_what_the_file_says(tmp_path: Path) -> None:
+def test_imported_config_has_the_file_metadata(tmp_path: Path) -> None:
     config = load_config(import_gguf(write_gguf(tmp_path / "m.gguf", written_model("llama3-tied")), quiet))
     assert (config.architecture, config.tie_word_embeddings, config.dtype) == ("LlamaForCausalLM", True, "bfloat16")
     assert (config.max_position, config.ropes[0].theta, config.eos_ids) == (256, 5000.0, (START,))
@@ -190,7 +190,7 @@ def test_an_import_that_fails_leaves_nothing_and_can_be_repeated(
     assert import_gguf(file, quiet).is_dir()
 
 
-def test_what_a_killed_importer_left_is_removed(tmp_path: Path, cache: Path) -> None:
+def test_files_of_a_killed_importer_are_removed(tmp_path: Path, cache: Path) -> None:
     model = written_model("llama3-tied")
     folder = import_gguf(write_gguf(tmp_path / "m.gguf", model), quiet)
     left = cache / f"{folder.name}.abc.partial"
@@ -234,7 +234,7 @@ def _sharper_yarn(writer: GGUFWriter) -> None:
         ({"edit": lambda to: to.add_tensor("blk.0.odd.weight", np.ones(8, np.float32))}, r"unknown tensor blk\.0\.odd"),
     ],
 )
-def test_what_cannot_be_imported_is_refused_by_name(
+def test_unsupported_files_are_refused_by_name(
     change: dict[str, Any], message: str, tmp_path: Path, cache: Path
 ) -> None:
     file = write_gguf(tmp_path / "m.gguf", written_model("llama3-tied"), **change)

@@ -52,14 +52,14 @@ def test_numbers_become_blocks_as_in_gguf_py(kind: Any, scale: float) -> None:
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_1"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 1e9])
-def test_numbers_that_no_block_has(kind: Any, bad: float) -> None:
+def test_values_beyond_block_range_are_refused(kind: Any, bad: float) -> None:
     numbers = np.zeros(64, np.float32)
     numbers[40] = bad
     with pytest.raises(ValueError, match="not finite, or too large"):
         _rust.encode_blocks(kind, numbers.tobytes())
 
 
-def test_blocks_that_are_none() -> None:
+def test_unknown_or_incomplete_blocks_are_refused() -> None:
     with pytest.raises(ValueError, match="no decoder for Q9_9"):
         _rust.decode_blocks("Q9_9", b"")
     with pytest.raises(ValueError, match=r"17 bytes are not whole blocks of 18 \(Q4_0\)"):

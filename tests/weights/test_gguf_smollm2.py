@@ -61,13 +61,13 @@ def _chat(tokenizer: Tokenizer, text: str) -> list[int]:
     return [int(i) for i in tokenizer.encode(prompt, add_special_tokens=False)]
 
 
-def test_the_config(folder: Path) -> None:
+def test_smollm2_config_is_read_from_metadata(folder: Path) -> None:
     config = load_config(folder)
     assert (config.num_layers, config.hidden_size, config.num_heads, config.num_kv_heads) == (30, 576, 9, 3)
     assert (config.max_position, config.tie_word_embeddings, config.dtype) == (8192, True, "bfloat16")
 
 
-def test_the_tokenizer(tokenizer: Tokenizer) -> None:
+def test_smollm2_tokenizer_round_trips_text(tokenizer: Tokenizer) -> None:
     assert tokenizer.encode("<|im_start|>user\n<|im_end|>").tolist()[0] == 1
     assert tokenizer.decode([1, 2]) == ""
     ids = tokenizer.encode("pay 1234 now").tolist()

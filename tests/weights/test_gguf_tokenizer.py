@@ -190,14 +190,14 @@ def test_word_pieces(tmp_path: Path) -> None:
     around = ["[CLS]", "▁the", "▁un", "able", "s", "▁世", "▁!", "▁e", "[SEP]", "[UNK]", "[SEP]"]
     assert pieces(text) == around
     assert pieces("The É", **{"tokenizer.ggml.normalizer.lowercase": False}) == ["[CLS]", "[UNK]", "[UNK]", "[SEP]"]
-    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.unknown_token_id: 100: there are 11 tokens"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.unknown_token_id: 100: must be below 11"):
         pieces(text, **{"tokenizer.ggml.unknown_token_id": 100})
 
 
 def test_scores_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
     metadata = _metadata(_trained(tmp_path), True)
     metadata["tokenizer.ggml.scores"].pop()
-    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.scores: 419 scores of 420 tokens"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.scores: has 419 scores for 420 tokens"):
         tokenizer_files(Fields(metadata))
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from minisgl.config import ConfigError, ModelSource
 from minisgl.weights import hub as client
-from minisgl.weights.hub_names import INDEX, Wanted
+from minisgl.weights.hub_names import INDEX, HubRequest
 from minisgl.weights.sources import find_model
 from tests.helpers.forking import Minisgl, run
 from tests.helpers.model_hub import COMMIT, ModelHub, Repo, model_hub, sha256
@@ -89,7 +89,7 @@ def test_a_file_by_its_quantization(hub: ModelHub, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("source", ["huggingface", "modelscope"])
-def test_ways_to_name_a_file(hub: ModelHub, name: str, file: str, source: ModelSource) -> None:
+def test_file_can_be_named_by_path_or_address(hub: ModelHub, name: str, file: str, source: ModelSource) -> None:
     name = name.replace("HOST", "https://huggingface.co" if source == "huggingface" else "https://modelscope.cn/models")
     found = find_model(name, quiet, source=source)
     assert found.as_posix().endswith(file)
@@ -102,7 +102,7 @@ def test_ways_to_name_a_file(hub: ModelHub, name: str, file: str, source: ModelS
 
 
 @pytest.mark.parametrize("source", ["huggingface", "modelscope"])
-def test_a_folder(hub: ModelHub, source: ModelSource) -> None:
+def test_folder_of_safetensors_is_fetched(hub: ModelHub, source: ModelSource) -> None:
     found = find_model(FOLDER, quiet, source=source)
     assert {one.name: one.read_bytes() for one in found.iterdir()} == {"config.json": b"{}", INDEX: INDEXED, **WEIGHTS}
     hub.asked.clear()
@@ -134,7 +134,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("token", "name", "said"), REFUSED)
-def test_what_a_hub_refuses(
+def test_hub_error_statuses_say_what_to_do(
     hub: ModelHub, monkeypatch: pytest.MonkeyPatch, token: str | None, name: str, said: str
 ) -> None:
     if token:
@@ -143,11 +143,11 @@ def test_what_a_hub_refuses(
         find_model(name, quiet)
 
 
-def test_other_failures(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_repositories_and_rate_limits_are_errors(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"has no revision v7 \(404\)"):
         find_model(REPO, quiet, revision="v7")
     hub.repos[SPLIT].files.pop("Q4_0/x-Q4_0-00002-of-00003.gguf")
-    with pytest.raises(ConfigError, match=r"x-Q4_0-00002-of-00003.gguf is missing there: 1 of 3 parts are"):
+    with pytest.raises(ConfigError, match=r"x-Q4_0-00002-of-00003.gguf is missing: 1 of 3 parts are"):
         find_model(SPLIT, quiet)
     hub.repos["a/b"] = Repo({"pytorch_model.bin": b"", "config.json": b"{}"})
     with pytest.raises(ConfigError, match="a/b: has neither safetensors nor GGUF files"):
@@ -183,7 +183,7 @@ def test_a_download_that_breaks_in_any_way_is_none(
     assert not [one for one in (tmp_path / "home").rglob("*") if one.is_symlink()]
 
 
-def test_what_passes_is_tried_again(hub: ModelHub) -> None:
+def test_temporary_errors_are_retried(hub: ModelHub) -> None:
     hub.limits.extend(["0", "0"])
     hub.failures.extend([500, 503])
     hub.cuts.extend([1000, 1, 200_000])
@@ -201,7 +201,7 @@ def test_segments_side_by_side(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -
     assert len({one.range for one in hub.of_files()}) == 5
 
 
-def test_a_cut_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_download_resumes(hub: ModelHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where another version is in the cache: that is not what was asked for."""
     hub.cuts.extend([1_000_000, *[0] * client.TRIES])
     with pytest.raises(ConfigError, match=r"broke 5 times .* 1.0 of 3.0 MB are kept, and the same command goes on"):
@@ -213,7 +213,7 @@ def test_a_cut_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path, monk
     assert [one.name for one in (tmp_path / "home/hub/models--someone--some-GGUF/blobs").iterdir()] == [sha256(LARGE)]
 
 
-def test_a_killed_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path) -> None:
+def test_killed_download_resumes(hub: ModelHub, tmp_path: Path) -> None:
     hub.stall_at = 1_500_000
     command = [sys.executable, "-m", "minisgl", "pull", REPO]
     with Minisgl(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -227,7 +227,7 @@ def test_a_killed_download_goes_on_where_it_was(hub: ModelHub, tmp_path: Path) -
     done = run(command)
     assert Path(done.stdout.strip()).read_bytes() == LARGE
     assert [one.range for one in hub.of_files()] == [f"bytes=1500000-{len(LARGE) - 1}"]
-    assert "1.5 of 3.0 MB are there from before" in done.stderr
+    assert "1.5 of 3.0 MB are already downloaded" in done.stderr
 
 
 def test_two_processes_fetch_once(hub: ModelHub) -> None:
@@ -249,7 +249,7 @@ def test_a_wrong_hash_is_no_model(hub: ModelHub, tmp_path: Path) -> None:
     assert find_model(f"{REPO}:Q8_0", quiet).read_bytes() == SMALL
 
 
-def test_a_full_disk(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_an_error_that_keeps_received_bytes(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Noticed before; or in the middle, where what arrived is kept."""
     usage = namedtuple("usage", "total used free")
     with monkeypatch.context() as patch:
@@ -270,7 +270,9 @@ def test_a_full_disk(hub: ModelHub, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", [f"{REPO}:Q8_0", SPLIT, FOLDER])
 @pytest.mark.parametrize("offline", [True, False], ids=["offline", "no network"])
-def test_the_cache_is_enough(hub: ModelHub, monkeypatch: pytest.MonkeyPatch, name: str, offline: bool) -> None:
+def test_cached_model_is_used_without_a_hub(
+    hub: ModelHub, monkeypatch: pytest.MonkeyPatch, name: str, offline: bool
+) -> None:
     found = find_model(name, quiet)
     hub.asked.clear()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1") if offline else monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
@@ -307,7 +309,7 @@ def test_huggingface_hub_finds_what_was_fetched(hub: ModelHub, tmp_path: Path) -
 
 
 def test_a_repository_is_asked_of_the_hub_that_was_named(hub: ModelHub) -> None:
-    wanted = Wanted("modelscope", REPO, quant="Q8_0")
+    wanted = HubRequest("modelscope", REPO, quant="Q8_0")
     found = client.fetch(wanted, quiet)
     assert "modelscope" in found.as_posix() and found.read_bytes() == SMALL
     assert {one.path.split("?")[0] for one in hub.asked if one.port == "hub"} == {

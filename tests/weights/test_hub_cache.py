@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RepoCache:
     return found
 
 
-def test_what_is_listed(cache: RepoCache, capsys: pytest.CaptureFixture[str]) -> None:
+def test_listing_of_cached_models(cache: RepoCache, capsys: pytest.CaptureFixture[str]) -> None:
     (cache.folder / "blobs" / "z.minisgl.incomplete").write_bytes(b"z" * 5000)
     assert {one.name: one.num_bytes for one in entries()} == {
         "a/b": 2, "a/b:Q4_0": 60_000, "a/b:Q8_0": 50_000, "a/b:unfinished": 5000,
@@ -47,7 +47,9 @@ def test_what_is_listed(cache: RepoCache, capsys: pytest.CaptureFixture[str]) ->
     ]  # fmt: skip
 
 
-def test_removing_leaves_all_else(cache: RepoCache, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_removing_a_model_keeps_all_others(
+    cache: RepoCache, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert cli.main(["rm", "a/b:Q4_0"]) == 0
     assert capsys.readouterr().out == "removed a/b:Q4_0: 60.0 kB freed\n"
     assert {one.name for one in cache.folder.joinpath("blobs").iterdir()} == {
@@ -72,7 +74,7 @@ def test_a_blob_that_another_file_is_stays(cache: RepoCache) -> None:
 @pytest.mark.parametrize(
     ("name", "said"), [("a/b:Q2_K", "there are a/b, a/b:Q4_0, a/b:Q8_0"), ("../x", "see minisgl list")]
 )
-def test_what_is_not_listed_is_not_removed(
+def test_unlisted_files_are_not_removed(
     cache: RepoCache, name: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nor what stands beside it."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 
 from minisgl.config import ConfigError
-from minisgl.weights.hub_names import SHORT, Wanted, choose, full_name, like, parse, quant_of
+from minisgl.weights.hub_names import SHORT, HubRequest, choose, full_name, parse, quant_of, similar_names
 
 HF = "huggingface"
 NAMES = {
-    "a/b": Wanted(HF, "a/b"),
-    "a/b:Q4_K_M": Wanted(HF, "a/b", quant="Q4_K_M"),
-    "a/b/c/d.gguf": Wanted(HF, "a/b", file="c/d.gguf"),
-    "hf.co/a/b:UD-Q4_K_XL": Wanted(HF, "a/b", quant="UD-Q4_K_XL"),
-    "https://huggingface.co/a/b": Wanted(HF, "a/b"),
-    "https://huggingface.co/a/b/tree/main": Wanted(HF, "a/b", "main"),
-    "https://huggingface.co/a/b/blob/v1/c.gguf?download=true": Wanted(HF, "a/b", "v1", file="c.gguf"),
-    "https://modelscope.cn/models/a/b/resolve/master/c.gguf": Wanted("modelscope", "a/b", "master", file="c.gguf"),
-    "qwen3:4b": Wanted(HF, "Qwen/Qwen3-4B-GGUF", quant="Q4_K_M"),
-    "Qwen3": Wanted(HF, "Qwen/Qwen3-4B-GGUF", quant="Q4_K_M"),
-    "qwen3:8b-q8_0": Wanted(HF, "Qwen/Qwen3-8B-GGUF", quant="Q8_0"),
+    "a/b": HubRequest(HF, "a/b"),
+    "a/b:Q4_K_M": HubRequest(HF, "a/b", quant="Q4_K_M"),
+    "a/b/c/d.gguf": HubRequest(HF, "a/b", file="c/d.gguf"),
+    "hf.co/a/b:UD-Q4_K_XL": HubRequest(HF, "a/b", quant="UD-Q4_K_XL"),
+    "https://huggingface.co/a/b": HubRequest(HF, "a/b"),
+    "https://huggingface.co/a/b/tree/main": HubRequest(HF, "a/b", "main"),
+    "https://huggingface.co/a/b/blob/v1/c.gguf?download=true": HubRequest(HF, "a/b", "v1", file="c.gguf"),
+    "https://modelscope.cn/models/a/b/resolve/master/c.gguf": HubRequest("modelscope", "a/b", "master", file="c.gguf"),
+    "qwen3:4b": HubRequest(HF, "Qwen/Qwen3-4B-GGUF", quant="Q4_K_M"),
+    "Qwen3": HubRequest(HF, "Qwen/Qwen3-4B-GGUF", quant="Q4_K_M"),
+    "qwen3:8b-q8_0": HubRequest(HF, "Qwen/Qwen3-8B-GGUF", quant="Q8_0"),
     "justaname": None,
     "a/b/c": None,
     "a/../b": None,
@@ -28,20 +28,20 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_names(name: str) -> None:
+def test_model_names_are_parsed(name: str) -> None:
     assert parse(name, "auto", None) == NAMES[name]
 
 
 @pytest.mark.parametrize(
     ("name", "revision", "said"),
     [
-        ("https://example.org/a/b", None, "no address of a hub"),
+        ("https://example.org/a/b", None, "not an address of a hub"),
         ("https://huggingface.co/a", None, "no address of a repository"),
         ("https://huggingface.co/a/b/blob/main/README.md", None, "no GGUF file: name the repository, a/b"),
         ("https://huggingface.co/a/b/blob/main/c.gguf", "v2", "--revision v2: .* names another one"),
     ],
 )
-def test_addresses_that_lead_nowhere(name: str, revision: str | None, said: str) -> None:
+def test_invalid_addresses_are_refused(name: str, revision: str | None, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         parse(name, "auto", revision)
     with pytest.raises(ConfigError, match="is on another hub"):
@@ -53,7 +53,7 @@ def test_short_names_are_whole_names() -> None:
     for short, full in SHORT.items():
         wanted = parse(short, "auto", None)
         assert wanted is not None and full_name(short) == full and wanted.quant
-        assert like(short[:-1]).count(":") >= 1
+        assert similar_names(short[:-1]).count(":") >= 1
 
 
 QUANTS = {
@@ -73,7 +73,7 @@ QUANTS = {
 
 
 @pytest.mark.parametrize("path", QUANTS)
-def test_quantizations(path: str) -> None:
+def test_quantization_in_file_names_is_recognized(path: str) -> None:
     assert quant_of(path) == QUANTS[path]
 
 
@@ -91,9 +91,9 @@ def test_quantizations(path: str) -> None:
         ("Q4_K", "Q4_K_M", None),
     ],
 )
-def test_which_file(quant: str | None, there: str, chosen: str | None) -> None:
+def test_file_of_a_repository_is_chosen(quant: str | None, there: str, chosen: str | None) -> None:
     paths = [f"x-{one}.gguf" for one in there.split()]
-    wanted = Wanted(HF, "a/b", quant=quant)
+    wanted = HubRequest(HF, "a/b", quant=quant)
     if chosen is None:
         with pytest.raises(ConfigError, match="has no GGUF file in Q4_K: there are Q4_K_M"):
             choose(wanted, paths)
@@ -110,6 +110,6 @@ def test_a_folder_is_preferred_where_no_file_was_named() -> None:
         "x-Q4_0.gguf",
         "a/b.json",
     ]
-    assert choose(Wanted(HF, "a/b"), paths) == (None, ["1_Pooling/config.json", "config.json", "model.safetensors"])
-    assert choose(Wanted(HF, "a/b", quant="Q4_0"), paths)[0] == "x-Q4_0.gguf"
-    assert choose(Wanted(HF, "a/b"), ["a.gguf", "tokenizer.json"], weights=False) == (None, ["tokenizer.json"])
+    assert choose(HubRequest(HF, "a/b"), paths) == (None, ["1_Pooling/config.json", "config.json", "model.safetensors"])
+    assert choose(HubRequest(HF, "a/b", quant="Q4_0"), paths)[0] == "x-Q4_0.gguf"
+    assert choose(HubRequest(HF, "a/b"), ["a.gguf", "tokenizer.json"], weights=False) == (None, ["tokenizer.json"])

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from minisgl.config import ConfigError
-from minisgl.distributed import Cut, Shard
+from minisgl.distributed import Shard, ShardRange
 from minisgl.weights.checkpoint import load_weights
 from minisgl.weights.packed import PackedFolder
 from minisgl.weights.quantization import parse_packing
@@ -42,7 +42,7 @@ def reader(folder: Path) -> PackedFolder:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_weights_are_those_that_were_meant(name: str, tmp_path: Path) -> None:
+def test_unpacked_weights_equal_the_originals(name: str, tmp_path: Path) -> None:
     folder, meant = small(tmp_path, FORMATS[name])
     found = reader(folder)
     assert {f"{layer}.weight" for layer in SHAPES} == set(found.layers)
@@ -76,7 +76,7 @@ def test_a_rank_gets_its_part(tmp_path: Path) -> None:
     wanted = {name: one.clone().zero_() for name, one in meant.items()}
     rows, columns = (f"{layer}.weight" for layer in SHAPES)
     wanted[rows], wanted[columns] = torch.zeros(32, 128), torch.zeros(96, 128)
-    shards = {rows: Shard(0, (Cut.of(64, 1, 2),)), columns: Shard(1, (Cut.of(256, 1, 2),))}
+    shards = {rows: Shard(0, (ShardRange.of(64, 1, 2),)), columns: Shard(1, (ShardRange.of(256, 1, 2),))}
     packing = parse_packing(json.loads((folder / "config.json").read_text()))
     load_weights(wanted, folder, shards=shards, packing=packing)
     torch.testing.assert_close(wanted[rows], meant[rows][32:], rtol=2**-22, atol=1e-12)

@@ -113,7 +113,7 @@ ROUNDED_ANEW = (
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_blocks_lose_what_is_said_and_the_cpu_engine_computes_with_them(form: str, tmp_path: Path) -> None:
+def test_block_rounding_stays_below_bound(form: str, tmp_path: Path) -> None:
     folder, reference = packed(tmp_path, form)
     kept, meant = blocks(folder), reference.state_dict()
     for name, (kind, found) in kept.items():
@@ -180,7 +180,7 @@ def test_biases_of_zeros_that_the_model_has_not(tmp_path: Path) -> None:
         cpu_engine(folder)
 
 
-def test_flags_that_do_not_go_with_it(tmp_path: Path) -> None:
+def test_incompatible_flags_are_refused(tmp_path: Path) -> None:
     folder, _ = packed(tmp_path, "awq")
     with pytest.raises(ConfigError, match=r"--quantization q8: the weights are quantized already \(awq, 4 bits\)"):
         cpu_engine(folder, quantization="q8")

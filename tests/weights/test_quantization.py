@@ -30,7 +30,7 @@ def test_full_weights_are_no_packing() -> None:
         ("fp8-blocks", Packing("fp8", "float8", 8, block=(48, 40), rounds_activations=True)),
     ],
 )
-def test_what_is_read(name: str, packing: Packing) -> None:
+def test_supported_packings_are_parsed(name: str, packing: Packing) -> None:
     assert parse_packing({"quantization_config": FORMATS[name].config}) == packing
 
 
@@ -72,14 +72,14 @@ def two_groups() -> dict[str, Any]:
             "sparsity_config: 'sparse-24-bitmask'",
         ),
         (changed("packed-sym", transform_config={"config_groups": {}}), "transform_config"),
-        (changed("packed-sym", config_groups={}), "config_groups: {}: must say how weights are kept"),
+        (changed("packed-sym", config_groups={}), "config_groups: {}: must give the format of weights"),
         (of_weights("packed-sym", num_bits=3), "num_bits: 3: only 4 and 8"),
         (of_weights("packed-sym", type="float"), "config_groups: 'float, 4 bits, pack-quantized'"),
-        (two_groups(), "config_groups: .*several kinds"),
+        (two_groups(), "config_groups: .*several formats"),
         (changed("fp8-blocks", fmt="e5m2"), "fmt: 'e5m2': only e4m3"),
         (changed("fp8-blocks", weight_block_size=[128]), r"weight_block_size: \[128\]: must be two numbers"),
     ],
 )
-def test_others_are_refused_by_name(config: Any, reason: str) -> None:
+def test_unsupported_packings_are_refused_by_name(config: Any, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"config.json: quantization_config: {reason}"):
         parse_packing({"quantization_config": config})

@@ -18,7 +18,7 @@ def _quiet(text: str, done: int = 0, total: int = 0) -> None:
     pass
 
 
-def test_a_folder_is_itself(tmp_path: Path) -> None:
+def test_folder_resolves_to_itself(tmp_path: Path) -> None:
     assert resolve_model(str(tmp_path), _quiet) == tmp_path
 
 
@@ -53,12 +53,12 @@ def test_a_folder_named_like_a_hub_id_wins(tmp_path: Path, monkeypatch: pytest.M
         ("model.gguf", "no such file, and not one of a hub"),
     ],
 )
-def test_neither_a_folder_nor_a_hub_id(model: str, said: str) -> None:
+def test_unknown_model_name_is_refused(model: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"--model {model}: .*{said}"):
         resolve_model(model, _quiet)
 
 
-def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_gguf_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         resolve_model(str(tmp_path / "x.gguf"), _quiet)
 

@@ -1,7 +1,7 @@
 """Attention over paged KV: a backend stores the K and V of a step's tokens and attends through the page table.
 
-Weights belong to `layers/`, a request's pages to the scheduler. Start with `api.py`, then `torch_sdpa.py`, which
-the other backends are compared with.
+Weights belong to `layers/`, the pages of a request to the scheduler. Start with `api.py`, then `torch_sdpa.py`, the
+reference for the other backends.
 """
 
 from minisgl.attention.api import AttentionBackend, AttentionRows, LayerAttention

@@ -1,7 +1,6 @@
-"""What an attention backend is.
+"""The interface of an attention backend.
 
-Invariants: one `prepare` per step, then `attend` once per layer in ascending order; all rows store before any row
-reads.
+Invariants: one `prepare` per step, then `attend` once per layer, ascending; all rows store before any row reads.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ Int32Array = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What one layer asks of attention. (Of a group of ranks: on one of them.)"""
+    """Attention parameters of one layer (with tensor parallelism: of one rank's heads)."""
 
     heads: int
     kv_heads: int
     k_dim: int  # of a query and of K
-    v_dim: int  # of V and of what comes out
-    window: int | None = None  # how many tokens a token attends to, itself included; None: all
+    v_dim: int  # of V and of the output
+    window: int | None = None  # number of tokens that a token attends to, itself included; None: all
     scale: float | None = None  # of the products q k; None: k_dim ** -0.5
-    softcap: float | None = None  # a score s becomes softcap * tanh(s / softcap); None: it stays
+    softcap: float | None = None  # a score s becomes softcap * tanh(s / softcap); None: unchanged
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRows:
-    """The same rows on the device of the KV pool, int32: views that hold the step's values once its forward runs."""
+    """The rows of a step on the device of the KV pool, int32: views that hold their values once its forward runs."""
 
     slots: Tensor  # [rows]
     seq_lens: Tensor  # [rows]
@@ -44,26 +43,25 @@ class AttentionRows:
     """The rows of a step, on the host. The first `num_decode` rows have one token each."""
 
     num_decode: int
-    slots: Int32Array  # [rows] rows of the page table
+    slots: Int32Array  # [rows] row of the page table
     seq_lens: Int32Array  # [rows] tokens after the step
-    extend_lens: Int32Array  # [rows] of them in this step
-    out_loc: Int32Array  # [tokens] where each token's K and V go
-    device: DeviceRows | None = None  # from engines that have it
+    extend_lens: Int32Array  # [rows] tokens in this step
+    out_loc: Int32Array  # [tokens] pool slot of each token's K and V
+    device: DeviceRows | None = None  # the rows on the device, if the engine provides them
 
 
 class AttentionBackend(Protocol):
     graph_obstacle: ClassVar[str]
-    """Why a CUDA graph cannot hold `attend` of a step of one-token rows; empty: it can, at the sizes that the backend
-    was made for. What `attend` reads then lies where it lay at the capture, `prepare` fills it before each replay, and
-    `prepare` itself is never captured."""
+    """Reason why a CUDA graph cannot capture `attend` of one-token rows; empty if it can, at the sizes that the backend
+    was made for. `attend` then reads the same addresses as at the capture; `prepare`, which is never captured, fills
+    them before each replay."""
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
-        """Make what all layers of a step share. `page_table` [slots, pages per request], int32 or int64, has
-        the step's updates."""
+        """Prepare a step for all layers. `page_table` [slots, pages per request] int32 or int64 is up to date."""
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [tokens, heads, k_dim], k [tokens, kv_heads, k_dim], v [tokens, kv_heads, v_dim] -> [tokens, heads, v_dim];
-        see `models.Attend`. Stores, then reads."""
+        """Store k [tokens, kv_heads, k_dim] and v [tokens, kv_heads, v_dim], then return the attention of q [tokens,
+        heads, k_dim] as [tokens, heads, v_dim]; see `models.Attend`."""
 
     def read(self, layer: int, q: Tensor) -> Tensor:
-        """The second half of `attend`, once the step's K and V are stored."""
+        """Return the attention of q [tokens, heads, k_dim] after the step's K and V are stored, as by `attend`."""

@@ -1,7 +1,6 @@
-"""Which attention backend serves: what each can do, what is installed, and why one was chosen.
+"""The choice of the attention backend: what each supports, what is installed, and the reason for the choice.
 
-Invariants: a backend that was asked for serves, or the start fails with what to do; `auto` always finds one and says
-why.
+Invariants: a requested backend serves, or the start fails with what to do; `auto` always finds one.
 """
 
 from __future__ import annotations
@@ -23,51 +22,51 @@ _HOW_TO_GET = {
 }
 _FLASHINFER_HEAD_DIMS = (64, 128, 256)
 _HALVES = (torch.float16, torch.bfloat16)
-_FLASH_ATTENTION_PAGE = 256  # its paged kernels take pages of multiples of this
+_FLASH_ATTENTION_PAGE = 256  # paged kernels support pages of multiples of this
 
 
 class BackendError(ValueError):
-    """The backend that was asked for cannot serve; the text says why and what to do."""
+    """Error for a requested backend that cannot serve; its text has the reason and a remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a choice depends on."""
+    """Properties of the machine that the choice of a backend depends on."""
 
-    device_type: str  # cpu, cuda
-    capability: tuple[int, int]  # of the CUDA device; (0, 0) elsewhere
+    device_type: str  # cpu or cuda
+    capability: tuple[int, int]  # of the CUDA device; (0, 0) without
     installed: frozenset[str]  # backends whose packages are installed
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the model and the pool ask of a backend."""
+    """Requirements of the model and the KV pool on a backend."""
 
     dtype: torch.dtype
     head_dim: int
     page_size: int
     windows: Sequence[int | None] = ()
-    beyond: str = ""  # what only torch_sdpa computes
+    beyond: str = ""  # features that only torch_sdpa and eager support
 
     @classmethod
     def of(cls, layers: Sequence[LayerAttention], dtype: torch.dtype, page_size: int) -> Shape:
         beyond = {
             "soft caps": any(layer.softcap is not None for layer in layers),
             "a scale of its own": any(layer.scale not in (None, layer.k_dim**-0.5) for layer in layers),
-            "layers of different heads": len({(one.heads, one.kv_heads, one.k_dim) for one in layers}) > 1,
+            "layers of different heads": len({(layer.heads, layer.kv_heads, layer.k_dim) for layer in layers}) > 1,
             "heads of K and V of different sizes": any(layer.k_dim != layer.v_dim for layer in layers),
         }
-        named = ", ".join(name for name, there in beyond.items() if there)
+        named = ", ".join(name for name, used in beyond.items() if used)
         return cls(dtype, layers[0].k_dim, page_size, tuple(layer.window for layer in layers), named)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`decode`: the backend for rows of one token, if it is another one."""
+    """The chosen backend. `decode`: the backend for rows of one token, if it is another one."""
 
     name: str
     reason: str
-    prefill: str = ""  # which of FlashInfer's kernels take rows of several tokens
+    prefill: str = ""  # FlashInfer's kernels for rows of several tokens
     decode: str = ""
 
     @property
@@ -86,7 +85,8 @@ def machine(device: torch.device) -> Machine:
 
 
 def choose(asked: str, machine: Machine, shape: Shape) -> Choice:
-    """`asked` is one of `BACKENDS`, or PREFILL,DECODE of two of them but `auto`. Raises `BackendError`."""
+    """Choose the backend for `asked`: one of `BACKENDS`, or PREFILL,DECODE of two of them except `auto`. Raises
+    `BackendError` if it cannot serve."""
     first, comma, second = asked.partition(",")
     if comma:
         if {first, second} - {*BACKENDS[1:]}:
@@ -94,8 +94,8 @@ def choose(asked: str, machine: Machine, shape: Shape) -> Choice:
         for name in (first, second):
             if obstacle := _obstacle(name, machine, shape):
                 raise BackendError(f"--attention-backend {asked}: {name}: {obstacle}")
-        found, decode = _choice(first, "asked for", machine), second.partition(":")[0]
-        return found if decode == found.name else replace(found, decode=decode)
+        choice, decode = _choice(first, "asked for", machine), second.partition(":")[0]
+        return choice if decode == choice.name else replace(choice, decode=decode)
     if asked not in BACKENDS:
         raise BackendError(f"--attention-backend {asked}: choose one of {', '.join(BACKENDS)}")
     if asked != "auto":
@@ -122,11 +122,11 @@ def _choice(asked: str, reason: str, machine: Machine) -> Choice:
 
 
 def _has_fa3(machine: Machine) -> bool:
-    return machine.capability[0] == 9  # its instructions are Hopper's only
+    return machine.capability[0] == 9  # only Hopper has its instructions
 
 
 def _obstacle(asked: str, machine: Machine, shape: Shape) -> str:
-    """Why a backend cannot serve, with what to change; empty if it can."""
+    """Return the reason why a backend cannot serve, with what to change; empty if it can."""
     name, _, kernels = asked.partition(":")
     if name in ("torch_sdpa", "eager"):
         return ""

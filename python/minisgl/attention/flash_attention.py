@@ -1,4 +1,4 @@
-"""Attention by the flash-attn package (2.x), for pages of multiples of 256 tokens; decode under CUDA graphs too.
+"""Attention by the flash-attn package (2.x), for pages of multiples of 256 tokens; decode works under CUDA graphs.
 
 Steps whose rows all have one token go through `flash_attn_with_kvcache`, which takes lengths and page tables on the
 device; all others in one call through `flash_attn_varlen_func`.
@@ -20,7 +20,7 @@ from minisgl.attention.kv_pool import KVPool
 
 
 class FlashAttention:
-    """`windows`, by layer, as for `TorchSdpa`. `graph_sizes`: steps of so many one-token rows may be graphs."""
+    """The flash-attn backend. `windows`: by layer, as for `TorchSdpa`. `graph_sizes`: row counts of decode graphs."""
 
     graph_obstacle: ClassVar[str] = ""
 
@@ -41,7 +41,7 @@ class FlashAttention:
         self._device = device
         self._windows = [(-1, -1) if window is None else (window - 1, 0) for window in windows]
         self._sizes = frozenset(graph_sizes)
-        # a graph gets whole rows of the page table: the length of the longest row changes from step to step
+        # graphs use whole rows of the page table, because the length of the longest row changes from step to step
         self._tables = torch.zeros(max(graph_sizes, default=0), max_pages_per_row, dtype=torch.int32, device=device)
         self._decode = False
         self._step: dict[str, Any] = {}

@@ -1,19 +1,18 @@
-"""Attention by FlashInfer: paged prefill and decode, decode under CUDA graphs too.
+"""Attention by FlashInfer: paged prefill and decode; decode works under CUDA graphs.
 
-A wrapper's `plan` computes on the host how the work is cut, and copies that to the device by itself, from pinned memory
-of its own, on the current stream. So each use has its own wrapper, and one is planned again only when the copy of its
-last plan has ended; with one step in flight it has by then. Its small arguments are copied to the device as well: they
-come in pinned memory, which such a copy never waits for. Its lists of pages are on the device already, and a graph's
-wrapper has that very list as its buffer, so that nothing is copied.
+A wrapper's `plan` computes on the host how the work is split, and copies that to the device by itself, from pinned
+memory of its own, on the current stream. So each use has its own wrapper, and a wrapper is planned again only when the
+copy of its last plan has ended; with one step in flight it has by then. The small arguments of `plan` are copied to the
+device as well: they are passed in pinned memory, for which such a copy never waits. Lists of pages are on the device
+already, and a graph's wrapper has that very list as its buffer, so that nothing is copied.
 
-How much float workspace FlashInfer's plans take, for partial results of rows whose KV is split.
-
-A plan that does not fit raises in the middle of serving, or while graphs are captured; so the most that any plan can
-ask for is worked out from the scheduler of flashinfer 0.6.7 (`attention/scheduler.cuh`).
+The module also computes how much float workspace FlashInfer's plans need for partial results of rows whose KV is split.
+A plan that does not fit raises in the middle of serving, or during capture; so the maximum that any plan can need is
+derived from the scheduler of flashinfer 0.6.7 (`attention/scheduler.cuh`).
 
 Invariants: what a graph reads stays at the address that it had when the graph was captured; `plan` is never part of a
 graph; lists of pages are gathered on the device. No plan of a backend with these heads, graph sizes and multiprocessors
-needs more.
+needs more workspace.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from minisgl.attention.backend import BackendError
 from minisgl.attention.kv_pool import KVPool
 from minisgl.kernels.ops import gather_pages
 
-GROUP_FOR_TENSOR_CORES = 4  # query heads of a KV head, from which on decode pays there
-_LEAST = 128 * 2**20  # what the package advises
-_BLOCKS = 2  # that the scheduler counts on for each multiprocessor
-_MOST_BLOCKS = 32  # that a multiprocessor can hold: the CUDA-core decode asks the device how many
+GROUP_FOR_TENSOR_CORES = 4  # query heads per KV head from which decode is faster on tensor cores
+_LEAST = 128 * 2**20  # recommended by the package
+_BLOCKS = 2  # blocks per multiprocessor that the scheduler assumes
+_MOST_BLOCKS = 32  # maximum of a multiprocessor: CUDA-core decode asks the device for the number
 _FLOAT32 = 4
 
 
@@ -51,16 +50,16 @@ class Heads:
 
     @property
     def tensor_cores(self) -> bool:
-        """Whether decode takes them. The other kernel exists for groups of 1, 2, 3, 4 and 8 only."""
+        """Whether decode uses tensor cores. The other kernel exists only for groups of 1, 2, 3, 4 and 8 query heads."""
         return self.group >= GROUP_FOR_TENSOR_CORES
 
 
 def workspace_bytes(heads: Heads, multiprocessors: int, graph_sizes: Sequence[int]) -> int:
-    splits = _BLOCKS * multiprocessors // heads.kv  # eager plans split rows only up to so many
+    splits = _BLOCKS * multiprocessors // heads.kv  # maximum splits of rows in eager plans
     needs = [_partial_bytes(heads, splits, _tile(heads, 2**31))]
     if heads.tensor_cores:
         tile = _tile(heads, heads.group)
-        for size in graph_sizes:  # a graph keeps room for each row's own tiles
+        for size in graph_sizes:  # a graph reserves space for each row's own tiles
             tiles = -(-size * heads.group // tile) + size - 1
             needs.append(_partial_bytes(heads, max(splits, tiles), tile))
     else:
@@ -69,31 +68,31 @@ def workspace_bytes(heads: Heads, multiprocessors: int, graph_sizes: Sequence[in
 
 
 def _tile(heads: Heads, queries: int) -> int:
-    """Rows of a tile, for so many queries of a KV head."""
+    """Return FlashInfer's tile size in rows, for `queries` query rows of a KV head."""
     if queries > 64 and heads.dim < 256:
         return 128
     return 64 if queries > 16 else 16
 
 
 def _partial_bytes(heads: Heads, splits: int, tile: int) -> int:
-    """Unnormalised outputs and their scales, each at an address of its own alignment."""
+    """Return the bytes of partial results: unnormalized outputs and their scales, aligned separately."""
     return heads.query * splits * tile * (heads.dim + 1) * _FLOAT32 + 32
 
 
 _NO_WINDOW = -1
-_LINES_OF_A_COMPILER = 4  # the last ones are shown
+_LINES_OF_A_COMPILER = 4  # last lines of compiler output in an error
 _Int32 = npt.NDArray[np.int32]
 
 
 def recorded_event() -> torch.cuda.Event:
-    """On the current stream."""
+    """Return an event that was recorded on the current stream."""
     event = torch.cuda.Event()
     event.record()
     return event
 
 
 class _Planned:
-    """A wrapper and the event behind its last plan's copy."""
+    """A FlashInfer wrapper, and the event after the copy of its last plan."""
 
     def __init__(self, wrapper: Any) -> None:
         self.wrapper = wrapper
@@ -108,23 +107,23 @@ class _Planned:
         self._copied = recorded_event()
 
     def _plan_first(self, *args: object, **settings: object) -> None:
-        """Kernels that are not in the cache are compiled now. Raises `BackendError` if they cannot be."""
+        """Plan for the first time, which compiles kernels that are not cached. Raises `BackendError` if that fails."""
         try:
             self.wrapper.plan(*args, **settings)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, OSError) as error:  # no compiler, no ninja, or their errors
-            said = str(error).splitlines() or [type(error).__name__]
-            text = " / ".join([said[0], *said[1:][-_LINES_OF_A_COMPILER:]])
+            lines = str(error).splitlines() or [type(error).__name__]
+            text = " / ".join([lines[0], *lines[1:][-_LINES_OF_A_COMPILER:]])
             raise BackendError(
-                f"FlashInfer cannot make its kernels ready: {text}. It compiles them with nvcc (CUDA_HOME) and ninja "
+                f"FlashInfer cannot compile its kernels: {text}. It compiles them with nvcc (CUDA_HOME) and ninja "
                 "when they are first used: install these, or use --attention-backend torch_sdpa"
             ) from error
 
 
 class FlashInfer:
-    """`windows`, by layer, as for `TorchSdpa`. `graph_sizes`: steps of so many one-token rows use wrappers whose
-    buffers stay in place. `prefill`: the package's kernels for rows of several tokens, fa2 or fa3."""
+    """The FlashInfer backend. `windows`: by layer, as for `TorchSdpa`. `graph_sizes`: row counts of decode steps whose
+    wrappers keep their buffers in place. `prefill`: the kernels for rows of several tokens, "fa2" or "fa3"."""
 
     graph_obstacle: ClassVar[str] = ""
 
@@ -149,10 +148,10 @@ class FlashInfer:
         self._dtype = dtype
         self._pinned = device.type == "cuda"
         self._prefill_backend = prefill
-        # `window_left` counts the tokens before the one that attends
+        # `window_left` excludes the token that attends
         self._window_of = [_NO_WINDOW if window is None else window - 1 for window in windows]
         self._windows = sorted(set(self._window_of))
-        # one for all wrappers: they run one after the other
+        # one for all wrappers, which run one after the other
         size = workspace_bytes(heads, _multiprocessors(device), graph_sizes)
         self._workspace = torch.zeros(size, dtype=torch.uint8, device=device)
         self._page_list = torch.zeros(max_rows * max_pages_per_row, dtype=torch.int32, device=device)
@@ -161,7 +160,7 @@ class FlashInfer:
         }
         self._eager_decode = {window: _Planned(self._decode_wrapper(None)) for window in self._windows}
         self._prefill = {window: _Planned(self._prefill_wrapper()) for window in self._windows}
-        self._decode = self._eager_decode  # of this step
+        self._decode = self._eager_decode  # wrappers of this step
         self._num_decode = 0
         self._num_tokens = 0
         self._out_loc = self._page_list[:0]
@@ -208,7 +207,7 @@ class FlashInfer:
             self._plan_prefill(rows, indptr[num_decode:], page_list, last_page_len[num_decode:])
 
     def _staged(self, array: _Int32) -> Tensor:
-        """A copy that a device can fetch while the host goes on."""
+        """Return a pinned copy of `array`, from which a device can copy while the host continues."""
         staged = torch.empty(len(array), dtype=torch.int32, pin_memory=self._pinned)
         staged.numpy()[:] = array
         return staged
@@ -272,15 +271,14 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 def renormalise(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """`DeviceSampler`'s, by FlashInfer's kernels: no sort. Tokens as likely as the last one kept are kept, too.
-
-    Only which tokens the kernels keep is used, not their values: they scale by a sum whose order varies, and by an
-    approximate reciprocal. NaN goes into the first kernel only; the second might never return."""
+    """Truncate probabilities like `sampler.truncate`, by FlashInfer's kernels, without sorting. Tokens as likely as the
+    last one kept are kept, too. Only the kernels' selection is used, not their values: they scale by a sum whose order
+    varies, and by an approximate reciprocal. NaN reaches only the first kernel; the second might never return."""
     from flashinfer import sampling
 
     k = torch.where(top_k > 0, top_k, probabilities.shape[-1]).int()
-    kept = sampling.top_k_renorm_probs(probabilities.contiguous(), k)
-    likely = torch.where(kept > 0, probabilities, 0.0)
+    top_k_probabilities = sampling.top_k_renorm_probs(probabilities.contiguous(), k)
+    likely = torch.where(top_k_probabilities > 0, probabilities, 0.0)
     share = likely / likely.sum(-1, keepdim=True).clamp_(min=torch.finfo(likely.dtype).tiny)
-    left = sampling.top_p_renorm_probs(share, top_p.float().contiguous(), is_deterministic=True)
-    return torch.where((left > 0) | (top_p >= 1)[:, None], likely, 0.0)
+    top_p_probabilities = sampling.top_p_renorm_probs(share, top_p.float().contiguous(), is_deterministic=True)
+    return torch.where((top_p_probabilities > 0) | (top_p >= 1)[:, None], likely, 0.0)

@@ -1,7 +1,6 @@
-"""Two backends over one KV pool: rows of several tokens go through the first, rows of one token through the second.
+"""A pair of backends over one KV pool: one for rows of several tokens, one for rows of one token.
 
-Invariants: all rows of a step store before any row reads; steps of one-token rows are the second backend's alone, so it
-can have graphs.
+Invariants: all rows of a step store before any row reads; steps of one-token rows, and graphs, are the second's alone.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from minisgl.attention.kv_pool import KVPool
 
 
 class Pair:
-    """Both were made for `pool`."""
+    """A backend that delegates to `prefill` and `decode`, both made for `pool`."""
 
     graph_obstacle: ClassVar[str] = "graphs are those of the backend that decodes"
 
@@ -25,7 +24,7 @@ class Pair:
         self._prefill = prefill
         self._decode = decode
         self._num_decode = 0
-        self._alone: AttentionBackend | None = None  # has all rows of this step
+        self._alone: AttentionBackend | None = None  # backend of all rows of this step; None: both
         self._out_loc = torch.empty(0, dtype=torch.int32)
 
     def prepare(self, rows: AttentionRows, page_table: Tensor) -> None:
@@ -52,12 +51,12 @@ class Pair:
     def read(self, layer: int, q: Tensor) -> Tensor:
         if self._alone is not None:
             return self._alone.read(layer, q)
-        first = self._num_decode  # each has one token
+        first = self._num_decode  # decode rows have one token each
         return torch.cat((self._decode.read(layer, q[:first]), self._prefill.read(layer, q[first:])))
 
 
 def _part(rows: AttentionRows, *, decode: bool) -> AttentionRows:
-    """The decode rows of a mixed step, or the others."""
+    """Return the decode rows of a mixed step, or its other rows."""
     device, count = rows.device, rows.num_decode
     assert device is not None
     part = slice(count) if decode else slice(count, None)  # of rows and of tokens: decode rows have one each

@@ -1,8 +1,9 @@
-"""softmax(scale * q k^T) v by torch: its fused function where that knows all that a layer asks, else step by step.
+"""Attention scores in torch, softmax(scale * q k^T) v: with the fused function if it supports the layer, else step by
+step.
 
 Soft caps are those of Gemma 2 (arXiv 2408.00118): a score s becomes softcap * tanh(s / softcap) before the mask.
 
-Invariants: step by step, no more than `SCORE_BYTES` of scores are there at once, or those of one query.
+Invariants: step by step, at most `SCORE_BYTES` of scores exist at once, or those of one query.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ class Products:
     def _step_by_step(self) -> bool:
         return self.softcap is not None or not self.fused
 
-    def wants_heads_apart(self, dtype: torch.dtype) -> bool:
-        """Whether `attend` would copy K and V of a type in which heads lie side by side: products of bf16 or float16
-        take longer where heads do not lie apart."""
+    def needs_separate_heads(self, dtype: torch.dtype) -> bool:
+        """Return whether K and V should be gathered with separate heads: `attend` would copy interleaved heads of bf16
+        or float16, whose products are slower."""
         return self._step_by_step and dtype is not torch.float32
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q [rows, kv_heads, n, k_dim], k [rows, kv_heads, m, k_dim], v [rows, kv_heads, m, v_dim] ->
-        [rows, kv_heads, n, v_dim]. `mask` is added to the scores and broadcasts to [rows, kv_heads, n, m]."""
+        """Compute attention of q [rows, kv_heads, n, k_dim] over k [rows, kv_heads, m, k_dim] and v [rows, kv_heads, m,
+        v_dim] -> [rows, kv_heads, n, v_dim]. `mask` is added to scores and broadcasts to [rows, kv_heads, n, m]."""
         if not self._step_by_step:
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        # float32 row by row or head by head: all at once torch copies K and V, in which heads lie side by side
+        # float32 row by row or head by head: in one product torch would copy K and V, whose heads are interleaved
         is_wide = q.dtype is torch.float32
-        product = _piece_by_piece if is_wide else torch.matmul
+        product = _bmm_by_row if is_wide else torch.matmul
         by_head = is_wide and q.shape[0] > q.shape[1]
         if by_head:
             q, k, v = (x.transpose(0, 1) for x in (q, k, v))
@@ -53,8 +54,8 @@ class Products:
         return out.transpose(0, 1) if by_head else out
 
     def extend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """q [1, heads, n, k_dim], k [1, kv_heads, m, k_dim], v [1, kv_heads, m, v_dim] -> [1, heads, n, v_dim]. `mask`
-        [n, m]: which keys a query sees; None: n = m, each sees those up to its own."""
+        """Compute prefill attention of q [1, heads, n, k_dim] over k [1, kv_heads, m, k_dim] and v [1, kv_heads, m,
+        v_dim]; returns [1, heads, n, v_dim]. `mask` [n, m]: keys that a query attends to; None: n = m, causal."""
         if not self._step_by_step:
             return F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=self.scale, enable_gqa=True
@@ -84,9 +85,9 @@ class Products:
         scores.mul_(scale / self.softcap).tanh_().mul_(self.softcap)
 
 
-def _piece_by_piece(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b of [g, h, n, d] and [g, h, d, m], one of the g after the other."""
+def _bmm_by_row(a: Tensor, b: Tensor) -> Tensor:
+    """Return a @ b for a [g, h, n, d] and b [g, h, d, m], computed for each g separately."""
     out = a.new_empty(*a.shape[:3], b.shape[3])
-    for one, (its_a, its_b) in enumerate(zip(a, b, strict=True)):
-        torch.bmm(its_a, its_b, out=out[one])
+    for row, (its_a, its_b) in enumerate(zip(a, b, strict=True)):
+        torch.bmm(its_a, its_b, out=out[row])
     return out

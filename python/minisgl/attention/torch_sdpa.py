@@ -1,11 +1,11 @@
 """Attention with torch's own scaled_dot_product_attention: always installed, and the reference for other backends.
 
-Decode rows go in groups of similar length, a few rows at a time: their pages are gathered into a scratch buffer, then
-one call, with the query heads of a KV head folded into the query length. Prefill rows go one by one. Layers with a
-window read its pages only.
+Decode rows are grouped by length and computed a few rows at a time: their pages are gathered into a scratch buffer,
+then one call attends, with the query heads of a KV head folded into the query length. Prefill rows are computed one by
+one. Layers with a window read only its pages.
 
-Invariants: only the pages of the step's rows are read; tokens before the window take no part; the scratch buffer is as
-large as one row needs, or `SCRATCH_BYTES`. (Fresh memory for every gather costs as much again, in page faults.)
+Invariants: only the pages of the step's rows are read; tokens before the window have no effect; the scratch buffer is
+as large as one row needs, or `SCRATCH_BYTES`. (Fresh memory for every gather costs as much again, in page faults.)
 """
 
 from __future__ import annotations
@@ -29,47 +29,47 @@ SCRATCH_BYTES = 8 * 2**20  # for K, and for V
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _DecodeGroup:
-    rows: Tensor | None  # [g] int64 among the decode rows; None: all of them, in order
+    rows: Tensor | None  # [g] int64 indexes of decode rows; None: all of them, in order
     pages: Tensor  # [g * columns] int64
-    columns: int  # pages that are read of a row
-    length: int  # of the keys; up to columns * page_size
+    columns: int  # pages to read per row
+    length: int  # number of keys; up to columns * page_size
     mask: Tensor | None  # [g, 1, 1, length]; None if every row has that length
     gathers: dict[tuple[int, int, int, bool], list[_Gather]]
-    """By KV heads, k_dim, v_dim, and whether heads lie apart; made when a layer needs them."""
+    """Gathers by (KV heads, k_dim, v_dim, separate heads), created when a layer needs them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Gather:
-    """Attention of some rows of a group. K and V lie in the scratch buffer until the next gather of any layer."""
+    """Gathered K and V for some rows of a group, valid in the scratch buffer until the next gather of any layer."""
 
     rows: slice
-    places: Tensor  # pages; where heads lie apart, the keys of one head after the other
-    k: Tensor  # [places, values of one]
+    places: Tensor  # pages; with separate heads, the keys of one head after the other
+    k: Tensor  # [places, values per place]
     v: Tensor
-    k_heads: Tensor  # the same as [rows, kv_heads, length, k_dim]
+    k_heads: Tensor  # view of k as [rows, kv_heads, length, k_dim]
     v_heads: Tensor
     mask: Tensor | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PrefillRow:
-    start: int  # of its tokens
+    start: int  # range of its tokens
     end: int
     pages: Tensor
-    length: int  # of the keys
+    length: int  # number of keys
     mask: Tensor | None  # [tokens, length]; None if the row has no history: plain causal
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reads:
-    """What the layers with the same window read."""
+    """KV reads of a step, shared by the layers with the same window: groups of decode rows, and prefill rows."""
 
     groups: list[_DecodeGroup]
     prefill: list[_PrefillRow]
 
 
 class TorchSdpa:
-    """`windows`, `scales` and `softcaps`, by layer: what `LayerAttention` says of them. Missing: None everywhere."""
+    """The SDPA backend. `windows`, `scales` and `softcaps`: by layer, as in `LayerAttention`; None by default."""
 
     graph_obstacle: ClassVar[str] = "the rows' lengths, which the host knows, decide the sizes of what it gathers"
     fused: ClassVar[bool] = True
@@ -98,7 +98,7 @@ class TorchSdpa:
 
     @classmethod
     def of(cls, layers: Sequence[LayerAttention], pool: KVPool) -> TorchSdpa:
-        """As the layers of a model ask."""
+        """Create the backend for the attention layers of a model."""
         return cls(
             pool,
             pool.k[0].dtype,
@@ -151,7 +151,7 @@ class TorchSdpa:
     # ------------------------------------------------------------------------------------------------------ decode
 
     def _decode_groups(self, rows: AttentionRows, page_table: Tensor, window: int | None) -> list[_DecodeGroup]:
-        """Rows whose page counts lie within a power of two share a group, so that padding at most doubles the reads."""
+        """Group rows whose page counts have the same power of two, so that padding at most doubles the reads."""
         lens = rows.seq_lens[: rows.num_decode].astype(np.int64)
         slots = rows.slots[: rows.num_decode].astype(np.int64)
         first = np.zeros_like(lens) if window is None else np.maximum(lens - window, 0) // self._pool.page_size
@@ -176,7 +176,7 @@ class TorchSdpa:
         page_table: Tensor,
         window: int | None,
     ) -> _DecodeGroup:
-        """`first`: each row's first page that is read, of `columns`."""
+        """Return a group of decode rows, each reading `columns` pages from page index `first` on."""
         slots_device = torch.from_numpy(slots).to(self._device)
         if window is None:
             pages = page_table[slots_device, :columns]
@@ -184,7 +184,7 @@ class TorchSdpa:
             wanted = np.minimum(first[:, None] + np.arange(columns), page_table.shape[1] - 1)
             pages = page_table[slots_device[:, None], torch.from_numpy(wanted).to(self._device)]
         page_size = self._pool.page_size
-        # bf16 on a CPU goes through oneDNN, which compiles a kernel for each length: of whole pages there are fewer
+        # bf16 on a CPU goes through oneDNN, which compiles a kernel for each length: multiples of pages are fewer
         exact = self._dtype is torch.float32
         mask, length = None, int((lens - first * page_size).max()) if exact else columns * page_size
         if window is not None or int(lens.min()) < length:
@@ -203,22 +203,22 @@ class TorchSdpa:
         num_rows, heads, dim = q.shape
         kv_heads = pool_k.shape[2]
         folded = q.reshape(num_rows, kv_heads, heads // kv_heads, dim)
-        shape = (kv_heads, dim, pool_v.shape[3], self._products[layer].wants_heads_apart(self._dtype))
+        shape = (kv_heads, dim, pool_v.shape[3], self._products[layer].needs_separate_heads(self._dtype))
         if (gathers := group.gathers.get(shape)) is None:
             gathers = group.gathers[shape] = self._gathers(group, num_rows, *shape)
         parts = []
-        for one in gathers:
-            torch.index_select(pool_k.view(-1, one.k.shape[1]), 0, one.places, out=one.k)
-            torch.index_select(pool_v.view(-1, one.v.shape[1]), 0, one.places, out=one.v)
-            its_q = folded if len(gathers) == 1 else folded[one.rows]
-            parts.append(self._products[layer].attend(its_q, one.k_heads, one.v_heads, one.mask))
+        for gather in gathers:
+            torch.index_select(pool_k.view(-1, gather.k.shape[1]), 0, gather.places, out=gather.k)
+            torch.index_select(pool_v.view(-1, gather.v.shape[1]), 0, gather.places, out=gather.v)
+            q_rows = folded if len(gathers) == 1 else folded[gather.rows]
+            parts.append(self._products[layer].attend(q_rows, gather.k_heads, gather.v_heads, gather.mask))
         out = parts[0] if len(parts) == 1 else torch.cat(parts)
         return out.reshape(num_rows, heads, -1)
 
     def _gathers(
         self, group: _DecodeGroup, num_rows: int, kv_heads: int, k_dim: int, v_dim: int, apart: bool
     ) -> list[_Gather]:
-        """As many rows at a time as the scratch buffer holds; for all layers of a step with these heads."""
+        """Return gathers of as many rows as the scratch buffer holds, shared by the layers with these heads."""
         columns, values = group.columns, self._pool.page_size * kv_heads
         per_row = columns * values * max(k_dim, v_dim) * self._dtype.itemsize
         at_once = min(num_rows, max(1, SCRATCH_BYTES // per_row))
@@ -239,17 +239,17 @@ class TorchSdpa:
                 for scratch, dim in zip(self._scratch, (k_dim, v_dim), strict=True)
             )
             k_heads, v_heads = (
-                found.view(count, kv_heads, group.length, dim)
+                gathered.view(count, kv_heads, group.length, dim)
                 if apart
-                else found.view(count, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
-                for found, dim in ((k, k_dim), (v, v_dim))
+                else gathered.view(count, -1, kv_heads, dim)[:, : group.length].transpose(1, 2)
+                for gathered, dim in ((k, k_dim), (v, v_dim))
             )
             mask = None if group.mask is None else group.mask[rows]
             gathers.append(_Gather(rows, places, k, v, k_heads, v_heads, mask))
         return gathers
 
     def _heads_apart(self, pages: Tensor, kv_heads: int, length: int) -> Tensor:
-        """[rows, columns] pages -> [rows * kv_heads * length]: where in the pool each key of each head is."""
+        """Return the pool index of each key of each head, [rows * kv_heads * length], for pages [rows, columns]."""
         size = self._pool.page_size
         keys = (pages[:, :, None] * size + torch.arange(size, device=self._device)).flatten(1)[:, None, :length]
         return (keys * kv_heads + torch.arange(kv_heads, device=self._device)[:, None]).flatten()
@@ -273,7 +273,7 @@ class TorchSdpa:
         return _PrefillRow(start, end, pages, seq_len - first * page_size, mask)
 
     def _extend(self, row: _PrefillRow, q: Tensor, layer: int) -> Tensor:
-        """q [n, heads, k_dim] -> [n, heads, v_dim]"""
+        """Compute attention of one prefill row: q [n, heads, k_dim] -> [n, heads, v_dim]."""
         pool_k, pool_v = self._pool.k[layer], self._pool.v[layer]
         k = pool_k.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
         v = pool_v.index_select(0, row.pages).flatten(0, 1)[: row.length].transpose(0, 1)
@@ -282,7 +282,6 @@ class TorchSdpa:
 
 
 class Eager(TorchSdpa):
-    """Attention step by step, the plainest form, to look for a fault of a fused kernel: scores, softmax, sum of values,
-    each a call of torch."""
+    """Attention step by step, to debug a fused kernel: scores, softmax, weighted sum, each a torch call."""
 
     fused: ClassVar[bool] = False

@@ -1,6 +1,6 @@
-"""What a rank knows of its group: which rank it is, and the few collectives that a sharded model needs.
+"""The interface of a rank to its group: rank and size, and the few collectives that a sharded model needs.
 
-Invariants: every rank calls the same collectives in the same order; a rank whose peer is gone gets `GroupError`.
+Invariants: every rank calls the same collectives in the same order; a rank whose peer has exited gets `GroupError`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class GroupError(Exception):
-    """A collective failed: a peer is gone, or the ranks are out of step. The group is of no use any more."""
+    """Error of a collective: a peer has exited, or the ranks are out of step. The group cannot be used any more."""
 
 
 class Group(Protocol):
-    """Tensors are contiguous, of the same shape and dtype on every rank, on the device the group was made for."""
+    """A group of ranks. Tensors are contiguous, of the same shape and dtype on every rank, on the group's device."""
 
     @property
     def rank(self) -> int: ...
@@ -25,27 +25,27 @@ class Group(Protocol):
     def size(self) -> int: ...
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum over all ranks, in place, bit for bit the same everywhere; integers wrap. Returns `tensor`."""
+        """Sum over all ranks, in place, with the same bits on every rank; integers wrap. Returns `tensor`."""
 
     def broadcast(self, tensor: Tensor) -> Tensor:
-        """Rank 0's values for everyone, in place. Returns `tensor`."""
+        """Copy rank 0's values to every rank, in place. Returns `tensor`."""
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """By rank, on rank 0; elsewhere nothing."""
+        """Return the tensors of all ranks by rank on rank 0, an empty list on the others."""
 
     def least(self, value: int) -> int:
-        """The smallest of the ranks' values, for everyone. Waits for all ranks."""
+        """Return the minimum of the ranks' values, on every rank. Blocks until all ranks have called it."""
 
     def abort(self) -> None:
-        """A peer is gone: end the collectives that this rank waits in, with an error or with wrong values, and refuse
-        all later ones. From any thread; returns at once."""
+        """End the collectives that this rank waits in, with an error or with wrong values, and refuse all later ones,
+        after a peer has exited. Callable from any thread; returns at once."""
 
     def close(self) -> None:
-        """After graphs with its collectives are freed. Idempotent, takes seconds at most."""
+        """Close the group, after graphs with its collectives are freed. Idempotent; takes seconds at most."""
 
 
 class _Alone:
-    """A group of one: every collective is the identity."""
+    """A group of one rank, whose collectives are the identity."""
 
     rank = 0
     size = 1

@@ -1,6 +1,6 @@
-"""How a dimension is cut among ranks, and which part of a checkpoint's tensor a parameter holds.
+"""Sharding of a dimension among ranks, and the part of a checkpoint's tensor that a parameter holds.
 
-Invariants: the cuts of all ranks cover a dimension in order, each index once (except heads that are replicated).
+Invariants: the ranges of all ranks cover a dimension in order, each index once (except replicated heads).
 """
 
 from __future__ import annotations
@@ -9,51 +9,50 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """The indices `start` .. `start + length` of a dimension of `whole`."""
+class ShardRange:
+    """A range `start` .. `start + length` of the indexes of a dimension of size `whole`."""
 
     start: int
     length: int
     whole: int
 
     @classmethod
-    def all(cls, size: int) -> Cut:
+    def all(cls, size: int) -> ShardRange:
         return cls(0, size, size)
 
     @classmethod
-    def of(cls, size: int, rank: int, ranks: int) -> Cut:
-        """Equal parts, rounded up; what lies at the end may be shorter, or empty."""
+    def of(cls, size: int, rank: int, ranks: int) -> ShardRange:
+        """Return the range of `rank`: equal parts, rounded up; the last ones may be shorter, or empty."""
         step = -(-size // ranks)
         start = min(rank * step, size)
         return cls(start, min(step, size - start), size)
 
     @classmethod
-    def of_kv_heads(cls, heads: int, rank: int, ranks: int) -> Cut:
-        """Equal parts; with fewer heads than ranks each rank holds one, and neighbours hold the same."""
+    def of_kv_heads(cls, heads: int, rank: int, ranks: int) -> ShardRange:
+        """Return the range of KV heads of `rank`: equal parts; with fewer heads than ranks neighbours share one."""
         return cls.of(heads, rank, ranks) if heads >= ranks else cls(rank * heads // ranks, 1, heads)
 
-    def times(self, factor: int) -> Cut:
-        """From heads to their values."""
-        return Cut(self.start * factor, self.length * factor, self.whole * factor)
+    def times(self, factor: int) -> ShardRange:
+        """Return the range scaled by `factor`, such as from heads to their values."""
+        return ShardRange(self.start * factor, self.length * factor, self.whole * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """What a parameter holds of a checkpoint's tensor: `cuts` of its dimension `dim`, one after the other. More than
-    one if the tensor itself has several things side by side."""
+    """The part of a checkpoint's tensor that a parameter holds: ranges of its dimension `dim`, concatenated. There are
+    several if the tensor itself is a concatenation."""
 
     dim: int
-    cuts: tuple[Cut, ...]
+    parts: tuple[ShardRange, ...]
 
     @property
     def whole(self) -> int:
-        return sum(cut.whole for cut in self.cuts)
+        return sum(part.whole for part in self.parts)
 
     def ranges(self) -> list[tuple[int, int]]:
-        """(first index, count) in the checkpoint's dimension. Several cuts: the dimension holds their wholes side by
-        side."""
-        found, base = list[tuple[int, int]](), 0
-        for cut in self.cuts:
-            found.append((base + cut.start, cut.length))
-            base += cut.whole
-        return found
+        """Return (first index, count) in the checkpoint's dimension, the concatenation of the whole parts."""
+        ranges, base = list[tuple[int, int]](), 0
+        for part in self.parts:
+            ranges.append((base + part.start, part.length))
+            base += part.whole
+        return ranges

@@ -1,7 +1,7 @@
-"""A group over torch's process groups: gloo on the CPU, over loopback; NCCL on CUDA.
+"""A group on torch's process groups: gloo on the CPU, over loopback; NCCL on CUDA.
 
 gloo blocks the caller until a collective is done. NCCL's collectives run on the caller's current stream, like any
-kernel, and the host goes on.
+kernel, and the host continues.
 
 Invariants: no process-wide state of torch.distributed is used, so several groups may live in one process; ranks find
 each other through a file, without a port; all collectives of a group go through one communicator, which exists when the
@@ -29,7 +29,7 @@ CLOSE_TIMEOUT_S = 5.0
 
 
 class TorchGroup:
-    """Waits until all `size` ranks have opened the file `rendezvous`, which stays. Raises `GroupError`."""
+    """A group of `size` processes. Creation blocks until all have opened the file `rendezvous`. Raises `GroupError`."""
 
     def __init__(self, rendezvous: Path, rank: int, size: int, device: torch.device) -> None:
         self._rank, self._size, self._device = rank, size, device
@@ -39,7 +39,7 @@ class TorchGroup:
             store.set_timeout(MEET_TIMEOUT)
             self._group: Any = _make(store, rank, size, device)
         except RuntimeError as error:
-            raise GroupError(f"rank {rank} of {size} found no group: {error}") from error
+            raise GroupError(f"rank {rank} of {size} could not join its group: {error}") from error
         self._sum = _on_this_stream(dist.AllreduceOptions())
         self._sum.reduceOp = dist.ReduceOp.SUM
         self._least = _on_this_stream(dist.AllreduceOptions())
@@ -49,8 +49,8 @@ class TorchGroup:
         self._from_zero.rootTensor = 0
         self._to_zero = _on_this_stream(dist.GatherOptions())
         self._to_zero.rootRank = 0
-        self.least(0)  # to ranks that still connect, a rank that left now would look crashed
-        if device.type == "cuda":  # a thread of NCCL's group goes on reading the file, and `close` waits for it
+        self.least(0)  # a barrier: to ranks that still connect, a rank that left now would look crashed
+        if device.type == "cuda":  # a thread of NCCL's group continues to read the file, and `close` waits for it
             store.set_timeout(STORE_TIMEOUT)
 
     @property
@@ -70,26 +70,26 @@ class TorchGroup:
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        found = [torch.empty_like(tensor) for _ in range(self._size)] if self._rank == 0 else []
-        self._run("gather", [found] if found else [], [tensor], self._to_zero)
-        return found
+        tensors = [torch.empty_like(tensor) for _ in range(self._size)] if self._rank == 0 else []
+        self._run("gather", [tensors] if tensors else [], [tensor], self._to_zero)
+        return tensors
 
     def least(self, value: int) -> int:
         tensor = torch.tensor([value], device=self._device)
         self._run("allreduce", [tensor], self._least)
-        found = int(tensor.item())
-        self._check()  # an aborted collective ends, with any value
-        return found
+        minimum = int(tensor.item())
+        self._check()  # an aborted collective returns any value
+        return minimum
 
     def abort(self) -> None:
-        """gloo's collectives end by themselves when a peer's sockets do."""
+        """Abort NCCL's collectives in another thread; gloo's end by themselves when a peer's sockets close."""
         self._aborted = True
         if (group := self._group) is not None and self._device.type == "cuda":
             threading.Thread(target=_abort, args=([group],), name="nccl-abort", daemon=True).start()
 
     def close(self) -> None:
-        """gloo's sockets go with the object. NCCL's communicator is aborted, not shut down: that would wait for peers.
-        Should it hang nevertheless, it is left behind."""
+        """Close the group. gloo's sockets close with the object. NCCL's communicator is aborted, not shut down, which
+        would wait for peers; if the abort hangs, it is left behind after `CLOSE_TIMEOUT_S`."""
         group, self._group = [self._group], None
         if group[0] is not None and self._device.type == "cuda":
             ender = threading.Thread(target=_abort, args=(group,), name="nccl-close", daemon=True)
@@ -98,7 +98,7 @@ class TorchGroup:
 
     def _check(self) -> None:
         if self._aborted:
-            raise GroupError(f"rank {self._rank} of {self._size}: a peer is gone")
+            raise GroupError(f"rank {self._rank} of {self._size}: a peer has exited")
 
     def _run(self, name: str, *args: Any) -> None:
         if self._group is None:
@@ -117,7 +117,7 @@ def _make(store: Any, rank: int, size: int, device: torch.device) -> Any:
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = COLLECTIVE_TIMEOUT
         return dist.ProcessGroupNCCL(store, rank, size, nccl)
-    gloo: Any = dist.ProcessGroupGloo  # torch's stubs do not know its options
+    gloo: Any = dist.ProcessGroupGloo  # torch's stubs lack its options
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
     options._timeout = COLLECTIVE_TIMEOUT
@@ -125,15 +125,14 @@ def _make(store: Any, rank: int, size: int, device: torch.device) -> Any:
 
 
 def _on_this_stream(options: Any) -> Any:
-    """So that NCCL does not take a stream of its own, which the current one would have to wait for. From torch 2.7 on;
-    before, `Work.wait` makes it wait."""
+    """Return `options` such that NCCL uses the current stream, not one of its own, for which the current one would have
+    to wait (torch 2.7 and later; before, `Work.wait` makes it wait)."""
     if hasattr(options, "asyncOp"):
         options.asyncOp = False
     return options
 
 
 def _abort(group: list[Any]) -> None:
-    """Takes `group` out of its list, so that it is destroyed in this thread, which may wait for the group's own
-    threads."""
-    with contextlib.suppress(RuntimeError):  # it was to end
+    """Abort the group and drop it from its list: it is destroyed in this thread, which may wait for its threads."""
+    with contextlib.suppress(RuntimeError):  # it was to end anyway
         group.pop().abort()

@@ -1,5 +1,5 @@
-"""Engines: they compute the plans of a scheduler, in order, and return tokens by row.
+"""Engines compute the step plans of a scheduler, in order, and return the sampled tokens by row.
 
-What a step computes for whom is the scheduler's to decide; text and messages do not come here. Start with `api.py`,
-then `echo.py`, the plainest engine, or `cpu_engine.py`, which serves.
+The scheduler decides what a step computes for which request; an engine sees neither text nor messages. Start with
+`api.py`, then `echo.py`, the plainest engine, or `cpu_engine.py`, the engine that serves on CPUs.
 """

@@ -1,4 +1,4 @@
-"""What an engine is: it runs plans in order and returns tokens by row.
+"""The interface of an engine: it runs plans in order and returns sampled tokens by row.
 
 Invariants: forwards run in the order of their launches; a launch never blocks on the device; slots, page-table updates
 and rows of one plan take effect in that order, within the forward's own order.
@@ -22,16 +22,16 @@ Float32Array = npt.NDArray[np.float32]
 
 
 ModelKind = Literal["decoder", "encoder", "cross_encoder", "judge"]
-"""What a model computes: text and embeddings; embeddings alone; scores of texts, as an encoder; the same as a decoder,
-which reads two texts as a chat."""
+"""Kind of a model: decoder (text and embeddings), encoder (embeddings), cross encoder (scores of text pairs), judge (a
+decoder that scores text pairs, which it reads as a chat)."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the rest of the server must know of a loaded engine. Sizes of the KV pool exclude the scratch page."""
+    """Properties of a loaded engine for the rest of the server. Sizes of the KV pool exclude the scratch page."""
 
-    name: str  # cpu, torch, echo, sim
-    model_dir: str | None  # where tokenizer and chat template lie; None if the engine has no model
+    name: str  # "cpu", "torch", "echo" or "sim"
+    model_dir: str | None  # folder of the tokenizer and chat template; None if the engine has no model
     vocab_size: int
     context_len: int
     eos_ids: tuple[int, ...]
@@ -39,84 +39,86 @@ class EngineInfo:
     page_size: int
     device: str
     dtype: str
-    simulated: str = ""  # the profile of a simulated engine: its texts and times are not a model's
-    details: str = ""  # for people: how it computes, such as instruction set, threads and what is rounded
-    graph_sizes: tuple[int, ...] = ()  # row counts to which steps of one token a row are padded
-    num_checkpoints: int | None = None  # slots for the states of a model that has some, beside those of its rows
+    simulated: str = ""  # name of the profile of a simulated engine, whose output and times are not a model's
+    details: str = ""  # description for logs of how it computes: instruction set, threads, rounding
+    graph_sizes: tuple[int, ...] = ()  # row counts to which steps with one token a row are padded
+    num_checkpoints: int | None = None  # slots for saved recurrent states; None if the model has no states
     kind: ModelKind = "decoder"
 
     @property
     def shares_prefixes(self) -> bool:
-        """False where tokens attend to those behind them: what one text leaves is of no use to another."""
+        """Return whether sequences can share a prefix's KV: false for encoders, where tokens attend to later ones."""
         return self.kind not in ("encoder", "cross_encoder")
 
 
 class StoredPages(Protocol):
-    """Pages of a request's text that were computed before, and are at hand."""
+    """KV pages of a request's sequence that were read from the page store and are ready to be loaded."""
 
     @property
     def columns(self) -> tuple[int, int]:
-        """The first page of the text that is at hand, and the end."""
+        """Return the range of page indexes in the sequence that are staged: the first one and the end (exclusive)."""
 
     def page(self, column: int) -> bytes:
-        """The KV of a page, as the engine gave it away."""
+        """Return the KV bytes of the page with index `column` in the sequence, in the engine's storage format."""
 
     @property
     def state(self) -> bytes | None:
-        """The state behind the last of the pages, of a model that has states."""
+        """Return the recurrent state after the last staged page; None if the model has no states."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCounts:
-    """What has come of pages and states in the folder of a store, as far as one engine knows."""
+    """Counters of pages and states that one engine wrote to and read from the folder of its page store."""
 
     num_bytes: int
     num_written: int  # pages
     num_loaded: int
-    num_dropped: int  # of both, what the disk did not follow
-    num_failed: int  # could not be written or read
+    num_dropped: int  # pages and states that were not written because the disk was too slow
+    num_failed: int  # pages and states that could not be written or read
     num_damaged: int
     num_written_states: int
     num_loaded_states: int
 
 
 class PageReader(Protocol):
-    """Pages on a disk."""
+    """A reader of KV pages that are stored on disk."""
 
     def stage(self, tokens: Int32Array, first: int, most: int, space: bytes) -> StoredPages:
-        """Read the pages of `tokens` in `space` from `first` on, as far as they are there, at most `most` of them; of a
-        model that has states, up to the last behind which one is there. In any thread. Whatever is wrong with the disk,
-        there are fewer."""
+        """Read up to `most` stored pages of `tokens` from page index `first` on, among those of the namespace `space`.
+        Stops at the first missing page; with recurrent states, at the last page that has a stored state. Callable from
+        any thread. Disk errors are not raised: they only reduce the number of pages."""
 
 
 @runtime_checkable
 class Stores(Protocol):
-    """An engine that gives the pages which fill to a store, and loads those of it that a plan says."""
+    """An engine that writes full KV pages to a page store and loads the stored pages that a plan names."""
 
     @property
     def store(self) -> PageReader | None:
-        """None: it was not asked to."""
+        """Return the page store; None if the engine was configured without one."""
 
     def store_counts(self) -> StoreCounts | None: ...
 
     def adapter_digest(self, number: int) -> bytes:
-        """The digest of all that an adapter which is there changes: two with the same one compute the same."""
+        """Return the digest of the weights of the loaded adapter `number`: equal digests give equal results."""
 
 
 @runtime_checkable
 class Exports(Protocol):
-    """An engine whose pages of a text can go to a file."""
+    """An engine that can export the KV pages of a sequence to a file."""
 
     def export_pages(self, tokens: Int32Array, path: Path) -> None:
-        """Write the whole pages of a text that is computed. Raises `ConfigError`."""
+        """Write the full pages of `tokens`, a sequence that has been computed, to the file `path`. Raises `ConfigError`
+        if a page is no longer stored or the file cannot be written."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotAssignment:
-    """Which request a slot holds from this plan on. `tokens` is the whole sequence known at this moment, of which the
-    first `num_prompt` are the prompt (penalties count them apart); `sampling.seed` is resolved, never None. `grammar`
-    is the request's own: the engine restarts it with what was generated, in forward order. `stored` has at least the
-    pages that plans load for the slot; those that it fills go to the store, in `space`: pages are shared within one."""
+    """Assignment of a request slot to a request, from this plan on. `tokens` is the whole sequence known at this
+    moment; the first `num_prompt` of them are the prompt (penalties count them separately). `sampling.seed` is
+    resolved, never None. `grammar` belongs to this request: the engine restarts it with the generated tokens, in
+    forward order. `stored` has at least the pages that plans load for the slot. Pages that the slot fills are stored in
+    the namespace `space` and shared only within it."""
 
     slot: int
     req_id: int
@@ -128,24 +130,24 @@ class SlotAssignment:
     space: bytes = b""
 
     def generated(self) -> list[int]:
-        """By the request so far; for its grammar."""
+        """Return the ids that the request has generated so far, to restart its grammar; empty if it has no grammar."""
         return self.tokens[self.num_prompt :].tolist() if self.grammar is not None else []
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLogprobs:
-    """Natural-log probabilities (raw model distribution, before temperature) of the rows that asked for them."""
+    """Log probabilities (natural, of the raw distribution, before temperature) of the rows that asked for them."""
 
-    rows: Int32Array  # [m] row indices, ascending
-    token_logprobs: Sequence[float]  # [m] of the sampled token
-    top_ids: Sequence[Sequence[int]]  # [m][k], most likely first, k as the row asked
+    rows: Int32Array  # [m] row indexes, ascending
+    token_logprobs: Sequence[float]  # [m] of the sampled tokens
+    top_ids: Sequence[Sequence[int]]  # [m][k], most likely first; k as the row's request asked
     top_logprobs: Sequence[Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PromptLogprobs:
-    """The same of prompt tokens from position `first` on, for a request with `prompt_logprobs`. Chunks come in order;
-    after a retraction they come again."""
+    """Log probabilities of the prompt tokens from position `first` on, for a request with `prompt_logprobs`. Chunks
+    arrive in order; after a retraction they are sent again."""
 
     req_id: int
     first: int
@@ -156,8 +158,8 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embedding:
-    """The embedding of a prompt whose request asked for it, in the step of its last token: hidden states behind the
-    final norm, pooled over the whole prompt in float32, of no particular length."""
+    """The embedding of a prompt, returned in the step of its last token: the hidden states after the final norm, pooled
+    over the whole prompt in float32, not normalized."""
 
     req_id: int
     numbers: Float32Array  # [hidden size]
@@ -165,11 +167,11 @@ class Embedding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepResult:
-    tokens: Int32Array  # [num_rows] by row; -1 where the row does not sample, `NOT_FINITE` where it is not finite
+    tokens: Int32Array  # [num_rows]; -1 for a row that does not sample, `NOT_FINITE` for a row that is not finite
     logprobs: StepLogprobs | None = None
     prompt_logprobs: Sequence[PromptLogprobs] = ()
-    # by row: why its request cannot go on; its token is `NOT_FINITE` or, for its grammar, an end of sequence.
-    # `grammar.slots.LATE`: it can, once the next mask of its grammar is made
+    # failure reason by row: the request cannot go on, and its token is `NOT_FINITE` or an end of sequence. Exception:
+    # with `grammar.slots.LATE` it can, once the next mask of its grammar is ready
     failures: Mapping[int, str] = field(default_factory=dict)
     embeddings: Sequence[Embedding] = ()
 
@@ -178,18 +180,19 @@ NOT_FINITE_TEXT = "the model's output for it is not finite (overflow? try --dtyp
 
 
 class EngineStepError(RuntimeError):
-    """The forward of one step failed, the device is usable: the next launch may succeed.
-    Anything else that `wait` raises means that the engine is dead."""
+    """Error for a step whose forward failed on a device that is still usable: the next launch may succeed. Any other
+    exception of `wait` means that the engine is dead."""
 
 
 class StepHandle(Protocol):
     def wait(self) -> StepResult:
-        """Block until the step is done and its ring entry is no longer read. Raises `EngineStepError`."""
+        """Block until the step is done and its ring entry is no longer read, and return its result. Raises
+        `EngineStepError` if only this step failed; any other exception means that the engine is dead."""
 
     def done(self) -> bool: ...
 
     def span(self) -> tuple[float, float]:
-        """From when to when the engine computed it, seconds of `time.perf_counter`; for profiles, after `wait`."""
+        """Return start and end of the step's computation, in seconds of `time.perf_counter`; valid after `wait`."""
 
 
 class Engine(Protocol):
@@ -197,8 +200,9 @@ class Engine(Protocol):
     def info(self) -> EngineInfo: ...
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
-        """Queue a plan (zero rows too: slots and page-table updates count). `plan` and the ring entry stay untouched
-        until the handle is done; `assignments` belong to the plan's `assigned` entries, in their order."""
+        """Queue a plan (zero rows too: slots and page-table updates count). The caller leaves `plan` and the ring entry
+        unchanged until the handle is done; `assignments` are those of the plan's `assigned` entries, in the same order.
+        """
 
     def close(self) -> None:
-        """Stop threads and free memory. Idempotent; a step under way is finished first."""
+        """Finish the step that is running, stop threads and free memory. Idempotent."""

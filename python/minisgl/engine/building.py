@@ -1,6 +1,7 @@
-"""Building of a torch engine from a loaded model: the size of a device's KV pool, the attention backend, graphs.
+"""Construction of a torch engine from a loaded model: the size of the device's KV pool, the attention backend, CUDA
+graphs.
 
-Every failure names the flag to change; every choice made for the user is reported with its reason.
+Every failure names the flag to change; every automatic choice is reported with its reason.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from minisgl.models.api import Attend, Model
 from minisgl.step import StepLimits
 from minisgl.utils.progress import Report
 
-MEMORY_RATIO = 0.85  # without --memory-ratio; the rest is for activations, workspaces and graphs
-INLINE = "inline"  # --device inline: on the CPU what is done on a CUDA device, graphs too. For tests
+MEMORY_RATIO = 0.85  # default of --memory-ratio; the rest is for activations, workspaces and graphs
+INLINE = "inline"  # --device inline, for tests: runs on the CPU what a CUDA device would run, graphs too
 _MIB = 2**20
 _BACKENDS: dict[str, type[AttentionBackend]] = {
     "torch_sdpa": TorchSdpa,
@@ -39,11 +40,11 @@ _BACKENDS: dict[str, type[AttentionBackend]] = {
 
 
 def check_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
-    """The device of one of `ranks`, of which rank 0 has `name`. Raises `ConfigError` unless torch can use all."""
+    """Return the device of `rank`, counted from rank 0's device `name`. Raises `ConfigError` unless all can be used."""
     if torch.version.cuda is None:
         raise ConfigError(f"--device {name}: this torch ({torch.__version__}) is built without CUDA: use --device cpu")
     if not torch.cuda.is_available():
-        raise ConfigError(f"--device {name}: torch finds no CUDA device: look at nvidia-smi, or use --device cpu")
+        raise ConfigError(f"--device {name}: torch finds no CUDA device: check nvidia-smi, or use --device cpu")
     first = torch.device(name).index or 0
     count = torch.cuda.device_count()
     if first >= count:
@@ -57,8 +58,8 @@ def check_device(name: str, rank: int = 0, ranks: int = 1) -> torch.device:
 
 
 def num_pages(config: EngineConfig, page_bytes: int, context_len: int, free_bytes: int) -> int:
-    """As asked for, else what fits into the share of the memory that is free after loading, but no more than all rows
-    at full context could use. Raises `ConfigError`."""
+    """Return the number of KV pages: --num-pages if given, else the pages that fit into --memory-ratio of `free_bytes`
+    (free after loading), at most what all rows at full context could use. Raises `ConfigError` if they do not fit."""
     if config.num_pages is not None:
         if config.num_pages * page_bytes > free_bytes:
             raise ConfigError(
@@ -78,14 +79,14 @@ def num_pages(config: EngineConfig, page_bytes: int, context_len: int, free_byte
 
 
 def out_of_memory(error: torch.OutOfMemoryError, doing: str, advice: str) -> ConfigError:
-    """What a user can do about it."""
+    """Return a `ConfigError` for torch's out-of-memory error: what the server was doing, and what to change."""
     return ConfigError(f"out of device memory while {doing}: {str(error).splitlines()[0]} Try {advice}")
 
 
 def graphs_for(
     config: EngineConfig, model: Model, backend: type[AttentionBackend], say: Report, device: str = "cuda"
 ) -> tuple[int, ...]:
-    """The sizes to capture; says why there are none."""
+    """Return the row counts to capture CUDA graphs for. Reports the reason if it returns none."""
     sizes = graph_sizes(config.cuda_graph_max_bs, config.rows_on(device))
     if not sizes:
         say("CUDA graphs: none: --cuda-graph-max-bs 0 asks for eager forwards")
@@ -99,7 +100,7 @@ def graphs_for(
 def choose_backend(
     config: EngineConfig, layers: Sequence[LayerAttention], dtype: torch.dtype, device: torch.device
 ) -> Choice:
-    """Return the attention backend that serves these layers on `device`. Raises `ConfigError`."""
+    """Return the attention backend that serves these layers on `device`. Raises `ConfigError` if none does."""
     try:
         return choose(config.attention_backend, machine(device), Shape.of(layers, dtype, config.page_size))
     except BackendError as error:
@@ -115,7 +116,8 @@ def build_torch_engine(
     group: Group = ALONE,
     thread: ForwardThread | None = None,
 ) -> TorchEngine:
-    """`thread`: for forwards on a CPU, which go without graphs and without a warm-up. Raises `ConfigError`."""
+    """Build the engine: choose attention, prepare buffers, then warm up and capture graphs. `thread` runs the forwards
+    on a CPU, which skips both warm-up and graphs. Raises `ConfigError`."""
     device, dtype = torch.device(info.device), pool.k[0].dtype
     choice = choose_backend(config, model.attention, dtype, device)
     if thread is not None:
@@ -172,7 +174,7 @@ def build_torch_engine(
 
 
 def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Capture]:
-    """Where the engine queues its work, and what captures it. The forward stream waits for the weights."""
+    """Return the streams and the graph capture of `device`. The forward stream waits until the weights are loaded."""
     if device.type != "cuda":
         return InlineDevice(), RunAgain
     queues = CudaDevice(device, nvtx=nvtx)
@@ -181,11 +183,13 @@ def open_device(device: torch.device, *, nvtx: bool = False) -> tuple[Device, Ca
 
 
 def check_agreement(group: Group, what: str) -> None:
-    """Ranks that run different programs would wait for each other. Raises `ConfigError` on all."""
-    mine = zlib.crc32(what.encode())
-    least, most = group.least(mine), -group.least(-mine)
+    """Raise `ConfigError` on every rank unless all have the same `what`; else different programs would deadlock."""
+    checksum = zlib.crc32(what.encode())
+    least, most = group.least(checksum), -group.least(-checksum)
     if least != most:
-        raise ConfigError(f"--tp {group.size}: rank {group.rank} has {what}, another one not: are the devices alike?")
+        raise ConfigError(
+            f"--tp {group.size}: rank {group.rank} has {what}, another rank does not: use identical devices"
+        )
 
 
 def _backend(
@@ -222,14 +226,14 @@ def _backend(
 
 
 def compiled(model: Model) -> ModelForward:
-    """The model's forward, compiled for any number of tokens; attention stays as it is, the same object each call."""
+    """Return the model's forward compiled for any number of tokens, with attention uncompiled and one fixed object."""
     inner = torch.compile(model.forward, dynamic=True)
-    kept: list[Attend] = []  # one object: for another one the compiler would compile again
+    wrapped: list[Attend] = []  # one object for all calls: another one would make the compiler compile again
 
     def forward(ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        if not kept:
-            kept.append(torch.compiler.disable(attend))
-        hidden: torch.Tensor = inner(ids, positions, kept[0])
+        if not wrapped:
+            wrapped.append(torch.compiler.disable(attend))
+        hidden: torch.Tensor = inner(ids, positions, wrapped[0])
         return hidden
 
     return forward

@@ -1,8 +1,8 @@
-"""Which engine `--engine auto` means: torch with a CUDA device, else the CPU engine if it can run what is asked for,
-else torch. Without torch installed it is the CPU engine, or an error that says how to get torch.
+"""The choice of `--engine auto`: torch with a CUDA device, else the CPU engine if it supports the configuration, else
+torch. Without torch installed it is the CPU engine, or an error that says how to install torch.
 
-A flag that only one engine has decides; two flags for different engines are an error. The CPU engine says by
-`Unsupported` which models it cannot run. torch is not imported to find out that there is no GPU.
+A flag that only one engine has decides; two flags for different engines are an error. The CPU engine raises
+`Unsupported` for a model that it cannot run. torch is imported only if there are signs of a GPU.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TOOL = "nvidia-smi"
 
 
 def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
-    """The engine for `config`, and why it is not what one would expect; else empty. A model that the CPU engine does
-    not support then goes to torch, unless a flag needs the CPU engine. Raises `ConfigError`."""
+    """Return the engine for `config`, and a reason if the choice is unexpected (else an empty string). A model that the
+    CPU engine does not support falls back to torch later, unless a flag needs the CPU engine. Raises `ConfigError`."""
     if config.engine != "auto":
         if config.engine == "torch":
             need_torch_engine("--engine torch: the torch engine", config.device)
@@ -47,12 +47,12 @@ def choose_engine(config: EngineConfig) -> tuple[EngineName, str]:
 
 
 def may_fall_back(config: EngineConfig) -> bool:
-    """Whether torch may serve a model that the CPU engine does not support."""
+    """Return whether torch may serve a model that the CPU engine does not support."""
     return config.engine == "auto" and not any(config.of_cpu_only())
 
 
 def may_use_cuda(config: EngineConfig) -> bool:
-    """Whether an engine will probably compute on a CUDA device, without asking torch."""
+    """Return whether the engine will probably compute on a CUDA device, without importing torch."""
     torch_serves = config.engine == "torch" or (config.engine == "auto" and not any(config.of_cpu_only()))
     if config.device == "auto":
         return torch_serves and not missing(*TORCH_ENGINE) and looks_like_cuda()
@@ -60,7 +60,7 @@ def may_use_cuda(config: EngineConfig) -> bool:
 
 
 def cuda_is_available() -> bool:
-    """Whether torch can use a CUDA device; torch is asked only if something looks like one."""
+    """Return whether torch can use a CUDA device. torch is imported only if the system shows signs of one."""
     if not looks_like_cuda():
         return False
     try:

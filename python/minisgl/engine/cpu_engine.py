@@ -1,10 +1,9 @@
-"""The engine that runs real models on the CPU without torch: tensors, kernels and sampling are in Rust
-(rust/minisgl-cpu).
+"""The engine that runs real models on the CPU without torch; tensors, kernels and sampling are in rust/minisgl-cpu.
 
 Invariants: torch and transformers are not imported; a plan's assignments, page-table updates and rows take effect in
 one thread, in launch order; forwards run without the GIL; a step with NaN or infinities is an error, and the KV pool is
-wiped; a row with a grammar samples what its grammar allows, which is found on the forward's own threads, beside the
-logits of all rows.
+wiped; a row with a grammar samples only tokens that the grammar allows, and its mask is computed on the forward's own
+threads, in parallel with the logits.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from minisgl.engine.api import (
 from minisgl.engine.page_store import adapter_digest, export
 from minisgl.engine.worker import ForwardThread
 from minisgl.extension import _rust
-from minisgl.models.adaptable import adapter_places
+from minisgl.models.adaptable import adapter_layers
 from minisgl.models.architectures import find_architecture
 from minisgl.models.config import ModelConfig
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepPlan
 
 _log = logging.getLogger("minisgl.engine")
-FLUSH_S = 2.0  # for what is on its way to a disk, at the end
+FLUSH_S = 2.0  # at close: time limit in seconds for pending writes to disk
 
 
 class CpuEngine:
@@ -54,12 +53,13 @@ class CpuEngine:
         store: _rust.PageStore | None = None,
         keeper: threading.Thread | None = None,
     ) -> None:
-        """`settings`: those that `rust` was made of. `store` has pages of just this model; `keeper` writes panels."""
+        """Wrap the loaded engine `rust`, which was built from `settings` (JSON). `store` holds pages of this model and
+        configuration; `keeper` is the thread that writes the weights cache."""
         self._rust = rust
         self._store = store
         self._keeper = keeper
-        self._troubles: set[str] = set()  # with its folder, that were told
-        self._digests: dict[int, bytes] = {}  # of adapters
+        self._troubles: set[str] = set()  # disk errors that were logged already
+        self._digests: dict[int, bytes] = {}  # by adapter id
         if store is not None:
             rust.keep(store)
         self._info = info
@@ -73,12 +73,12 @@ class CpuEngine:
 
     @property
     def rust(self) -> _rust.CpuEngine:
-        """For measurements."""
+        """The engine of the Rust extension, for benchmarks."""
         return self._rust
 
     @property
     def pool_bytes(self) -> int:
-        """How many bytes its pages take, all in use."""
+        """Return the size of the KV pool in bytes if all pages are in use."""
         kv = int(self._rust.about()["kv_bytes"])
         return kv * self._info.page_size * self._info.num_pages
 
@@ -91,7 +91,7 @@ class CpuEngine:
             return None
         if (why := self._store.take_trouble()) is not None and why not in self._troubles:
             self._troubles.add(why)
-            _log.warning("--cache-dir: a page was not written or read: %s", why)
+            _log.warning("--cache-dir: a page could not be written or read: %s", why)
         return StoreCounts(*self._store.counts())
 
     def adapter_digest(self, number: int) -> bytes:
@@ -99,7 +99,7 @@ class CpuEngine:
 
     def export_pages(self, tokens: Int32Array, path: Path) -> None:
         if self._store is None:
-            raise ConfigError(f"{path}: pages come from a folder: cache_dir names it")
+            raise ConfigError(f"{path}: exporting pages needs a folder of pages: set cache_dir")
         export(self._store, tokens, self._info.page_size, path)
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
@@ -107,12 +107,13 @@ class CpuEngine:
         return self._thread.submit(lambda: self._run(plan, entry, assigned))
 
     def read_adapter(self, folder: str) -> tuple[_rust.CpuAdapter, bytes]:
-        """With its digest: of what was read, whatever becomes of the files meanwhile."""
-        pairs, places = [], adapter_places(self._model)
+        """Read an adapter, and compute the digest of the weights that were read, whatever happens to the files
+        later."""
+        pairs, places = [], adapter_layers(self._model)
         for name, (a, b) in find_adapter(folder, self._model).read().items():
             layer, part = places[name]
-            for own, rows in _parts_of(self._model, (layer, part), b):
-                pairs.append((layer, own, a.tobytes(), rows.tobytes()))
+            for projection, rows in _parts_of(self._model, (layer, part), b):
+                pairs.append((layer, projection, a.tobytes(), rows.tobytes()))
         return _rust.CpuAdapter(self._settings, pairs), adapter_digest(pairs)
 
     def add_adapter(self, number: int, adapter: tuple[_rust.CpuAdapter, bytes]) -> None:
@@ -126,7 +127,8 @@ class CpuEngine:
     def close(self) -> None:
         self._thread.close()
         self._rust.close()
-        if self._keeper is not None:  # it takes away what it has begun, which a process that ends at once would leave
+        # the thread removes its unfinished files, which a process that ends at once would leave
+        if self._keeper is not None:
             self._keeper.join(FLUSH_S)
         if self._store is not None:
             self._store.flush(FLUSH_S)
@@ -154,22 +156,22 @@ class CpuEngine:
             )
         except RuntimeError as error:
             raise EngineStepError(str(error)) from error
-        prompted = [PromptLogprobs(*one) for one in prompts]
+        prompted = [PromptLogprobs(*scored) for scored in prompts]
         embeddings = [Embedding(req_id, np.frombuffer(numbers, np.float32)) for req_id, numbers in embedded]
         return StepResult(sampled, _step_logprobs(logprobs), prompted, failures, embeddings)
 
 
 def _parts_of(
-    model: ModelConfig, place: tuple[int, str], b: npt.NDArray[np.float32]
+    model: ModelConfig, layer_and_part: tuple[int, str], b: npt.NDArray[np.float32]
 ) -> list[tuple[str, npt.NDArray[np.float32]]]:
-    """The rows of B [out, r] by the parts that a fused projection has, in the order that the engine keeps them in."""
-    layer, part = place
+    """Split B [out, r] of a fused projection into (projection name, rows), with the rows in the engine's order."""
+    layer, part = layer_and_part
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     if part == "qkv" and find_architecture(model.architecture).grouped:
         by_head = b.reshape(model.num_kv_heads, -1, model.head_dim, b.shape[1])
         parts = by_head[:, :-2], by_head[:, -2], by_head[:, -1]
-        own = [np.ascontiguousarray(one.reshape(-1, b.shape[1])) for one in parts]
-        return list(zip(("q_proj", "k_proj", "v_proj"), own, strict=True))
+        arrays = [np.ascontiguousarray(array.reshape(-1, b.shape[1])) for array in parts]
+        return list(zip(("q_proj", "k_proj", "v_proj"), arrays, strict=True))
     if part == "qkv":
         return list(zip(("q_proj", "k_proj", "v_proj"), np.split(b, (q, q + kv)), strict=True))
     if part == "gate_up":
@@ -183,9 +185,9 @@ def _parts_of(
 
 
 def _step_logprobs(
-    found: tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,
+    scored: tuple[list[int], list[float], list[list[int]], list[list[float]]] | None,
 ) -> StepLogprobs | None:
-    if found is None:
+    if scored is None:
         return None
-    rows, own, top_ids, top = found
-    return StepLogprobs(np.array(rows, np.int32), own, top_ids, top)
+    rows, token_logprobs, top_ids, top = scored
+    return StepLogprobs(np.array(rows, np.int32), token_logprobs, top_ids, top)

@@ -1,7 +1,7 @@
-"""Loading of the CPU engine from a configuration: find the model, size the KV pool, load.
+"""Loading of the CPU engine from a configuration: find the model, size the KV pool, load the weights.
 
-Invariants: torch and transformers are not imported; what another engine may be able to run is `Unsupported`; every
-other failure names the flag to change.
+Invariants: torch and transformers are not imported; a model that another engine may be able to run raises
+`Unsupported`; every other failure names the flag to change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from minisgl.engine.heads import NO_HEADS, Heads, read_heads
 from minisgl.engine.page_store import open_store
 from minisgl.engine.pool_size import cpu_num_checkpoints, cpu_num_pages
 from minisgl.extension import _rust
-from minisgl.models.architectures import find_architecture, has_text_half
+from minisgl.models.architectures import find_architecture, is_multimodal
 from minisgl.models.config import ModelConfig, computed, load_config, read_config, tensor_names
 from minisgl.tokenizer.borrowed import text_folder
 from minisgl.utils.progress import Report, counter
@@ -45,15 +45,15 @@ KINDS: dict[tuple[bool, bool], ModelKind] = {
     (True, True): "cross_encoder",
     (True, False): "judge",
 }
-"""The kind of a model by two facts: it gives scores; its tokens attend to those behind them, too."""
-LEAST_KEPT = 200 * 2**20  # bytes of weights: fewer are packed within a third of a second
+"""Kind of a model by (has a scoring head, has bidirectional attention)."""
+MIN_CACHED_BYTES = 200 * 2**20  # bytes of weights: smaller models are packed within a third of a second
 SLOW_LOAD_S = 5.0
-SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # blocks of 32 with their scales
+SHARE_OF_16_BITS = {"q8": 34 / 64, "q4": 20 / 64}  # bytes relative to 16-bit weights: blocks of 32 with their scales
 T = TypeVar("T")
 
 
-class _Found(NamedTuple):
-    """A model that was found: where it lies, and what it computes."""
+class _LocatedModel(NamedTuple):
+    """A located model: its files, its configuration and its heads."""
 
     name: str
     folder: Path  # of config and tokenizer
@@ -64,7 +64,7 @@ class _Found(NamedTuple):
 
 
 class _Sizes(NamedTuple):
-    """Bytes of a page and of a sequence's state, and how many of both there is memory for."""
+    """Bytes of a KV page and of a sequence's recurrent state, and how many pages and checkpoints fit into memory."""
 
     page: int
     state: int
@@ -73,28 +73,32 @@ class _Sizes(NamedTuple):
 
 
 def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
-    """Find a model, size its pools, and load it. Raises `Unsupported` and other `ConfigError`s."""
+    """Find a model, size its pools, load it. Raises `Unsupported` if another engine may run it, else `ConfigError`."""
     began = time.monotonic()
-    found = _find(config, say)
-    model, dummy = found.model, config.load_format == "dummy"
-    if found.kind != "decoder" and config.kv_dtype == "f16":  # small differences of vectors and scores are asked for
+    located = _find(config, say)
+    model, dummy = located.model, config.load_format == "dummy"
+    if located.kind != "decoder" and config.kv_dtype == "f16":  # small differences of vectors and scores matter
         config = msgspec.structs.replace(config, kv_dtype="f32")
-    texts = text_folder(config, found.folder, model.vocab_size, say)
+    texts = text_folder(config, located.folder, model.vocab_size, say)
     context_len = model.context_len(config.max_seq_len)
-    settings = _settings(config, model, found.source, context_len)
-    sizes = _sizes(config, found, context_len, settings)
+    settings = _settings(config, model, located.source, context_len)
+    sizes = _sizes(config, located, context_len, settings)
     settings["num_checkpoints"], settings["num_pages"] = sizes.num_checkpoints or 0, sizes.num_pages
     settings["max_seq_len"] = min(context_len, sizes.num_pages * config.page_size + 1)
     if not dummy:
-        settings["weights"] = str(_refused(partial(_weights, config, model, found.source, say)))
+        settings["weights"] = str(_call_rust(partial(_weights, config, model, located.source, say)))
         if config.weights_cache is not None:
-            kept = {"folder": str(envs.cache_dir() / "panels"), "limit": config.weights_cache, "least": LEAST_KEPT}
-            settings["panels"] = kept
-    rust = _refused(lambda: _rust.CpuEngine(_json(settings), counter(say, "loading weights")))
-    _refused(lambda: rust.set_heads(*found.heads))
+            panels = {
+                "folder": str(envs.cache_dir() / "panels"),
+                "limit": config.weights_cache,
+                "least": MIN_CACHED_BYTES,
+            }
+            settings["panels"] = panels
+    rust = _call_rust(lambda: _rust.CpuEngine(_json(settings), counter(say, "loading weights")))
+    _call_rust(lambda: rust.set_heads(*located.heads))
     about = rust.about()
-    _tell_weights(config, found, about, time.monotonic() - began, say)
-    _tell_pools(config, sizes, context_len, settings["max_seq_len"], say)
+    _report_weights(config, located, about, time.monotonic() - began, say)
+    _report_pools(config, sizes, context_len, settings["max_seq_len"], say)
     info = EngineInfo(
         name="cpu",
         model_dir=str(texts),
@@ -107,7 +111,7 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         dtype=about["kinds"][0][0],
         details=_details(config, about["isa"], about["threads"]),
         num_checkpoints=sizes.num_checkpoints,
-        kind=found.kind,
+        kind=located.kind,
     )
     store = None
     if config.cache_dir is not None:
@@ -115,14 +119,14 @@ def load_cpu_engine(config: EngineConfig, say: Report) -> CpuEngine:
         store = open_store(config, settings, read, about["isa"], (sizes.page, sizes.state), say)
     keeper = None
     if rust.keeps_panels:
-        # no daemon: who comes back from Rust while the interpreter ends aborts the process
-        keeper = threading.Thread(target=_keep_panels, args=(rust, found.name), name="weights-cache")
+        # not a daemon: a thread that returns from Rust while the interpreter ends aborts the process
+        keeper = threading.Thread(target=_write_weights_cache, args=(rust, located.name), name="weights-cache")
         keeper.start()
     return CpuEngine(rust, info, model, _json(settings), store=store, keeper=keeper)
 
 
-def _find(config: EngineConfig, say: Report) -> _Found:
-    """Find the model and read its description. Raises `ConfigError`."""
+def _find(config: EngineConfig, say: Report) -> _LocatedModel:
+    """Find the model and read its configuration. Raises `ConfigError`."""
     source = find_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
@@ -131,79 +135,81 @@ def _find(config: EngineConfig, say: Report) -> _Found:
     dummy = config.load_format == "dummy"
     heads = NO_HEADS if dummy else read_heads(folder, model.architecture, read_config(folder)[0])
     kind = KINDS[heads.score is not None, model.both_ways]
-    if has_text_half(model.architecture) or model.other_half:
-        say("text only: what sees is not loaded")
+    if is_multimodal(model.architecture) or model.other_half:
+        say("text only: the vision part is not loaded")
     if model.left_out and kind == "decoder":
-        say("one token a step: what predicts further ones (MTP) is not loaded")
-    return _Found(source.name, folder, source, model, heads, kind)
+        say("one token a step: MTP layers, which predict further tokens, are not loaded")
+    return _LocatedModel(source.name, folder, source, model, heads, kind)
 
 
-def _sizes(config: EngineConfig, found: _Found, context_len: int, settings: dict[str, Any]) -> _Sizes:
-    """Return what fits the memory beside the weights. Raises `Unsupported` and other `ConfigError`s."""
+def _sizes(config: EngineConfig, located: _LocatedModel, context_len: int, settings: dict[str, Any]) -> _Sizes:
+    """Return the pool sizes that fit into memory next to the weights. Raises `Unsupported` or `ConfigError`."""
     page, in_q8 = (
-        _refused(partial(_rust.CpuEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
+        _call_rust(partial(_rust.CpuEngine.page_bytes, _json(settings | {"kv_dtype": dtype})))
         for dtype in (config.kv_dtype, "q8")
     )
-    state = _refused(lambda: _rust.CpuEngine.state_bytes(_json(settings)))
+    state = _call_rust(lambda: _rust.CpuEngine.state_bytes(_json(settings)))
     config.check_states(bool(state))
-    if found.model.both_ways and config.cache_dir is not None:
-        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder reads none: leave it out")
-    taken = _weight_bytes(config, found.source)
+    if located.model.both_ways and config.cache_dir is not None:
+        raise ConfigError(f"--cache-dir {config.cache_dir}: an encoder cannot use stored pages: leave it out")
+    weight_bytes = _weight_bytes(config, located.source)
     smaller = in_q8 if in_q8 < page else None
-    num_pages = cpu_num_pages(config, page, context_len, taken=taken, one_in_q8=smaller, state=state)
-    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, taken) if state else None
+    num_pages = cpu_num_pages(config, page, context_len, taken=weight_bytes, one_in_q8=smaller, state=state)
+    checkpoints = cpu_num_checkpoints(config, state, num_pages * page, weight_bytes) if state else None
     return _Sizes(page, state, num_pages, checkpoints)
 
 
-def _tell_weights(config: EngineConfig, found: _Found, about: dict[str, Any], took: float, say: Report) -> None:
+def _report_weights(
+    config: EngineConfig, located: _LocatedModel, about: dict[str, Any], took: float, say: Report
+) -> None:
     kinds = ", ".join(f"{name} {size / 2**20:.0f} MiB" for name, size in about["kinds"])
     how = ", from the weights cache" if about["mapped"] else ""
-    say(f"loaded {found.name}: {found.model.architecture}, {kinds}{how}, {took:.1f} s")
+    say(f"loaded {located.name}: {located.model.architecture}, {kinds}{how}, {took:.1f} s")
     num_bytes, dummy = sum(size for _, size in about["kinds"]), config.load_format == "dummy"
-    if took > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= LEAST_KEPT:
+    if took > SLOW_LOAD_S and config.weights_cache is None and not dummy and num_bytes >= MIN_CACHED_BYTES:
         size = -(-num_bytes // 2**30) + 1
-        say(f"--weights-cache {size}GiB would keep the weights as they are now: the next start takes about a second")
+        say(f"--weights-cache {size}GiB would cache the converted weights: the next start takes about a second")
 
 
-def _tell_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report) -> None:
+def _report_pools(config: EngineConfig, sizes: _Sizes, context_len: int, max_seq_len: int, say: Report) -> None:
     num_bytes = sizes.num_pages * sizes.page
     say(f"KV pool: {sizes.num_pages} pages of {config.page_size} tokens, {num_bytes / 2**20:.0f} MiB at most")
     if sizes.num_checkpoints is not None:
-        kept = f"{sizes.num_checkpoints} kept at most for later ones"
-        say(f"states: {sizes.state / 2**20:.2f} MiB a sequence, {kept}")
+        checkpoints = f"{sizes.num_checkpoints} checkpoints at most"
+        say(f"states: {sizes.state / 2**20:.2f} MiB a sequence, {checkpoints}")
     if max_seq_len < context_len:
         say(
-            f"requests of at most {max_seq_len} tokens, of {context_len} that the model takes: the KV pool "
-            "holds no more: --max-seq-len, --num-pages or --memory-ratio asks for a larger one"
+            f"requests are limited to {max_seq_len} tokens, of {context_len} that the model supports, by the KV pool: "
+            "enlarge it by --max-seq-len, --num-pages or --memory-ratio"
         )
 
 
-def operations(found: Path) -> str:
-    """Return what a forward of the model in a folder or a GGUF file does, an operation a line. Of most matrices only
-    the sizes are read. Raises `ConfigError`, also for a checkpoint whose weights are packed."""
-    config = EngineConfig(model=str(found))
-    folder = found if found.is_dir() else _folder_of(found, own_tokenizer=False)
+def operations(path: Path) -> str:
+    """Return a listing of a model's forward, one operation a line. `path` is a model folder or a GGUF file; of most
+    matrices only the sizes are read. Raises `ConfigError`, also for a checkpoint with packed weights."""
+    config = EngineConfig(model=str(path))
+    folder = path if path.is_dir() else _folder_of(path, own_tokenizer=False)
     model = load_config(folder)
-    if found.is_dir() and model.packing is not None and model.packing.form != "mxfp4":
-        raise ConfigError(f"{found}: weights packed as {model.packing} are not read for this; try the unpacked model")
-    settings = _settings(config, model, found, model.context_len(None))
-    return _refused(partial(_rust.CpuEngine.operations, _json(settings)))
+    if path.is_dir() and model.packing is not None and model.packing.form != "mxfp4":
+        raise ConfigError(f"{path}: weights packed as {model.packing} are not supported here: use the unpacked model")
+    settings = _settings(config, model, path, model.context_len(None))
+    return _call_rust(partial(_rust.CpuEngine.operations, _json(settings)))
 
 
-def _keep_panels(rust: _rust.CpuEngine, name: str) -> None:
-    """Beside steps, which it leaves nearly all of the processor."""
+def _write_weights_cache(rust: _rust.CpuEngine, name: str) -> None:
+    """Write the loaded weights to the weights cache, at low priority while steps run. Failures are logged."""
     try:
-        size = _refused(rust.keep_panels)
+        size = _call_rust(rust.keep_panels)
     except ConfigError as error:
-        _log.warning("--weights-cache: the weights of %s are not kept: %s", name, error)
+        _log.warning("--weights-cache: the weights of %s were not cached: %s", name, error)
     else:
         if size is not None:
-            _log.info("--weights-cache: the weights of %s are kept: %.0f MiB", name, size / 2**20)
+            _log.info("--weights-cache: the weights of %s are cached: %.0f MiB", name, size / 2**20)
 
 
 def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report) -> Path:
-    """Return the path that the engine reads: `source`, or what is made of it once. Raises `ConfigError`, and
-    the `ValueError`s of `_rust.CpuEngine`."""
+    """Return the path of the weights that the engine reads: `source`, or its converted (quantized, repacked) copy in
+    the cache. Raises `ConfigError`, and `ValueError` from `_rust.CpuEngine`."""
     if model.packing is not None and source.is_dir():
         if config.quantization is not None:
             flag = f"--quantization {config.quantization}"
@@ -211,7 +217,7 @@ def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report
         if model.packing.form == "mxfp4":
             return source
         if model.packing.rounds_activations:
-            say(f"{model.packing}: the checkpoint has activations rounded, too: here --activations says that")
+            say(f"{model.packing}: the checkpoint rounds activations, too: here --activations decides that")
         return packed_weights(weight_files(source), model.packing, say)
     if config.quantization is None:
         return source
@@ -222,7 +228,7 @@ def _weights(config: EngineConfig, model: ModelConfig, source: Path, say: Report
 
 
 def _details(config: EngineConfig, isa: str, threads: int) -> str:
-    """Return in words how the engine computes."""
+    """Return a description of how the engine computes (instruction set, threads, rounding), for logs."""
     parts = [isa, f"{threads} thread{'s' if threads > 1 else ''}", HOW[config.activations], f"KV {config.kv_dtype}"]
     if config.quantization is not None:
         parts.append(f"weights quantised to {config.quantization}")
@@ -230,14 +236,14 @@ def _details(config: EngineConfig, isa: str, threads: int) -> str:
 
 
 def _folder_of(file: Path, own_tokenizer: bool) -> Path:
-    """Config and tokenizer of a GGUF file, as a folder."""
+    """Return a folder with the config and tokenizer that were extracted from a GGUF file."""
     from minisgl.weights.gguf_folder import gguf_folder
 
     return gguf_folder(file, own_tokenizer=own_tokenizer)
 
 
 def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_len: int) -> dict[str, Any]:
-    """Return the settings that rust/minisgl-cpu/src/load.rs reads."""
+    """Return the engine settings that rust/minisgl-cpu/src/load.rs parses."""
     dummy = config.load_format == "dummy"
     dummy_kind = "mxfp4" if model.packing is not None and model.packing.form == "mxfp4" else model.dtype
     return {
@@ -261,23 +267,23 @@ def _settings(config: EngineConfig, model: ModelConfig, weights: Path, context_l
 
 
 def _names(model: ModelConfig) -> dict[str, Any]:
-    known, names = find_architecture(model.architecture), tensor_names(model)
-    of = {"checkpoint": known.interleaved, "gguf": known.gguf_interleaved}
+    architecture, names = find_architecture(model.architecture), tensor_names(model)
+    interleaved_by_kind = {"checkpoint": architecture.interleaved, "gguf": architecture.gguf_interleaved}
     as_written = {
-        "grouped": known.grouped,
-        "transposed": known.transposed,
-        "buffers": known.buffers,
+        "grouped": architecture.grouped,
+        "transposed": architecture.transposed,
+        "buffers": architecture.buffers,
         "tiled": False,
     }
-    as_converted = {"grouped": False, "transposed": False, "buffers": (), "tiled": known.gguf_tiled}
+    as_converted = {"grouped": False, "transposed": False, "buffers": (), "tiled": architecture.gguf_tiled}
     return {
         kind: {
             "names": names[kind],
             "interleaved": interleaved,
-            "gate_up_in_turns": known.gate_up_in_turns,
+            "gate_up_in_turns": architecture.gate_up_in_turns,
             **(as_written if kind == "checkpoint" else as_converted),
         }
-        for kind, interleaved in of.items()
+        for kind, interleaved in interleaved_by_kind.items()
     }
 
 
@@ -285,8 +291,8 @@ def _json(settings: dict[str, Any]) -> str:
     return msgspec.json.encode(settings).decode()
 
 
-def _refused(call: Callable[[], T]) -> T:
-    """Call, and raise what Rust refuses as an error of this package."""
+def _call_rust(call: Callable[[], T]) -> T:
+    """Call `call` and convert a `ValueError` of the Rust extension to `Unsupported` or `ConfigError`."""
     try:
         return call()
     except ValueError as error:
@@ -295,11 +301,11 @@ def _refused(call: Callable[[], T]) -> T:
 
 
 def _files_of(source: Path) -> list[Path]:
-    return _refused(partial(_rust.gguf_parts, source)) if source.is_file() else weight_files(source)
+    return _call_rust(partial(_rust.gguf_parts, source)) if source.is_file() else weight_files(source)
 
 
 def _weight_bytes(config: EngineConfig, source: Path) -> int:
-    """Return the bytes that the weights will take, by the sizes of their files alone. Raises `ConfigError`."""
+    """Return the bytes that the weights will take, estimated from the file sizes alone. Raises `ConfigError`."""
     if config.load_format == "dummy":
         return 0
     size = sum(file.stat().st_size for file in _files_of(source))

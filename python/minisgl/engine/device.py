@@ -1,15 +1,15 @@
-"""The torch engine's things on its device: streams and events that order its work, the inputs of a step packed into one
-buffer, so that one copy a step takes them there, the masks of grammars, and the sampler.
+"""Device objects of the torch engine: streams and events that order its work, the inputs of a step packed into one
+buffer (one copy a step), grammar masks, and the sampler.
 
-The streams' calls are those of `torch.cuda`. The engine orders all its work through these few, so that a test can put a
-device of its own in their place, one that runs each job as late or as early as the calls allow.
+The streams' calls are those of `torch.cuda`. The engine orders all its work through these few calls, so that a test can
+substitute a device that runs each job as late or as early as the calls allow.
 
 Invariants: `run`, `record_event` and `wait_event` return at once; a job sees everything before it in its stream, and
-everything before the events that its stream waits for. Where a field of the buffer lies depends on the plan's counts
-alone; fields that a graph reads, on the padded size alone. No buffer for masks is allocated before the first grammar,
-nor written again before the step that had it has ended. No operation of the sampler waits for the device or has a size
-that the host does not know; a token depends on its row's logits, parameters, seed and position only, with random
-numbers of the project's own, so equal seeds give equal tokens on every device.
+everything before the events that its stream waits for. The offset of a field in the buffer depends on the plan's counts
+alone; for fields that a graph reads, on the padded size alone. No mask buffer is allocated before the first grammar, or
+rewritten before the step that uses it has ended. No operation of the sampler waits for the device or has a size that
+the host does not know; a token depends on its row's logits, parameters, seed and position only, with minisgl's own
+random number generator, so equal seeds give equal tokens on every device.
 """
 
 from __future__ import annotations
@@ -33,40 +33,40 @@ from minisgl.step import Int32Array, RingEntry, StepLimits, StepPlan
 
 
 class DeviceEvent(Protocol):
-    """A point in a stream."""
+    """A point in a stream's queue of work, as `torch.cuda.Event`."""
 
     def query(self) -> bool:
-        """Whether the stream has passed it."""
+        """Return whether the stream has passed the event, without blocking."""
 
     def synchronize(self) -> None:
-        """Block the caller until the stream has passed it. Raises what the device failed with."""
+        """Block the caller until the stream has passed the event. Raises the device's error if it failed."""
 
     def seconds_since(self, earlier: DeviceEvent) -> float:
-        """Device time from `earlier` to this one; both have passed."""
+        """Return the device time in seconds from `earlier` to this event. Both must have passed."""
 
 
 class Stream(Protocol):
     def run(self, name: str, job: Callable[[], None]) -> None:
-        """Queue `job`. What it reads on the host must stay as it is until a later event has passed."""
+        """Queue `job` and return at once. Host memory that it reads must not change until a later event has passed."""
 
     def record_event(self) -> DeviceEvent: ...
 
     def wait_event(self, event: DeviceEvent) -> None:
-        """What is queued from now on runs after `event`."""
+        """Make the jobs that are queued from now on run after `event`."""
 
 
 class Device(Protocol):
     survives_errors: bool
-    """Whether a job that raises leaves it usable."""
+    """Whether the device is usable after a job has raised."""
     forward: Stream
     copy_in: Stream
     copy_out: Stream
 
     def host_buffer(self, size: int) -> Tensor:
-        """[size] int32 zeros on the host, pinned where there is a GPU: copies from and to it need not wait."""
+        """Allocate [size] int32 zeros on the host, pinned if there is a GPU, so that copies need not block."""
 
     def synchronize(self) -> None:
-        """Wait for everything the device does, outside of these streams too."""
+        """Block until the device has finished all its work, including work outside of these streams."""
 
 
 class _CudaEvent:
@@ -104,8 +104,8 @@ class _CudaStream:
 
 
 class CudaDevice:
-    """Three streams. Copies have their own, so that they run beside the forward. With `nvtx` each job is an NVTX range
-    of its name while it is queued."""
+    """A CUDA device with three streams: copies in, forward and copies out overlap. With `nvtx`, an NVTX range with the
+    job's name covers the queueing of each job."""
 
     survives_errors = False
 
@@ -149,7 +149,7 @@ class _InlineStream:
 
 
 class InlineDevice:
-    """Runs each job when it is queued, on the CPU."""
+    """A device that runs each job on the CPU at the moment when it is queued."""
 
     survives_errors = True
 
@@ -165,7 +165,7 @@ class InlineDevice:
         return
 
 
-ASSIGNED_FIELDS = 7  # slot, top_k, seed (low, high), temperature, top_p, min_p (the bits of float32)
+ASSIGNED_FIELDS = 7  # slot, top_k, seed (low, high), temperature, top_p, min_p (float32 bits)
 _ROW_FIELDS = ("req_slots", "seq_lens", "last_page_len")
 _INDPTR_FIELDS = ("qo_indptr", "kv_indptr")
 _TOKEN_FIELDS = ("input_ids", "positions", "out_loc")
@@ -174,9 +174,9 @@ _INT32_MAX = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the fields of a step lie in its buffer, in int32 values."""
+    """Offsets of a step's fields in its input buffer, in int32 values."""
 
-    rows: int  # padded
+    rows: int  # padding included
     tokens: int  # padding included
     samples: int = 0
     page_table_updates: int = 0
@@ -196,7 +196,7 @@ class Layout:
         return Layout(rows, limits.max_tokens + rows, rows, rows, limits.max_page_changes, limits.max_rows)
 
     def fields(self) -> dict[str, tuple[int, int]]:
-        """Name -> (start, end), one after the other; those that a graph reads come first."""
+        """Return (start, end) by field name, contiguous; the fields that a graph reads come first."""
         sizes = dict.fromkeys(_TOKEN_FIELDS, self.tokens)
         sizes |= dict.fromkeys(_ROW_FIELDS, self.rows)
         sizes |= dict.fromkeys(_INDPTR_FIELDS, self.rows + 1)
@@ -204,11 +204,11 @@ class Layout:
         sizes["page_table_updates"] = self.page_table_updates * UPDATE_FIELDS
         sizes["page_ids"] = self.page_ids
         sizes["assigned"] = self.assigned * ASSIGNED_FIELDS
-        found, at = {}, 0
+        fields, at = {}, 0
         for name, size in sizes.items():
-            found[name] = (at, at + size)
+            fields[name] = (at, at + size)
             at += size
-        return found
+        return fields
 
     @property
     def size(self) -> int:
@@ -216,7 +216,7 @@ class Layout:
 
 
 class StepInputs:
-    """The fields of a step as views of a buffer on the device."""
+    """The input fields of a step as views of a buffer on the device."""
 
     def __init__(self, buffer: Tensor, layout: Layout) -> None:
         view = {name: buffer[start:end] for name, (start, end) in layout.fields().items()}
@@ -231,7 +231,7 @@ class StepInputs:
 
 
 def pack(buffer: Int32Array, layout: Layout, entry: RingEntry, assignments: Sequence[SlotAssignment]) -> None:
-    """Write the live regions of `entry` into `buffer`."""
+    """Write the used parts of a ring entry and the assignments into `buffer` at the offsets of `layout`."""
     at = layout.fields()
     for name in (*_TOKEN_FIELDS, *_ROW_FIELDS, *_INDPTR_FIELDS, "sample_rows", "page_ids"):
         start, end = at[name]
@@ -256,27 +256,29 @@ def _assigned(assignment: SlotAssignment) -> Int32Array:
 
 
 class StagingBuffer:
-    """Inputs and outputs of a step, on the host and on the device. Steps take turns with a few of them.
+    """Host and device buffers for the inputs and outputs of one step; steps alternate between `NUM_BUFFERS` of them.
 
-    It is free again when its last step has ended, which comes after each copy and each read: the engine waits for that
-    before it copies another step in."""
+    A buffer is free again when the step that used it last has ended, which is after all its copies and reads: the
+    engine waits for that before it copies the next step in.
+    """
 
     def __init__(self, device: Device, torch_device: torch.device, num_values: int, max_rows: int) -> None:
         self.inputs_host = device.host_buffer(num_values)
         self._inputs_array: Int32Array = self.inputs_host.numpy()
         self.inputs_device = torch.zeros(num_values, dtype=torch.int32, device=torch_device)
-        self.outputs_host = device.host_buffer(2 * max_rows)  # tokens of the sampled rows; whether each row is finite
+        # tokens of the sampled rows, then whether each row is finite
+        self.outputs_host = device.host_buffer(2 * max_rows)
         self.outputs_device = torch.zeros(2 * max_rows, dtype=torch.int32, device=torch_device)
 
     def copy_in(self, device: Device, layout: Layout, entry: RingEntry, assignments: Sequence[SlotAssignment]) -> None:
-        """Pack the inputs and queue the copy; the forward stream waits for it."""
+        """Pack the inputs and queue their copy to the device; the forward stream waits for it."""
         pack(self._inputs_array, layout, entry, assignments)
         to, source = self.inputs_device[: layout.size], self.inputs_host[: layout.size]
         device.copy_in.run("copy in", lambda: copy(to, source))
         device.forward.wait_event(device.copy_in.record_event())
 
     def copy_out(self, device: Device, computed: DeviceEvent, num_values: int) -> DeviceEvent:
-        """Queue the copy of the outputs behind the forward; the event returned is its end."""
+        """Queue the copy of `num_values` outputs to the host after `computed`; return the event of its end."""
         device.copy_out.wait_event(computed)
         to, source = self.outputs_host[:num_values], self.outputs_device[:num_values]
         device.copy_out.run("copy out", lambda: copy(to, source))
@@ -288,23 +290,24 @@ def copy(to: Tensor, source: Tensor) -> None:
 
 
 class DeviceMasks:
-    """Steps take turns with `num_buffers`, for at most `max_rows` each."""
+    """Device buffers for grammar masks of up to `max_rows` rows; steps alternate between `num_buffers` of them."""
 
     def __init__(self, device: Device, place: torch.device, vocab_size: int, max_rows: int, num_buffers: int) -> None:
         self._device = device
         self._place = place
         self._num_words = -(-vocab_size // 32)
-        self._size = max_rows * (1 + self._num_words)  # which row, and its bits
+        self._size = max_rows * (1 + self._num_words)  # for each row, its index and its bits
         self._buffers: list[tuple[Tensor, Tensor] | None] = [None] * num_buffers
 
     def copy_in(self, turn: int, masks: TokenMasks) -> Mask:
-        """Queue the copy; the forward stream waits for it. What is returned belongs into that stream."""
-        found = self._buffers[turn]
-        if found is None:
-            # not filled: that would run in torch's own stream, which no copy waits for, and wipe the first masks out
+        """Queue the copy of `masks` to buffer `turn`; the forward stream waits for it. Returns a function that applies
+        the masks to logits, to be called in the forward stream."""
+        buffers = self._buffers[turn]
+        if buffers is None:
+            # not zeroed: that would run in torch's own stream, which no copy waits for, and overwrite the first masks
             on_device = torch.empty(self._size, dtype=torch.int32, device=self._place)
-            found = self._buffers[turn] = (self._device.host_buffer(self._size), on_device)
-        host, on_device = found
+            buffers = self._buffers[turn] = (self._device.host_buffer(self._size), on_device)
+        host, on_device = buffers
         count, size = len(masks.rows), len(masks.rows) * (1 + self._num_words)
         array = host.numpy()
         array[:count] = masks.rows
@@ -316,14 +319,14 @@ class DeviceMasks:
 
 
 Renormalise = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(probabilities [n, vocab] float32, top_k [n] int64 with 0 or less for off, top_p [n]) -> the rest are zeros."""
+"""Truncation: (probabilities [n, vocab] float32, top_k [n] int64 (<= 0: off), top_p [n]) -> zeros for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What the rows of a step ask for. The host knows it, so that only that is computed."""
+    """Sampling features that the rows of a step use. The host knows them, so that only those are computed."""
 
-    sampled: bool  # not all are greedy
+    sampled: bool  # at least one row is not greedy
     min_p: bool
     truncated: bool  # by top-k or top-p
 
@@ -338,7 +341,7 @@ class DeviceSampler:
         self._renormalise = renormalise or sampler.truncate
 
     def remember(self, assignments: Sequence[SlotAssignment]) -> None:
-        """The host's part of `assign`."""
+        """Record on the host which sampling features the assigned slots use; `assign` stores the parameters."""
         for assignment in assignments:
             slot, sampling = assignment.slot, assignment.sampling
             self._sampled[slot] = not sampling.is_greedy
@@ -346,7 +349,7 @@ class DeviceSampler:
             self._truncated[slot] = sampling.top_k > 0 or sampling.top_p < 1
 
     def assign(self, assigned: Tensor) -> None:
-        """`assigned` [n, ASSIGNED_FIELDS] int32 of `device_buffers`, on the device."""
+        """Store the sampling parameters of assigned slots; `assigned` [n, ASSIGNED_FIELDS] int32 is on the device."""
         if not len(assigned):
             return
         slots = assigned[:, 0].long()
@@ -363,7 +366,8 @@ class DeviceSampler:
         )
 
     def sample(self, logits: Tensor, slots: Tensor, position: Tensor, needs: Needs) -> Tensor:
-        """logits [n, vocab] of the tokens at `position` [n] int64 of the requests in `slots` [n] int64 -> [n] int64."""
+        """Sample a token for each row of logits [n, vocab]. `slots` [n] int64 are the request slots, `position` [n]
+        int64 the positions. Returns ids [n] int64."""
         greedy = logits.max(-1).indices
         if not needs.sampled:
             return greedy
@@ -378,5 +382,5 @@ class DeviceSampler:
         if needs.truncated:
             probabilities = self._renormalise(probabilities, top_k, top_p)
         chosen = sampler.inverse_cdf(probabilities, sampler.uniforms(seed, position))
-        # a row of NaN gives an id past the vocabulary: the step fails anyway, but must not read out of bounds before
+        # a row of NaN gives an id beyond the vocabulary: the step fails anyway, but must not read out of bounds first
         return torch.where(sampled, chosen, greedy).clamp_(max=logits.shape[-1] - 1)

@@ -1,8 +1,8 @@
-"""Which dtype weights and KV get, and why.
+"""The dtype of weights and KV, and the reason for it.
 
-On a CPU `auto` is the checkpoint's dtype only if matrix products of it run natively. Emulated, they would be up to ten
-times slower than float32, and rounded for nothing. torch and oneDNN are asked beside the processor, so that a process
-that is held down to an older processor's instructions chooses as it would there.
+On a CPU `auto` means the checkpoint's dtype only if matrix products of it run natively. Emulated, they would be up to
+ten times slower than float32, and rounded for nothing. torch and oneDNN are queried in addition to the processor, so
+that a process that is limited to an older processor's instructions makes the choice of such a processor.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from minisgl.config import ConfigError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_HALVES = {"bfloat16": ("bf16", "avx512_bf16 or amx_bf16"), "float16": ("fp16", "avx512_fp16")}
+_HALF_DTYPES = {"bfloat16": ("bf16", "avx512_bf16 or amx_bf16"), "float16": ("fp16", "avx512_fp16")}
 
 
 def choose(wanted: str, checkpoint: str, device: torch.device) -> tuple[str, str]:
-    """A name of `DTYPES` for `wanted` (--dtype) and a checkpoint's own type, and why. Raises `ConfigError`."""
+    """Return a key of `DTYPES` for --dtype `wanted` and the checkpoint's dtype, and why. Raises `ConfigError`."""
     name = checkpoint if wanted == "auto" else wanted
     if name not in DTYPES:
         raise ConfigError(f"config.json: dtype: {name!r} is not supported: choose --dtype {', '.join(DTYPES)}")
@@ -31,10 +31,10 @@ def choose(wanted: str, checkpoint: str, device: torch.device) -> tuple[str, str
 
 
 def obstacle(name: str) -> str:
-    """Why products of this type would be emulated on this CPU; empty: they would not."""
+    """Return why matrix products of this dtype would be emulated on this CPU; empty if they run natively."""
     if name == "float32":
         return ""
-    kind, instructions = _HALVES[name]
+    kind, instructions = _HALF_DTYPES[name]
     supported = getattr(torch.ops.mkldnn, f"_is_mkldnn_{kind}_supported", None)
     usable = torch.backends.mkldnn.is_available() and supported is not None and bool(supported())
     if platform.machine().lower() not in ("x86_64", "amd64"):
@@ -47,5 +47,5 @@ def obstacle(name: str) -> str:
 
 
 def _cpu_has(instructions: str) -> bool:
-    """What cpuid says, by a private function of torch; a torch without it: no."""
+    """Return whether the CPU has the instructions, by a private function of torch; false if torch lacks that."""
     return bool(getattr(torch.cpu, f"_is_{instructions}_supported", bool)())

@@ -1,20 +1,22 @@
-"""An engine without a model whose text proves the scheduler right: each token depends on every KV entry before it.
+"""An engine without a model whose output proves the scheduler right: each token depends on every KV entry before it.
 
 Its KV has two layers. The first stores (token, position) at out_loc. The second stores a hash of the row's whole
 first-layer history, read through the page table. The next token is a hash of the row's whole second-layer history, the
-request's seed and the position. So a page under the wrong parent, read too early or overwritten too soon changes it.
+request's seed and the position. So a page with a wrong parent, read too early or overwritten too soon changes the
+output.
 
-An adapter has no weights either: its number is stored beside each token, so a page of another one changes the text.
+An adapter has no weights either: its id is stored with each token, so a page of another adapter changes the output.
 
-With `checkpoints` it has states, too: that of a sequence is a hash folded token by token, and the next token depends on
-it. So a state that is copied too late, saved one token off, or into a slot of another changes the text.
+With `checkpoints` the engine also has recurrent states: the state of a sequence is a hash folded token by token, and
+the next token depends on it. So a state that is copied too late, saved one token off, or into a wrong slot changes the
+output.
 
-With several ranks each keeps all of that, and adds one share of each sum over a history to those of the others, so that
-a plan that is wrong on any rank changes the text; rank 0 makes the tokens and broadcasts them.
+With several ranks each rank holds all of that and contributes a partial sum of each history hash to an all-reduce, so
+that a plan that is wrong on any rank changes the output; rank 0 samples the tokens and broadcasts them.
 
-Temperature, top-k and the like have no effect: the text depends on the prompt and the seed alone. Its log probabilities
-are made up, so that what carries them can be tested: the token that it chose has one half, those that follow it in the
-vocabulary (round the end) a quarter, an eighth, and so on.
+Temperature, top-k and the like have no effect: the output depends on the prompt and the seed alone. Log probabilities
+are synthetic, so that their transport can be tested: the sampled token has probability 1/2, the ids that follow it in
+the vocabulary (wrapping around) 1/4, 1/8, and so on.
 
 Invariants: as in a real forward, all rows store a layer before any row reads it; slots, page-table updates and rows
 take effect in launch order, in the worker thread; a slot's page-table row is poisoned when the slot is assigned.
@@ -52,13 +54,13 @@ MAX_INT32 = 2**31 - 1
 
 VOCAB_SIZE = 258  # bytes, end and beginning of sequence: the ids of the echo tokenizer
 EOS_ID = 256
-ADAPTER_BITS = 32  # of a stored token, those above it are the adapter
+ADAPTER_BITS = 32  # low bits of a stored token are its id, those above are the adapter
 ALPHABET = tuple(b"etaoinshrdlucmfw      ")
 EOS_ONE_IN = 64
 
 
 def mix(value: int, salt: int) -> int:
-    """A 64-bit hash of two numbers: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
+    """Return a 64-bit hash of two integers: the finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
     x = (value + (salt + 1) * 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -66,7 +68,7 @@ def mix(value: int, salt: int) -> int:
 
 
 def _mix(value: U64, salt: U64) -> U64:
-    """`mix` on arrays; uint64 wraps by itself."""
+    """Return `mix` of each pair of elements; uint64 arithmetic wraps by itself."""
     x: U64 = value + (salt + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -74,25 +76,26 @@ def _mix(value: U64, salt: U64) -> U64:
     return x
 
 
-def made_up_logprobs(
+def synthetic_logprobs(
     tokens: Sequence[int], counts: Sequence[int], vocab_size: int
 ) -> tuple[list[float], list[list[int]], list[list[float]]]:
-    """Log probabilities of `tokens`; for each of them `counts` alternatives, ids and log probabilities."""
+    """Return synthetic log probabilities: one for each token, and ids and values of `counts[i]` alternatives each."""
     ids = [[(token + i) % vocab_size for i in range(count)] for token, count in zip(tokens, counts, strict=True)]
     logprobs = [[(i + 1) * math.log(0.5) for i in range(count)] for count in counts]
     return [math.log(0.5)] * len(tokens), ids, logprobs
 
 
 def allowed_token(bits: Int32Array, state: int) -> int:
-    """One of those whose bits are set."""
+    """Return one of the token ids whose bits are set in the mask `bits`, chosen by `state`."""
     allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little"))
     return int(allowed[state % len(allowed)])
 
 
 class EchoEngine:
-    """`alphabet` are the ids it generates, `eos_ids` end about one token in `EOS_ONE_IN`; none: texts go on.
+    """The echo engine. It generates ids of `alphabet`; about one token in `EOS_ONE_IN` is an id of `eos_ids`. With
+    empty `eos_ids` it never ends a sequence.
 
-    For tests: `fail_steps` are steps whose forward writes garbage and raises `EngineStepError`.
+    For tests: the forwards of steps in `fail_steps` write garbage and raise `EngineStepError`.
     """
 
     def __init__(
@@ -127,7 +130,7 @@ class EchoEngine:
         self._eos_ids = eos_ids
         self._group = group
         self.fail_steps: set[int] = set()
-        self.broken_adapters: dict[int, int] = {}  # and the position from which on what they give is not finite
+        self.broken_adapters: dict[int, int] = {}  # adapter id to the position from which on its output is not finite
         num_slots = (num_pages + 2) * page_size  # one page for padding rows, one that poisoned entries point to
         self._poison_page = num_pages + 1
         self._tokens = np.full(num_slots, 0xDEAD, np.uint64)
@@ -141,7 +144,7 @@ class EchoEngine:
         self._states = None if checkpoints is None else States(max_rows, checkpoints)
         self._stored: dict[int, StoredPages | None] = {}  # by slot
         self._grammars = GrammarSlots(vocab_size, eos_ids)
-        self._scored: dict[int, SlotAssignment] = {}  # those that asked for log probabilities, by slot
+        self._scored: dict[int, SlotAssignment] = {}  # assignments of requests with log probabilities, by slot
         self._thread = ForwardThread("echo-forward", threaded=worker_thread)
 
     @property
@@ -153,11 +156,11 @@ class EchoEngine:
         return self._thread.submit(lambda: self._forward(plan, entry, assigned))
 
     def read_adapter(self, folder: str) -> None:
-        """Raises `ConfigError` where there is no adapter."""
+        """Check that `folder` holds an adapter; nothing is loaded. Raises `ConfigError` if it does not."""
         load_adapter_config(Path(folder))
 
     def add_adapter(self, number: int, adapter: None) -> None:
-        """Its number is all that there is of it."""
+        """Accept the adapter; it has no weights, and only its id affects the output."""
 
     def remove_adapter(self, number: int) -> None:
         pass
@@ -174,7 +177,7 @@ class EchoEngine:
         out_loc = entry.out_loc[:num_tokens]
         if plan.step in self.fail_steps:
             self._tokens[out_loc] = self._hashes[out_loc] = np.uint64(0xBAD)
-            raise EngineStepError(f"step {plan.step} was told to fail")
+            raise EngineStepError(f"step {plan.step} fails on purpose")
         tokens = np.full(plan.num_rows, -1, np.int32)
         if not rows:
             return StepResult(tokens)
@@ -203,7 +206,7 @@ class EchoEngine:
         if self._states is not None:
             adapted = ids.astype(np.uint64) + (adapters << np.uint64(ADAPTER_BITS))
             states = self._states.forward(plan, entry, adapted.tolist(), self._stored)
-        broken = broken[broken < plan.num_rows]  # what pads a step has slots of its own, and no request
+        broken = broken[broken < plan.num_rows]  # padding rows have slots of their own, and no request
 
         second = np.cumsum(self._share(_mix(self._hashes[history], salt)), dtype=np.uint64)
         before = np.concatenate([np.zeros(1, np.uint64), second])[starts[:-1]]
@@ -236,9 +239,9 @@ class EchoEngine:
             at += count
         for slot, column, count in entry.page_loads[: plan.num_page_loads].tolist():
             if (stored := self._stored[slot]) is None:
-                raise EngineStepError(f"slot {slot}: there is nothing to load")
-            for one in range(column, column + count):
-                self._load(int(self._page_table[slot, one]), stored.page(one))
+                raise EngineStepError(f"slot {slot}: there are no staged pages to load")
+            for index in range(column, column + count):
+                self._load(int(self._page_table[slot, index]), stored.page(index))
 
     def _load(self, page: int, data: bytes) -> None:
         at = slice(page * self._page_size, (page + 1) * self._page_size)
@@ -255,7 +258,7 @@ class EchoEngine:
         return np.unique(row_of_token[broken])
 
     def _share(self, values: U64) -> U64:
-        """This rank's share: those of all ranks add up to `values`."""
+        """Return this rank's partial values; those of all ranks add up to `values`."""
         rank, size = self._group.rank, self._group.size
         if rank:
             return _mix(values, np.array([rank], np.uint64))
@@ -265,7 +268,7 @@ class EchoEngine:
     def _sum(self, shares: U64) -> U64:
         if self._group.size == 1:
             return shares
-        import torch  # only with several ranks
+        import torch  # needed only with several ranks
 
         return self._group.all_reduce(torch.from_numpy(shares.astype(np.int64))).numpy().astype(np.uint64)
 
@@ -274,12 +277,12 @@ class EchoEngine:
             return tokens
         import torch
 
-        mine = tokens if self._group.rank == 0 else np.zeros_like(tokens)
-        shared: Int32Array = self._group.broadcast(torch.from_numpy(mine)).numpy()
+        sent = tokens if self._group.rank == 0 else np.zeros_like(tokens)
+        shared: Int32Array = self._group.broadcast(torch.from_numpy(sent)).numpy()
         return shared
 
     def _sample(self, state: U64, slots: list[int]) -> tuple[Int32Array, dict[int, str]]:
-        """The tokens, and which of them are ends for lack of another."""
+        """Return the sampled tokens, and failure reasons by row for rows whose grammar allows nothing but an end."""
         tokens = self._token_of(state)
         if (masks := self._grammars.masks(slots)) is None:
             return tokens, {}
@@ -298,15 +301,19 @@ class EchoEngine:
         if not self._scored:
             return None
         assignments = [(row, self._scored.get(int(slots[row]))) for row in sampled.tolist()]
-        wanted = {row: one.sampling.logprobs for row, one in assignments if one and one.sampling.logprobs is not None}
+        wanted = {
+            row: assignment.sampling.logprobs
+            for row, assignment in assignments
+            if assignment and assignment.sampling.logprobs is not None
+        }
         if not wanted:
             return None
-        asked, counts = list(wanted), list(wanted.values())
-        own, top_ids, top = made_up_logprobs(tokens[asked].tolist(), counts, self._info.vocab_size)
-        return StepLogprobs(np.array(asked, np.int32), own, top_ids, top)
+        rows, counts = list(wanted), list(wanted.values())
+        token_logprobs, top_ids, top = synthetic_logprobs(tokens[rows].tolist(), counts, self._info.vocab_size)
+        return StepLogprobs(np.array(rows, np.int32), token_logprobs, top_ids, top)
 
     def _prompt_logprobs(self, plan: StepPlan, entry: RingEntry) -> list[PromptLogprobs]:
-        found = []
+        scored_prompts = []
         for row in range(plan.num_rows) if self._scored else ():
             assignment = self._scored.get(int(entry.req_slots[row]))
             if assignment is None:
@@ -316,18 +323,18 @@ class EchoEngine:
             first = int(entry.positions[start]) + 1
             tokens = assignment.tokens[first : min(first + end - start, assignment.num_prompt)].tolist()
             if count is not None and tokens:
-                scored = made_up_logprobs(tokens, [count] * len(tokens), self._info.vocab_size)
-                found.append(PromptLogprobs(assignment.req_id, first, *scored))
-        return found
+                scored = synthetic_logprobs(tokens, [count] * len(tokens), self._info.vocab_size)
+                scored_prompts.append(PromptLogprobs(assignment.req_id, first, *scored))
+        return scored_prompts
 
     # ------------------------------------------------------------------------------------------------------- audit
 
     def checkpoint(self, slot: int) -> int:
-        """The state in it. Only with nothing in flight."""
+        """Return the state that is saved in checkpoint `slot`; -1 without states. Call only with no step in flight."""
         return self._states.checkpoints[slot] if self._states is not None else -1
 
     def page_kv(self, page: int) -> list[tuple[int, int, int]]:
-        """(token with its adapter, position, hash) of each slot of a page. Only with nothing in flight."""
+        """Return (token with its adapter, position, hash) of each slot of a page. Call only with no step in flight."""
         at = slice(page * self._page_size, (page + 1) * self._page_size)
         return list(
             zip(self._tokens[at].tolist(), self._positions[at].tolist(), self._hashes[at].tolist(), strict=True)
@@ -335,7 +342,7 @@ class EchoEngine:
 
 
 class States:
-    """The states of sequences, by request slot, and their checkpoints: tokens and their positions, folded in order."""
+    """Recurrent states by request slot, and their checkpoints: a hash of tokens and positions, folded in order."""
 
     def __init__(self, num_slots: int, num_checkpoints: int) -> None:
         self._running = [0xDEAD] * (num_slots + 1)
@@ -344,8 +351,8 @@ class States:
     def forward(
         self, plan: StepPlan, entry: RingEntry, tokens: list[int], stored: Mapping[int, StoredPages | None]
     ) -> U64:
-        """Begin, fold the tokens of each row, save where the plan says; the states behind all rows, [padded_rows].
-        `stored`: what is at hand, by slot."""
+        """Restore the states that the plan begins with, fold in each row's tokens, and save the checkpoints of the
+        plan. Returns the states after all rows, [padded_rows]. `stored` has the staged pages by slot."""
         for slot, checkpoint in entry.state_begins[: plan.num_state_begins].tolist():
             if checkpoint == FROM_STORE:
                 self._running[slot] = _state_of(slot, stored.get(slot))
@@ -354,33 +361,32 @@ class States:
         saves = dict[int, dict[int, int]]()
         for row, count, checkpoint in entry.state_saves[: plan.num_state_saves].tolist():
             saves.setdefault(row, {})[count] = checkpoint
-        found = np.zeros(plan.padded_rows, np.uint64)
+        states = np.zeros(plan.padded_rows, np.uint64)
         for row in range(plan.num_rows):
-            slot, own = int(entry.req_slots[row]), saves.get(row, {})
-            if 0 in own:
-                self.checkpoints[own[0]] = self._running[slot]
+            slot, row_saves = int(entry.req_slots[row]), saves.get(row, {})
+            if 0 in row_saves:
+                self.checkpoints[row_saves[0]] = self._running[slot]
             for count, at in enumerate(range(int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])), 1):
-                self._running[slot] = folded(self._running[slot], tokens[at], int(entry.positions[at]))
-                if count in own:
-                    self.checkpoints[own[count]] = self._running[slot]
-            found[row] = self._running[slot]
-        return found
+                self._running[slot] = fold_state(self._running[slot], tokens[at], int(entry.positions[at]))
+                if count in row_saves:
+                    self.checkpoints[row_saves[count]] = self._running[slot]
+            states[row] = self._running[slot]
+        return states
 
 
 def _state_of(slot: int, stored: StoredPages | None) -> int:
     if stored is None or stored.state is None:
-        raise EngineStepError(f"slot {slot}: there is no state to begin with")
+        raise EngineStepError(f"slot {slot}: there is no staged state to begin with")
     return int.from_bytes(stored.state, "little")
 
 
-def folded(state: int, token: int, position: int) -> int:
-    """The state with one token more."""
+def fold_state(state: int, token: int, position: int) -> int:
+    """Return the state after one more token."""
     return mix(state ^ mix(token, position), position)
 
 
 class EchoModel:
-    """The tokens of a request by itself, computed on whole sequences with Python integers: no pages, batch or
-    chunks."""
+    """A reference for `EchoEngine`: one request's output from whole sequences, without pages, batches or chunks."""
 
     def __init__(
         self,
@@ -399,7 +405,7 @@ class EchoModel:
 
     @staticmethod
     def kv(tokens: Sequence[int], adapter: int = 0) -> list[tuple[int, int, int]]:
-        """(token with its adapter, position, hash) of every position."""
+        """Return the KV (token with its adapter, position, hash) of every position."""
         total, entries = 0, []
         for i, token in enumerate(token + (adapter << ADAPTER_BITS) for token in tokens):
             total = (total + mix(mix(token, i), i)) & MASK
@@ -408,10 +414,10 @@ class EchoModel:
 
     @staticmethod
     def state(adapter: int, tokens: Sequence[int]) -> int:
-        """Behind `tokens`."""
+        """Return the recurrent state after `tokens`."""
         state = 0
         for position, token in enumerate(tokens):
-            state = folded(state, token + (adapter << ADAPTER_BITS), position)
+            state = fold_state(state, token + (adapter << ADAPTER_BITS), position)
         return state
 
     def generate(
@@ -425,7 +431,7 @@ class EchoModel:
         grammar: Matcher | None = None,
         vocab_size: int = VOCAB_SIZE,
     ) -> list[int]:
-        """Generated ids, the stop token included. `grammar` is new."""
+        """Return the generated ids, including the stop token. `grammar` must be a new matcher."""
         mask = np.zeros(-(-vocab_size // 32), np.int32)
         total, sums, length, out, folds = 0, 0, 0, list[int](), 0
         pending = list(prompt)
@@ -433,7 +439,7 @@ class EchoModel:
             for token in pending:
                 total = (total + mix(mix(token + self._adapter, length), length)) & MASK
                 sums = (sums + mix(mix(total, length), length)) & MASK
-                folds = folded(folds, token + self._adapter, length) if self._states else 0
+                folds = fold_state(folds, token + self._adapter, length) if self._states else 0
                 length += 1
             state = mix(mix((sums + folds) & MASK, self._seed), length)
             token = self._alphabet[state % len(self._alphabet)]

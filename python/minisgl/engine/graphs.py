@@ -1,7 +1,7 @@
-"""CUDA graphs of steps whose rows all have one token: the sizes that are captured, and the captured forwards by size.
+"""CUDA graphs of steps whose rows all have one token: the sizes to capture, and the captured forwards by size.
 
-Invariants: a step runs as a graph only at exactly its padded size; a captured forward reads and writes the same places
-each time; graphs share memory, so the largest is captured first.
+Invariants: a step runs as a graph only at exactly its padded size; a captured forward reads and writes the same
+addresses each time; graphs share memory, so the largest is captured first.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _STEP = 16
 
 
 def graph_sizes(max_bs: int | None, max_rows: int) -> tuple[int, ...]:
-    """Padded sizes, ascending: 1, 2, 4, 8, then every 16 up to the largest, `max_bs` or what `max_rows` rows need.
-    0: none. Raises `ConfigError`."""
+    """Return the padded row counts to capture, ascending: 1, 2, 4, 8, then multiples of 16 up to the smaller of
+    `max_bs` (None: a default) and `max_rows`. Empty if `max_bs` is 0. Raises `ConfigError` if it is negative."""
     if max_bs is not None and max_bs < 0:
         raise ConfigError(f"--cuda-graph-max-bs {max_bs}: must be at least 0 (0: no graphs)")
     top = min(DEFAULT_MAX_BS if max_bs is None else max_bs, max_rows)
@@ -34,7 +34,7 @@ def graph_sizes(max_bs: int | None, max_rows: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Outputs:
-    """The result of a forward: logits [rows, vocab], and which rows are finite, [rows] bool."""
+    """The result of a forward: logits [rows, vocab], and whether each row is finite, [rows] bool."""
 
     logits: Tensor
     finite: Tensor
@@ -50,7 +50,7 @@ Capture = Callable[[Callable[[], Outputs]], Graph]
 
 
 class CudaCapture:
-    """Captures with torch; all graphs share one memory pool, whose size the largest decides."""
+    """Captures graphs with torch; all graphs share one memory pool, whose size the largest one decides."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
@@ -58,10 +58,10 @@ class CudaCapture:
 
     def __call__(self, forward: Callable[[], Outputs]) -> Graph:
         with torch.cuda.stream(self._stream):
-            forward()  # libraries choose and load their kernels now
+            forward()  # lets libraries choose and load their kernels before the capture
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # another thread may use CUDA meanwhile
+        # thread_local: another thread may use CUDA during the capture
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             outputs = forward()
         return _CudaGraph(graph, outputs)
@@ -77,7 +77,7 @@ class _CudaGraph:
 
 
 class RunAgain:
-    """Stands in for a graph where there are none: runs the forward again, and copies into the first outputs."""
+    """Replacement for CUDA graphs on other devices: `replay` reruns the forward and copies into the first outputs."""
 
     def __init__(self, forward: Callable[[], Outputs]) -> None:
         self._forward = forward
@@ -88,7 +88,7 @@ class RunAgain:
         self.count += 1
         with torch.inference_mode():
             again = self._forward()
-            if all(self.outputs.logits.stride()):  # ranks without logits have a view of one number
+            if all(self.outputs.logits.stride()):  # ranks without logits have a stride-0 view of one element
                 self.outputs.logits.copy_(again.logits)
             self.outputs.finite.copy_(again.finite)
 
@@ -100,13 +100,13 @@ def capture_all(
     say: Report,
     free_bytes: Callable[[], int] = lambda: 0,
 ) -> dict[int, Graph]:
-    """Capture the forward of each size, the largest first; reports the progress and the memory that it took."""
+    """Capture the forward of each size, largest first; return the graphs by size. Reports progress and memory use."""
     began, before = time.monotonic(), free_bytes()
     graphs: dict[int, Graph] = {}
     for done, size in enumerate(sorted(sizes, reverse=True), 1):
         graphs[size] = capture(forward_of(size))
         say("capturing CUDA graphs", done, len(sizes))
     if sizes:
-        taken = max(0, before - free_bytes()) / 2**20
-        say(f"CUDA graphs: {len(sizes)} sizes up to {max(sizes)}, {taken:.0f} MiB, {time.monotonic() - began:.1f} s")
+        used_mib = max(0, before - free_bytes()) / 2**20
+        say(f"CUDA graphs: {len(sizes)} sizes up to {max(sizes)}, {used_mib:.0f} MiB, {time.monotonic() - began:.1f} s")
     return graphs

@@ -1,7 +1,7 @@
-"""What is behind pooled hidden numbers: the dense layers that sentence-transformers keeps in folders of their own, and
-the heads of cross encoders and of language models that judge, which make a score of two texts, or of one by label.
+"""Heads on top of pooled hidden states: the dense layers that sentence-transformers stores in folders of their own, and
+the scoring heads of cross encoders, classifiers and rerankers.
 
-Invariants: a layer that is not computed is refused by the name of its file or tensor; torch is not imported.
+Invariants: an unsupported layer is an error that names its file or tensor; torch is not imported.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from minisgl.config import ConfigError
 from minisgl.weights.stored import Stored, stored_tensors, weight_files
 
 Step = tuple[str, bytes, bytes, float]
-"""Kind, weight, bias and epsilon, as `CpuEngine.set_heads` of the extension takes them; numbers are float32."""
+"""A layer of a head: kind, weight, bias and epsilon, as for `CpuEngine.set_heads`; values are float32 bytes."""
 Raw = Mapping[str, Any]
 CLASSIFIES = "ForSequenceClassification"
 JUDGES = "Qwen3ForCausalLM"
-"""What may answer yes or no: whoever asks knows the form of Qwen3-Reranker alone."""
+"""Architecture that may be a yes-or-no reranker: only the prompt format of Qwen3-Reranker is supported."""
 _ACTIVATIONS: dict[str, list[Step]] = {
     "identity": [],
     "tanh": [("tanh", b"", b"", 0.0)],
@@ -31,7 +31,8 @@ _ACTIVATIONS: dict[str, list[Step]] = {
 
 
 class Heads(NamedTuple):
-    """`score`: the pooling that it wants, and its steps; None: the model gives no scores."""
+    """The heads of a model. `embedding` are the steps after pooling; `score` is the pooling kind and the steps of the
+    scoring head, or None if the model gives no scores."""
 
     embedding: list[Step]
     score: tuple[str, list[Step]] | None
@@ -41,34 +42,35 @@ NO_HEADS = Heads([], None)
 
 
 class _Tensors:
-    """The tensors of one folder, by name."""
+    """The tensors of one model folder, by name."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._known: dict[str, Stored] = {
-            one.name: one for file in weight_files(folder) for one in stored_tensors(file)
+            tensor.name: tensor for file in weight_files(folder) for tensor in stored_tensors(file)
         }
 
     def linear(self, name: str) -> Step:
         return ("linear", self.data(f"{name}.weight"), self.data(f"{name}.bias", missing=b""), 0.0)
 
     def data(self, name: str, missing: bytes | None = None) -> bytes:
-        """float32, as little-endian bytes."""
-        if (found := self._known.get(name)) is None:
+        """Return the tensor as little-endian float32 bytes, else `missing`. Raises `ConfigError` if both are
+        missing."""
+        if (tensor := self._known.get(name)) is None:
             if missing is None:
-                raise ConfigError(f"{self._folder.name}: no tensor {name}: its head is not whole")
+                raise ConfigError(f"{self._folder.name}: no tensor {name}: its head is incomplete")
             return missing
-        return bytes(np.ascontiguousarray(found.read(), "<f4").tobytes())
+        return bytes(np.ascontiguousarray(tensor.read(), "<f4").tobytes())
 
     def rows(self, *names: str) -> Stored:
-        """The first of `names` that is there, [rows, inputs]."""
-        if found := next((self._known[name] for name in names if name in self._known), None):
-            return found
-        raise ConfigError(f"{self._folder.name}: no tensor {names[-1]}: its head is not whole")
+        """Return the first of `names` that the folder has, [rows, inputs]. Raises `ConfigError` if it has none."""
+        if tensor := next((self._known[name] for name in names if name in self._known), None):
+            return tensor
+        raise ConfigError(f"{self._folder.name}: no tensor {names[-1]}: its head is incomplete")
 
 
 def read_heads(folder: Path, architecture: str, raw: Raw) -> Heads:
-    """`raw`: config.json. Raises `ConfigError`."""
+    """Read the heads of the model in `folder` with config.json `raw`. Raises `ConfigError` if one is not supported."""
     make = next((make for name, make in _SCORES.items() if architecture == f"{name}{CLASSIFIES}"), None)
     if make is not None:
         return Heads(_dense_layers(folder), make(_Tensors(folder), raw))
@@ -76,7 +78,7 @@ def read_heads(folder: Path, architecture: str, raw: Raw) -> Heads:
 
 
 def _dense_layers(folder: Path) -> list[Step]:
-    """Those that modules.json names behind the pooling."""
+    """Return the steps of the dense layers that modules.json lists after the pooling."""
     steps: list[Step] = []
     for path, raw in _modules(folder, "Dense"):
         name = str(raw.get("activation_function", "torch.nn.modules.activation.Tanh"))
@@ -87,25 +89,25 @@ def _dense_layers(folder: Path) -> list[Step]:
 
 
 def _modules(folder: Path, kind: str) -> list[tuple[str, Raw]]:
-    """Paths and configs of the modules of a kind that modules.json names."""
-    file, found = folder / "modules.json", list[tuple[str, Raw]]()
+    """Return path and config of each module of type `kind` in modules.json; empty if there is no such file."""
+    file, configs = folder / "modules.json", list[tuple[str, Raw]]()
     if not file.is_file():
-        return found
+        return configs
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
-        paths = [str(one["path"]) for one in modules if str(one["type"]).rpartition(".")[2] == kind]
+        paths = [str(module["path"]) for module in modules if str(module["type"]).rpartition(".")[2] == kind]
         for path in paths:
             file = folder / path / "config.json"
-            found.append((path, dict(json.loads(file.read_text(encoding="utf-8")))))
+            configs.append((path, dict(json.loads(file.read_text(encoding="utf-8")))))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file.relative_to(folder)}: {error!r}") from error
-    return found
+    return configs
 
 
 def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
-    """The head of a language model that answers one of two tokens, as the `LogitScore` of sentence-transformers' cross
-    encoders names them: the difference of their logits, whose sigmoid is what a softmax over both gives the first. None
-    where there is no such module, or one that names a single token, which is no probability."""
+    """Return the scoring head of a language model that answers with one of two tokens, as the `LogitScore` module of
+    sentence-transformers' cross encoders defines it: the difference of their logits, whose sigmoid is the softmax
+    probability of the first token. None without such a module, or if it names one token, which gives no probability."""
     for path, raw in _modules(folder, "LogitScore"):
         ids: list[Any] = [raw.get(name) for name in ("true_token_id", "false_token_id")]
         if None in ids:
@@ -113,7 +115,7 @@ def _yes_or_no(folder: Path, config: Raw) -> tuple[str, list[Step]] | None:
         tied = ["model.embed_tokens.weight"] if config.get("tie_word_embeddings") else []
         table = _Tensors(folder).rows("lm_head.weight", *tied)
         if not all(isinstance(token, int) and 0 <= token < table.shape[0] for token in ids):
-            raise ConfigError(f"{path}/config.json: token ids {ids}: the model has {table.shape[0]}")
+            raise ConfigError(f"{path}/config.json: token ids {ids}: must be below {table.shape[0]}")
         row = table.nbytes // table.shape[0]
         yes, no = (replace(table, shape=table.shape[1:], start=table.start + row * token).read() for token in ids)
         return "last", [("linear", (yes - no).astype("<f4").tobytes(), b"", 0.0)]
@@ -151,4 +153,4 @@ _SCORES: dict[str, Callable[[_Tensors, Raw], tuple[str, list[Step]]]] = {
     "ModernBert": _modern_bert,
     "Qwen3": _qwen3,
 }
-"""By the architecture before `CLASSIFIES`."""
+"""Scoring heads by the prefix of an architecture before `CLASSIFIES`."""

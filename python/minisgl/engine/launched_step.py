@@ -1,8 +1,8 @@
-"""A step that the torch engine has launched: its outputs or its error, once its forward has ended.
+"""A step that the torch engine has launched, and its outputs or its error once its forward has ended.
 
-Invariants: outputs leave the staging buffer once, when the step is resolved, whoever asks first; what of a step waits
-for the step before it is queued when that is resolved, before anything of a later step; only an error that is known to
-leave the device usable ends one step alone, after any other the engine is dead.
+Invariants: outputs are read from the staging buffer once, when the step is resolved, by any caller; work that waits for
+the previous step is queued when that step is resolved, before any work of a later step; only an error that is known to
+leave the device usable fails one step alone, after any other error the engine is dead.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from minisgl.step import NOT_FINITE, Int32Array, Int64Array, RingEntry, StepPlan
 
 
 class EngineDeadError(RuntimeError):
-    """The device's context is broken, or may be: no later step can be trusted."""
+    """Error after which the device's context is or may be broken: no later step can be trusted."""
 
 
 Failure = EngineStepError | EngineDeadError | GroupError
 
 
 def step_failure(step: int, error: BaseException, ranks: int = 1, *, survives: bool = False) -> Failure:
-    """Return what `error`, raised by the launch of `step` or by waiting for it, means for an engine that is one of
-    `ranks`, on a device that `survives` errors of its jobs or not."""
+    """Return the exception to raise for `error` in step `step`: `EngineStepError` if the engine can continue, else
+    `EngineDeadError`. `survives`: errors of jobs leave the device usable."""
     if isinstance(error, Failure):
         return error
     text, ends = f"{type(error).__name__}: {error}", ": the torch engine cannot go on"
@@ -50,23 +50,22 @@ def step_failure(step: int, error: BaseException, ranks: int = 1, *, survives: b
 
 
 class Launcher(Protocol):
-    """The part of an engine that its launched steps call."""
+    """The interface of the engine that its launched steps call."""
 
     def begin(self, step: LaunchedStep) -> None:
-        """Queue what waited for the step before `step`."""
+        """Queue the work of `step` that had to wait for the previous step."""
 
     def record(self, step: LaunchedStep, tokens: Int32Array) -> dict[int, str]:
-        """Tell the grammars of the sampled rows their tokens; return the rows that cannot go on, with the reason."""
+        """Advance the grammars of the sampled rows by their tokens. Returns failure reasons by index of the row."""
 
-    def spoil(self, slots: Int32Array) -> None:
-        """Mark the pages of `slots`: their rows are not finite."""
+    def mark_invalid(self, slots: Int32Array) -> None:
+        """Mark the pages of `slots` as invalid, because their rows are not finite."""
 
     def failure(self, step: int, error: BaseException) -> Failure: ...
 
 
 class Deferred:
-    """Log probabilities and embeddings that a forward computes; each call copies some to the host, once the forward is
-    done."""
+    """Log probabilities and embeddings of a forward on the device; a call copies some to the host, after its end."""
 
     def __init__(self) -> None:
         self.sampled: Callable[[], StepLogprobs] | None = None
@@ -75,20 +74,20 @@ class Deferred:
 
 
 class LaunchedStep:
-    """A `StepHandle`."""
+    """A launched step of the torch engine; implements `StepHandle`."""
 
     def __init__(self, engine: Launcher, plan: StepPlan, entry: RingEntry, buffer: StagingBuffer) -> None:
         self._engine = engine
-        self.plan = plan  # it and the entry are read by the forward only: a later step may have them
+        self.plan = plan  # only the forward reads plan and entry: a later step may reuse them
         self.entry = entry
         self.buffer = buffer
-        self.freed: Int32Array = entry.freed[:0]  # slots that grammars must hear of
-        self.assignments: Sequence[SlotAssignment] = ()  # the same
-        self.slots: list[int] = []  # of the sampled rows, if one of them has a grammar
-        self.outputs: Outputs | None = None  # of its forward, until it is sampled
+        self.freed: Int32Array = entry.freed[:0]  # slots whose grammars end
+        self.assignments: Sequence[SlotAssignment] = ()  # those with grammars to assign
+        self.slots: list[int] = []  # slots of the sampled rows, if one of them has a grammar
+        self.outputs: Outputs | None = None  # of the forward, until the step is sampled
         self.hidden: Tensor | None = None
-        self.adapters: Int64Array | None = None  # by token, if any has one
-        self.tail: Callable[[], None] | None = None  # queues its sampling, which a grammar makes wait
+        self.adapters: Int64Array | None = None  # ids by token, if any token has one
+        self.tail: Callable[[], None] | None = None  # queues the sampling, if that waits for a grammar
         self._before: LaunchedStep | None = None
         self._after: LaunchedStep | None = None
         self.sampled = entry.sample_rows[: plan.num_samples].astype(np.int64)
@@ -97,8 +96,8 @@ class LaunchedStep:
         self._num_rows = plan.num_rows
         self.deferred = Deferred()
         self.start: DeviceEvent | None = None
-        self.computed: DeviceEvent | None = None  # the forward has ended
-        self.end: DeviceEvent | None = None  # the outputs are on the host
+        self.computed: DeviceEvent | None = None  # end of the forward
+        self.end: DeviceEvent | None = None  # end of the copy: the outputs are on the host
         self._result: StepResult | None = None
         self._error: BaseException | None = None
         self._failure: EngineStepError | None = None
@@ -109,7 +108,7 @@ class LaunchedStep:
         return self._result is not None or self._error is not None
 
     def follow(self, before: LaunchedStep | None) -> None:
-        """Begin when `before` is resolved, or now."""
+        """Begin the step when `before` is resolved; at once if it is None or resolved."""
         if before is None or before.is_resolved:
             self._begin()
         else:
@@ -122,12 +121,13 @@ class LaunchedStep:
             self._error = self._engine.failure(self._step, error)
 
     def fail(self, failure: EngineStepError, queued: DeviceEvent) -> None:
-        """The launch stopped half way; what it had queued has ended at `queued`."""
+        """Record that the launch failed half way. The work that it had queued has ended at the event `queued`."""
         self._failure = failure
         self.computed = self.end = queued
 
     def resolve(self) -> None:
-        """Wait for its end and keep its result or error, so that its staging buffer can be used again."""
+        """Wait for the step's end, after the previous step, and store its result or error: frees the buffer.
+        Idempotent."""
         if self._before is not None:
             self._before.resolve()
         if self.is_resolved:
@@ -139,7 +139,7 @@ class LaunchedStep:
 
     def _resolve(self) -> None:
         if self.end is None:
-            self._error = EngineDeadError(f"step {self._step} was not launched to its end")
+            self._error = EngineDeadError(f"step {self._step} was not launched completely")
             return
         try:
             self.end.synchronize()
@@ -166,7 +166,7 @@ class LaunchedStep:
             failures = {int(self.sampled[i]): text for i, text in failed.items()}
         tokens[self.sampled] = outputs[:count]
         if len(not_finite):
-            self._engine.spoil(self._row_slots[not_finite])
+            self._engine.mark_invalid(self._row_slots[not_finite])
             tokens[not_finite] = NOT_FINITE
             failures |= dict.fromkeys(not_finite.tolist(), NOT_FINITE_TEXT)
         logprobs = None if self.deferred.sampled is None else self.deferred.sampled()
@@ -186,7 +186,7 @@ class LaunchedStep:
             return True
         try:
             return self.end is not None and self.end.query()
-        except RuntimeError:  # the device has failed: `wait` says how
+        except RuntimeError:  # the device has failed: `wait` raises its error
             return True
 
     def span(self) -> tuple[float, float]:

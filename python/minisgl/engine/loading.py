@@ -1,4 +1,4 @@
-"""From a configuration to a ready torch engine: find the model, load it, size the KV pool, warm up.
+"""Loading of a torch engine from a configuration: find the model, load it, size the KV pool, warm up.
 
 Every failure names the flag to change.
 """
@@ -38,8 +38,8 @@ from minisgl.weights.stored import weight_files
 
 
 def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> TorchEngine:
-    """Load in the thread that will run the forwards; on a CUDA device none will. Raises `ConfigError` and its kin with
-    what to change."""
+    """Load the engine in the thread that will run its forwards; on a CUDA device that thread ends after loading, and
+    the caller's thread launches. Raises `ConfigError` that says what to change."""
     thread = ForwardThread("torch-forward", threaded=group.rank == 0)
     try:
         engine = thread.submit(lambda: _load(config, say, thread, group)).wait()
@@ -53,7 +53,7 @@ def load_engine(config: EngineConfig, say: Report, group: Group = ALONE) -> Torc
     if engine.thread is None:
         thread.close()
         if engine.info.device != "cpu":
-            torch.cuda.set_device(engine.info.device)  # of this thread, which will launch
+            torch.cuda.set_device(engine.info.device)  # the calling thread will launch
     return engine
 
 
@@ -68,11 +68,13 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
         torch.set_num_threads(config.num_threads)
     elif device.type == "cpu" and group.size > 1:  # ranks share the cores
         torch.set_num_threads(max(1, torch.get_num_threads() // group.size))
-    loaded = _load_native(config, folder, device, say, group) if native else _load_theirs(config, folder, device, say)
+    loaded = (
+        _load_native(config, folder, device, say, group) if native else _load_transformers(config, folder, device, say)
+    )
     layers, dtype = loaded.model.attention, DTYPES[loaded.dtype]
     page_size = page_bytes(layers, config.page_size, dtype)
     with torch.inference_mode():
-        group.least(0)  # what is free is known when all have loaded
+        group.least(0)  # a barrier: free memory is known when all ranks have loaded
         num_pages = group.least(_num_pages(config, page_size, loaded.context_len, group.size, device))
         pool = KVPool(layers, num_pages=num_pages, page_size=config.page_size, dtype=dtype, device=device)
     took = time.monotonic() - began
@@ -96,7 +98,7 @@ def _load(config: EngineConfig, say: Report, thread: ForwardThread, group: Group
 
 
 def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: Report, group: Group) -> LoadedModel:
-    model_config = _with_its_head(load_config(folder), folder, config, say)
+    model_config = _with_untied_head(load_config(folder), folder, config, say)
     dtype_name, why = dtypes.choose(config.dtype, model_config.dtype, device)
     context_len = model_config.context_len(config.max_seq_len)
     _check_weights(config, folder, (model_config.dtype, dtype_name), device, group)
@@ -105,7 +107,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
             model_config, dtype=DTYPES[dtype_name], device=device, max_position=context_len, group=group
         )
         config.check_states(False)
-        choose_backend(config, model.attention, DTYPES[dtype_name], device)  # refuses before the weights are read
+        choose_backend(config, model.attention, DTYPES[dtype_name], device)  # raises before the weights are read
         _fill(model, folder, config, model_config.packing, say)
         model.pack()
     return LoadedModel(
@@ -122,7 +124,7 @@ def _load_native(config: EngineConfig, folder: Path, device: torch.device, say: 
 def _check_weights(
     config: EngineConfig, folder: Path, stored_and_computed: tuple[str, str], device: torch.device, group: Group
 ) -> None:
-    """Before anything is read: whether the weights, in the type that they get, fit the device. Raises `ConfigError`."""
+    """Raise `ConfigError`, before any weight is read, if the weights in their computed dtype do not fit into memory."""
     if config.load_format == "dummy":
         return
     stored, computed = (DTYPES[name].itemsize if name in DTYPES else 2 for name in stored_and_computed)
@@ -134,16 +136,16 @@ def _check_weights(
         check_weights(config, num_bytes, free_for(config))
 
 
-def _load_theirs(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:
+def _load_transformers(config: EngineConfig, folder: Path, device: torch.device, say: Report) -> LoadedModel:
     need(f"--model-impl {config.model_impl}: this model, whose layers are not native ones,", "transformers")
-    from minisgl.engine.transformers_loading import load_their_model
+    from minisgl.engine.transformers_loading import load_transformers_model
 
-    return load_their_model(config, folder, device, say)
+    return load_transformers_model(config, folder, device, say)
 
 
-def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
-    """Some checkpoints have a head of their own although their config says that it is tied; transformers 5 uses it,
-    too."""
+def _with_untied_head(model_config: ModelConfig, folder: Path, config: EngineConfig, say: Report) -> ModelConfig:
+    """Return the configuration with untied embeddings if the checkpoint has a distinct head although config.json says
+    that it is tied (transformers 5 uses that head, too)."""
     if not model_config.tie_word_embeddings or config.load_format == "dummy":
         return model_config
     if not has_other_head(folder, partial(own_name, model_config.architecture)):
@@ -153,38 +155,38 @@ def _with_its_head(model_config: ModelConfig, folder: Path, config: EngineConfig
 
 
 def check_ranks(model_dir: Path, ranks: int, impl: ModelImpl = "auto") -> None:
-    """Raises `ConfigError` if the model cannot be cut for so many ranks."""
+    """Raise `ConfigError` if the model cannot be sharded over `ranks` tensor-parallel ranks."""
     if not is_native(model_dir, impl):
         raise ConfigError(
-            f"--tp {ranks}: the layers of this model are those of transformers, which are not cut: leave it out, or "
+            f"--tp {ranks}: this model uses transformers' layers, which cannot be sharded: leave it out, or "
             f"use --dp {ranks}"
         )
     config = load_config(model_dir)
-    if problem := _uncut(config, ranks):
-        good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _uncut(config, n))
-        raise ConfigError(f"--tp {ranks}: config.json: {problem} cannot be cut into {ranks}: choose --tp {good}")
+    if problem := _indivisible_size(config, ranks):
+        good = ", ".join(str(n) for n in range(1, config.num_heads + 1) if not _indivisible_size(config, n))
+        raise ConfigError(f"--tp {ranks}: config.json: {problem} cannot be divided by {ranks}: choose --tp {good}")
 
 
 def fitting_ranks(config: EngineConfig, say: Report) -> tuple[int, str]:
-    """Return the largest power of two of CUDA devices that the model can be cut for, and the reason; 1 on a CPU.
-    Raises `ConfigError`."""
+    """Return the largest power of two of CUDA devices that the model can be sharded over, and the reason; 1 without
+    several usable devices. Raises `ConfigError`."""
     kind, _, first = config.device.partition(":")
     uses_cuda = kind in ("auto", "cuda") and torch.cuda.is_available()
     count = max(0, torch.cuda.device_count() - (int(first) if first.isdecimal() else 0)) if uses_cuda else 0
     if count < 2:
         return 1, "there is one CUDA device to use" if count else "there is no CUDA device to use"
     if config.torch_compile:
-        return 1, "--torch-compile cannot see collectives"
+        return 1, "--torch-compile cannot compile collectives"
     folder = folder_of(config, say)
     if not is_native(folder, config.model_impl):
-        return 1, "the layers of this model are those of transformers, which are not cut"
+        return 1, "this model uses transformers' layers, which cannot be sharded"
     sizes = load_config(folder)
-    found = max(n for n in (2**i for i in range(count.bit_length())) if n <= count and not _uncut(sizes, n))
-    return found, f"there are {count} CUDA devices, and the model's sizes come in {found} equal parts"
+    ranks = max(n for n in (2**i for i in range(count.bit_length())) if n <= count and not _indivisible_size(sizes, n))
+    return ranks, f"there are {count} CUDA devices, and the model's sizes come in {ranks} equal parts"
 
 
-def _uncut(config: ModelConfig, ranks: int) -> str:
-    """The first size that does not come in `ranks` equal parts. KV heads may also be fewer, each for as many ranks."""
+def _indivisible_size(config: ModelConfig, ranks: int) -> str:
+    """Return the first size that `ranks` does not divide, else an empty string. KV heads may also divide `ranks`."""
     moe = config.moe
     sizes = {"num_attention_heads": config.num_heads}
     if moe is None or len(moe.layers) < config.num_layers:
@@ -200,23 +202,23 @@ def _uncut(config: ModelConfig, ranks: int) -> str:
 
 
 def folder_of(config: EngineConfig, say: Report) -> Path:
-    """Where the model lies. Raises `ConfigError`."""
-    found = find_model(
+    """Find (or download) the model and return its folder. Raises `ConfigError`."""
+    path = find_model(
         config.model, say, source=config.model_source, revision=config.revision, load_format=config.load_format
     )
-    if found.is_file():
+    if path.is_file():
         need_extension(f"--model {config.model}: {A_GGUF_FILE}")
-    if found.is_file() and config.model_impl == "transformers":
+    if path.is_file() and config.model_impl == "transformers":
         raise ConfigError(
-            f"--model-impl transformers: --model {config.model} is a GGUF file, which only native code reads: "
+            f"--model-impl transformers: --model {config.model} is a GGUF file, which only native layers can load: "
             "give a folder of safetensors"
         )
-    return resolve_model(str(found), say, own_tokenizer=config.tokenizer is None)
+    return resolve_model(str(path), say, own_tokenizer=config.tokenizer is None)
 
 
 def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, done=0, total=0: None) -> torch.device:
-    """Where a rank computes: `cuda:K` is rank 0's device, the others have those that follow. Says why `auto` leaves
-    devices idle. Raises `ConfigError`."""
+    """Return the device of a rank: rank 0 has `cuda:K`, the others those after it. Reports why `auto` leaves devices
+    unused. Raises `ConfigError`."""
     kind = config.device.split(":", 1)[0]
     num_devices = torch.cuda.device_count() if kind == "auto" and torch.cuda.is_available() else 0
     if 0 < num_devices < config.num_ranks:
@@ -224,7 +226,9 @@ def device_of(config: EngineConfig, rank: int = 0, say: Report = lambda text, do
     if kind in ("cpu", INLINE) or (kind == "auto" and num_devices < config.num_ranks):
         return torch.device("cpu")
     if config.torch_compile and config.num_ranks > 1:
-        raise ConfigError(f"--torch-compile: not with --tp {config.num_ranks}: the compiler cannot see collectives")
+        raise ConfigError(
+            f"--torch-compile: not supported with --tp {config.num_ranks}: collectives cannot be compiled"
+        )
     return check_device("cuda" if kind == "auto" else config.device, rank, config.num_ranks)
 
 
@@ -242,15 +246,15 @@ def _fill(model: Decoder, folder: Path, config: EngineConfig, packing: Packing |
             packing=packing,
         )
         if packing is not None:
-            say(f"{folder.name}: {packing}: computed with the full weights that it stands for")
+            say(f"{folder.name}: {packing}: the weights are dequantized when loaded")
         if left_out:
             parts = ", ".join(sorted({name.removeprefix("model.").split(".")[0] for name in left_out}))
             say(f"text only: {len(left_out)} tensors are not loaded: {parts}")
 
 
-def _num_pages(config: EngineConfig, one: int, context_len: int, ranks: int, device: torch.device) -> int:
-    """As asked for, else what fits into the memory share, but no more than all rows at full context could use. `one`
-    page takes so many bytes on a rank; `ranks` share the memory of a CPU."""
+def _num_pages(config: EngineConfig, page_size_bytes: int, context_len: int, ranks: int, device: torch.device) -> int:
+    """Return the number of KV pages as configured, or as many as fit into the memory share. A page takes
+    `page_size_bytes` on each rank; `ranks` share the memory of a CPU."""
     if device.type == "cuda":
-        return cuda_num_pages(config, one, context_len, torch.cuda.mem_get_info(device)[0])
-    return cpu_num_pages(config, one, context_len, ranks=ranks)
+        return cuda_num_pages(config, page_size_bytes, context_len, torch.cuda.mem_get_info(device)[0])
+    return cpu_num_pages(config, page_size_bytes, context_len, ranks=ranks)

@@ -1,6 +1,6 @@
-"""Whether a model fits the memory, and how many pages a KV pool in a CPU's memory gets: as many as asked for, if they
-fit; else a share of what is free, but no more than all rows at full context could use, and no fewer than the context
-that was asked for needs. And how many checkpoints a model with states gets beside it."""
+"""The memory check of a model and the size of a KV pool in a CPU's memory: --num-pages if it fits; else a share of the
+free memory, at most what all rows at full context could use, at least what --max-seq-len needs. Also the number of
+state checkpoints of a model with recurrent states."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import psutil
 from minisgl.config import ConfigError, EngineConfig
 from minisgl.utils.memory import Free, free_memory
 
-MEMORY_RATIO = 0.5  # without --memory-ratio
-STATE_SHARE = 1 / 8  # of what the KV pool takes, for checkpoints
-LEAST_CHECKPOINTS = 8
-MAX_POOL_BYTES = 4 * 2**30  # without --num-pages: a laptop needs its memory for other things, too
+MEMORY_RATIO = 0.5  # default of --memory-ratio
+STATE_SHARE = 1 / 8  # share of the KV pool's size that checkpoints get in addition
+MIN_CHECKPOINTS = 8
+MAX_POOL_BYTES = 4 * 2**30  # default limit: a laptop needs its memory for other programs, too
 
 
 def free_for(config: EngineConfig) -> Free:
-    """What is free, but no more than this process has left of what was set aside for it."""
+    """Return the free memory, limited by the unused part of --memory."""
     free = free_memory()
     if config.memory is None:
         return free
     left = max(0, config.memory - psutil.Process().memory_info().rss)
-    return min(free, Free(left, f"of --memory {_mib(config.memory)}"), key=lambda one: one.num_bytes)
+    return min(free, Free(left, f"of --memory {_mib(config.memory)}"), key=lambda memory: memory.num_bytes)
 
 
 def check_weights(config: EngineConfig, num_bytes: int, free: Free) -> Free:
-    """What `num_bytes` of weights leave of `free`. Raises `ConfigError`."""
+    """Return the memory left of `free` after `num_bytes` of weights. Raises `ConfigError` if they do not fit."""
     if num_bytes > free.num_bytes:
         raise ConfigError(
             f"--model {config.model}: its weights take {_mib(num_bytes)} of {_mib(free.num_bytes)} that are free "
-            f"{free.whose}: choose a smaller model or fewer bits (a Q4_K_M file, --quantization q4), or make room"
+            f"{free.whose}: choose a smaller model or fewer bits (a Q4_K_M file, --quantization q4), or free memory"
         )
     return replace(free, num_bytes=free.num_bytes - num_bytes)
 
@@ -46,28 +46,29 @@ def cpu_num_pages(
     one_in_q8: int | None = None,
     state: int = 0,
 ) -> int:
-    """`one` page takes so many bytes on a rank, and `one_in_q8` with --kv-dtype q8; `ranks` share the memory; `taken`
-    bytes of what is free will go to the weights, and `state` to the state of each row. Raises `ConfigError`."""
-    one = max(one, 1)  # pages without keys and values hold nothing, but count tokens
+    """Return the number of KV pages. A page takes `one` bytes on each of `ranks`, `one_in_q8` bytes with --kv-dtype q8;
+    the weights take `taken` bytes, the state of each row `state` bytes. Raises `ConfigError` if the pages do not fit.
+    """
+    one = max(one, 1)  # layers without keys and values have pages of 0 bytes, which still count tokens
     left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     free = left.num_bytes // ranks
-    asked = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
+    required_pages = 0 if config.max_seq_len is None else -(-context_len // config.page_size)
     if config.num_pages is not None:
-        if config.num_pages * one > free:  # the system would grant it, and kill the process later
+        if config.num_pages * one > free:  # the system would allocate it, and kill the process later
             raise ConfigError(
                 f"--num-pages {config.num_pages}: the KV pool would take {_mib(config.num_pages * one)} of "
                 f"{_mib(free)} that are free {left.whose}: at most {free // one} pages fit"
             )
         return config.num_pages
-    if asked * one > free:
-        raise ConfigError(_too_long(config, context_len, asked * one, free // one, left, taken, one_in_q8))
-    whole = config.memory is not None  # what is set aside is for nothing else but checkpoints
+    if required_pages * one > free:
+        raise ConfigError(_too_long(config, context_len, required_pages * one, free // one, left, taken, one_in_q8))
+    whole = config.memory is not None  # --memory is for the KV pool and checkpoints only
     usual = (1 / (1 + STATE_SHARE) if state else 1.0) if whole else MEMORY_RATIO
     ratio = usual if config.memory_ratio is None else config.memory_ratio
     share = int(free * ratio)
     useful = config.rows_on("cpu") * -(-context_len // config.page_size)
     most = share if whole else min(share, MAX_POOL_BYTES // ranks)
-    num_pages = max(asked, min(most // one, useful))
+    num_pages = max(required_pages, min(most // one, useful))
     if num_pages < 1:
         raise ConfigError(
             f"--memory-ratio {ratio}: {_mib(share)} do not hold one page of {one // 1024} KiB: "
@@ -77,30 +78,29 @@ def cpu_num_pages(
 
 
 def _check_states(config: EngineConfig, state: int, free: Free) -> Free:
-    """What the states of all rows leave, each of so many bytes. Raises `ConfigError`."""
+    """Return the memory left of `free` after all rows' states of `state` bytes. Raises `ConfigError` if too small."""
     rows = config.rows_on("cpu")
     if state * (rows + 1) > free.num_bytes:
         raise ConfigError(
-            f"--max-running-requests {rows}: the states of so many take {_mib(state * (rows + 1))} of "
+            f"--max-running-requests {rows}: their states take {_mib(state * (rows + 1))} of "
             f"{_mib(free.num_bytes)} that are free {free.whose}: at most {max(0, free.num_bytes // state - 1)} fit"
         )
     return replace(free, num_bytes=free.num_bytes - state * (rows + 1))
 
 
 def cpu_num_checkpoints(config: EngineConfig, state: int, pool: int, taken: int) -> int:
-    """How many states of so many bytes are kept beside those of rows, a KV pool of `pool` bytes and weights of `taken`:
-    as many as asked for; else `STATE_SHARE` of what the pool takes, but a few at least, if they fit. Raises
-    `ConfigError`."""
+    """Return how many state checkpoints of `state` bytes fit next to a KV pool of `pool` bytes and `taken` bytes of
+    weights: --state-memory, else `STATE_SHARE` of the pool, at least `MIN_CHECKPOINTS`. Raises `ConfigError`."""
     left = _check_states(config, state, check_weights(config, taken, free_for(config)))
     fit = max(0, left.num_bytes - pool) // state
     if config.state_memory is None:
-        return min(max(int(pool * STATE_SHARE) // state, LEAST_CHECKPOINTS), fit)
-    if (found := config.state_memory // state) > fit:
+        return min(max(int(pool * STATE_SHARE) // state, MIN_CHECKPOINTS), fit)
+    if (requested := config.state_memory // state) > fit:
         raise ConfigError(
             f"--state-memory {config.state_memory}: of {_mib(left.num_bytes)} that are free {left.whose} the KV pool "
             f"leaves {_mib(fit * state)}: lower it, or --num-pages"
         )
-    return found
+    return requested
 
 
 def _too_long(
@@ -116,7 +116,7 @@ def _too_long(
     beside = f" beside {_mib(taken)} of weights" if taken else ""
     return (
         f"--max-seq-len {context_len}: the KV of so many tokens takes {_mib(needed)} of {_mib(left.num_bytes)} that "
-        f"are free {left.whose}{beside}: {', '.join(does) or 'make room, or choose a smaller model'}"
+        f"are free {left.whose}{beside}: {', '.join(does) or 'free memory, or choose a smaller model'}"
     )
 
 

@@ -1,15 +1,13 @@
-"""From a forward's hidden states and logits to what requests get: logits processors (penalties, bias, allowed tokens,
-bad words, no end before min_tokens), sampled tokens, log probabilities from the model's own distribution, pooled
-embeddings.
+"""Sampling in torch, from a forward's hidden states and logits to results: logits processors (penalties, bias, allowed
+tokens, bad words, min_tokens), sampled tokens, log probabilities of the model's own distribution, pooled embeddings.
 
-Rows pay only for what they ask. Prompt tokens go through the head in chunks, so that a long prompt does not hold
-[tokens, vocab] logits at once.
+Rows pay only for the features that they use. Prompt tokens go through the head in chunks, so that a long prompt does
+not need [tokens, vocab] logits at once.
 
 Invariants: greedy is the exact argmax, the lowest id on ties; otherwise a token is a function of its row's logits,
 parameters, seed and position only, whatever else is in the batch. Rows without a processor keep their logits bit for
-bit; token counts follow the tokens in forward order, so they are right whatever the host knows yet; a slot that is
-assigned again starts from the sequence it is assigned with; some token can always be sampled. Sums of embeddings are
-float32, whatever the model computes in.
+bit; token counts follow the tokens in forward order, even before the host knows the tokens; a slot that is reassigned
+starts from the sequence of its assignment; some token can always be sampled. Embeddings are summed in float32.
 """
 
 from __future__ import annotations
@@ -28,14 +26,14 @@ from minisgl.engine.api import Embedding, PromptLogprobs, SlotAssignment, StepLo
 from minisgl.sampling_params import SamplingParams
 from minisgl.step import RingEntry, StepPlan
 
-_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed number
+_GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as a signed integer
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
 
 
 def truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Zero all but the k most likely tokens, then all but the fewest of these whose share reaches p (nucleus sampling,
-    Holtzman et al. 2019). Ties go to the lower id."""
+    """Zero all but the top_k most likely tokens, then all but the smallest set of these whose share reaches top_p
+    (nucleus sampling, Holtzman et al. 2019). Ties go to the lower id."""
     ordered, ids = probabilities.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(probabilities.shape[-1], device=probabilities.device)
     beyond_k = (top_k > 0)[:, None] & (rank >= top_k[:, None])
@@ -48,17 +46,18 @@ def truncate(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 
 def inverse_cdf(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """The first token, in order of ids, whose cumulative probability exceeds uniform times the total."""
+    """Return the first id whose cumulative probability exceeds `uniform` times the total."""
     cdf = probabilities.cumsum(-1, dtype=torch.float64)
     total = cdf[:, -1:].contiguous()
-    found = torch.searchsorted(cdf, uniform[:, None] * total, right=True).squeeze(-1)
-    # rounding may make the target the total: then the last token with any probability
+    chosen = torch.searchsorted(cdf, uniform[:, None] * total, right=True).squeeze(-1)
+    # rounding may make the target the total: then the last token with a nonzero probability is chosen
     last = torch.searchsorted(cdf, total, right=False).squeeze(-1)
-    return torch.minimum(found, last)
+    return torch.minimum(chosen, last)
 
 
 def uniforms(seed: Tensor, position: Tensor) -> Tensor:
-    """[n] int64 each -> [n] float64 in [0, 1): the finalizer of splitmix64 (Steele, Lea, Flood 2014), twice."""
+    """Return uniform random values, [n] float64 in [0, 1), from `seed` and `position`, [n] int64 each: the finalizer of
+    splitmix64 (Steele, Lea, Flood 2014), twice."""
     bits = _finalize(_finalize(seed) ^ (position * _GOLDEN))
     return _shift(bits, 11).double() * 2.0**-53
 
@@ -71,19 +70,18 @@ def _finalize(x: Tensor) -> Tensor:
 
 
 def _shift(x: Tensor, count: int) -> Tensor:
-    """Logical right shift: torch's is arithmetic."""
+    """Shift right logically: torch's shift is arithmetic."""
     return (x >> count) & ((1 << (64 - count)) - 1)
 
 
 Mask = Callable[[Tensor], None]
-"""Takes from logits [n, vocab] float32, in place, the ids that may not come by their rows' grammars."""
-_ANY = -1  # before a sequence that is shorter than the longest: whatever was generated
-_NONE = -2  # before the output's first token: no id
+"""Grammar mask: sets logits [n, vocab] float32 of ids that the rows' grammars forbid to -inf, in place."""
+_ANY = -1  # padding of a shorter sequence: matches any id
+_NONE = -2  # before the output's first token: matches no id
 
 
 class _BadSequences:
-    """Sequences of ids that the output must not have: the last id of one is banned where the output ends with those
-    before it."""
+    """Token sequences that the output must not contain: the last id is banned when the output ends with the others."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], output: Sequence[int], device: torch.device) -> None:
         longest = max(map(len, sequences)) - 1
@@ -103,14 +101,14 @@ class _BadSequences:
 
 
 class _SlotProcessors:
-    """One slot's. `counts` [vocab] float32 of generated tokens, `in_prompt` [vocab] bool; both only for penalties."""
+    """The logits processors of one slot. Only penalties need `counts` [vocab] float32 and `in_prompt` [vocab] bool."""
 
     def __init__(
         self, assignment: SlotAssignment, vocab_size: int, eos_ids: Sequence[int], device: torch.device
     ) -> None:
         sampling = assignment.sampling
         self._sampling = sampling
-        self._first_free = assignment.num_prompt + sampling.min_tokens  # the first position at which it may end
+        self._first_free = assignment.num_prompt + sampling.min_tokens  # first position at which an end is allowed
         ends = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else set(eos_ids))
         self._ends = _ids(sorted(ends) if sampling.min_tokens else [], device)
         self._bias_ids = _ids(list(sampling.logit_bias), device)
@@ -133,7 +131,7 @@ class _SlotProcessors:
             self._in_prompt = in_prompt.to(device, non_blocking=True)
 
     def apply(self, logits: Tensor, position: int) -> None:
-        """Change logits [vocab] float32 of the token at `position` in place."""
+        """Change in place the logits [vocab] float32 of the token at `position`."""
         sampling = self._sampling
         if self._counts is not None and self._in_prompt is not None:
             seen = self._counts > 0
@@ -158,7 +156,7 @@ class _SlotProcessors:
         torch.where(logits.isneginf().all(), allowed, logits, out=logits)
 
     def record(self, token: Tensor) -> None:
-        """`token` [1] was sampled."""
+        """Update the processors with the sampled `token` [1]."""
         if self._bad is not None:
             self._bad.record(token)
         if self._counts is not None:
@@ -166,7 +164,7 @@ class _SlotProcessors:
 
 
 class LogitsProcessors:
-    """By request slot; slots that ask for nothing are not in it."""
+    """Logits processors by request slot; slots that need none have no entry."""
 
     def __init__(self, vocab_size: int, eos_ids: Sequence[int], device: torch.device) -> None:
         self._vocab_size = vocab_size
@@ -180,8 +178,8 @@ class LogitsProcessors:
             self._slots[assignment.slot] = _SlotProcessors(assignment, self._vocab_size, self._eos_ids, self._device)
 
     def apply(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int], mask: Mask | None = None) -> Tensor:
-        """logits [n, vocab] of the rows' next tokens, at `positions` -> the same, or a float32 copy, processed; `mask`
-        comes first."""
+        """Apply `mask`, then the processors of each row's slot to logits [n, vocab] of the tokens at `positions`.
+        Returns the input itself if there is nothing to apply, else a float32 copy."""
         rows = [row for row, slot in enumerate(slots) if slot in self._slots] if self._slots else []
         if not rows and mask is None:
             return logits
@@ -193,7 +191,7 @@ class LogitsProcessors:
         return logits
 
     def record(self, tokens: Tensor, slots: Sequence[int]) -> None:
-        """`tokens` [n] were sampled."""
+        """Update the processors of `slots` with their sampled `tokens` [n]."""
         if self._slots:
             for row, slot in enumerate(slots):
                 if (processors := self._slots.get(slot)) is not None:
@@ -212,7 +210,7 @@ _CHUNK = 128  # prompt positions that go through the head at once
 
 
 class LogprobSlots:
-    """What each request slot asks for: -1 nothing, else the number of alternatives."""
+    """Log probabilities that each request slot asks for: -1 for none, else the number of alternatives."""
 
     def __init__(self, num_slots: int) -> None:
         self._sampled = np.full(num_slots, -1, np.int32)
@@ -228,23 +226,23 @@ class LogprobSlots:
     def sampled(
         self, rows: npt.NDArray[np.int64], slots: npt.NDArray[np.int64], logits: Tensor, chosen: Tensor
     ) -> Callable[[], StepLogprobs] | None:
-        """Compute the log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab] on the
-        device; the call returned copies them to the host, once the device is done. None if no row asked."""
+        """Compute log probabilities of the tokens `chosen` [m] in `rows` [m] with `logits` [m, vocab] on the device.
+        Returns a function that copies them to the host, to be called after the step; None if no row asked for any."""
         wanted = self._sampled[slots]
-        asked = np.flatnonzero(wanted >= 0)
-        if not len(asked):
+        indexes = np.flatnonzero(wanted >= 0)
+        if not len(indexes):
             return None
-        at = torch.from_numpy(asked).to(logits.device, non_blocking=True)
-        counts = wanted[asked].tolist()
-        found = _top(logits[at], chosen[at], max(counts))
+        at = torch.from_numpy(indexes).to(logits.device, non_blocking=True)
+        counts = wanted[indexes].tolist()
+        top_tensors = _top(logits[at], chosen[at], max(counts))
 
         def fetch() -> StepLogprobs:
-            own, top_ids, top = _lists(found)
+            token_logprobs, top_ids, top_logprobs = _to_lists(top_tensors)
             return StepLogprobs(
-                rows=rows[asked].astype(np.int32),
-                token_logprobs=own,
+                rows=rows[indexes].astype(np.int32),
+                token_logprobs=token_logprobs,
                 top_ids=[ids[:count] for ids, count in zip(top_ids, counts, strict=True)],
-                top_logprobs=[values[:count] for values, count in zip(top, counts, strict=True)],
+                top_logprobs=[values[:count] for values, count in zip(top_logprobs, counts, strict=True)],
             )
 
         return fetch
@@ -252,9 +250,9 @@ class LogprobSlots:
     def prompts(
         self, plan: StepPlan, entry: RingEntry, hidden: Tensor, head: Callable[[Tensor], Tensor]
     ) -> list[Callable[[], PromptLogprobs]]:
-        """Compute, likewise, those of the prompt tokens that follow the ones in this step. `hidden` [num_tokens,
-        size]."""
-        found = []
+        """Compute on the device the log probabilities of the prompt tokens that follow those in this step. `hidden` is
+        [num_tokens, size]. The functions returned copy them to the host."""
+        deferred = []
         for row in range(plan.num_rows) if self._prompts else ():
             assignment = self._prompts.get(int(entry.req_slots[row]))
             if assignment is None:
@@ -263,11 +261,11 @@ class LogprobSlots:
             first = int(entry.positions[start]) + 1
             count = min(end - start, assignment.num_prompt - first)
             if count > 0:
-                found.append(_of_prompt(assignment, first, hidden[start : start + count], head))
-        return found
+                deferred.append(_score_prompt(assignment, first, hidden[start : start + count], head))
+        return deferred
 
 
-def _of_prompt(
+def _score_prompt(
     assignment: SlotAssignment, first: int, hidden: Tensor, head: Callable[[Tensor], Tensor]
 ) -> Callable[[], PromptLogprobs]:
     top_count = assignment.sampling.prompt_logprobs or 0
@@ -279,30 +277,30 @@ def _of_prompt(
         chunks.append(_top(logits, torch.from_numpy(tokens).to(logits.device, non_blocking=True), top_count))
 
     def fetch() -> PromptLogprobs:
-        own: list[float] = []
+        token_logprobs: list[float] = []
         top_ids: list[list[int]] = []
         top: list[list[float]] = []
         for chunk in chunks:
-            found = _lists(chunk)
-            own += found[0]
-            top_ids += found[1]
-            top += found[2]
-        return PromptLogprobs(assignment.req_id, first, own, top_ids, top)
+            lists = _to_lists(chunk)
+            token_logprobs += lists[0]
+            top_ids += lists[1]
+            top += lists[2]
+        return PromptLogprobs(assignment.req_id, first, token_logprobs, top_ids, top)
 
     return fetch
 
 
 def _top(logits: Tensor, tokens: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Logprobs of `tokens` [n], and the `count` most likely ids with theirs, most likely first."""
+    """Return the log probabilities of `tokens` [n], and the `count` most likely ids with theirs, most likely first."""
     logprobs = logits.float().log_softmax(-1)
-    own = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
+    token_logprobs = logprobs.gather(-1, tokens[:, None]).squeeze(-1)
     top = logprobs.topk(min(count, logprobs.shape[-1]), dim=-1)
-    return own, top.indices, top.values
+    return token_logprobs, top.indices, top.values
 
 
-def _lists(found: tuple[Tensor, Tensor, Tensor]) -> tuple[list[float], list[list[int]], list[list[float]]]:
-    own, ids, values = found
-    return own.tolist(), ids.tolist(), values.tolist()
+def _to_lists(tensors: tuple[Tensor, Tensor, Tensor]) -> tuple[list[float], list[list[int]], list[list[float]]]:
+    token_logprobs, ids, values = tensors
+    return token_logprobs.tolist(), ids.tolist(), values.tolist()
 
 
 @dataclass(slots=True, eq=False)
@@ -312,7 +310,7 @@ class _Pool:
 
 
 class EmbeddingSlots:
-    """By request slot."""
+    """Pooled embeddings in progress, by request slot."""
 
     def __init__(self) -> None:
         self._pools: dict[int, _Pool] = {}
@@ -323,15 +321,15 @@ class EmbeddingSlots:
             self._pools[assignment.slot] = _Pool(assignment)
 
     def deferred(self, plan: StepPlan, entry: RingEntry, hidden: Tensor) -> list[Callable[[], Embedding]]:
-        """Pool the prompts on the device; the calls copy the embeddings of those whose last token is in this step to
-        the host. `hidden` [num_tokens, size]."""
+        """Add this step's prompt tokens, `hidden` [num_tokens, size], to their pools on the device. Returns functions
+        that copy to the host the embeddings of prompts whose last token is in this step."""
         embeddings = list[Callable[[], Embedding]]()
         for row in range(plan.num_rows) if self._pools else ():
             pool = self._pools.get(int(entry.req_slots[row]))
             if pool is None:
                 continue
             start, end = int(entry.qo_indptr[row]), int(entry.qo_indptr[row + 1])
-            left = pool.assignment.num_prompt - int(entry.positions[start])  # of the prompt
+            left = pool.assignment.num_prompt - int(entry.positions[start])  # tokens of the prompt from here on
             if left <= 0:
                 continue
             kind, ends = pool.assignment.sampling.embedding, left <= end - start

@@ -1,4 +1,4 @@
-"""Adapters of a torch model: their numbers, and whose rows want which.
+"""Adapters of a torch model: their ids, and the adapter of each request slot.
 
 Invariants: a step computes with the adapters that its rows were assigned, all rows of a step in one forward.
 """
@@ -20,7 +20,7 @@ from minisgl.models.decoder import Decoder
 from minisgl.step import Int32Array, Int64Array
 
 Pairs = Mapping[str, tuple[Tensor, Tensor]]
-"""A and scale * B by layer, float32."""
+"""LoRA factors by layer name: A and scale * B, float32."""
 
 
 class TorchAdapters:
@@ -32,26 +32,26 @@ class TorchAdapters:
     @property
     def _model(self) -> Decoder:
         if self._native is None:
-            raise ConfigError("adapters: transformers' layers take none: it needs --model-impl native")
+            raise ConfigError("adapters: they need native layers: use --model-impl native")
         return self._native
 
     @property
     def config(self) -> ModelConfig:
-        """Raises `ConfigError`."""
+        """The model's configuration. Raises `ConfigError` if the model does not support adapters."""
         return self._model.config
 
     def assign(self, assignment: SlotAssignment) -> None:
         self._by_slot[assignment.slot] = assignment.sampling.adapter
 
     def of_tokens(self, slots: Int32Array, extend_lens: Int32Array) -> Int64Array | None:
-        """The adapters of rows by token, 0 for none; None where no token has one."""
+        """Return the adapter id of each token, 0 for none; None if no token has an adapter."""
         if not self._numbers and not self._by_slot.any():
             return None
         by_row = self._by_slot[slots]
         return np.repeat(by_row, extend_lens) if by_row.any() else None
 
     def prepare(self, by_token: Int64Array | None, device: torch.device) -> None:
-        """For the forward of these tokens. Raises `RuntimeError`."""
+        """Set the adapters for the forward of these tokens. Raises `RuntimeError` if one is not loaded."""
         if by_token is None:
             if self._native is not None:
                 self._native.adapter_rows.clear()
@@ -61,9 +61,9 @@ class TorchAdapters:
         self._model.adapter_rows.set(by_token, device)
 
     def read(self, folder: str) -> Pairs:
-        """Raises `ConfigError`, `OSError`."""
-        found = find_adapter(folder, self.config).read()
-        return {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in found.items()}
+        """Read the adapter in `folder`: A and scaled B by layer. Raises `ConfigError` or `OSError`."""
+        factors = find_adapter(folder, self.config).read()
+        return {name: (torch.from_numpy(a), torch.from_numpy(b)) for name, (a, b) in factors.items()}
 
     def add(self, number: int, pairs: Pairs) -> None:
         self._model.put_adapter(number, pairs)

@@ -1,20 +1,20 @@
-"""The torch engine: one copy in, one forward, one copy out a step, each queued on a device without waiting.
+"""The torch engine: each step is one copy in, one forward and one copy out, queued on a device without waiting.
 
-It orders them through `device.py` alone. On a CPU that is an `InlineDevice`, and each step is launched and resolved in
-one forward thread.
+All work is ordered through `device.py` alone. On a CPU the device is an `InlineDevice`, and each step is launched and
+resolved in one forward thread.
 
-A step with a row that has a grammar is launched as any other, but for its sampling: that is queued when the step before
-is resolved, because only then its tokens, and so the masks, are known. The device computes the forward meanwhile.
+A step with a row that has a grammar is launched like any other except for its sampling: that is queued when the step
+before it is resolved, because only then its tokens, and so the masks, are known. The forward runs meanwhile.
 
 With several ranks each does all of this on its shard, except sampling. Collectives are jobs of the forward stream:
-ranks that get the same steps call the same ones in the same order. Rank 0 has the logits; one broadcast a step gives
-the others the tokens and which rows are finite. (Its own hidden states show that: a NaN of any rank is in the next sum,
-which all ranks get.) So all ranks fail the same rows.
+ranks that get the same steps call the same ones in the same order. Rank 0 has the logits; one broadcast a step sends
+the tokens, and which rows are finite, to the others. (Rank 0's own hidden states show that: a NaN of any rank is in the
+next all-reduce.) So all ranks fail the same rows.
 
-Invariants: a launch waits for the device only where a step of two launches ago has not ended; a plan's slots,
-page-table updates and rows take effect in the forward stream, in launch order; a token that the host doesn't know yet
-comes from `last_token`, which the forward before wrote; a row with NaN or infinities has no token, and its pages are
-zeroed before others write there. After an error that a device may not survive the engine is dead, and its process must
+Invariants: a launch waits for the device only if the step of two launches before has not ended; a plan's slots,
+page-table updates and rows take effect in the forward stream, in launch order; a token that the host does not know yet
+comes from `last_token`, which the previous forward wrote; a row with NaN or infinities has no token, and its pages are
+zeroed before they are reused. After an error that a device may not survive the engine is dead, and its process must
 end. If one of several ranks fails, the others wait in a collective.
 """
 
@@ -52,7 +52,7 @@ from minisgl.models.api import Attend, Model
 from minisgl.step import Int32Array, RingEntry, StepBuffers, StepLimits, StepPlan
 from minisgl.utils.progress import Report
 
-NUM_BUFFERS = 2  # overlap depth one: a step is waited for before the second launch after it
+NUM_BUFFERS = 2  # overlap depth 1: a step is resolved before the second launch after it
 ModelForward = Callable[[Tensor, Tensor, Attend], Tensor]
 
 
@@ -74,8 +74,9 @@ class TorchEngine:
         say: Report = lambda text, done=0, total=0: None,
         free_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`thread`: where each step is launched and resolved; None: the caller launches, and whoever waits resolves.
-        `info.graph_sizes` are captured with `capture`; `forward` is the model's, or a compiled one."""
+        """Create the engine; `warm_up` makes it ready. `thread` launches and resolves each step; None: the caller
+        launches, and the thread that waits resolves. Graphs of `info.graph_sizes` are captured with `capture`;
+        `forward` is the model's, or a compiled one."""
         self.model = model
         self._info = info
         self.pool = pool
@@ -85,30 +86,30 @@ class TorchEngine:
         self._group = group
         self._dead = False
         self.forward_model = forward or model.forward
-        place = torch.device(info.device)
+        torch_device = torch.device(info.device)
         slots = limits.max_rows + 1
         self._page_table = torch.full(
-            (slots, limits.max_pages_per_request), limits.scratch_page, dtype=torch.int32, device=place
+            (slots, limits.max_pages_per_request), limits.scratch_page, dtype=torch.int32, device=torch_device
         )
-        self._last_token = torch.zeros(slots, dtype=torch.int64, device=place)
-        self.sampler = DeviceSampler(slots, place, renormalise)
-        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, place)
+        self._last_token = torch.zeros(slots, dtype=torch.int64, device=torch_device)
+        self.sampler = DeviceSampler(slots, torch_device, renormalise)
+        self._logits_processors = LogitsProcessors(info.vocab_size, info.eos_ids, torch_device)
         self._logprobs = LogprobSlots(slots)
         max_padded = max(limits.max_rows, *info.graph_sizes, 1)
         size = Layout.largest(limits, max_padded).size
-        # inputs of the step that the forward stream is at
-        self._block = torch.zeros(size, dtype=torch.int32, device=place)
-        self._staging = [StagingBuffer(device, place, size, max_padded) for _ in range(NUM_BUFFERS)]
+        # inputs of the step that the forward stream runs
+        self._block = torch.zeros(size, dtype=torch.int32, device=torch_device)
+        self._staging = [StagingBuffer(device, torch_device, size, max_padded) for _ in range(NUM_BUFFERS)]
         device.synchronize()
         self._steps: list[LaunchedStep | None] = [None] * NUM_BUFFERS
         self._turn = 0
         self._limits = limits
-        self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)  # as of the last step that was resolved
-        self._grammar_slots: set[int] = set()  # as of the last step that was launched
+        self._grammars = GrammarSlots(info.vocab_size, info.eos_ids)  # as of the last resolved step
+        self._grammar_slots: set[int] = set()  # as of the last launched step
         self._adapters = TorchAdapters(model, slots)
-        self._masks = DeviceMasks(device, place, info.vocab_size, limits.max_rows, NUM_BUFFERS)
+        self._masks = DeviceMasks(device, torch_device, info.vocab_size, limits.max_rows, NUM_BUFFERS)
         self._embeddings = EmbeddingSlots()
-        self._prompt_slots: set[int] = set()  # whose requests want hidden states of their prompts
+        self._prompt_slots: set[int] = set()  # slots whose requests need hidden states of their prompts
         self.graphs: dict[int, Graph] = {}
         if capture is not None and info.graph_sizes:
             with torch.inference_mode():
@@ -119,7 +120,7 @@ class TorchEngine:
         return self._info
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
-        """Raises `EngineDeadError`, `GroupError`."""
+        """Queue a step and return its handle. Raises `EngineDeadError` or `GroupError` if the engine cannot go on."""
         entry, assigned = buffers.ring[plan.ring_index], list(assignments)
         if self.thread is None:
             return self._launch(plan, entry, assigned)
@@ -145,7 +146,7 @@ class TorchEngine:
         return step
 
     def begin(self, step: LaunchedStep) -> None:
-        """Begin a step. Steps begin in their order: what grammars allow after the step before is known now."""
+        """Update the grammars for `step` and queue its sampling if that waits. Steps begin in launch order."""
         self._grammars.free(step.freed)
         for assignment in step.assignments:
             self._grammars.assign(assignment.slot, assignment.grammar, assignment.generated())
@@ -166,15 +167,15 @@ class TorchEngine:
         self._change("adapter", lambda: self._adapters.remove(number))
 
     def _change(self, name: str, job: Callable[[], None]) -> None:
-        """Queue a job behind the steps that are launched."""
+        """Queue `job` after the launched steps."""
         if self.thread is None:
             self._device.forward.run(name, job)
         else:
             self.thread.submit(job)
 
-    def spoil(self, slots: Int32Array) -> None:
-        """Spoil the rows of slots in the forward stream, where all launched steps have their pages in the table."""
-        self._device.forward.run("spoil", lambda: self.pool.spoil_rows(self._page_table, slots))
+    def mark_invalid(self, slots: Int32Array) -> None:
+        """Mark the pages of `slots` as invalid, in the forward stream, where the page table is up to date."""
+        self._device.forward.run("mark invalid", lambda: self.pool.mark_invalid_rows(self._page_table, slots))
 
     def wipe(self) -> None:
         """Zero the KV pool, in the forward stream."""
@@ -186,8 +187,7 @@ class TorchEngine:
         self._device.forward.run("wipe", clear)
 
     def close(self) -> None:
-        """Frees the graphs, too: a communicator in one of them could not end. A dead engine's steps may never end: they
-        are not waited for."""
+        """Wait for the launched steps, unless the engine is dead, and free the graphs: they hold communicators."""
         if self.thread is not None:
             self.thread.close()
         for step in self._steps:
@@ -196,7 +196,7 @@ class TorchEngine:
         self.graphs.clear()
 
     def failure(self, step: int, error: BaseException) -> Failure:
-        """Return what `error` in `step` means."""
+        """Return the exception to raise for `error` in step `step`, and mark the engine as dead if it cannot go on."""
         failure = step_failure(step, error, self._group.size, survives=self._device.survives_errors)
         self._dead |= not isinstance(failure, EngineStepError)
         return failure
@@ -216,7 +216,7 @@ class TorchEngine:
         if not plan.num_rows:
             step.computed = step.end = device.forward.record_event()
             return
-        if pages := self.pool.begin(entry.out_loc[: layout.tokens]):
+        if pages := self.pool.take_invalid_pages(entry.out_loc[: layout.tokens]):
             device.forward.run("clear pages", lambda: self.pool.clear_pages(pages))
         sampled_slots = entry.req_slots[step.sampled]
         needs = self.sampler.needs(sampled_slots)
@@ -242,7 +242,7 @@ class TorchEngine:
         step.end = step.buffer.copy_out(self._device, step.computed, step.plan.num_samples + step.plan.num_rows)
 
     def _queue_tail(self, step: LaunchedStep, inputs: StepInputs, needs: Needs) -> None:
-        """The sampling of a step with grammars, which its forward did not wait for."""
+        """Queue the masks and the sampling of a step with grammars, after its forward, which was queued at launch."""
         masks = self._grammars.masks(step.slots)
         assert masks is not None
         mask = self._masks.copy_in(self._staging.index(step.buffer), masks)
@@ -250,7 +250,7 @@ class TorchEngine:
         self._queue_end(step)
 
     def _remember(self, step: LaunchedStep, assignments: list[SlotAssignment]) -> None:
-        """The host's part of an assignment, for launches before the forward stream has applied it."""
+        """Record facts of the assignments on the host for launches before the forward stream has applied them."""
         if self._grammar_slots and step.plan.num_freed:
             step.freed = step.entry.freed[: step.plan.num_freed].copy()
             self._grammar_slots.difference_update(step.freed.tolist())
@@ -269,7 +269,7 @@ class TorchEngine:
                 self._prompt_slots.add(assignment.slot)
 
     def _graph_for(self, plan: StepPlan, entry: RingEntry) -> Graph | None:
-        """Return the graph that runs a step, or None if it runs eagerly. A graph leaves no hidden states, which log
+        """Return the graph that runs a step, or None if it runs eagerly. A graph gives no hidden states, which log
         probabilities and embeddings of prompts need."""
         if plan.num_tokens != plan.num_rows:
             return None
@@ -279,13 +279,13 @@ class TorchEngine:
 
     def _apply(self, inputs: StepInputs, assignments: list[SlotAssignment]) -> None:
         for assignment in assignments:
-            self._logprobs.assign(assignment)  # prompts go through the head on all ranks
+            self._logprobs.assign(assignment)  # on all ranks, since the head runs on all
         if self._group.rank == 0:
             self.sampler.assign(inputs.assigned)
             for assignment in assignments:
                 self._logits_processors.assign(assignment)
                 self._embeddings.assign(assignment)
-        if assignments:  # masked positions are read, too: no page of the slot's request before
+        if assignments:  # masked positions are read, too, and must not be pages of the slot's previous request
             self._page_table.index_fill_(0, inputs.assigned[:, 0].long(), self._limits.scratch_page)
         apply_updates(self._page_table, inputs.page_table_updates, inputs.page_ids)
 
@@ -310,7 +310,7 @@ class TorchEngine:
         num_decode = layout.rows if layout.tokens == layout.rows else step.plan.num_decode_rows
         self.attention.prepare(self._rows(step.entry, inputs, num_decode), self._page_table)
         self._adapters.prepare(step.adapters, torch.device(self._info.device))
-        # what was compiled knows no adapters
+        # the compiled forward does not support adapters
         hidden = self._hidden(inputs, self.forward_model if step.adapters is None else self.model.forward)
         last = inputs.qo_indptr[1:][inputs.sample_rows.long()].long() - 1
         hidden, finite = _finite(hidden)
@@ -321,7 +321,7 @@ class TorchEngine:
             self._finish(step, inputs, needs)
 
     def _capturable(self, size: int) -> Callable[[], Outputs]:
-        """The forward of a step of `size` rows with one token each. Its own inputs are padding."""
+        """Return the forward of a step of `size` rows with one token each, to be captured; its inputs are padding."""
         inputs = self._scratch_step([1] * size, num_decode=size)
 
         def forward() -> Outputs:
@@ -331,7 +331,7 @@ class TorchEngine:
         return forward
 
     def _scratch_step(self, extend_lens: Sequence[int], num_decode: int) -> StepInputs:
-        """Prepare a step of padding rows of these lengths; what they store goes to the scratch page."""
+        """Prepare a step of padding rows of these lengths. Its KV goes to the scratch page."""
         limits, rows = self._limits, len(extend_lens)
         lens = np.array(extend_lens, np.int32)
         pages = -(-lens // limits.page_size)
@@ -358,7 +358,7 @@ class TorchEngine:
         return inputs
 
     def warm_up(self) -> None:
-        """Run decode, prefill and both, so that kernels are loaded (or compiled: minutes) before requests come."""
+        """Run decode, prefill and a mixed step, so that kernels are loaded (or compiled: minutes) in advance."""
         longest = min(2, self._limits.max_seq_len)
         with torch.inference_mode():
             self._device.forward.run("warm up", self.model.warm_up)
@@ -379,16 +379,16 @@ class TorchEngine:
                 self._device.forward.record_event().synchronize()
 
     def _warm_up_table(self) -> None:
-        """Write what is there already."""
-        place, limits = self._page_table.device, self._limits
-        updates = torch.zeros(1, UPDATE_FIELDS, dtype=torch.int32, device=place)
+        """Run a page-table update that changes nothing, to load its kernel."""
+        device, limits = self._page_table.device, self._limits
+        updates = torch.zeros(1, UPDATE_FIELDS, dtype=torch.int32, device=device)
         updates[0, 0], updates[0, 2] = limits.scratch_slot, 1
-        page = torch.full((1,), limits.scratch_page, dtype=torch.int32, device=place)
+        page = torch.full((1,), limits.scratch_page, dtype=torch.int32, device=device)
         apply_updates(self._page_table, updates, page)
 
     def _finish(self, step: LaunchedStep, inputs: StepInputs, needs: Needs, mask: Mask | None = None) -> None:
-        """Sample, broadcast the tokens, write them to `last_token` and for the copy out. After a graph, logits are of
-        all rows, padding included, and there are no hidden states."""
+        """Sample, broadcast the tokens, write them to `last_token` and to the output buffer. After a graph, the logits
+        are those of all rows, padding included, and there are no hidden states."""
         count = step.plan.num_samples
         outputs, hidden = step.outputs, step.hidden
         assert outputs is not None
@@ -432,7 +432,7 @@ class TorchEngine:
 
 
 def _any_may_come(logits: Tensor) -> Tensor:
-    """A copy through the mask of a grammar that allows every id."""
+    """Return a copy of the logits after a grammar mask that allows every id (for warm-up)."""
     logits = logits.to(torch.float32, copy=True)
     row = torch.zeros(1, dtype=torch.int32, device=logits.device)
     bits = torch.full((1, -(-logits.shape[1] // 32)), -1, dtype=torch.int32, device=logits.device)
@@ -441,6 +441,6 @@ def _any_may_come(logits: Tensor) -> Tensor:
 
 
 def _finite(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `hidden` [tokens, size] with zeros where a token is not finite, and which are: [tokens] bool."""
+    """Return `hidden` [tokens, size] with zeros in tokens that are not finite, and [tokens] bool: which are finite."""
     finite = hidden.isfinite().all(1)
     return hidden.masked_fill(~finite[:, None], 0), finite

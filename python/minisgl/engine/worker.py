@@ -1,10 +1,10 @@
 """The thread in which an engine loads and its forwards run, one after the other, in the order of their launches.
 
-All of an engine's torch work on a CPU belongs into this one thread. Each thread that calls torch has its own team of
+All torch work of an engine on a CPU belongs into this one thread. Each thread that calls torch has its own team of
 OpenMP threads, and as soon as the teams outnumber the cores, all of them sleep between two operations instead of
-waiting awake: measured on 2 cores, a step of 600 operations took 376 instead of 319 ms.
+busy-waiting: measured on 2 cores, a step of 600 operations took 376 instead of 319 ms.
 
-Invariants: `submit` returns at once; whatever a job raises reaches the caller of `wait`, and the thread goes on.
+Invariants: `submit` returns at once; an exception of a job is raised to the caller of `wait`, and the thread goes on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Pending(Generic[T]):
-    """The result of a job to come; a `StepHandle` if it is a step's."""
+    """The future result of a submitted job; a `StepHandle` if the job is a step."""
 
     __slots__ = ("_done", "_error", "_job", "_result", "_span")
 
@@ -35,7 +35,7 @@ class Pending(Generic[T]):
         began = time.perf_counter()
         try:
             self._result.append(self._job())
-        except BaseException as error:  # `wait` raises it
+        except BaseException as error:  # raised by `wait`
             self._error = error
         self._span = (began, time.perf_counter())
         self._job = None
@@ -51,12 +51,12 @@ class Pending(Generic[T]):
         return self._done.is_set()
 
     def span(self) -> tuple[float, float]:
-        """From when to when it ran, seconds of `time.perf_counter`."""
+        """Return start and end of the job, in seconds of `time.perf_counter`."""
         return self._span
 
 
 class ForwardThread:
-    """`threaded` False runs each forward inside `submit`, for tests that want no concurrency."""
+    """A thread that runs submitted jobs in order. With `threaded` False, `submit` runs the job itself (for tests)."""
 
     def __init__(self, name: str, *, threaded: bool = True) -> None:
         self._jobs: queue.SimpleQueue[Pending[Any] | None] = queue.SimpleQueue()
@@ -74,7 +74,7 @@ class ForwardThread:
         return pending
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread. Idempotent."""
+        """Finish the submitted jobs and end the thread. Idempotent."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()

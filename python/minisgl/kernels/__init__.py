@@ -1,4 +1,4 @@
-"""Kernels in Triton for the torch engines, and the plain torch that they are compared with.
+"""Triton kernels of the torch engines, and the equivalents in plain torch that they are tested against.
 
-Those of the CPU engine are the crate `minisgl-kernels`. Start with `ops.py`.
+The kernels of the CPU engine are in the crate `minisgl-kernels`. Start with `ops.py`.
 """

@@ -1,7 +1,6 @@
-"""Routed experts on a device, as one piece of work whose sizes the host knows: it never waits, and CUDA graphs can hold
-it.
+"""Routed experts on a device as one operation whose sizes the host knows: it never waits, and CUDA graphs can hold it.
 
-`layers.experts` has the grouped form in torch, which asks how many tokens each expert has; it serves without Triton.
+`layers.experts` has the grouped form in torch, which works without Triton but asks the device for each expert's tokens.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from minisgl.kernels.ops import use_triton
 
 
 def serves(weight: Tensor) -> bool:
-    """Whether `run` takes experts with these weights."""
+    """Return whether `run` supports experts with these weights."""
     return use_triton(weight)
 
 
 def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor, tile: Tile | None = None) -> Tensor:
-    """The weighted sum of each token's experts, down(silu(gate(x)) * up(x)).
+    """Return the weighted sum of each token's experts, down(silu(gate(x)) * up(x)).
 
     x [n, hidden]; gate_up [experts, 2 * inner, hidden], gate before up; down [experts, hidden, inner]; chosen [n, k]
-    integers, the experts of each token; shares [n, k]. x and both weights of one dtype: bfloat16, float16 or float32.
-    Returns [n, hidden]. Only where `serves`.
+    integers, the experts of each token; shares [n, k]. x and both weights have one dtype: bfloat16, float16 or float32.
+    Returns [n, hidden]. Call only if `serves`.
     """
     from minisgl.kernels import experts_triton
 
@@ -34,7 +33,7 @@ def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor
 
 
 def warm_up(gate_up: Tensor, down: Tensor) -> None:
-    """Compile for these weights all that `run` may run; nothing where it doesn't serve."""
+    """Compile everything that `run` may need for these weights; does nothing if it does not support them."""
     if not serves(down):
         return
     x, chosen = down.new_zeros(1, down.shape[1]), torch.zeros(1, 1, dtype=torch.int32, device=down.device)

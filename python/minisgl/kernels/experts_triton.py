@@ -1,10 +1,10 @@
-"""`kernels.experts` in Triton: tokens dealt out to their experts, two grouped products, the sum.
+"""Routed experts (`kernels.experts`) in Triton: assignment of tokens to experts, two grouped products, the sum.
 
-A *use* is one (token, expert) pair, numbered token * k + i. The uses of an expert stand in blocks of `block_m`; a
-product's program multiplies one block's rows with one tile of its expert's weights. Products read rows by use and
-write each use to its own row, so nothing is ever sorted in memory. Of very few uses each is a block, with one row.
+A *use* is one (token, expert) pair, with index token * k + i. The uses of an expert are in blocks of `block_m`; a
+product's program multiplies one block's rows by one tile of its expert's weights. Products read rows by use and write
+each use to its own row, so nothing is ever sorted in memory. With very few uses each is a block with one row.
 
-Invariants: nothing depends on a value that only the device knows: grids are upper bounds, blocks over the end leave at
+Invariants: nothing depends on a value that only the device knows: grids are upper bounds, surplus blocks return at
 once; no atomics: the same inputs give the same bits, and a row's sums run in the same order whatever else is in the
 batch, as long as the tile is the same; products and the sum over uses accumulate in float32; sizes that change from
 step to step are plain arguments, never compiled in.
@@ -19,19 +19,19 @@ from torch import Tensor
 
 from minisgl.kernels.experts_tiles import Tile, max_blocks
 
-_CHUNK = 1024  # uses that are looked at together
+_CHUNK = 1024  # uses that are checked together
 _COMBINE = 1024
 
 
 @triton.jit(do_not_specialize=["num_uses"])  # type: ignore[untyped-decorator, unused-ignore]
 def _count(chosen, counts, num_uses, CHUNK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many uses an expert has."""
+    """Count the uses of one expert."""
     expert = tl.program_id(0)
-    found = tl.zeros((CHUNK,), tl.int32)
+    counted = tl.zeros((CHUNK,), tl.int32)
     for at in range(0, num_uses, CHUNK):
         use = at + tl.arange(0, CHUNK)
-        found += (tl.load(chosen + use, mask=use < num_uses, other=-1) == expert).to(tl.int32)
-    tl.store(counts + expert, tl.sum(found, 0))
+        counted += (tl.load(chosen + use, mask=use < num_uses, other=-1) == expert).to(tl.int32)
+    tl.store(counts + expert, tl.sum(counted, 0))
 
 
 @triton.jit(do_not_specialize=["num_uses", "num_blocks"])  # type: ignore[untyped-decorator, unused-ignore]
@@ -47,8 +47,7 @@ def _place(  # type: ignore[no-untyped-def]
     EXPERTS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Fill an expert's blocks with its uses in their order; what is left of the last one with `num_uses`. The last
-    expert marks the blocks that nobody has."""
+    """Fill an expert's blocks with its uses in order, padded with `num_uses`; the last expert marks unused blocks."""
     expert = tl.program_id(0)
     other = tl.arange(0, EXPERTS)
     count_of = tl.load(counts + other, mask=other < num_experts, other=0)
@@ -56,17 +55,17 @@ def _place(  # type: ignore[no-untyped-def]
     first = tl.sum(tl.where(other < expert, blocks_of, 0), 0)
     blocks = tl.sum(tl.where(other == expert, blocks_of, 0), 0)
     count = tl.sum(tl.where(other == expert, count_of, 0), 0)
-    mine = uses + first * BLOCK_M
+    own_uses = uses + first * BLOCK_M
     if count > 0:
         before = 0
         for at in range(0, num_uses, CHUNK):
             use = at + tl.arange(0, CHUNK)
             hit = tl.load(chosen + use, mask=use < num_uses, other=-1) == expert
             rank = tl.cumsum(hit.to(tl.int32), 0)
-            tl.store(mine + before + rank - 1, use, mask=hit)
+            tl.store(own_uses + before + rank - 1, use, mask=hit)
             before += tl.sum(hit.to(tl.int32), 0)
         over = count + tl.arange(0, BLOCK_M)
-        tl.store(mine + over, tl.zeros((BLOCK_M,), tl.int32) + num_uses, mask=over < blocks * BLOCK_M)
+        tl.store(own_uses + over, tl.zeros((BLOCK_M,), tl.int32) + num_uses, mask=over < blocks * BLOCK_M)
         for at in range(0, blocks, CHUNK):
             block = at + tl.arange(0, CHUNK)
             tl.store(experts + first + block, tl.zeros((CHUNK,), tl.int32) + expert, mask=block < blocks)
@@ -78,7 +77,7 @@ def _place(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _block_of(uses, experts, block, num_uses, BLOCK_M: tl.constexpr, ALONE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A block's expert, and the use in each of its rows, `num_uses` where there is none."""
+    """Return a block's expert, and the use in each of its rows, `num_uses` for padding."""
     row = tl.arange(0, BLOCK_M)
     use = tl.where(row == 0, block, num_uses) if ALONE else tl.load(uses + block * BLOCK_M + row)
     return tl.load(experts + block).to(tl.int64), use
@@ -100,8 +99,8 @@ def _gate_up(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     ALONE: tl.constexpr,
 ):
-    """out[use] = silu(gate) * up, both from x[use // per_token]. Tiles of one block side by side: its rows, and the
-    weights of its expert's next block, are in the cache then."""
+    """Compute out[use] = silu(gate) * up of x[use // per_token]. Programs for the tiles of one block are adjacent: its
+    rows, and the weights of its expert's next block, are then in the cache."""
     tiles = tl.cdiv(inner, BLOCK_N)
     block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     expert, use = _block_of(uses, experts, block, num_uses, BLOCK_M, ALONE)
@@ -143,7 +142,7 @@ def _down(  # type: ignore[no-untyped-def]
     BLOCK_K: tl.constexpr,
     ALONE: tl.constexpr,
 ):
-    """out[use] = shares[use] * down(x[use])"""
+    """Compute out[use] = shares[use] * down(x[use])."""
     tiles = tl.cdiv(hidden, BLOCK_N)
     block, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     expert, use = _block_of(uses, experts, block, num_uses, BLOCK_M, ALONE)
@@ -168,7 +167,7 @@ def _down(  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["per_token"])  # type: ignore[untyped-decorator, unused-ignore]
 def _combine(x, out, per_token, hidden, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """out[token] = the sum of its uses, in their order."""
+    """Compute out[token] = the sum of its uses, in order."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     wanted = column < hidden
@@ -178,9 +177,9 @@ def _combine(x, out, per_token, hidden, BLOCK: tl.constexpr):  # type: ignore[no
     tl.store(out + token * hidden + column, total.to(out.dtype.element_ty), mask=wanted)
 
 
-def deal(chosen: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
-    """chosen [n, k] -> uses [blocks * block_m] int32, the uses of each block (n * k: a place that is left over), and
-    experts [blocks] int32, the expert of each (-1: nobody's block). Blocks: `max_blocks`."""
+def assign_uses(chosen: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor]:
+    """Assign the uses of chosen [n, k] to blocks. Returns uses [blocks * block_m] int32 (n * k for padding) and experts
+    [blocks] int32, the expert of each block (-1 for an unused one). The number of blocks is `max_blocks`."""
     num_uses = chosen.numel()
     num_blocks = max_blocks(num_uses, num_experts, block_m)
     counts = torch.empty(num_experts, dtype=torch.int32, device=chosen.device)
@@ -203,11 +202,11 @@ def deal(chosen: Tensor, num_experts: int, block_m: int) -> tuple[Tensor, Tensor
 
 
 def run(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor, tile: Tile) -> Tensor:
-    """As `kernels.experts.run`, of contiguous tensors, at least one token and one value of `inner`."""
+    """Compute `kernels.experts.run` for contiguous tensors with at least one token and one value of `inner`."""
     num_experts, hidden, inner = down.shape
     num_tokens, per_token = chosen.shape
     num_uses = chosen.numel()
-    uses, experts = (chosen, chosen.view(-1)) if tile.alone else deal(chosen, num_experts, tile.block_m)
+    uses, experts = (chosen, chosen.view(-1)) if tile.alone else assign_uses(chosen, num_experts, tile.block_m)
     how = {"BLOCK_M": tile.block_m, "BLOCK_K": tile.block_k, "ALONE": tile.alone}
     how |= {"num_warps": tile.warps, "num_stages": tile.stages}
     between = x.new_empty(num_uses, inner)

@@ -1,11 +1,11 @@
-"""Small operations of a step: storing K and V in the pool, the page table and its list of pages to read, the choice of
-experts, the mask of tokens that may not come. Each runs in torch, or in Triton where the tensor is on a CUDA device and
-Triton is installed.
+"""Small operations of a step: storing K and V in the pool, the page table and its list of pages to read, the selection
+of experts, the mask of forbidden tokens. Each runs in torch, or in Triton if the tensor is on a CUDA device and Triton
+is installed.
 
-Invariants: on a device nothing waits, and sizes are those that the host knows; torch and Triton write the same. Places
-of padding rows in the pool are written in any order; no other place is written twice. On a device equal logits go to
-the expert of the lower number, whatever else is in the batch (in half precision some are equal, and `torch.topk`
-promises nothing about them).
+Invariants: on a device nothing waits, and sizes are those that the host knows; torch and Triton write the same. Pool
+slots of padding rows are written in any order; no other slot is written twice. On a device equal logits go to the
+expert of the lower index, whatever else is in the batch (in half precision some are equal, and `torch.topk` promises
+nothing about them).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def use_triton(tensor: Tensor) -> bool:
 
 
 def store_kv(pool_k: Tensor, pool_v: Tensor, out_loc: Tensor, k: Tensor, v: Tensor) -> None:
-    """k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] to the places out_loc [n] of the pools, which are [places,
-    kv_heads, k_dim] and [places, kv_heads, v_dim]."""
+    """Store k [n, kv_heads, k_dim] and v [n, kv_heads, v_dim] at the slots out_loc [n] of the pools, which are [slots,
+    kv_heads, k_dim] and [slots, kv_heads, v_dim]."""
     if use_triton(pool_k) and pool_k.shape == pool_v.shape:
         from minisgl.kernels import ops_triton
 
@@ -40,12 +40,12 @@ def store_kv(pool_k: Tensor, pool_v: Tensor, out_loc: Tensor, k: Tensor, v: Tens
     pool_v.index_copy_(0, places, v)
 
 
-UPDATE_FIELDS = 4  # req_slot, first column, count, where its pages start
+UPDATE_FIELDS = 4  # req_slot, first column, count, start of its pages
 
 
 def apply_updates(page_table: Tensor, updates: Tensor, page_ids: Tensor) -> None:
-    """Write `page_ids` [p] int32 into `page_table` [slots, columns] int32 along `updates` [s, 4] int32: slot, first
-    column, count, start in `page_ids`. No two updates touch the same place: they are written in any order."""
+    """Write `page_ids` [p] int32 into `page_table` [slots, columns] int32 according to `updates` [s, 4] int32: slot,
+    first column, count, start in `page_ids`. Updates must not overlap: they are written in any order."""
     if not len(updates):
         return
     if use_triton(page_table):
@@ -60,7 +60,7 @@ def apply_updates(page_table: Tensor, updates: Tensor, page_ids: Tensor) -> None
 
 
 def gather_pages(page_table: Tensor, slots: Tensor, kv_indptr: Tensor, out: Tensor) -> None:
-    """The pages of each row one after the other: row r's lie in out[kv_indptr[r] : kv_indptr[r + 1]]. `slots` [r] and
+    """Gather the pages of each row: those of row r go to out[kv_indptr[r] : kv_indptr[r + 1]]. `slots` [r] and
     `kv_indptr` [r + 1] int32; `out` [kv_indptr[-1]] int32."""
     if not len(slots):
         return
@@ -76,13 +76,13 @@ def gather_pages(page_table: Tensor, slots: Tensor, kv_indptr: Tensor, out: Tens
 
 
 def serves(logits: Tensor) -> bool:
-    """Whether the Triton form takes them. A compiler of whole models fuses the torch form by itself."""
+    """Return whether the Triton form runs. A compiler of whole models fuses the torch form by itself."""
     return use_triton(logits) and not torch.compiler.is_compiling()
 
 
 def route(logits: Tensor, per_token: int, *, normalise: bool) -> tuple[Tensor, Tensor]:
-    """logits [n, experts] -> the `per_token` largest, [n, per_token] integers, and their probabilities [n, per_token],
-    of the dtype of `logits`, from a softmax over all in float32. `normalise`: scaled to sum up to 1."""
+    """Return the `per_token` largest of logits [n, experts]: experts, [n, per_token] integers, and probabilities [n,
+    per_token] in the dtype of `logits`, from a softmax over all in float32. `normalise`: scaled to sum to 1."""
     if serves(logits):
         from minisgl.kernels import ops_triton
 
@@ -94,14 +94,14 @@ def route(logits: Tensor, per_token: int, *, normalise: bool) -> tuple[Tensor, T
 
 
 def mask_tokens(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
-    """logits [n, vocab] float32, changed in place; rows [m] int32, each once; bits [m, ceil(vocab / 32)] int32, of
-    which bit i % 32 of word i // 32 says whether id i may come."""
+    """Set forbidden logits to -inf, in place. logits [n, vocab] float32; rows [m] int32, each at most once; bits [m,
+    ceil(vocab / 32)] int32, where bit i % 32 of word i // 32 is set if id i is allowed."""
     if use_triton(logits):
         from minisgl.kernels import ops_triton
 
         ops_triton.mask_tokens(logits, rows, bits)
         return
-    # what a byte adds to eight logits: several times as fast as to unpack the bits and fill by them
+    # adds a table of eight values per byte: several times as fast as unpacking the bits and filling
     index = bits.view(torch.uint8).flatten().int()
     added = _of_byte(logits.device).index_select(0, index).view(len(rows), -1)
     logits.index_add_(0, rows, added[:, : logits.shape[1]])

@@ -1,7 +1,8 @@
-"""`kernels.ops` in Triton. Imported only with Triton installed; its interpreter runs the same source on the CPU.
+"""The operations of `kernels.ops` in Triton. Imported only if Triton is installed; its interpreter runs the same source
+on the CPU.
 
-Invariants: sizes that change from step to step are plain arguments, never compiled in, nor is where a step's lists lie
-in its block: a step never waits for the compiler. A choice of an expert is always an expert's number, even among NaN.
+Invariants: sizes that change from step to step are plain arguments, never compiled in, nor are the offsets of a step's
+lists in its buffer: a step never waits for the compiler. A selected expert is always a valid index, even with NaN.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from torch import Tensor
 @triton.jit(do_not_specialize_on_alignment=["out_loc"])  # type: ignore[untyped-decorator, unused-ignore]
 def _store(pool_k, pool_v, out_loc, k, v, width, k_stride, v_stride, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     token = tl.program_id(0).to(tl.int64)
-    place = tl.load(out_loc + token).to(tl.int64) * width
+    offset = tl.load(out_loc + token).to(tl.int64) * width
     offsets = tl.arange(0, BLOCK)
     mask = offsets < width
-    tl.store(pool_k + place + offsets, tl.load(k + token * k_stride + offsets, mask=mask), mask=mask)
-    tl.store(pool_v + place + offsets, tl.load(v + token * v_stride + offsets, mask=mask), mask=mask)
+    tl.store(pool_k + offset + offsets, tl.load(k + token * k_stride + offsets, mask=mask), mask=mask)
+    tl.store(pool_v + offset + offsets, tl.load(v + token * v_stride + offsets, mask=mask), mask=mask)
 
 
 def _rows(x: Tensor) -> Tensor:
-    """The values of each token side by side, as the heads of a merged projection are already."""
+    """Return x with the values of each token contiguous, as the heads of a fused projection are already."""
     dense = x.stride(2) == 1 and x.stride(1) == x.shape[2]
     return x if dense else x.contiguous()
 
@@ -80,23 +81,23 @@ def _route(  # type: ignore[no-untyped-def]
     most = tl.max(left, 0)
     total = tl.sum(tl.exp(left - most), 0)
     pick = tl.arange(0, PICKED)
-    found = tl.zeros((PICKED,), tl.int32)
+    selected = tl.zeros((PICKED,), tl.int32)
     share = tl.zeros((PICKED,), tl.float32)
     for i in range(per_token):
         best = tl.max(left, 0)
         at = tl.minimum(tl.min(tl.where(left == best, expert, EXPERTS), 0), num_experts - 1)
-        found = tl.where(pick == i, at, found)
+        selected = tl.where(pick == i, at, selected)
         share = tl.where(pick == i, tl.exp(best - most), share)
         left = tl.where(expert == at, float("-inf"), left)
     if NORMALISE:
         total = tl.sum(share, 0)
-    place = token * per_token + pick
-    tl.store(chosen + place, found, mask=pick < per_token)
-    tl.store(shares + place, (share / total).to(shares.dtype.element_ty), mask=pick < per_token)
+    offset = token * per_token + pick
+    tl.store(chosen + offset, selected, mask=pick < per_token)
+    tl.store(shares + offset, (share / total).to(shares.dtype.element_ty), mask=pick < per_token)
 
 
 def route(logits: Tensor, per_token: int, normalise: bool) -> tuple[Tensor, Tensor]:
-    """As `kernels.routing.route`, of a contiguous tensor. The choice is int32."""
+    """Compute `kernels.ops.route` for a contiguous tensor. The selected experts are int32."""
     num_tokens, num_experts = logits.shape
     chosen = torch.empty(num_tokens, per_token, dtype=torch.int32, device=logits.device)
     shares = logits.new_empty(num_tokens, per_token)

@@ -1,6 +1,6 @@
-"""Layers that the models are made of: plain torch, no autograd. A whole model belongs to `models/`.
+"""Layers that models are made of: plain torch, no autograd. `models/` has whole models.
 
-A layer that merges several tensors of a checkpoint (q, k and v; gate and up) says by `checkpoint` which part of its
-parameter each of them fills, and by `shards` which part of each it holds if a rank of several holds one only. That is
-all that a loader must know. Start with `linear.py`.
+A layer that fuses several tensors of a checkpoint (q, k and v; gate and up) returns by `checkpoint` the part of its
+parameter that each of them fills, and by `shards` the part of each that one of several ranks holds. A loader needs
+nothing else. Start with `linear.py`.
 """

@@ -1,7 +1,7 @@
-"""Adapters beside linear layers: y + B (A x), for each token with its own A and B, or none.
+"""LoRA adapters of linear layers: y + B (A x), with a different A and B for each token, or none.
 
-Invariants: what a token gets does not depend on the adapters of other tokens, but for the rounding of products of
-another size; a step without adapters costs one look a layer.
+Invariants: a token's result does not depend on the adapters of other tokens, except for the rounding of products of
+another size; a step without adapters costs one check a layer.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from minisgl.layers.products import add_linear, linear
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Tokens `start` .. `end` of those that are sorted by adapter."""
+class TokenGroup:
+    """The tokens of one adapter: `start` .. `end` of the tokens sorted by adapter."""
 
     adapter: int
     start: int
@@ -28,35 +28,36 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """The same tokens in blocks of one size, a block for each of `adapters`: for products of all at once."""
+    """The sorted tokens in blocks of equal size, one for each of `adapters`, for batched products."""
 
     adapters: tuple[int, ...]
-    tokens: Tensor  # [blocks, size] int64; short ones are filled up with any token
-    places: Tensor | None  # [m] int64, where in the flattened blocks the sorted tokens are; None: they are the blocks
+    tokens: Tensor  # [blocks, size] int64; short ones are padded with any token
+    places: Tensor | None  # [m] int64, index of each sorted token in the flattened blocks; None: they are equal
 
 
 class AdapterRows:
-    """The tokens of the step that is being computed, by adapter: one object for all layers of a model."""
+    """The tokens of the current step, by adapter: one object for all layers of a model."""
 
     __slots__ = ("blocks", "groups", "order")
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
-        self.order: Tensor | None = None  # [m] int64, tokens with an adapter, those of one side by side; None: all are
-        self.blocks: Blocks | None = None  # where blocks would hold little more than the groups
+        self.groups: list[TokenGroup] = []
+        # [m] int64, tokens with an adapter, sorted by it; None: all tokens have the same
+        self.order: Tensor | None = None
+        self.blocks: Blocks | None = None  # only if blocks hold little more than the groups
 
     def clear(self) -> None:
-        """No token has one."""
+        """Set that no token has an adapter."""
         self.groups, self.order, self.blocks = [], None, None
 
     def set(self, adapters: npt.NDArray[np.int64], device: torch.device) -> None:
-        """`adapters` [n]: by token, 0: none; not all."""
+        """Set the adapter id of each token: `adapters` [n], 0 for none; at least one must not be 0."""
         order = np.argsort(adapters, kind="stable")
         order = order[np.count_nonzero(adapters == 0) :]
         numbers, starts = np.unique(adapters[order], return_index=True)
         ends = np.append(starts[1:], len(order))
         bounds = zip(numbers.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        self.groups = [Group(*one) for one in bounds]
+        self.groups = [TokenGroup(*bound) for bound in bounds]
         is_all = len(self.groups) == 1 and len(order) == len(adapters)
         self.order = None if is_all else torch.from_numpy(order).to(device)
         self.blocks = None
@@ -73,51 +74,53 @@ class AdapterRows:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The factors for the parts of a linear layer that lie side by side: A [sum of ranks, in], and B [sum of out, sum
-    of ranks] with its scale in it and nothing between a part and the rank of another; rank 0 for a part without."""
+    """LoRA factors of the fused parts of a linear layer: A [sum of ranks, in], and B [sum of out, sum of ranks] with
+    the scale applied, block-diagonal by part; a part without adapter has rank 0."""
 
     a: Tensor
     b: Tensor
     ranks: tuple[int, ...]
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        """x [n, in], y [n, sum of out], which is changed."""
+        """Add B A x to y in place; x [n, in], y [n, sum of out]."""
         add_linear(y, linear(x, self.a), self.b)
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The factors of `adapters`, those of smaller ranks filled up with zeros, by part: A [blocks, in, rank], B [blocks,
-    rank, out]. (Measured: products with three A of rank 16 side by side take twice as long as one after the other.)"""
+    """LoRA factors of several adapters, zero-padded to the largest rank, by part: A [blocks, in, rank], B [blocks,
+    rank, out]. (Measured: products with three A of rank 16 concatenated take twice as long as three separate ones.)"""
 
     adapters: tuple[int, ...]
     parts: tuple[tuple[Tensor, Tensor], ...]
 
     @staticmethod
-    def of(adapters: tuple[int, ...], found: Sequence[Factors | None], x: Tensor, out_sizes: Sequence[int]) -> Stack:
-        """`x` [n, in], for its size, dtype and device."""
-        there = [(place, factors) for place, factors in enumerate(found) if factors is not None]
-        ranks = [max((factors.ranks[i] for _, factors in there), default=0) for i in range(len(out_sizes))]
+    def of(
+        adapters: tuple[int, ...], factors_by_block: Sequence[Factors | None], x: Tensor, out_sizes: Sequence[int]
+    ) -> Stack:
+        """Stack the factors of `adapters`; `x` [n, in] gives size, dtype and device."""
+        present = [(block, factors) for block, factors in enumerate(factors_by_block) if factors is not None]
+        ranks = [max((factors.ranks[i] for _, factors in present), default=0) for i in range(len(out_sizes))]
         parts = tuple(
-            (x.new_zeros(len(found), x.shape[1], rank), x.new_zeros(len(found), rank, out))
+            (x.new_zeros(len(factors_by_block), x.shape[1], rank), x.new_zeros(len(factors_by_block), rank, out))
             for rank, out in zip(ranks, out_sizes, strict=True)
         )
-        for place, factors in there:
+        for block, factors in present:
             at = out = 0
             for (a, b), rank, size in zip(parts, factors.ranks, out_sizes, strict=True):
-                a[place, :, :rank] = factors.a[at : at + rank].T
-                b[place, :rank] = factors.b[out : out + size, at : at + rank].T
+                a[block, :, :rank] = factors.a[at : at + rank].T
+                b[block, :rank] = factors.b[out : out + size, at : at + rank].T
                 at, out = at + rank, out + size
         return Stack(adapters, parts)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[blocks, size, in] -> [blocks, size, sum of out]"""
-        found = [torch.bmm(torch.bmm(x, a), b) for a, b in self.parts]
-        return found[0] if len(found) == 1 else torch.cat(found, 2)
+        """Compute B A x for all blocks: [blocks, size, in] -> [blocks, size, sum of out]."""
+        outputs = [torch.bmm(torch.bmm(x, a), b) for a, b in self.parts]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
 
 
 class Adapters:
-    """Those of one linear layer with these `out_sizes`, by number."""
+    """The adapters of one linear layer with these `out_sizes`, by id."""
 
     __slots__ = ("_by_number", "_out_sizes", "_rows", "_stack")
 
@@ -125,20 +128,20 @@ class Adapters:
         self._rows = rows
         self._out_sizes = tuple(out_sizes)
         self._by_number: dict[int, Factors] = {}
-        self._stack: Stack | None = None  # of the blocks of the last step
+        self._stack: Stack | None = None  # of the last step's blocks
 
     def put(self, number: int, factors: Factors) -> None:
         self._by_number[number] = factors
         self._stack = None
 
     def drop(self, number: int) -> bool:
-        """Whether others are left."""
+        """Remove an adapter. Returns whether others are left."""
         self._by_number.pop(number, None)
         self._stack = None
         return bool(self._by_number)
 
     def add_to(self, y: Tensor, x: Tensor) -> None:
-        """x [n, in], y [n, sum of out], which is changed."""
+        """Add to y, in place, the adapter output of each token; x [n, in], y [n, sum of out]."""
         groups, order, blocks = self._rows.groups, self._rows.order, self._rows.blocks
         if not groups:
             return
@@ -147,9 +150,9 @@ class Adapters:
                 factors.add_to(y, x)
             return
         if blocks is not None:
-            # Measured: index_select takes a quarter of the time of an index in brackets.
-            mine = x.index_select(0, blocks.tokens.view(-1)).view(*blocks.tokens.shape, -1)
-            more = self._stacked(blocks.adapters, x)(mine).view(-1, y.shape[1])
+            # measured: index_select takes a quarter of the time of indexing with brackets
+            x_blocks = x.index_select(0, blocks.tokens.view(-1)).view(*blocks.tokens.shape, -1)
+            more = self._stacked(blocks.adapters, x)(x_blocks).view(-1, y.shape[1])
             y.index_add_(0, order, more if blocks.places is None else more.index_select(0, blocks.places))
             return
         sorted_x = x.index_select(0, order)
@@ -161,5 +164,5 @@ class Adapters:
 
     def _stacked(self, adapters: tuple[int, ...], x: Tensor) -> Stack:
         if self._stack is None or self._stack.adapters != adapters:
-            self._stack = Stack.of(adapters, [self._by_number.get(one) for one in adapters], x, self._out_sizes)
+            self._stack = Stack.of(adapters, [self._by_number.get(adapter) for adapter in adapters], x, self._out_sizes)
         return self._stack

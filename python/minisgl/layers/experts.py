@@ -1,12 +1,12 @@
 """Routed experts: many small MLPs, of which each token uses a few (Shazeer et al. 2017).
 
-Two forms. Where a Triton kernel takes the weights (`kernels.experts`), all experts are one piece of work that asks the
-device for nothing. Elsewhere the host asks how many tokens each expert has and multiplies expert by expert: on the CPU
-that is the fast way; on a device it waits, and no CUDA graph can hold it.
+There are two forms. Where a Triton kernel supports the weights (`kernels.experts`), all experts are one operation that
+asks the device for nothing. Elsewhere the host asks how many tokens each expert has and multiplies expert by expert: on
+the CPU that is the fast way; on a device it waits, and no CUDA graph can hold it.
 
-Invariants: every expert in use multiplies all its tokens at once; the weights of all experts lie in two tensors, of
-each of which a rank has an equal slice; what a token gets does not depend on the other tokens, except for the rounding
-of products of another size.
+Invariants: every used expert multiplies all its tokens at once; the weights of all experts are in two tensors, of each
+of which a rank has an equal slice; a token's result does not depend on the other tokens, except for the rounding of
+products of another size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.distributed import ALONE, Cut, Group, Shard
+from minisgl.distributed import ALONE, Group, Shard, ShardRange
 from minisgl.kernels import experts as kernel
 from minisgl.kernels.ops import triton_is_installed
 from minisgl.layers.products import linear
@@ -28,7 +28,7 @@ def _routed(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: T
 
 @torch.library.custom_op("minisgl::routed_experts", mutates_args=())
 def _opaque(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """One operation for the compiler, which cannot compile either form."""
+    """Run routed experts as one opaque operation: the compiler cannot compile either form."""
     return _routed(x, gate_up, down, chosen, weights)
 
 
@@ -38,10 +38,10 @@ def _(x: Tensor, *others: Tensor) -> Tensor:
 
 
 def grouped(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """As `kernels.experts.run`, anywhere."""
+    """Compute `kernels.experts.run` on any device, expert by expert."""
     (num_tokens, per_token), size = chosen.shape, down.shape[2]
     flat = chosen.flatten()
-    order = flat.argsort(stable=True)  # uses, those of one expert side by side
+    order = flat.argsort(stable=True)  # uses sorted by expert
     counts = flat.bincount(minlength=len(down)).tolist()
     rows = x[order // per_token]
     out = torch.empty_like(rows)
@@ -57,12 +57,12 @@ def grouped(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, weights: T
 
 
 def graph_obstacle() -> str:
-    """Why a CUDA graph cannot hold routed experts; empty: it can."""
+    """Return the reason why a CUDA graph cannot hold routed experts; empty if it can."""
     return "" if triton_is_installed() else "without Triton the host looks at which experts a step uses"
 
 
 class Experts:
-    """`count` MLPs down(silu(gate(x)) * up(x)) without biases."""
+    """A set of `count` MLPs down(silu(gate(x)) * up(x)) without biases."""
 
     def __init__(
         self,
@@ -77,47 +77,46 @@ class Experts:
     ) -> None:
         self._name = name
         self._group = group
-        self._inner = Cut.of(size, group.rank, group.size)
+        self._inner = ShardRange.of(size, group.rank, group.size)
         self._size = size = self._inner.length
         self.gate_up = torch.empty(count, 2 * size, hidden_size, dtype=dtype, device=device)
         self.down = torch.empty(count, hidden_size, size, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """x [n, hidden_size], chosen [n, k] int64 experts of each token, weights [n, k] -> [n, hidden_size], the
-        weighted sum of their outputs."""
+        """Return the weighted sum [n, hidden_size] of each token's experts; chosen [n, k] int64, weights [n, k]."""
         routed = _opaque if torch.compiler.is_compiling() else _routed
         return self._group.all_reduce(routed(x, self.gate_up, self.down, chosen, weights))
 
     def warm_up(self) -> None:
-        """Compile what steps of any size run."""
+        """Compile the kernels for steps of any size."""
         kernel.warm_up(self.gate_up, self.down)
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Expert by expert, as checkpoints have them."""
-        found = dict[str, Tensor]()
+        """Return the parameters by a checkpoint's names, expert by expert."""
+        tensors = dict[str, Tensor]()
         for expert in range(len(self.down)):
             name = f"{self._name}.{expert}"
-            found[f"{name}.gate_proj.weight"] = self.gate_up[expert, : self._size]
-            found[f"{name}.up_proj.weight"] = self.gate_up[expert, self._size :]
-            found[f"{name}.down_proj.weight"] = self.down[expert]
-        return found
+            tensors[f"{name}.gate_proj.weight"] = self.gate_up[expert, : self._size]
+            tensors[f"{name}.up_proj.weight"] = self.gate_up[expert, self._size :]
+            tensors[f"{name}.down_proj.weight"] = self.down[expert]
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
-        """For the names of `checkpoint` and those of `stacked`."""
+        """Return this rank's shards, by the names of `checkpoint` and of `stacked`."""
         if self._group.size == 1:
             return {}
-        cut, found = self._inner, dict[str, Shard]()
+        inner, parts = self._inner, dict[str, Shard]()
         for expert in range(len(self.down)):
             name = f"{self._name}.{expert}"
-            found[f"{name}.gate_proj.weight"] = found[f"{name}.up_proj.weight"] = Shard(0, (cut,))
-            found[f"{name}.down_proj.weight"] = Shard(1, (cut,))
-        found[f"{self._name}.gate_up_proj"] = Shard(1, (cut, cut))
-        found[f"{self._name}.down_proj"] = Shard(2, (cut,))
-        return found
+            parts[f"{name}.gate_proj.weight"] = parts[f"{name}.up_proj.weight"] = Shard(0, (inner,))
+            parts[f"{name}.down_proj.weight"] = Shard(1, (inner,))
+        parts[f"{self._name}.gate_up_proj"] = Shard(1, (inner, inner))
+        parts[f"{self._name}.down_proj"] = Shard(2, (inner,))
+        return parts
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
-        """The other layout (transformers 5 writes it with `save_original_format=False`): name -> the whole parameter,
-        and the names of `checkpoint` that it stands for."""
+        """Return the alternative, stacked layout (written by transformers 5 with `save_original_format=False`): name to
+        the whole parameter, and the names of `checkpoint` that it replaces."""
         experts = [f"{self._name}.{expert}" for expert in range(len(self.down))]
         both = [f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up")]
         return {

@@ -1,4 +1,4 @@
-"""Linear layers, one or several of a checkpoint side by side; each rank holds its outputs, or its inputs."""
+"""Linear layers, single or fused from several of a checkpoint; sharded over ranks by outputs or by inputs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from minisgl.distributed import Cut, Group, Shard
+from minisgl.distributed import Group, Shard, ShardRange
 from minisgl.layers.adapters import AdapterRows, Adapters, Factors
 from minisgl.layers.products import linear, pack
 
 
 class Linear:
-    """y = x W^T + b with W [sum(out_sizes), in_size]. `parts` are the checkpoint's names in order with the outputs
-    that are held here, a number for all."""
+    """A linear layer y = x W^T + b with W [sum(out_sizes), in_size]. `parts` maps the checkpoint's names, in order, to
+    the outputs that this rank holds; an integer means all."""
 
     def __init__(
-        self, in_size: int, parts: Mapping[str, int | Cut], *, bias: bool, dtype: torch.dtype, device: torch.device
+        self,
+        in_size: int,
+        parts: Mapping[str, int | ShardRange],
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._parts = {name: Cut.all(part) if isinstance(part, int) else part for name, part in parts.items()}
+        self._parts = {name: ShardRange.all(part) if isinstance(part, int) else part for name, part in parts.items()}
         out_size = sum(part.length for part in self._parts.values())
         self._packed: Tensor | None = None
         self._adapters: Adapters | None = None
@@ -27,18 +33,18 @@ class Linear:
         self.bias = torch.empty(out_size, dtype=dtype, device=device) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, in_size] -> [n, sum(out_sizes)]"""
+        """Compute y [n, sum(out_sizes)] of x [n, in_size], with adapters."""
         y = linear(x, self.weight, self.bias, self._packed)
         if self._adapters is not None:
             self._adapters.add_to(y, x)
         return y
 
     def names(self) -> list[str]:
-        """The names of the layers that lie side by side here, as a checkpoint has them."""
+        """Return the checkpoint's names of the layers that are fused here."""
         return list(self._parts)
 
     def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """`pairs`: A [r, in_size] and B [its whole outputs, r], scaled, of some of `names`."""
+        """Load adapter `number`: `pairs` are A [r, in_size] and scaled B [unsharded outputs, r] of some of `names`."""
         ranks = [len(pairs[name][0]) if name in pairs else 0 for name in self._parts]
         out_sizes = [part.length for part in self._parts.values()]
         b = self.weight.new_zeros(sum(out_sizes), sum(ranks))
@@ -52,28 +58,28 @@ class Linear:
         self._adapters.put(number, Factors(a, b, tuple(ranks)))
 
     def drop_adapter(self, number: int) -> None:
-        """No-op for one that has no part here."""
+        """Remove adapter `number`; does nothing if it does not change this layer."""
         if self._adapters is not None and not self._adapters.drop(number):
             self._adapters = None
 
     def pack(self) -> None:
-        """The weights are loaded: bring them into the fastest layout and drop the plain one."""
+        """Convert the loaded weights to the fastest layout and free the plain ones."""
         self._packed = pack(self.weight)
         if self._packed is not None:
             self.weight = self.weight.new_empty(0)
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Checkpoint name -> the part of a parameter that it fills."""
-        found, start = dict[str, Tensor](), 0
+        """Return, by checkpoint name, the part of a parameter that the tensor fills."""
+        tensors, start = dict[str, Tensor](), 0
         for name, part in self._parts.items():
-            found[f"{name}.weight"] = self.weight[start : start + part.length]
+            tensors[f"{name}.weight"] = self.weight[start : start + part.length]
             if self.bias is not None:
-                found[f"{name}.bias"] = self.bias[start : start + part.length]
+                tensors[f"{name}.bias"] = self.bias[start : start + part.length]
             start += part.length
-        return found
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
-        """What of a checkpoint's tensor is held here, for those that are not held whole."""
+        """Return this rank's part of each checkpoint tensor that it does not hold whole."""
         kinds = ("weight", "bias") if self.bias is not None else ("weight",)
         return {
             f"{name}.{kind}": Shard(0, (part,))
@@ -84,12 +90,12 @@ class Linear:
 
 
 class RowLinear:
-    """y = x W^T + b where a rank has the inputs `inputs` of x and W; everyone gets all of y."""
+    """A linear layer y = x W^T + b sharded by input: a rank has columns `inputs` of x and W; all get the whole y."""
 
     def __init__(
         self,
         group: Group,
-        inputs: Cut,
+        inputs: ShardRange,
         name: str,
         out_size: int,
         *,
@@ -107,7 +113,7 @@ class RowLinear:
         self._bias = torch.empty(out_size, dtype=dtype, device=device) if bias and group.size > 1 else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, inputs.length] -> [n, out_size]"""
+        """Compute y [n, out_size] of this rank's inputs, [n, inputs.length]. All ranks call it (all-reduce)."""
         y = self._linear(x)
         if self._group.size > 1:
             self._group.all_reduce(y)
@@ -119,10 +125,10 @@ class RowLinear:
         return [self._name]
 
     def put_adapter(self, rows: AdapterRows, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """`pairs`: A [r, its whole inputs] and B [out_size, r]. Each rank has a share of the sum over the inputs."""
+        """Load adapter `number`; `pairs`: A [r, unsharded inputs], B [out_size, r]. A rank computes a partial sum."""
         ((a, b),) = pairs.values()
-        mine = a.narrow(1, self._inputs.start, self._inputs.length)
-        self._linear.put_adapter(rows, number, {self._name: (mine, b)})
+        a_columns = a.narrow(1, self._inputs.start, self._inputs.length)
+        self._linear.put_adapter(rows, number, {self._name: (a_columns, b)})
 
     def drop_adapter(self, number: int) -> None:
         self._linear.drop_adapter(number)
@@ -131,10 +137,10 @@ class RowLinear:
         self._linear.pack()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        found = self._linear.checkpoint()
+        tensors = self._linear.checkpoint()
         if self._bias is not None:
-            found[f"{self._name}.bias"] = self._bias
-        return found
+            tensors[f"{self._name}.bias"] = self._bias
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         return {f"{self._name}.weight": Shard(1, (self._inputs,))} if self._group.size > 1 else {}

@@ -1,4 +1,4 @@
-"""Root mean square normalisation (Zhang and Sennrich 2019)."""
+"""Root mean square normalization, RMSNorm (Zhang and Sennrich 2019)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class RMSNorm:
-    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; with an `offset` in float32."""
+    """Computes x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; with an `offset` in float32."""
 
     def __init__(
         self, name: str, size: int, eps: float, *, dtype: torch.dtype, device: torch.device, offset: float = 0.0

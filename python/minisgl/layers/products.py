@@ -1,19 +1,19 @@
 """Matrix products of layers and output heads on the CPU.
 
-Layers go through oneDNN, with weights in its own layout and few distinct numbers of rows; the product is the same as
+Layers go through oneDNN, with weights in its own layout and few distinct row counts; the product equals
 `torch.nn.functional.linear`. A matmul of few rows then needs no reordering of the weight per call. Measured on two
 AVX-512 bf16 cores with a [4096, 1024] weight: 0.80 against 0.59 ms at 8 rows, 1.87 against 1.60 at 32, 0.34 against
-0.38 at one row; weights under 4 MiB gain nothing. oneDNN compiles a kernel for each number of rows of each weight's
-shape and keeps the last 1024 of them. Measured on a model with four shapes: 85 ms and 3 MB for each number of rows that
-comes for the first time, 1.6 GB before it levels off. So rows are padded to `padded_rows`, of which there are few (0.2
-GB). float32 goes through another library.
+0.38 at one row; weights under 4 MiB gain nothing. oneDNN compiles a kernel for each row count of each weight's shape
+and keeps the last 1024 of them. Measured on a model with four shapes: 85 ms and 3 MB for each new row count, 1.6 GB
+before it levels off. So rows are padded to `padded_rows`, of which there are few (0.2 GB). float32 goes through another
+library.
 
-Output heads need products of bf16 or float16 numbers with float32 sums, which torch has none of on a CPU. The CPU
-engine's kernels do, from a copy of the table in their own layout; where those are missing (no extension, no vectors)
-pieces of the table become float32, one after the other.
+Output heads need products of bf16 or float16 values with float32 sums, which torch lacks on a CPU. The CPU engine's
+kernels have them, on a copy of the table in their own layout; without those (no extension, no vector instructions)
+slices of the table are converted to float32, one after the other.
 
-Invariants: a product of an output head is that of the numbers as they are; by the kernels it has the same bits for
-every number of rows, which are others for rows of bfloat16 than for the same numbers in float32.
+Invariants: a product of an output head uses the unconverted values; the kernels give the same bits for every row count,
+which differ between bfloat16 rows and float32 rows of the same values.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from minisgl.config import ConfigError
 from minisgl.extension import _rust, why_missing
 
 MIN_BYTES = 4 * 2**20
-_ROWS = 32  # the layout is chosen for this many rows
-_STEPS = 8  # from one power of two to the next
+_ROWS = 32  # the packed layout is chosen for this many rows
+_STEPS = 8  # per power of two
 
 
 def padded_rows(rows: int) -> int:
-    """`rows`, rounded up to one of few numbers: all up to 16, then eight to each power of two."""
+    """Return `rows` rounded up to one of a few counts: all up to 16, then eight for each power of two."""
     step = 1 << max(0, (rows - 1).bit_length() - _STEPS.bit_length())
     return -(-rows // step) * step
 
 
 def pack(weight: Tensor) -> Tensor | None:
-    """The packed copy of a [out, in] weight, for `linear` only; None if plain is as good or nothing else exists."""
+    """Return a packed copy of a [out, in] weight, for `linear` only; None if that does not help or is not available."""
     if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or weight.nbytes < MIN_BYTES:
         return None
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise") or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
@@ -50,7 +50,7 @@ def pack(weight: Tensor) -> Tensor | None:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor | None = None) -> Tensor:
-    """x [n, in] -> [n, out]. `packed` takes the place of `weight`, which then may be empty."""
+    """Compute x [n, in] -> [n, out]. `packed` replaces `weight`, which then may be empty."""
     rows = x.shape[0]
     if x.device.type == "cpu" and x.dtype is not torch.float32 and (padding := padded_rows(rows) - rows):
         x = F.pad(x, (0, 0, 0, padding))
@@ -61,7 +61,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packed: Tensor
 
 
 def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
-    """y [n, out] becomes y + x W^T, in one operation where the number of rows needs no padding."""
+    """Add x W^T to y [n, out] in place, in one operation if the row count needs no padding."""
     rows = x.shape[0]
     if x.device.type == "cpu" and x.dtype is not torch.float32 and padded_rows(rows) > rows:
         y += linear(x, weight)
@@ -69,12 +69,13 @@ def add_linear(y: Tensor, x: Tensor, weight: Tensor) -> None:
         y.addmm_(x, weight.t())
 
 
-_WIDE_BYTES = 4 * 2**20  # of the table that are float32 at once: they are still in a cache when they are multiplied
+# of the table that are converted to float32 at once: they are still in a cache when they are multiplied
+_WIDE_BYTES = 4 * 2**20
 
 
 class WideProduct:
-    """x [n, in] -> [n, out] float32, by a table [out, in] of bf16 or float16 on a CPU that does not change any more,
-    and of which nothing is needed afterwards."""
+    """A product x [n, in] -> [n, out] float32 with a bf16 or float16 table [out, in] on a CPU. It copies the table,
+    which must not change afterwards and may be freed."""
 
     def __init__(self, table: Tensor) -> None:
         self._outputs = table.shape[0]
@@ -89,7 +90,7 @@ class WideProduct:
 
     @staticmethod
     def serves(table: Tensor) -> bool:
-        """Whether the kernels multiply such a table, and faster than torch. Raises `ConfigError`."""
+        """Return whether the kernels support the table and are faster than torch. Raises `ConfigError`."""
         if table.device.type != "cpu" or table.dtype not in (torch.bfloat16, torch.float16):
             return False
         if why_missing():
@@ -107,17 +108,17 @@ class WideProduct:
 
 
 def _gomp_parallel() -> int:
-    """Where the function is by which torch calls its threads, if they are GNU's OpenMP; else 0. They spin between two
-    operations of torch: other threads would have to share cores with them."""
+    """Return the address of the function by which torch starts its threads if they are GNU OpenMP's, else 0. Those
+    threads spin between two torch operations: other threads would have to share cores with them."""
     try:
-        found = ctypes.CDLL(None).GOMP_parallel
+        function = ctypes.CDLL(None).GOMP_parallel
     except (AttributeError, OSError):
         return 0
-    return ctypes.cast(found, ctypes.c_void_p).value or 0
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
 def wide_product(x: Tensor, weight: Tensor) -> Tensor:
-    """x [n, in] of the dtype of `weight` [out, in], or of another if that is float32 -> [n, out] float32."""
+    """Compute x [n, in] -> [n, out] float32. x has the dtype of `weight` [out, in]; any dtype if that is float32."""
     if weight.dtype is torch.float32:
         return F.linear(x.float(), weight)
     if weight.device.type == "cuda" and "dtype" in torch.ops.aten.mm.overloads():  # since torch 2.8

@@ -1,7 +1,7 @@
-"""Rotary position embeddings on tensors, in the half-split layout of Llama checkpoints. `models/rope.py` has the
+"""Rotary position embeddings (RoPE) on tensors, in the half-split layout of Llama checkpoints. `models/rope.py` has the
 frequencies.
 
-Invariants: the tables hold every position that the context allows; they are computed in float32.
+Invariants: the tables hold every position of the context; they are computed in float32.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from torch import Tensor
 
 
 class Rotary:
-    """`at` picks a batch's part of the tables once per forward; layers apply it."""
+    """A RoPE table. `at` selects a batch's part of it once per forward; layers apply that."""
 
     def __init__(
         self, frequencies: Tensor, max_position: int, scale: float, *, dtype: torch.dtype, device: torch.device
     ) -> None:
-        """`frequencies`: [head_dim / 2] float32 radians per position; `scale`: cos and sin are multiplied by it."""
+        """Compute the table of [head_dim / 2] float32 radians per position; `scale`: factor of cos and sin."""
         angles = torch.outer(torch.arange(max_position, dtype=torch.float32), frequencies)
         cos, sin = angles.cos() * scale, angles.sin() * scale
-        # the sign of the rotated half lies in the table, so that rotation is one roll
+        # the table includes the sign of the rotated half, so that a rotation is one roll
         self._cos = torch.cat((cos, cos), -1).to(device, dtype)
         self._sin = torch.cat((-sin, sin), -1).to(device, dtype)
 
     def at(self, positions: Tensor) -> Rotation:
-        """[n] int64"""
+        """Return the rotation of tokens at `positions` [n] int64."""
         return Rotation(self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1))
 
 
@@ -38,5 +38,5 @@ class Rotation:
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[n, heads, head_dim] -> the same shape."""
+        """Rotate x [n, heads, head_dim]; returns the same shape."""
         return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)

@@ -1,7 +1,7 @@
-"""Models by the architecture that their config names: what a config says, and what torch computes of it.
+"""Models by the architecture that config.json names: parsing of configs, and the model code for torch.
 
-Reading files belongs to `weights/`, the steps of an engine to `engine/`. Start with `architectures.py`, a table, and
-`decoder.py`; the CPU engine computes the same in `rust/minisgl-cpu/src/model`.
+`weights/` reads files, `engine/` runs steps. Start with `architectures.py`, a table, and `decoder.py`; the CPU engine
+computes the same models in `rust/minisgl-cpu/src/model`.
 """
 
 from minisgl.models.architectures import ARCHITECTURES, MoeConfig, own_name

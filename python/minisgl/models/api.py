@@ -1,7 +1,7 @@
-"""The protocol of a model for the torch engine, and what loading gives it, whoever wrote the layers.
+"""The Protocol of a model for the torch engine, and the result of loading one.
 
-Invariants: K and V pass through `attend` alone, once a layer, in ascending order; whatever else a forward needs is in
-the weights, the ids and their positions, so that the tokens of a step may be of many sequences.
+Invariants: K and V pass through `attend` alone, once a layer, in ascending order; everything else that a forward needs
+is in the weights, the ids and their positions, so that the tokens of a step may belong to many sequences.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from torch import Tensor
 from minisgl.attention import LayerAttention
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attend(layer, q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim]) -> [n, heads, v_dim]: stores k and
-v of these tokens, then attends causally over each token's row, in the way of `Model.attention[layer]`."""
+"""Attention of a layer, (layer, q [n, heads, k_dim], k [n, kv_heads, k_dim], v [n, kv_heads, v_dim]) -> [n, heads,
+v_dim], stores k and v of these tokens, then attends causally within each row, as `Model.attention[layer]` says."""
 
 
 class Model(Protocol):
-    """Its weights are there. All ranks of a group call it alike."""
+    """A model with loaded weights. All ranks of a group call its methods in the same order."""
 
     @property
     def attention(self) -> Sequence[LayerAttention]:
-        """By layer, on this rank."""
+        """Attention parameters by layer, for this rank's heads."""
 
     @property
     def graph_obstacle(self) -> str:
-        """Why a CUDA graph cannot hold `forward`; empty: it can."""
+        """Reason why a CUDA graph cannot capture `forward`; empty if it can."""
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[n] int64 ids at [n] int64 positions -> [n, hidden size], as `logits` takes them."""
+        """Compute the final hidden states [n, hidden size] of ids [n] int64 at positions [n] int64, for `logits`."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden size] -> [n, vocab_size] float32, on rank 0."""
+        """Compute logits [n, vocab_size] float32 from hidden states [n, hidden size]. Only rank 0 gets valid ones."""
 
     def warm_up(self) -> None:
-        """Compile what `forward` may run at some number of tokens, so that no step waits for a compiler."""
+        """Compile every kernel that `forward` may run for any number of tokens: no step may wait for a compiler."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
-    """`dtype` is a name of `dtypes.DTYPES`, chosen because of `why`."""
+    """A loaded model and its properties. `dtype` is a key of `dtypes.DTYPES`, `why` the reason for the choice."""
 
     model: Model
     architecture: str
@@ -51,4 +51,4 @@ class LoadedModel:
     eos_ids: tuple[int, ...]
     dtype: str
     why: str
-    details: str = ""  # for people, as those of `EngineInfo`
+    details: str = ""  # description for logs, as in `EngineInfo`

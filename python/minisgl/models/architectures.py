@@ -1,11 +1,12 @@
-"""What each architecture makes of its config.json, beyond what a Llama does, and what its files call the tensors.
+"""The table of supported architectures: for each, how its config.json differs from a Llama's, and how its files name
+the tensors.
 
 An architecture is a function from the config to the fields of `ModelConfig` in which it differs from Llama, and the
-names in which its checkpoints and GGUF files differ from Llama's (`weights/names.py`). Models that see and read: which
-config fields and tensors are of their text half.
+names in which its checkpoints and GGUF files differ from Llama's (`weights/names.py`). For models with vision the table
+also says which config fields and tensors belong to the text model.
 
-Invariants: an architecture that is not in the table is refused before anything else of its config is read. Only tensors
-whose names are known to belong to the vision part are left out.
+Invariants: an unknown architecture is an error before anything else of its config is read. Only tensors whose names are
+known to belong to the vision part are left out.
 """
 
 from __future__ import annotations
@@ -24,21 +25,20 @@ from minisgl.weights.names import PREFIX, Names
 
 Raw = Mapping[str, Any]
 Window = Literal["refused", "always", "layers", "switched", "pattern"]
-"""Which layers attend to the last `sliding_window` tokens only: none, a config that asks for it is refused; all, if it
-is set; with `use_sliding_window` those from `max_window_layers` on, or what `layer_types` says; with it all; what
-`layer_types` says, or all but each `sliding_window_pattern`-th."""
-WINDOW = 4096  # if a config has a window without a length
+"""Rule for layers with a sliding window. refused: none, and a config with one is an error; always: all, if one is set;
+layers: with `use_sliding_window` those of `layer_types`, or from `max_window_layers` on; switched: all, with
+`use_sliding_window`; pattern: those of `layer_types`, or all but every `sliding_window_pattern`-th."""
+WINDOW = 4096  # default length if a config has a window without one
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`describe`: the fields of `ModelConfig` in which it differs from Llama, by its config. `names`, `gguf_names`:
-    what its files call differently. `interleaved`, `gguf_interleaved`: whether the rows of q and k have the two halves
-    of what is rotated in turns. `gate_up_in_turns`: whether those of an expert's gate and up are, where one tensor has
-    both. `on_torch`: the native layers for torch compute it, too. `fields`: what its config
-    calls differently. `layers`: what the names of a layer's tensors may begin with. `grouped`: a tensor of q, k and v
-    has them by KV head. `transposed`: matrices of layers have their inputs first. `gguf_tiled`: heads of
-    values that share one of keys are not neighbours. `buffers`: how the names of tensors end that are no weights."""
+    """An architecture, by its differences from Llama. `describe` returns the differing `ModelConfig` fields for a
+    config. `names`, `gguf_names`: tensor names in its files. `interleaved`, `gguf_interleaved`: rows of q and k
+    alternate between the two RoPE halves. `gate_up_in_turns`: rows of an expert's fused gate-up tensor alternate.
+    `on_torch`: the native torch layers support it. `fields`: config names that differ. `layers`: possible prefixes of a
+    layer's tensors. `grouped`: fused qkv is grouped by KV head. `transposed`: matrices are [inputs, outputs].
+    `gguf_tiled`: value heads that share a key head are not adjacent. `buffers`: suffixes of tensors without weights."""
 
     describe: Callable[[Raw], dict[str, Any]]
     names: Names = field(default_factory=dict)
@@ -57,8 +57,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Keys and values of one layer. `kv_of`: the layer whose keys and values it attends to. `values_are_keys`: values
-    are the keys as projected."""
+    """KV heads of a layer. `kv_of`: the layer whose KV it uses. `values_are_keys`: values are the projected keys."""
 
     kv_heads: int
     head_dim: int
@@ -68,7 +67,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class ShortConv:
-    """The state is the last inputs of a convolution of so many tokens, channel by channel, between two gates."""
+    """A short-convolution layer: a gated causal convolution over `length` tokens. Its state is the last inputs."""
 
     kind: ClassVar[str] = "short_conv"
     length: int
@@ -77,8 +76,8 @@ class ShortConv:
 
 @dataclass(frozen=True, slots=True)
 class DeltaNet:
-    """A gated delta net (arXiv 2412.06464): the state is the last inputs of a convolution of `length` tokens, and a
-    matrix [key_dim, value_dim] of each head of values. Each head of keys serves as many of values."""
+    """A gated delta net layer (arXiv 2412.06464). Its state is the last inputs of a convolution over `length` tokens,
+    and a matrix [key_dim, value_dim] for each value head. A key head serves several value heads."""
 
     kind: ClassVar[str] = "delta_net"
     key_heads: int
@@ -89,15 +88,14 @@ class DeltaNet:
 
 
 Gating = Literal["alone", "before_norm", "behind_norm"]
-"""What a Mamba-2 layer does with what it read of its state: it goes through a gate alone, through the gate and then a
-norm, or through the norm first."""
+"""Gating of a Mamba-2 layer's output: a gate alone, the gate before a norm, or the gate behind (after) a norm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mamba2:
-    """The state is the last `length` - 1 inputs of a convolution, and a matrix of `size` x `head_dim` numbers of each
-    head. `groups` of heads have in common what goes in and reads, and the norm goes over one of them. `factors`: what
-    gate, numbers, what takes in, what reads, and steps are multiplied by; `out_scale`: what comes out is."""
+    """A Mamba-2 layer. Its state is the last `length` - 1 inputs of a convolution, and a matrix [size, head_dim] for
+    each head. The heads of a group share B and C, and the norm is per group. `factors` multiply gate, x, B, C and dt;
+    `out_scale` multiplies the output."""
 
     kind: ClassVar[str] = "mamba2"
     heads: int
@@ -114,12 +112,12 @@ class Mamba2:
 
 
 StateKind = ShortConv | DeltaNet | Mamba2
-"""What a layer keeps of a sequence. `kind` is its name in Rust."""
+"""Kind of a layer's recurrent state. `kind` is the variant's name in Rust."""
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Hidden numbers in `count` streams (AltUp, arXiv 2301.13310), and a residual of low `rank` beside attention."""
+    """AltUp: hidden states in `count` streams (arXiv 2301.13310); LAuReL: a low-`rank` residual next to attention."""
 
     count: int
     rank: int
@@ -127,7 +125,7 @@ class Streams:
 
 @dataclass(frozen=True, slots=True)
 class PerLayer:
-    """Each layer adds what it makes of `size` numbers of each token, which are made of its id and of its embedding."""
+    """Per-layer embeddings: each layer adds a projection of `size` values of each token's id and embedding."""
 
     size: int
     vocab_size: int
@@ -135,16 +133,15 @@ class PerLayer:
 
 @dataclass(frozen=True, slots=True)
 class MoeConfig:
-    """Routed experts, in the layers whose indices `layers` holds. `shared_size`: numbers within an expert that every
-    token goes through, weighted by a gate of its own if it is `shared_gated`; 0: there is none. `choice_bias`: the
-    experts are chosen by their scores with a bias each, which their weights do not have. `groups` of neighbours: only
-    experts of `chosen_groups` of them are chosen, those whose `group_best` largest scores sum up to most.
-    `bias`: of experts."""
+    """Routed experts of the layers in `layers`. `shared_size`: intermediate size of the shared expert, 0 for none;
+    `shared_gated`: a gate of its own weights it. `choice_bias`: a bias is added to the scores that select experts, not
+    to their weights. `groups`: experts are selected only from the `chosen_groups` groups with the largest sum of their
+    `group_best` best scores. `bias`: experts have biases."""
 
     num_experts: int
     experts_per_token: int
     intermediate_size: int
-    norm_topk_prob: bool  # the weights of a token's experts are scaled to sum up to 1
+    norm_topk_prob: bool  # the weights of a token's experts are scaled to sum to 1
     layers: frozenset[int]
     shared_size: int = 0
     shared_gated: bool = False
@@ -153,20 +150,20 @@ class MoeConfig:
     groups: int = 1
     chosen_groups: int = 1
     group_best: int = 2
-    least_sum: float = 1e-20  # what weights are divided by at least where they are scaled to sum up to 1
-    scale: float = 1.0  # of the weights, behind all that
-    sum_bias: bool = False  # of what all experts of a token give together
-    expert_scale: bool = False  # and by expert
-    beside: bool = False  # a dense MLP stands beside the experts, each of both with norms of its own
-    router_norm: bool = False  # the router reads hidden numbers normalised with weights of its own
-    weighs_input: bool = False  # what experts read, not what they give
+    least_sum: float = 1e-20  # lower limit of the sum that weights are divided by if they are scaled to sum to 1
+    scale: float = 1.0  # factor of the weights, applied last
+    sum_bias: bool = False  # bias of the sum of a token's experts
+    expert_scale: bool = False  # an additional scale for each expert
+    beside: bool = False  # a dense MLP runs in parallel to the experts, each with its own norms
+    router_norm: bool = False  # the router reads hidden states normalized with its own weights
+    weighs_input: bool = False  # weights multiply the experts' inputs, not their outputs
     router_bias: bool = False
     bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ScaledSilu:
-    """silu(gate g) u out, where g is the gate and u is up."""
+    """The activation silu(gate * g) * u * out, where g is the MLP's gate projection and u its up projection."""
 
     kind: ClassVar[str] = "scaled_silu"
     gate: float
@@ -175,7 +172,7 @@ class ScaledSilu:
 
 @dataclass(frozen=True, slots=True)
 class ClampedSwiglu:
-    """g sigmoid(alpha g) (u + 1), where g is the gate, at most `limit`, and u is up, kept within it."""
+    """The activation g * sigmoid(alpha * g) * (u + 1), with the gate g <= `limit` and |u| <= `limit`."""
 
     kind: ClassVar[str] = "clamped_swiglu"
     alpha: float
@@ -188,22 +185,21 @@ _PER_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
-    """Attention over latents (MLA, arXiv 2405.04434): the keys and values of all heads are made of one latent of `rank`
-    numbers, which a page holds beside the numbers of the key that are rotated, the same for all heads. `query_rank`:
-    queries are made of a latent of their own; 0: they are not. `plain_dim`: numbers of a head's query and key that are
-    not rotated; `value_dim`: of a head's value."""
+    """Multi-head latent attention (MLA, arXiv 2405.04434): keys and values of all heads are computed from one latent of
+    `rank` values, which a page stores together with the RoPE part of the key, shared by all heads. `query_rank`: size
+    of the query latent, 0 for none; `plain_dim`: values of a head without RoPE; `value_dim`: size of a head's value."""
 
     rank: int
     query_rank: int
     plain_dim: int
     value_dim: int
-    norm_eps: float = 1e-6  # of the latents' norms, whatever others have
+    norm_eps: float = 1e-6  # of the latents' norms, independent of other norms
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """The query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every)), with `unrotated` in layers
-    that rotate nothing alone."""
+    """Scale of queries by position: the query at position p is multiplied by 1 + beta ln(1 + floor((p + first) /
+    every)). `unrotated`: only in layers without RoPE."""
 
     beta: float
     every: int
@@ -213,8 +209,8 @@ class QueryGrowth:
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """`count` ranges of distances between tokens, each with a number for each head that is added to scores; those from
-    `most` on are one. `positions`: of a text at most."""
+    """Relative position bias: distances fall into `count` buckets, each with a learned bias per head that is added to
+    scores; distances from `most` on share one. `positions`: maximum sequence length."""
 
     kind: ClassVar[str] = "ranges"
     count: int
@@ -224,8 +220,8 @@ class Ranges:
 
 @dataclass(frozen=True, slots=True)
 class Slopes:
-    """Each head adds its slope times the distance of a key from its query, on either side, to scores (ALiBi, arXiv
-    2108.12409). `positions`: of a text at most."""
+    """ALiBi (arXiv 2108.12409) in both directions: each head adds its slope times the distance between key and query to
+    scores. `positions`: maximum sequence length."""
 
     kind: ClassVar[str] = "slopes"
     by_head: tuple[float, ...]
@@ -233,8 +229,7 @@ class Slopes:
 
     @classmethod
     def of(cls, heads: int, positions: int) -> Slopes:
-        """As the paper has them: powers of one number, and for heads beyond a power of two every other one of twice as
-        many."""
+        """Return the slopes of the ALiBi paper: powers of one base; beyond 2^n heads, every other one of 2^(n+1)."""
         whole = 1 << (heads.bit_length() - 1)
         usual = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
         between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
@@ -244,33 +239,33 @@ class Slopes:
 def _moe(raw: Raw, **changes: Any) -> MoeConfig:
     num_layers, step = int(raw["num_hidden_layers"]), int(raw.get("decoder_sparse_step", 1))
     plain = set(raw.get("mlp_only_layers") or ())
-    num_experts, per_token = _one_of(raw, _NUM_EXPERTS), _one_of(raw, _PER_TOKEN)
+    num_experts, per_token = _int_field(raw, _NUM_EXPERTS), _int_field(raw, _PER_TOKEN)
     if not 1 <= per_token <= num_experts:
         raise ConfigError(f"config.json: num_experts_per_tok: {per_token}: must be between 1 and {num_experts}")
-    found: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "num_experts": num_experts,
         "experts_per_token": per_token,
         "norm_topk_prob": bool(raw.get("norm_topk_prob", False)),
         "layers": frozenset(i for i in range(num_layers) if i not in plain and (i + 1) % step == 0),
     }
-    found["intermediate_size"] = _one_of(raw, (changes.pop("size", "moe_intermediate_size"),))
-    return MoeConfig(**{**found, **changes})
+    fields["intermediate_size"] = _int_field(raw, (changes.pop("size", "moe_intermediate_size"),))
+    return MoeConfig(**{**fields, **changes})
 
 
-def _one_of(raw: Raw, names: tuple[str, ...]) -> int:
-    """A number by one of its names; a list, such as Hunyuan's, has one for each layer, all of them the same."""
+def _int_field(raw: Raw, names: tuple[str, ...]) -> int:
+    """Return an integer field of the config by the first of its names. A list (Hunyuan) must have equal elements."""
     name = next((name for name in names if raw.get(name) is not None), names[0])
-    found = raw[name]
-    if isinstance(found, list):
-        if not found or any(one != found[0] for one in found):
-            raise ConfigError(f"config.json: {name}: {found}: layers that differ in it are not supported")
-        found = found[0]
-    return int(found)
+    value = raw[name]
+    if isinstance(value, list):
+        if not value or any(element != value[0] for element in value):
+            raise ConfigError(f"config.json: {name}: {value}: different values by layer are not supported")
+        value = value[0]
+    return int(value)
 
 
 def _grouped_moe(raw: Raw, **changes: Any) -> MoeConfig:
-    """As DeepSeek V3 routes (arXiv 2412.19437): scores are sigmoids, a bias balances the choice, experts stand in
-    groups, the first layers are dense, and there are experts that every token goes through."""
+    """Return the MoE settings of DeepSeek V3's routing (arXiv 2412.19437): sigmoid scores, a bias that balances the
+    selection, expert groups, dense first layers and shared experts."""
     num_layers, first = int(raw["num_hidden_layers"]), int(raw.get("first_k_dense_replace") or 0)
     groups, chosen = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
     moe = _moe(
@@ -292,21 +287,21 @@ def _grouped_moe(raw: Raw, **changes: Any) -> MoeConfig:
         or moe.experts_per_token * groups > chosen * moe.num_experts
     ):
         raise ConfigError(
-            f"config.json: n_group {groups}, topk_group {chosen}: {moe.num_experts} experts in such groups, of which "
-            f"each token takes {moe.experts_per_token}, cannot be"
+            f"config.json: n_group {groups}, topk_group {chosen}: {moe.num_experts} experts in such groups do not "
+            f"allow {moe.experts_per_token} experts per token"
         )
     return moe
 
 
 def _mtp(raw: Raw) -> tuple[str, ...]:
-    """Layers behind the last one, which predict further tokens."""
+    """Return the tensor name prefixes of MTP layers, which follow the last layer and predict further tokens."""
     last, more = int(raw["num_hidden_layers"]), int(raw.get("num_nextn_predict_layers") or 0)
     return tuple(f"{prefix}.{layer}." for layer in range(last, last + more) for prefix in ("model.layers", "blk"))
 
 
 def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: int = 6) -> tuple[int | None, ...]:
-    """`rotated`: where it is given, the layers that rotate nothing have no window, unless `layer_types` says
-    otherwise. `every`: the pattern where the config has none."""
+    """Return the sliding window of each layer, None for full attention. `rotated`: if given, layers without RoPE have
+    no window unless `layer_types` says so. `every`: default of the pattern's length."""
     num_layers = int(raw["num_hidden_layers"])
     window, types = raw.get("sliding_window", WINDOW), raw.get("layer_types")
     switched_on = bool(raw.get("use_sliding_window"))
@@ -326,7 +321,7 @@ def _windows(raw: Raw, rule: Window, rotated: tuple[bool, ...] = (), *, every: i
         first = int(raw.get("max_window_layers", 28))
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(num_layers)]
     if types is None and rotated:
-        types = ["full_attention" if one else "sliding_attention" for one in rotated]
+        types = ["full_attention" if has_rope else "sliding_attention" for has_rope in rotated]
     if types is None:
         types = ["full_attention" if window is None else "sliding_attention"] * num_layers
     if len(types) != num_layers or not set(types) <= {"full_attention", "sliding_attention"}:
@@ -342,22 +337,22 @@ def _pattern(raw: Raw, num_layers: int, every: int) -> list[str]:
 
 
 def _rotated(raw: Raw) -> tuple[bool, ...]:
-    """SmolLM3 (and "RoPE to NoPE and back", arXiv 2501.18795): every n-th layer is not, or what the list says."""
+    """Return which layers apply RoPE: those listed, or all but every n-th (SmolLM3; arXiv 2501.18795)."""
     num_layers = int(raw["num_hidden_layers"])
     given, step = raw.get("no_rope_layers"), int(raw.get("no_rope_layer_interval") or 4)
     if given is None:
         return tuple((i + 1) % step != 0 for i in range(num_layers))
-    if len(given) < num_layers or any(one not in (0, 1) for one in given):
+    if len(given) < num_layers or any(flag not in (0, 1) for flag in given):
         raise ConfigError("config.json: no_rope_layers: must be 1 (rotated) or 0 for each layer")
-    return tuple(bool(one) for one in given[:num_layers])
+    return tuple(bool(flag) for flag in given[:num_layers])
 
 
-def _none_of(raw: Raw, *fields: str) -> None:
-    """These fields would change the computation."""
+def _refuse_fields(raw: Raw, *fields: str) -> None:
+    """Raise `ConfigError` if one of these config fields is set: they would change the computation."""
     for name in fields:
         if raw.get(name):
-            found = f"config.json: {name}: {raw[name]} is not supported"
-            raise ConfigError(f"{found} (by transformers' code: --model-impl transformers)")
+            problem = f"config.json: {name}: {raw[name]} is not supported"
+            raise ConfigError(f"{problem} (by transformers' code: --model-impl transformers)")
 
 
 _NO_BIAS = {"qkv_bias": False, "out_bias": False}
@@ -385,7 +380,8 @@ def _qwen3(raw: Raw) -> dict[str, Any]:
 
 
 def _qwen3_classes(raw: Raw) -> dict[str, Any]:
-    """Files have no head for text; whoever wants the one of labels reads it (`engine/heads.py`)."""
+    """Return the fields of a Qwen3 classifier. Its files have no LM head; `engine/heads.py` reads the classification
+    head."""
     return {**_qwen3(raw), "tie_word_embeddings": True, "left_out": ("score.", "cls.")}
 
 
@@ -399,9 +395,9 @@ def _smollm3(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma(raw: Raw) -> dict[str, Any]:
-    """Norms with weights that lack 1, embeddings times the root of their size, GELU; the head is the table of
-    embeddings unless the config says otherwise."""
-    _none_of(raw, "use_bidirectional_attention")
+    """Return the fields of Gemma: norm weights are stored minus 1, embeddings are scaled by sqrt(hidden size) and tied,
+    GELU."""
+    _refuse_fields(raw, "use_bidirectional_attention")
     return {
         "activation": check_activation(raw, "gelu", "hidden_activation"),
         "norm_offset": 1.0,
@@ -412,8 +408,8 @@ def _gemma(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma2(raw: Raw) -> dict[str, Any]:
-    """Norms before and behind; scores scaled by `query_pre_attn_scalar` and capped, logits capped; each second layer
-    attends to all tokens."""
+    """Return the fields of Gemma 2: norms before and after attention and MLP; scores scaled by `query_pre_attn_scalar`
+    and soft-capped, logits soft-capped; every second layer has full attention."""
     return {
         **_gemma(raw),
         "norms": "both",
@@ -425,13 +421,13 @@ def _gemma2(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3(raw: Raw) -> dict[str, Any]:
-    """As Gemma 2 (arXiv 2503.19786), with norms of q and k for caps; layers with a window rotate by a table of their
-    own."""
-    _none_of(raw, "attn_logit_softcapping", "final_logit_softcapping")
+    """Return the fields of Gemma 3 (arXiv 2503.19786): q and k norms, not Gemma 2's caps; windowed layers have a RoPE
+    of their own."""
+    _refuse_fields(raw, "attn_logit_softcapping", "final_logit_softcapping")
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
-    for one in (rope, local):
-        if one.rope_type not in ("default", "linear"):
-            raise ConfigError(f"config.json: rope_type: {one.rope_type!r} is not supported with this architecture")
+    for parsed in (rope, local):
+        if parsed.rope_type not in ("default", "linear"):
+            raise ConfigError(f"config.json: rope_type: {parsed.rope_type!r} is not supported with this architecture")
     return {
         **_gemma(raw),
         "norms": "both",
@@ -444,9 +440,9 @@ def _gemma3(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma4(raw: Raw) -> dict[str, Any]:
-    """Layers that attend to all tokens have heads of their own size, perhaps fewer KV heads, and keys that are values;
-    the last layers attend to what the last one of their kind before them has kept. Scores are not scaled; values are
-    normalised. Each layer may add numbers of the token's id, and have experts beside its MLP."""
+    """Return the fields of Gemma 4: layers with full attention have their own head size, possibly fewer KV heads, and
+    keys that serve as values; the last layers attend to the KV of the last earlier layer of their kind. Scores are not
+    scaled; values are normalized. Layers may have per-layer embeddings, and experts in addition to the MLP."""
     raw = {"layer_types": _pattern(raw, int(raw["num_hidden_layers"]), 6), **raw, "query_pre_attn_scalar": 1}
     raw = {**raw, "layer_types": [*raw["layer_types"][:-1], "full_attention"]}
     windows = _windows({"sliding_window": 512, **raw}, "pattern")
@@ -459,7 +455,7 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
         **_shared_kv(raw, windows, heads),
         **_attention_bias(raw, False),
         "intermediate_sizes": tuple(
-            2 * inner if wide and one.kv_of != layer else inner for layer, one in enumerate(heads)
+            2 * inner if wide and layer_heads.kv_of != layer else inner for layer, layer_heads in enumerate(heads)
         ),
         "layer_scales": True,
         "per_layer": PerLayer(size, int(raw.get("vocab_size_per_layer_input") or 262_144)) if size else None,
@@ -470,10 +466,10 @@ def _gemma4(raw: Raw) -> dict[str, Any]:
 
 
 def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ...]) -> dict[str, Any]:
-    """What Gemma 3n and 4 have in common. Files may have keys and values of layers that keep none."""
+    """Return the fields that Gemma 3n and 4 share. k and v weights of layers that store no KV are left out."""
     rope, local = parse_two_ropes(raw, 1e6, float(raw.get("rope_local_base_freq") or 10_000.0))
     checkpoint, gguf = ("self_attn.k_", "self_attn.v_"), ("attn_k.", "attn_v.", "attn_k_norm.")
-    layers = [layer for layer, one in enumerate(heads) if one.kv_of != layer]
+    layers = [layer for layer, layer_heads in enumerate(heads) if layer_heads.kv_of != layer]
     return {
         **_gemma(raw),
         "norm_offset": 0.0,
@@ -496,14 +492,14 @@ def _shared_kv(raw: Raw, windows: tuple[int | None, ...], heads: tuple[Heads, ..
 
 
 def _gemma3n(raw: Raw) -> dict[str, Any]:
-    """Hidden numbers in several streams, a residual of low rank beside attention, gates of the first layers cut to the
-    largest ones. As in Gemma 4, the last layers attend to what others have kept, scores are not scaled, values are
-    normalised, and each layer adds numbers of the token's id."""
+    """Return the fields of Gemma 3n: AltUp streams, a low-rank residual, sparsified MLP gates in the first layers. As
+    in Gemma 4, last layers reuse the KV of others, scores are unscaled, values normalized, and there are per-layer
+    embeddings."""
     num_layers = int(raw["num_hidden_layers"])
     raw = {"layer_types": _pattern(raw, num_layers, 5), "num_kv_shared_layers": 15, "laurel_rank": 64, **raw}
     raw = {"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256, "altup_num_inputs": 4, **raw}
     raw = {"final_logit_softcapping": 30.0, **raw}
-    _none_of(raw, "altup_active_idx", "attention_bias")
+    _refuse_fields(raw, "altup_active_idx", "attention_bias")
     if not raw.get("altup_correct_scale", True):
         raise ConfigError("config.json: altup_correct_scale: false is not supported")
     windows = _windows({"sliding_window": 512, **raw}, "pattern")
@@ -520,15 +516,17 @@ def _gemma3n(raw: Raw) -> dict[str, Any]:
 
 
 def _gate_cuts(raw: Raw, num_layers: int) -> tuple[float, ...]:
-    """By layer the cut below which a share `activation_sparsity_pattern` of normal numbers is. GGUF files say the cut
-    itself."""
+    """Return by layer the gate threshold in standard deviations, below which a share `activation_sparsity_pattern` of a
+    normal distribution lies; 0 for none. GGUF files store the threshold itself."""
     if (scales := raw.get("activation_sparsity_scale")) is not None:
-        return tuple(float(one) for one in scales)
+        return tuple(float(scale) for scale in scales)
     given = raw.get("activation_sparsity_pattern")
     shares = [0.95] * 10 + [0.0] * (num_layers - 10) if given is None and num_layers > 10 else given or 0.0
     shares = shares if isinstance(shares, list) else [shares] * num_layers
     if len(shares) != num_layers or not all(0 <= share < 1 for share in shares):
-        raise ConfigError(f"config.json: activation_sparsity_pattern: {shares}: must be 0..1, one a layer")
+        raise ConfigError(
+            f"config.json: activation_sparsity_pattern: {shares}: must be between 0 and 1, one for each layer"
+        )
     return tuple(NormalDist().inv_cdf(share) if share else 0.0 for share in shares)
 
 
@@ -539,23 +537,25 @@ _GEMMA4_ROPE = {
 
 
 def _gemma4_heads(raw: Raw, windows: tuple[int | None, ...]) -> tuple[Heads, ...]:
-    """transformers writes `per_layer_config` in place of what Google's files call `global_head_dim` and
-    `num_global_key_value_heads`."""
+    """Return the KV heads of Gemma 4's layers, from transformers' `per_layer_config` or from `global_head_dim` and
+    `num_global_key_value_heads` of Google's files."""
     by_layer, k_is_v = raw.get("per_layer_config") or {}, bool(raw.get("attention_k_eq_v"))
     plain = {"head_dim": int(raw.get("head_dim") or 256), "num_key_value_heads": int(raw["num_key_value_heads"])}
     full = {**plain, "head_dim": int(raw.get("global_head_dim") or 512)}
     if k_is_v and raw.get("num_global_key_value_heads") is not None:
         full["num_key_value_heads"] = int(raw["num_global_key_value_heads"])
     first = len(windows) - int(raw.get("num_kv_shared_layers") or 0)
-    found: list[Heads] = []
+    heads: list[Heads] = []
     for layer, window in enumerate(windows):
         own = {**(full if window is None else plain), **(by_layer.get(str(layer)) or {})}
         alike = [other for other in range(min(layer, first)) if (windows[other] is None) == (window is None)]
         if layer >= first and not alike:
-            raise ConfigError(f"config.json: num_kv_shared_layers: layer {layer} has none of its kind before to share")
+            raise ConfigError(
+                f"config.json: num_kv_shared_layers: layer {layer} has no earlier layer of its kind to share with"
+            )
         kv_of, sizes = (alike[-1] if layer >= first else layer), (own["num_key_value_heads"], own["head_dim"])
-        found.append(Heads(int(sizes[0]), int(sizes[1]), kv_of, k_is_v and window is None))
-    return tuple(found)
+        heads.append(Heads(int(sizes[0]), int(sizes[1]), kv_of, k_is_v and window is None))
+    return tuple(heads)
 
 
 def _query_scale(raw: Raw) -> float:
@@ -578,20 +578,20 @@ _ACTIVATIONS = {
 
 
 def check_activation(raw: Raw, wanted: str = "silu", name: str = "hidden_act") -> str:
-    known = _ACTIVATIONS[wanted]
-    if (found := raw.get(name) or known[0]) not in known:
-        raise ConfigError(f"config.json: {name}: {found!r} is not supported: only {known[0]}")
+    names = _ACTIVATIONS[wanted]
+    if (activation := raw.get(name) or names[0]) not in names:
+        raise ConfigError(f"config.json: {name}: {activation!r} is not supported: only {names[0]}")
     return wanted
 
 
 def _either_gelu(raw: Raw, default: str, name: str = "hidden_act") -> str:
-    found = raw.get(name) or default
-    return check_activation({name: found}, "gelu_erf" if found == "gelu" else "gelu", name)
+    activation = raw.get(name) or default
+    return check_activation({name: activation}, "gelu_erf" if activation == "gelu" else "gelu", name)
 
 
 def _phi3(raw: Raw) -> dict[str, Any]:
-    """Phi-3, 3.5, 4 and 4-mini: some of each head is rotated, and long contexts have factors by dimension. `su` and
-    `yarn` are what longrope was called first."""
+    """Return the fields of Phi-3, 3.5, 4 and 4-mini: RoPE on a part of each head, longrope factors by dimension for
+    long contexts. `su` and `yarn` are older names of longrope."""
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     scaling = dict(raw.get(key) or {})
     if (scaling.get("rope_type") or scaling.get("type")) in ("su", "yarn"):
@@ -600,10 +600,10 @@ def _phi3(raw: Raw) -> dict[str, Any]:
 
 
 def _partial(raw: Raw, share: float) -> dict[str, Any]:
-    """Rotation of the first part of each head; `share` is the architecture's default."""
+    """Return the fields for RoPE on the first part of each head; `share` is the architecture's default."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    found = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or share)
-    return {"rope": parse_rope(raw, partial=True), "rotary_share": found}
+    rotated = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or share)
+    return {"rope": parse_rope(raw, partial=True), "rotary_share": rotated}
 
 
 def _granite(raw: Raw) -> dict[str, Any]:
@@ -623,18 +623,19 @@ def _granite_moe(raw: Raw) -> dict[str, Any]:
 
 
 def _olmo2(raw: Raw) -> dict[str, Any]:
-    """Norms behind attention and MLP alone, and of q and k over all heads at once."""
+    """Return the fields of OLMo 2: norms only after attention and MLP; q and k are normalized over all heads at
+    once."""
     return {"norms": "behind", "qk_norm": "whole"}
 
 
 def _olmo3(raw: Raw) -> dict[str, Any]:
-    """Layers with a window rotate without the scaling of the others."""
+    """Return the fields of OLMo 3: layers with a window use RoPE without the scaling of the other layers."""
     rope, local = parse_two_ropes(raw, 500_000.0, None)
     return {**_olmo2(raw), "windows": _windows(raw, "pattern", every=4), "rope": rope, "local_rope": local}
 
 
 def _olmoe(raw: Raw) -> dict[str, Any]:
-    _none_of(raw, "clip_qkv")
+    _refuse_fields(raw, "clip_qkv")
     return {"qk_norm": "whole", "moe": _moe(raw, size="intermediate_size")}
 
 
@@ -688,7 +689,8 @@ def _starcoder2(raw: Raw) -> dict[str, Any]:
 
 
 def _cohere(raw: Raw) -> dict[str, Any]:
-    """Attention and MLP read one norm, and both are added."""
+    """Return the fields of Cohere: attention and MLP read the output of one norm, and both are added to the
+    residual."""
     return {
         "layer_norm": True,
         "norm_eps": float(raw.get("layer_norm_eps", 1e-5)),
@@ -700,7 +702,7 @@ def _cohere(raw: Raw) -> dict[str, Any]:
 
 
 def _cohere2(raw: Raw) -> dict[str, Any]:
-    """Only layers with a window are rotated."""
+    """Return the fields of Cohere 2: only layers with a window apply RoPE."""
     windows = _windows(raw, "pattern", every=4)
     return {**_cohere(raw), "windows": windows, "rotated": tuple(window is not None for window in windows)}
 
@@ -741,12 +743,13 @@ def _dots1(raw: Raw) -> dict[str, Any]:
 
 
 def _ernie_moe(raw: Raw) -> dict[str, Any]:
-    """Some layers have experts. With biases the head would have one, too."""
-    _none_of(raw, "use_bias")
+    """Return the fields of ERNIE 4.5 MoE: some layers have experts. Biases are refused, because the head would have
+    one, too."""
+    _refuse_fields(raw, "use_bias")
     last = int(raw["num_hidden_layers"]) - 1
     step, first = int(raw.get("moe_layer_interval") or 1), int(raw.get("moe_layer_start_index", 1) or 0)
     end = int(raw.get("moe_layer_end_index", -1))
-    size = _one_of(raw, ("moe_intermediate_size",))
+    size = _int_field(raw, ("moe_intermediate_size",))
     moe = _moe(
         raw,
         norm_topk_prob=True,
@@ -759,12 +762,12 @@ def _ernie_moe(raw: Raw) -> dict[str, Any]:
 
 
 def _exaone4(raw: Raw) -> dict[str, Any]:
-    """Where some layers have a window, only they are rotated."""
+    """Return the fields of EXAONE 4: if some layers have a window, only those apply RoPE."""
     num_layers = int(raw["num_hidden_layers"])
     if raw.get("sliding_window") is None:
         return {**_NO_BIAS, "norms": "behind", "qk_norm": "head"}
     pattern = raw.get("sliding_window_pattern")
-    if isinstance(pattern, str):  # one turn of it, such as LLLG; the last layer is always G
+    if isinstance(pattern, str):  # one period of the pattern, such as LLLG; the last layer is always G
         kinds = {"L": "sliding_attention", "G": "full_attention"}
         turns = [kinds[pattern[i % len(pattern)]] for i in range(num_layers - 1)]
         raw = {"layer_types": [*turns, "full_attention"], **raw, "sliding_window_pattern": None}
@@ -787,7 +790,7 @@ def _arcee(raw: Raw) -> dict[str, Any]:
 
 
 def _ministral3(raw: Raw) -> dict[str, Any]:
-    """Queries grow with their position (Llama 4)."""
+    """Return the fields of Ministral 3: queries are scaled by their position, as in Llama 4."""
     scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     original = int(scaling.get("original_max_position_embeddings") or raw["max_position_embeddings"])
     return {
@@ -800,12 +803,12 @@ def _ministral3(raw: Raw) -> dict[str, Any]:
 
 
 def _mistral_or_ministral(raw: Raw) -> dict[str, Any]:
-    """The text half of Mistral 3 is of either kind."""
+    """Return the fields of the text model of Mistral 3, which is either a Ministral 3 or a Mistral."""
     return _ministral3(raw) if raw.get("model_type") == "ministral3" else _mistral(raw)
 
 
 def _hunyuan(raw: Raw) -> dict[str, Any]:
-    """Norms of q and k behind their rotation; `alpha` makes the base of the rotation larger (NTK)."""
+    """Return the fields of Hunyuan: q and k norms after RoPE; `alpha` enlarges the RoPE base (NTK)."""
     size = int(raw.get("head_dim") or int(raw["hidden_size"]) // int(raw["num_attention_heads"]))
     key = "rope_parameters" if raw.get("rope_parameters") else "rope_scaling"
     scaling = dict(raw.get(key) or {})
@@ -816,8 +819,8 @@ def _hunyuan(raw: Raw) -> dict[str, Any]:
 
 
 def _latent(raw: Raw) -> dict[str, Any]:
-    """What attention sees is one head of keys, whose first numbers are the values: the latent."""
-    _none_of(raw, "attention_bias", "index_topk")
+    """Return the fields of MLA: attention has one KV head, whose first `rank` values, the latent, serve as values."""
+    _refuse_fields(raw, "attention_bias", "index_topk")
     if not raw.get("rope_interleave", True):
         raise ConfigError("config.json: rope_interleave: false is not supported")
     rank, plain, rotated = (int(raw[name]) for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim"))
@@ -837,8 +840,8 @@ def _latent(raw: Raw) -> dict[str, Any]:
 
 
 def _deepseek2(raw: Raw) -> dict[str, Any]:
-    """Experts are chosen by shares; a group by its best."""
-    _none_of(raw, "norm_topk_prob")
+    """Return the fields of DeepSeek V2: experts are selected by softmax scores, groups by their best expert."""
+    _refuse_fields(raw, "norm_topk_prob")
     method = raw.get("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise ConfigError(f"config.json: topk_method: {method!r} is not supported: only greedy, group_limited_greedy")
@@ -863,7 +866,8 @@ def _glm4_moe_lite(raw: Raw) -> dict[str, Any]:
 
 
 def _minicpm3(raw: Raw) -> dict[str, Any]:
-    """Latents with the scales of MiniCPM: of embeddings, of residuals by the number of layers, of logits."""
+    """Return the fields of MiniCPM 3: MLA with scales of embeddings, of residuals (by the number of layers) and of
+    logits."""
     num_layers, size = int(raw["num_hidden_layers"]), int(raw["hidden_size"])
     value_dim = int(raw.get("v_head_dim") or size // int(raw["num_attention_heads"]))
     depth = raw.get("scale_depth", 1.4)
@@ -878,11 +882,11 @@ def _minicpm3(raw: Raw) -> dict[str, Any]:
 
 
 def _hunyuan_moe(raw: Raw) -> dict[str, Any]:
-    """Every layer has experts, and one that every token goes through, as large as they are."""
-    _none_of(raw, "use_cla", "moe_layer_num_skipped")
+    """Return the fields of Hunyuan MoE: every layer has experts and one shared expert of the same size."""
+    _refuse_fields(raw, "use_cla", "moe_layer_num_skipped")
     for name, wanted in (("moe_intermediate_size", int(raw["intermediate_size"])), ("num_shared_expert", 1)):
-        if raw.get(name) is not None and (found := _one_of(raw, (name,))) != wanted:
-            raise ConfigError(f"config.json: {name}: {found} is not supported: only {wanted}")
+        if raw.get(name) is not None and (value := _int_field(raw, (name,))) != wanted:
+            raise ConfigError(f"config.json: {name}: {value} is not supported: only {wanted}")
     moe = _moe(raw, size="intermediate_size", norm_topk_prob=True, shared_size=int(raw["intermediate_size"]))
     return {**_hunyuan(raw), "moe": moe}
 
@@ -897,7 +901,8 @@ _OPENAI_ROPE = {
 
 
 def _gpt_oss(raw: Raw) -> dict[str, Any]:
-    """Each head has a sink beside its scores, each second layer attends to all tokens; experts have biases."""
+    """Return the fields of gpt-oss: each head has an attention sink, every second layer has full attention, experts
+    have biases."""
     check_activation(raw)
     if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
         raw = {**raw, "rope_parameters": _OPENAI_ROPE}
@@ -926,7 +931,7 @@ def _nemotron(raw: Raw) -> dict[str, Any]:
 
 
 def _phi(raw: Raw) -> dict[str, Any]:
-    _none_of(raw, "qk_layernorm")
+    _refuse_fields(raw, "qk_layernorm")
     return {
         **_LAYER_NORM,
         **_BIASES,
@@ -940,8 +945,8 @@ def _phi(raw: Raw) -> dict[str, Any]:
 
 
 def _falcon(raw: Raw) -> dict[str, Any]:
-    """Falcon models of all ages: `new_decoder_architecture` is that of 40B."""
-    _none_of(raw, "alibi")
+    """Return the fields of Falcon models of all generations; `new_decoder_architecture` is that of 40B."""
+    _refuse_fields(raw, "alibi")
     new = bool(raw.get("new_decoder_architecture", False))
     one_kv_head = not new and bool(raw.get("multi_query", True))
     if new:
@@ -962,8 +967,8 @@ def _falcon(raw: Raw) -> dict[str, Any]:
 
 
 def _gpt2(raw: Raw) -> dict[str, Any]:
-    """GPT-2, and GPTBigCode, which may have one KV head."""
-    _none_of(raw, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
+    """Return the fields of GPT-2, and GPTBigCode, which may have a single KV head."""
+    _refuse_fields(raw, "scale_attn_by_inverse_layer_idx", "add_cross_attention")
     head_dim = int(raw["hidden_size"]) // int(raw["num_attention_heads"])
     return {
         **_LAYER_NORM,
@@ -999,8 +1004,9 @@ def _gpt_neox(raw: Raw) -> dict[str, Any]:
 
 
 def _encoder(raw: Raw) -> dict[str, Any]:
-    """What encoders have in common since BERT (arXiv 1810.04805): norms over the sums, both ways, no head."""
-    _none_of(raw, "is_decoder", "add_cross_attention")
+    """Return the fields that encoders share since BERT (arXiv 1810.04805): norms after the residual additions,
+    bidirectional attention, no LM head."""
+    _refuse_fields(raw, "is_decoder", "add_cross_attention")
     num_layers = int(raw["num_hidden_layers"])
     return {
         **_LAYER_NORM,
@@ -1026,12 +1032,13 @@ def _bert(raw: Raw) -> dict[str, Any]:
         "activation": _either_gelu(raw, "gelu"),
         "learned_positions": int(raw["max_position_embeddings"]),
         "token_types": (kinds := int(raw.get("type_vocab_size", 2))),
-        "pair_types": kinds > 1 and bool(raw.get("pair_types", True)),  # a name of our own, for what says bert
+        # "pair_types" is our own field, set for other models with BERT's architecture
+        "pair_types": kinds > 1 and bool(raw.get("pair_types", True)),
     }
 
 
 def _roberta(raw: Raw) -> dict[str, Any]:
-    """The rows of positions up to that of padding's id are nobody's."""
+    """Return the fields of RoBERTa: the position table starts after the row of the padding id."""
     first, rows = int(raw.get("pad_token_id", 1)) + 1, int(raw["max_position_embeddings"])
     if not 0 <= first < rows:
         raise ConfigError(f"config.json: max_position_embeddings: {rows}: must be more than {first}")
@@ -1040,19 +1047,20 @@ def _roberta(raw: Raw) -> dict[str, Any]:
 
 
 def _mpnet(raw: Raw) -> dict[str, Any]:
-    """No kinds of tokens; scores know distances (arXiv 2004.09297)."""
-    found = _roberta(
+    """Return the fields of MPNet (arXiv 2004.09297): no token types; a relative position bias is added to scores."""
+    fields = _roberta(
         {**raw, "pad_token_id": 1, "type_vocab_size": 0, "layer_norm_eps": raw.get("layer_norm_eps", 1e-12)}
     )
     if (count := int(raw.get("relative_attention_num_buckets", 32))) != 32:
         raise ConfigError(
-            f"config.json: relative_attention_num_buckets: {count}: only 32 is computed, as by transformers"
+            f"config.json: relative_attention_num_buckets: {count}: only 32 is supported, as in transformers"
         )
-    return {**found, "distances": Ranges(count, 128, found["max_position"])}
+    return {**fields, "distances": Ranges(count, 128, fields["max_position"])}
 
 
 def _jina_bert(raw: Raw) -> dict[str, Any]:
-    """ALiBi on both sides in place of positions, and a gated MLP whose way out alone has a bias (arXiv 2310.19923)."""
+    """Return the fields of Jina BERT (arXiv 2310.19923): bidirectional ALiBi instead of positions, a gated MLP with
+    down bias."""
     for name, wanted in (("position_embedding_type", "alibi"), ("feed_forward_type", "geglu")):
         if (kind := raw.get(name)) != wanted:
             raise ConfigError(f"config.json: {name}: {kind!r} is not supported: only {wanted}")
@@ -1070,13 +1078,13 @@ def _jina_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _nomic_bert(raw: Raw) -> dict[str, Any]:
-    """BERT with rotation for positions and a gated MLP (arXiv 2402.01613), or one without a gate and with experts in
-    every other layer or so (arXiv 2502.07972). Published files have the names of its own code."""
+    """Return the fields of Nomic BERT: RoPE and a gated MLP (arXiv 2402.01613), or an ungated MLP with experts in every
+    n-th layer (arXiv 2502.07972). Published files use the names of its own code."""
     if (kind := raw.get("activation_function") or "swiglu") not in ("swiglu", "gelu"):
         raise ConfigError(f"config.json: activation_function: {kind!r} is not supported: only swiglu and gelu")
     if (share := float(raw.get("rotary_emb_fraction", 1.0))) != 1.0:
         raise ConfigError(f"config.json: rotary_emb_fraction: {share:g}: only 1.0 is supported")
-    _none_of(raw, "prenorm", "rotary_emb_interleaved", "rotary_scaling_factor", "causal")
+    _refuse_fields(raw, "prenorm", "rotary_emb_interleaved", "rotary_scaling_factor", "causal")
     moe = _nomic_moe(raw) if raw.get("num_experts") and raw.get("moe_every_n_layers") else None
     positions = int(raw["max_position_embeddings"])
     return {
@@ -1095,19 +1103,19 @@ def _nomic_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _nomic_moe(raw: Raw) -> MoeConfig:
-    """Experts from the second layer on, with the shares of all as their weights."""
-    _none_of(raw, "moe_normalize_expert_weights", "num_shared_experts", "expert_choice_router")
+    """Return the MoE settings of Nomic: experts from the second layer on, weighted by softmax over all of them."""
+    _refuse_fields(raw, "moe_normalize_expert_weights", "num_shared_experts", "expert_choice_router")
     every = int(raw["moe_every_n_layers"])
     layers = frozenset(i for i in range(int(raw["num_hidden_layers"])) if i % every == 1)
     chosen = {"num_experts_per_tok": raw["moe_top_k"]}
-    bias = bool(raw.get("moe_sum_bias", True))  # a name of our own, for files without it
+    bias = bool(raw.get("moe_sum_bias", True))  # our own field, for files without the bias
     return _moe({**raw, **chosen}, size="intermediate_size", layers=layers, sum_bias=bias)
 
 
 def _modern_bert(raw: Raw) -> dict[str, Any]:
-    """Norms before, rotation by two tables, and layers that see a half of `local_attention` on either side (arXiv
-    2412.13663)."""
-    _none_of(raw, "mlp_bias")
+    """Return the fields of ModernBERT (arXiv 2412.13663): norms before attention and MLP, two RoPE tables, and layers
+    that attend to half of `local_attention` on either side."""
+    _refuse_fields(raw, "mlp_bias")
     num_layers, every = int(raw["num_hidden_layers"]), int(raw.get("global_attn_every_n_layers", 3))
     types = raw.get("layer_types") or [
         "sliding_attention" if i % every else "full_attention" for i in range(num_layers)
@@ -1134,22 +1142,24 @@ def _modern_bert(raw: Raw) -> dict[str, Any]:
 
 
 def _gemma3_text(raw: Raw) -> dict[str, Any]:
-    """Without its head; EmbeddingGemma (arXiv 2509.20354), whose window is given for both sides together, is an
-    encoder."""
+    """Return the fields of Gemma 3 without a head, or the encoder EmbeddingGemma (arXiv 2509.20354) with a two-sided
+    window."""
     if not raw.get("use_bidirectional_attention"):
         return _gemma3(raw)
     window = int(raw.get("sliding_window", WINDOW)) // 2 + 1
-    found = _gemma3({**raw, "sliding_window": window, "use_bidirectional_attention": False})
-    return {**found, "both_ways": True, "left_out": ("dense_2.", "dense_3.")}
+    fields = _gemma3({**raw, "sliding_window": window, "use_bidirectional_attention": False})
+    return {**fields, "both_ways": True, "left_out": ("dense_2.", "dense_3.")}
 
 
 def _llama4(raw: Raw) -> dict[str, Any]:
-    """Layers that rotate attend within chunks of the text; others to all of it, with queries that grow. Experts read
-    their tokens weighted by sigmoids."""
+    """Return the fields of Llama 4: layers with RoPE attend within chunks of the sequence, others to all of it with
+    queries scaled by position. Experts' inputs are weighted by sigmoid scores."""
     num_layers, size = int(raw["num_hidden_layers"]), int(raw["intermediate_size"])
     rotated = _rotated({**raw, "no_rope_layers": raw.get("no_rope_layers") or None})
     chunk = raw.get("attention_chunk_size", 8192)
-    kinds = raw.get("layer_types") or ["chunked_attention" if chunk and one else "full_attention" for one in rotated]
+    kinds = raw.get("layer_types") or [
+        "chunked_attention" if chunk and has_rope else "full_attention" for has_rope in rotated
+    ]
     if len(kinds) != num_layers or not set(kinds) <= {"chunked_attention", "full_attention"}:
         raise ConfigError("config.json: layer_types: must be chunked_attention or full_attention for each layer")
     if "chunked_attention" in kinds and (chunk is None or int(chunk) < 1):
@@ -1172,7 +1182,8 @@ def _llama4(raw: Raw) -> dict[str, Any]:
 
 
 def _lfm2(raw: Raw) -> dict[str, Any]:
-    """Layers are attention or a short convolution. The size of the MLP is given before it is made smaller."""
+    """Return the fields of LFM2: a layer is attention or a short convolution. The config gives the MLP size before
+    adjustment."""
     num_layers = int(raw["num_hidden_layers"])
     full = raw.get("full_attn_idxs")
     attends = tuple(full is None or i in full for i in range(num_layers))
@@ -1186,7 +1197,7 @@ def _lfm2(raw: Raw) -> dict[str, Any]:
     return {
         "attends": attends,
         "state": ShortConv(length, bool(raw.get("conv_bias", False))),
-        "state_layers": tuple(not one for one in attends),
+        "state_layers": tuple(not attention for attention in attends),
         "windows": (None,) * num_layers,
         "intermediate_size": _lfm2_inner(raw),
         "norm_eps": float(raw.get("norm_eps", 1e-5)),
@@ -1197,7 +1208,7 @@ def _lfm2(raw: Raw) -> dict[str, Any]:
 
 
 def _lfm2_moe(raw: Raw) -> dict[str, Any]:
-    """Scores are sigmoids, perhaps with a bias for the choice; the first layers are dense, of a size as it is given."""
+    """Return the fields of LFM2 MoE: sigmoid scores, possibly with a selection bias; the first layers are dense."""
     first, num_layers = int(raw.get("num_dense_layers", 2)), int(raw["num_hidden_layers"])
     return {
         **_lfm2({**raw, "block_ff_dim": raw["intermediate_size"], "block_auto_adjust_ff_dim": False}),
@@ -1214,8 +1225,8 @@ def _lfm2_moe(raw: Raw) -> dict[str, Any]:
 
 
 def _delta_net(raw: Raw) -> dict[str, Any]:
-    """Layers are a gated delta net or attention whose output is gated, each fourth if nothing else is said."""
-    _none_of(raw, "attention_bias")
+    """Return the fields of Qwen3-Next and 3.5: layers are gated delta nets or (every fourth) gated attention."""
+    _refuse_fields(raw, "attention_bias")
     num_layers, every = int(raw["num_hidden_layers"]), int(raw.get("full_attention_interval") or 4)
     types = raw.get("layer_types")
     types = types or ["linear_attention" if (i + 1) % every else "full_attention" for i in range(num_layers)]
@@ -1260,7 +1271,7 @@ def _qwen3_next(raw: Raw) -> dict[str, Any]:
 
 
 def _qwen3_5_moe(raw: Raw) -> dict[str, Any]:
-    """Each layer has experts, whose weights always sum up to 1."""
+    """Return the fields of Qwen3.5 MoE: each layer has experts, whose weights always sum to 1."""
     plain = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     size = int(raw.get("moe_intermediate_size", 512))
     return {**_qwen3_next({**raw, **plain}), "intermediate_size": size}
@@ -1276,7 +1287,7 @@ def _lfm2_inner(raw: Raw) -> int:
 
 
 def _mamba2(raw: Raw, names: Mapping[str, str], **changes: Any) -> Mamba2:
-    """`names`: what the config calls the sizes."""
+    """Return a Mamba-2 layer with the sizes in the config fields `names`. Raises `ConfigError` if one is impossible."""
     sizes = {own: int(raw[names[own]]) for own in ("heads", "head_dim", "groups", "size", "length")}
     for own, value in sizes.items():
         if value < 1:
@@ -1284,37 +1295,38 @@ def _mamba2(raw: Raw, names: Mapping[str, str], **changes: Any) -> Mamba2:
     if sizes["heads"] % sizes["groups"]:
         raise ConfigError(f"config.json: {names['groups']}: {sizes['groups']}: does not divide {sizes['heads']} heads")
     least, most = (_real(one) for one in raw.get("time_step_limit") or (0.0, math.inf))
-    found = {"conv_bias": bool(raw.get(names["conv_bias"], True)), "least_step": least}
-    return Mamba2(**{**sizes, **found, "most_step": None if math.isinf(most) else most, **changes})
+    fields = {"conv_bias": bool(raw.get(names["conv_bias"], True)), "least_step": least}
+    return Mamba2(**{**sizes, **fields, "most_step": None if math.isinf(most) else most, **changes})
 
 
 def _real(value: Any) -> float:
-    """transformers writes what JSON has no number for by its name."""
+    """Return a float; transformers writes infinities, which JSON cannot hold, as {"__float__": name}."""
     return float(value["__float__"] if isinstance(value, dict) else value)
 
 
 def _with_head_size(raw: Raw, inner: int) -> Raw:
-    """`auto`: as many as there are for each head."""
+    """Return the config with `mamba_d_head` as an integer; "auto" is `inner` divided by the number of heads. Raises
+    `ConfigError` if they do not match."""
     given, heads = raw.get("mamba_d_head", "auto"), int(raw["mamba_n_heads"])
     size = inner // max(heads, 1) if given == "auto" else int(given)
     if size * heads != inner:
-        raise ConfigError(f"config.json: mamba_d_head: {given}: {heads} heads do not have {inner} numbers")
+        raise ConfigError(f"config.json: mamba_d_head: {given}: {heads} heads do not have {inner} values")
     return {**raw, "mamba_d_head": size}
 
 
 _MAMBA, _ATTENTION = ("linear_attention", "mamba"), ("full_attention", "attention")
 
 
-def _kinds(raw: Raw, types: Any, known: tuple[str, ...]) -> list[str]:
-    if not isinstance(types, list) or len(types) != int(raw["num_hidden_layers"]) or not set(types) <= set(known):
-        raise ConfigError(f"config.json: layer_types: must be one of {', '.join(known)} for each layer")
+def _kinds(raw: Raw, types: Any, allowed: tuple[str, ...]) -> list[str]:
+    if not isinstance(types, list) or len(types) != int(raw["num_hidden_layers"]) or not set(types) <= set(allowed):
+        raise ConfigError(f"config.json: layer_types: must be one of {', '.join(allowed)} for each layer")
     return types
 
 
 def _granite_hybrid(raw: Raw) -> dict[str, Any]:
-    """Granite 4.0 H: a few layers attend, mostly without rotation, the others are Mamba-2; an MLP that every token goes
-    through, perhaps beside experts."""
-    _none_of(raw, "mamba_proj_bias")
+    """Return the fields of Granite 4.0 H: a few layers are attention, mostly without RoPE, the others Mamba-2; an MLP
+    for every token, possibly in addition to experts."""
+    _refuse_fields(raw, "mamba_proj_bias")
     hidden, num_layers = int(raw["hidden_size"]), int(raw["num_hidden_layers"])
     given = raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"] * num_layers
     kinds = _kinds(raw, given, _MAMBA + _ATTENTION)
@@ -1331,9 +1343,9 @@ def _granite_hybrid(raw: Raw) -> dict[str, Any]:
 
 
 def _falcon_h1(raw: Raw) -> dict[str, Any]:
-    """Attention and Mamba-2 side by side in each layer. Much is multiplied by a number; what no bias stands between is
-    put together: queries and keys in their product's scale, values in what is read of them."""
-    _none_of(raw, "mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias")
+    """Return the fields of Falcon H1: attention and Mamba-2 in parallel in each layer. Of its many scale factors, those
+    of queries and keys are merged into the attention scale, those of values into the value scale."""
+    _refuse_fields(raw, "mamba_proj_bias", "projectors_bias", "attention_bias", "mlp_bias")
     num_layers, heads = int(raw["num_hidden_layers"]), int(raw["num_attention_heads"])
     size = int(raw.get("head_dim") or int(raw["hidden_size"]) // heads)
     given = raw.get("mamba_d_ssm")
@@ -1370,9 +1382,12 @@ _PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 
 
 def _nemotron_h(raw: Raw) -> dict[str, Any]:
-    """Nemotron-H and Nemotron 3: each layer is one of attention without rotation, Mamba-2, an MLP or experts. Steps are
-    within `time_step_limit`, as published; transformers 5 takes `time_step_min` for the least, in prompts alone."""
-    _none_of(raw, "use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias", "moe_latent_size", "sliding_window")
+    """Return the fields of Nemotron-H and Nemotron 3: a layer is attention without RoPE, Mamba-2, an MLP or experts. dt
+    is limited by `time_step_limit`, as published; transformers 5 uses `time_step_min` as the lower limit, in prompts
+    only."""
+    _refuse_fields(
+        raw, "use_bias", "attention_bias", "mlp_bias", "mamba_proj_bias", "moe_latent_size", "sliding_window"
+    )
     pattern = raw.get("hybrid_override_pattern")
     given = raw.get("layers_block_type") or raw.get("layer_types") or [_PATTERN.get(one, one) for one in pattern or ""]
     num_layers = len(given)
@@ -1402,17 +1417,17 @@ def _nemotron_h(raw: Raw) -> dict[str, Any]:
     }
 
 
-_ENDLESS = 2**20  # positions of a model that counts none, as llama.cpp's files say
+_ENDLESS = 2**20  # context of a model without positions, as in llama.cpp's files
 
 
 def _mamba2_alone(raw: Raw) -> dict[str, Any]:
-    """Mamba-2 layers and nothing else: no attention, no MLP, no positions."""
-    _none_of(raw, "use_bias")
+    """Return the fields of Mamba-2 models: no attention, no MLP, no positions."""
+    _refuse_fields(raw, "use_bias")
     num_layers = int(raw["num_hidden_layers"])
     return {
         "num_heads": 1,
         "num_kv_heads": 1,
-        "head_dim": 16,  # of heads that no layer has
+        "head_dim": 16,  # placeholder: no layer has heads
         "max_position": _ENDLESS,
         "attends": (False,) * num_layers,
         "state": _mamba2(raw, MAMBA2_FIELDS),
@@ -1530,7 +1545,7 @@ _GPT_NEOX_NAMES: Names = {
     "down": "mlp.dense_4h_to_h",
 }
 _MASKS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq")
-_HEADS = (  # of encoders: what makes words, pairs or classes of hidden numbers
+_HEADS = (  # of encoders: tensors of heads for words, pairs or classes
     *(
         f"{prefix}{head}."
         for prefix in ("", "bert.", "roberta.", "mpnet.")
@@ -1542,7 +1557,7 @@ _IDS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def _with_prefix(prefix: str, names: Mapping[str, str]) -> Names:
-    """Names of tensors of no layer, with what stands before them where the model has a head, too."""
+    """Return tensor names outside of layers, each with and without the prefix that models with a head add."""
     return {part: (name, f"{prefix}.{name}") for part, name in names.items()}
 
 
@@ -1580,7 +1595,8 @@ _JINA_NAMES: Names = {
 _JINA_BERT = Architecture(
     _jina_bert,
     _JINA_NAMES,
-    {**_BERT_GGUF, "gate_up": "ffn_up", "gate": "ffn_gate", "up": "ffn_up"},  # first files have both apart
+    # the first files have gate and up separately
+    {**_BERT_GGUF, "gate_up": "ffn_up", "gate": "ffn_gate", "up": "ffn_up"},
     layers=("encoder.layer.{layer}", "bert.encoder.layer.{layer}"),
     buffers=_IDS,
 )
@@ -1638,7 +1654,7 @@ _MPNET = Architecture(
 
 
 def _with_heads(name: str) -> tuple[str, ...]:
-    """Architectures that differ in their heads."""
+    """Return the names of an architecture's variants, which differ only in their heads."""
     return tuple(f"{name}{head}" for head in ("Model", "ForMaskedLM", "ForSequenceClassification"))
 
 
@@ -1728,7 +1744,7 @@ _QWEN3_5_GGUF: Names = {**_DELTA_GGUF, "mix_rate": "ssm_beta", "mix_step": "ssm_
 
 
 def _mamba_names(layer: str) -> Names:
-    """What the parts of a Mamba-2 layer are called that a checkpoint has under this name."""
+    """Return the tensor names of a Mamba-2 layer that a checkpoint calls `layer`."""
     own = {"mix_in": "in_proj", "convolution": "conv1d", "mix_norm": "norm", "mix_out": "out_proj"}
     whole = {"fading": "A_log", "past": "D", "step_bias": "dt_bias"}
     return {part: f"{layer}.{name}" for part, name in (own | whole).items()}
@@ -1898,19 +1914,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     **ENCODERS,
 }
 CLASSIFIERS: dict[str, Architecture] = {"Qwen3ForSequenceClassification": Architecture(_qwen3_classes)}
-"""Decoders with a head of labels in place of the one that gives text."""
+"""Decoders with a classification head instead of an LM head."""
 
 
 def find_architecture(architecture: str) -> Architecture:
-    """By `architectures[0]` of config.json. Raises `Unsupported`, which lists the known."""
-    found = ARCHITECTURES.get(architecture) or CLASSIFIERS.get(architecture)
-    if found is None:
-        known = ", ".join(ARCHITECTURES)
+    """Return the architecture by `architectures[0]` of config.json. Raises `Unsupported` that lists the known ones."""
+    match = ARCHITECTURES.get(architecture) or CLASSIFIERS.get(architecture)
+    if match is None:
+        supported = ", ".join(ARCHITECTURES)
         raise Unsupported(
-            f"config.json: architectures: {architecture} is not supported: only {known} "
+            f"config.json: architectures: {architecture} is not supported: only {supported} "
             "(others, by transformers' code: --model-impl transformers)"
         )
-    return found
+    return match
 
 
 _TEXT_TYPES = {
@@ -1926,7 +1942,7 @@ _TEXT_TYPES = {
     "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_text",),
 }
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "gemma3_text": {  # transformers' defaults, which Google's files leave out
+    "gemma3_text": {  # transformers' defaults, which Google's files omit
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
@@ -1936,49 +1952,48 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     }
 }
 _OF_THE_WHOLE = ("architectures", "dtype", "torch_dtype", "quantization_config", "eos_token_id")
-_FLAT = ("layers.", "embed_tokens.", "norm.")  # of a model that is saved without its head
-_OTHER_HALF = re.compile(
+_FLAT = ("layers.", "embed_tokens.", "norm.")  # prefixes in a model that was saved without its head
+_VISION_TENSOR = re.compile(
     r"(model\.)?(vision_tower|vision_model|multi_modal_projector|visual|audio_tower|embed_vision|embed_audio)\."
 )
 
 
-def has_text_half(architecture: str) -> bool:
+def is_multimodal(architecture: str) -> bool:
     return architecture in _TEXT_TYPES
 
 
 def text_config(raw: Raw, architecture: str) -> Raw:
-    """The config of the text half as if it were a model of its own. Raises `ConfigError`."""
+    """Return the text model's config as if it were a model of its own. Raises `ConfigError` if it is not supported."""
     text, wanted = raw.get("text_config"), _TEXT_TYPES[architecture]
     if text is None and "vision_config" in raw and "hidden_size" in raw:
-        return raw  # Qwen2.5-VL's first files
+        return raw  # the first files of Qwen2.5-VL
     if not isinstance(text, Mapping):
-        raise ConfigError("config.json: text_config: missing: it says what the text half of this model is")
+        raise ConfigError("config.json: text_config: missing: it must describe the text model")
     if (kind := text.get("model_type", wanted[0])) not in wanted:
         raise ConfigError(f"config.json: text_config: model_type: {kind!r} is not supported: only {', '.join(wanted)}")
     whole = {name: raw[name] for name in _OF_THE_WHOLE if raw.get(name) is not None}
     text = {**_DEFAULTS.get(kind, {}), **text}
-    # the whole model's setting counts: its text half has no head of its own
+    # the whole model's setting counts: its text model has no head of its own
     tied = raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))
     return {**text, **whole, "tie_word_embeddings": tied}
 
 
 def own_name(architecture: str, name: str) -> str | None:
-    """What a decoder calls a tensor of such a model's checkpoint; None for one that is no part of it."""
-    if has_text_half(architecture):
+    """Return the decoder's name for a tensor of a checkpoint; None if the decoder does not use the tensor."""
+    if is_multimodal(architecture):
         return text_name(name)
     return PREFIX + name if name.startswith(_FLAT) else name
 
 
-def is_other_half(name: str) -> bool:
-    """Whether a tensor belongs to the vision part of the model."""
-    return _OTHER_HALF.match(name) is not None
+def is_vision_tensor(name: str) -> bool:
+    """Return whether a tensor belongs to the vision or audio part of a model, by its name."""
+    return _VISION_TENSOR.match(name) is not None
 
 
 def text_name(name: str) -> str | None:
-    """The name that the text part alone has for a tensor of the whole model; None for one of the vision part.
-    transformers has written `language_model.model.` and `language_model.lm_head` (4), and `model.language_model.` and
-    `lm_head` (5)."""
-    if is_other_half(name):
+    """Return the name of a tensor in the text model; None for a tensor of the vision part. transformers 4 has written
+    `language_model.model.` and `language_model.lm_head`, transformers 5 `model.language_model.` and `lm_head`."""
+    if is_vision_tensor(name):
         return None
     for prefix, own in (
         ("language_model.model.", "model."),

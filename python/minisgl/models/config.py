@@ -1,4 +1,4 @@
-"""The description of a model, and how its config.json becomes one.
+"""The description of a model, and its parsing from config.json.
 
 Invariants: every field that changes the computation is read or refused, never ignored.
 """
@@ -27,7 +27,7 @@ from minisgl.models.architectures import (
     Streams,
     check_activation,
     find_architecture,
-    has_text_half,
+    is_multimodal,
     no_windows,
     text_config,
 )
@@ -35,100 +35,100 @@ from minisgl.models.rope import RopeConfig, context_length, inverse_frequencies,
 from minisgl.weights.names import CHECKPOINT, GGUF, whole_names, with_flat
 from minisgl.weights.quantization import Packing, parse_packing
 
-MOST_LAYERS = 4096  # of a model of today; more are a damaged file
+MAX_LAYERS = 4096  # limit of layers: more mean a damaged file
 Activation = Literal["silu", "gelu", "gelu_erf", "relu2"] | ScaledSilu | ClampedSwiglu
-"""GELU is by its tanh, and by the error function."""
+"""Activation of an MLP's gate. "gelu" is the tanh approximation, "gelu_erf" the exact one."""
 Norms = Literal["before", "behind", "both", "parallel", "apart", "over"]
-"""Where a layer has norms: before attention and MLP; behind both, before they are added; before and behind; one before
-both, which read the same numbers and are added together; one before each, the rest as with one; behind both, over the
-sums of what they give and the hidden numbers."""
+"""Norms of a layer. before: before attention and MLP; behind: after each, before the residual addition; both: both of
+them; parallel: one norm whose output attention and MLP read in parallel; apart: parallel with a norm for each; over:
+after each residual addition (post-norm)."""
 HeadNorms = Literal["none", "head", "heads", "whole", "rotated", "plain"]
-"""Norms of q and k before rotation: none; over each head; over each head with weights of its own; over all heads at
-once. Or over each head behind rotation, with weights (rotated) or without (plain: in layers that rotate)."""
+"""Norms of q and k. Before RoPE: none, head (per head), heads (per head with separate weights), whole (over all heads).
+After RoPE: rotated (per head), plain (per head without weights, in layers with RoPE)."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The one description of a model, which the CPU engine reads by the same names but for those of `NOT_COMPUTED`.
-    What may differ from layer to layer is there for each. Scales multiply; caps are soft, 0 means none."""
+    """The description of a model. The CPU engine reads the fields by the same names, except those of `NOT_COMPUTED`.
+    Properties that may differ between layers are tuples by layer. Scales are factors; caps are soft, 0 means none."""
 
     architecture: str
     hidden_size: int
     num_layers: int
     num_heads: int
-    num_kv_heads: int  # of most layers, and of what pages hold
-    head_dim: int  # likewise
+    num_kv_heads: int  # of most layers; pages have this many
+    head_dim: int  # of most layers; pages have this size
     vocab_size: int
     norm_eps: float
-    ropes: tuple[RopeConfig, ...]  # the tables that layers rotate by
-    rotary: tuple[int | None, ...]  # by layer: which of them; None: q and k know no positions
+    ropes: tuple[RopeConfig, ...]  # RoPE tables of the layers
+    rotary: tuple[int | None, ...]  # by layer: index of its RoPE table; None: no RoPE
     max_position: int
     tie_word_embeddings: bool
     qkv_bias: bool
     out_bias: bool
     windows: tuple[int | None, ...]
-    """The number of tokens, itself included, that a token of each layer attends to; None: all before it."""
-    attention_scale: float  # of the products of q and k
-    packing: Packing | None  # how the checkpoint's weights are packed
+    """Sliding window by layer: number of tokens that a token attends to, itself included; None: all before it."""
+    attention_scale: float  # of the scores q k
+    packing: Packing | None  # format of packed weights; None: not packed
     dtype: str
     eos_ids: tuple[int, ...]
     heads: tuple[Heads, ...]
-    intermediate_sizes: tuple[int, ...]  # of the MLP; 0: the layer has none
-    attends: tuple[bool, ...]  # whether a layer has attention
-    state_layers: tuple[bool, ...]  # whether a layer keeps a `state`
-    attention_gates: bool = False  # of what attention gives, projected with the queries
-    value_norm: bool = False  # of each head, without weights
-    state: StateKind | None = None  # what layers keep of each sequence in place of keys and values, or beside them
-    layer_scales: bool = False  # all that a layer gives is multiplied by a number of its own
+    intermediate_sizes: tuple[int, ...]  # of the MLP by layer; 0: none
+    attends: tuple[bool, ...]  # by layer: whether it has attention
+    state_layers: tuple[bool, ...]  # by layer: whether it has a recurrent `state`
+    attention_gates: bool = False  # attention outputs are gated; the gate is projected with the queries
+    value_norm: bool = False  # values are normalized per head, without weights
+    state: StateKind | None = None  # recurrent state of layers, instead of or in addition to KV
+    layer_scales: bool = False  # each layer's output is multiplied by a scale of its own
     per_layer: PerLayer | None = None
     streams: Streams | None = None
     gate_cuts: tuple[float, ...] = ()
-    """By layer: by how many standard deviations above their mean the gates of an MLP are cut; 0: they are not."""
-    rotary_share: float = 1.0  # of each head, from its first number on
+    """Threshold of MLP gates by layer, in standard deviations above their mean; smaller gates become 0. 0: none."""
+    rotary_share: float = 1.0  # share of each head that RoPE rotates, from its start
     mlp_bias: bool = False
-    down_bias: bool = False  # of the MLP's way out, where its other matrices have none
+    down_bias: bool = False  # the MLP's down projection has a bias, even if its other matrices have none
     head_bias: bool = False
-    learned_positions: int = 0  # that have numbers of their own, added to embeddings
-    first_position: int = 0  # the row that the first position has of them
-    token_types: int = 0  # kinds of tokens that have numbers of their own, added to embeddings
-    pair_types: bool = False  # the second of two texts has tokens of the second kind
-    embedding_norm: bool = False  # embeddings are normalised
+    learned_positions: int = 0  # size of the table of learned positions that are added to embeddings; 0: none
+    first_position: int = 0  # row of the first position in that table
+    token_types: int = 0  # size of the table of token types that are added to embeddings; 0: none
+    pair_types: bool = False  # the second sequence of a pair has token type 1
+    embedding_norm: bool = False  # embeddings are normalized
     bare_first: bool = False  # the first layer has no norm before attention
-    last_norm: bool = True  # there is one behind the last layer
-    distances: Ranges | Slopes | None = None  # by which scores have numbers added
+    last_norm: bool = True  # there is a norm after the last layer
+    distances: Ranges | Slopes | None = None  # bias by distance that is added to scores
     both_ways: bool = False
-    """An encoder: tokens attend to those behind them, too: to all of their text, or to as many as before them."""
+    """Bidirectional attention (an encoder): over the whole sequence, or over a window on both sides."""
     moe: MoeConfig | None = None
-    latent: LatentConfig | None = None  # `num_kv_heads` and `head_dim` are then of what pages hold
+    latent: LatentConfig | None = None  # MLA; then `num_kv_heads` and `head_dim` are those of pages
     norms: Norms = "before"
     qk_norm: HeadNorms = "none"
-    layer_norm: bool = False  # norms take the mean off, too
+    layer_norm: bool = False  # norms subtract the mean, too
     norm_bias: bool = False
-    norm_offset: float = 0.0  # what a checkpoint's weights of norms lack
-    activation: Activation = "silu"  # what the gate of an MLP goes through
-    gated: bool = True  # else the MLP is down(activation(up(x)))
+    norm_offset: float = 0.0  # added to the norm weights of a checkpoint
+    activation: Activation = "silu"  # of the MLP's gate
+    gated: bool = True  # false: the MLP is down(activation(up(x)))
     embedding_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add
+    residual_scale: float = 1.0  # of the outputs of attention and MLP
     logits_scale: float = 1.0
     value_scale: float = 1.0
     attention_cap: float = 0.0
-    sinks: bool = False  # each head has a score that takes its part of the weights and gives no value
+    sinks: bool = False  # each head has a sink: a score that takes part in the softmax and has no value
     logits_cap: float = 0.0
     query_growth: QueryGrowth | None = None
-    chunked: bool = False  # windows are chunks of the text: a token attends to those of its own chunk before it
+    chunked: bool = False  # windows are chunks of the sequence: a token attends to earlier ones of its own chunk
     left_out: tuple[str, ...] = ()
-    """How the names of tensors begin that are no part of the decoder: they predict tokens after the next (MTP)."""
+    """Name prefixes of tensors that are not loaded, such as MTP layers, which predict tokens after the next."""
     other_half: tuple[str, ...] = ()
-    """The same of a GGUF file that has what sees, too."""
+    """Name prefixes of the vision tensors of a GGUF file, which are not loaded."""
 
     @property
     def rotary_dim(self) -> int:
-        """How many numbers of each head are rotated, where layers do not differ."""
+        """The number of values of each head that RoPE rotates, for models whose layers do not differ."""
         return int(self.head_dim * self.rotary_share) if self.latent is None else self.head_dim - self.latent.rank
 
     @property
     def rotary_dims(self) -> tuple[int, ...]:
-        """By table: how many numbers of each head are rotated."""
+        """The number of values of each head that RoPE rotates, by RoPE table."""
         if self.latent is not None:
             return (self.rotary_dim,) * len(self.ropes)
         by_table = {table: heads.head_dim for table, heads in zip(self.rotary, self.heads, strict=True)}
@@ -136,12 +136,13 @@ class ModelConfig:
 
     @property
     def intermediate_size(self) -> int:
-        """Return the size of the largest MLP."""
+        """The intermediate size of the largest MLP."""
         return max(self.intermediate_sizes)
 
     def context_len(self, max_seq_len: int | None) -> int:
-        """With --max-seq-len, which may stretch the context of a model whose rotary scaling is dynamic. The token that
-        ends a request has no position in an encoder: there is room for it beside them. Raises `ConfigError`."""
+        """Return the context length in tokens: --max-seq-len, which dynamic RoPE scaling lets exceed the model's, or
+        the model's. An encoder's has one token more than positions: the one that ends a request. Raises `ConfigError`.
+        """
         own = self.max_position + 1 if self.both_ways else self.max_position
         if max_seq_len is None:
             return own
@@ -154,7 +155,7 @@ class ModelConfig:
 
 
 def load_config(model_dir: str | Path) -> ModelConfig:
-    """From config.json, with the EOS ids of generation_config.json added. Raises `ConfigError`."""
+    """Load a model's description: config.json with the EOS ids of generation_config.json. Raises `ConfigError`."""
     raw, generation = read_config(model_dir)
     try:
         return parse_config(raw, generation)
@@ -167,28 +168,29 @@ def load_config(model_dir: str | Path) -> ModelConfig:
 
 
 def read_config(model_dir: str | Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """config.json and generation_config.json as they are; the second may be missing. Raises `ConfigError`."""
+    """Read config.json and generation_config.json; the second is empty if it is missing. Raises `ConfigError`."""
     folder = Path(model_dir)
     raw = _read_json(folder / "config.json", required=True)
     return raw, _read_json(folder / "generation_config.json", required=False)
 
 
 def is_native(model_dir: str | Path, impl: ModelImpl) -> bool:
-    """Whether the layers of this package compute the model, not those of transformers. Raises `ConfigError`."""
+    """Return whether native layers run the model, not those of transformers. Raises `ConfigError`."""
     if impl != "auto":
         return impl == "native"
-    found = ARCHITECTURES.get(_architecture(read_config(model_dir)[0]))
-    return found is not None and found.on_torch
+    architecture = ARCHITECTURES.get(_architecture(read_config(model_dir)[0]))
+    return architecture is not None and architecture.on_torch
 
 
 def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
-    """`raw` as transformers writes it: 4 (rope_theta, rope_scaling, torch_dtype) or 5 (rope_parameters, dtype)."""
+    """Parse a config as transformers 4 (rope_theta, rope_scaling, torch_dtype) or 5 (rope_parameters, dtype) writes it.
+    Raises `ConfigError`, or `KeyError`, `TypeError` or `ValueError` for malformed fields."""
     architecture = _architecture(raw)
-    known = find_architecture(architecture)
-    if has_text_half(architecture):
+    rules = find_architecture(architecture)
+    if is_multimodal(architecture):
         raw = text_config(raw, architecture)
-    raw = {**raw, **{name: raw[other] for other, name in known.fields.items() if other in raw}}
-    own = dict(known.describe(raw))
+    raw = {**raw, **{name: raw[other] for other, name in rules.fields.items() if other in raw}}
+    own = dict(rules.describe(raw))
     num_layers = own.get("num_layers") or int(raw["num_hidden_layers"])
     num_heads = own.get("num_heads") or int(raw["num_attention_heads"])
     if "activation" not in own:
@@ -196,8 +198,8 @@ def parse_config(raw: Mapping[str, Any], generation: Mapping[str, Any] | None = 
     head_dim = own.get("head_dim") or int(raw.get("head_dim") or int(raw["hidden_size"]) // num_heads)
     if head_dim < 1:
         raise ConfigError(f"config.json: head_dim: {head_dim}: must be at least 1")
-    if not 1 <= num_layers <= MOST_LAYERS:
-        raise Unsupported(f"config.json: num_hidden_layers: {num_layers}: must be 1..{MOST_LAYERS}")
+    if not 1 <= num_layers <= MAX_LAYERS:
+        raise Unsupported(f"config.json: num_hidden_layers: {num_layers}: must be 1..{MAX_LAYERS}")
     bias = bool(raw.get("attention_bias", False))
     rope, local = own.pop("rope", None) or parse_rope(raw), own.pop("local_rope", None)
     windows, rotated = own.pop("windows", None) or no_windows(raw), own.pop("rotated", (True,) * num_layers)
@@ -249,12 +251,12 @@ NOT_COMPUTED = (
     "eos_ids",
     "other_half",
 )
-"""Fields of a `ModelConfig` that the CPU engine does not read."""
+"""Fields of `ModelConfig` that the CPU engine does not read."""
 
 
 def computed(model: ModelConfig, context_len: int) -> dict[str, Any]:
-    """Return what the CPU engine reads of a model that serves texts of `context_len` tokens, for msgspec: its fields,
-    kinds of one thing by their names, and the tables of radians per position that its `ropes` stand for."""
+    """Return the fields that the CPU engine reads for sequences of up to `context_len` tokens, encodable by msgspec:
+    variants are tagged with their kind, RoPE configs become tables of radians per position."""
     fields = {name: getattr(model, name) for name in ModelConfig.__slots__ if name not in NOT_COMPUTED}
     fields |= {name: {one.kind: one} for name, one in fields.items() if hasattr(one, "kind")}
     dims = zip(model.ropes, model.rotary_dims, strict=True)
@@ -273,14 +275,14 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
 
 def eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Those of both files, in order."""
+    """Return the EOS ids of config.json and generation_config.json, ascending."""
     return tuple(sorted({*_ids(raw.get("eos_token_id")), *_ids(generation.get("eos_token_id"))}))
 
 
 def _ids(value: Any) -> list[int]:
     if value is None:
         return []
-    return [int(one) for one in value] if isinstance(value, list) else [int(value)]
+    return [int(token_id) for token_id in value] if isinstance(value, list) else [int(value)]
 
 
 def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
@@ -289,18 +291,18 @@ def _read_json(file: Path, *, required: bool) -> dict[str, Any]:
             raise ConfigError(f"{file.parent.name}: no {file.name}: not a model folder")
         return {}
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ConfigError(f"{file.parent.name}/{file.name}: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise ConfigError(f"{file.parent.name}/{file.name}: must be a JSON object")
-    return found
+    return content
 
 
 def tensor_names(config: ModelConfig) -> dict[str, dict[str, list[str]]]:
-    """What the parts of the model are called in checkpoints and in GGUF files."""
-    known = find_architecture(config.architecture)
+    """Return the tensor names of the model's parts in checkpoints and in GGUF files."""
+    architecture = find_architecture(config.architecture)
     return {
-        "checkpoint": with_flat(whole_names(CHECKPOINT, known.names, known.layers)),
-        "gguf": whole_names(GGUF, known.gguf_names, ("blk.{layer}",)),
+        "checkpoint": with_flat(whole_names(CHECKPOINT, architecture.names, architecture.layers)),
+        "gguf": whole_names(GGUF, architecture.gguf_names, ("blk.{layer}",)),
     }

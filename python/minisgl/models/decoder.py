@@ -1,5 +1,4 @@
-"""The decoder-only transformer that Llama and its relatives share, made of a `ModelConfig`, whose fields set them
-apart.
+"""The decoder-only transformer of Llama and its relatives, configured by a `ModelConfig`.
 
 Invariants: pure functions of the inputs and the weights; K and V pass through `attend`, which stores and reads them.
 """
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from minisgl.attention import LayerAttention
 from minisgl.config import Unsupported
-from minisgl.distributed import ALONE, Cut, Group, Shard
+from minisgl.distributed import ALONE, Group, Shard, ShardRange
 from minisgl.layers.adapters import AdapterRows
 from minisgl.layers.embedding import Embedding
 from minisgl.layers.experts import graph_obstacle
@@ -43,8 +42,8 @@ class _Attention:
     ) -> None:
         self._layer = layer
         self._table = config.rotary[layer]
-        heads = Cut.of(config.num_heads, group.rank, group.size)
-        kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size)
+        heads = ShardRange.of(config.num_heads, group.rank, group.size)
+        kv_heads = ShardRange.of_kv_heads(config.num_kv_heads, group.rank, group.size)
         self._heads, self._kv_heads, self._head_dim = heads.length, kv_heads.length, config.head_dim
         q, kv = heads.times(config.head_dim), kv_heads.times(config.head_dim)
         self._qkv = Linear(
@@ -78,10 +77,10 @@ class _Attention:
         self._out.pack()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        found = self._qkv.checkpoint() | self._out.checkpoint()
+        tensors = self._qkv.checkpoint() | self._out.checkpoint()
         for norm in self._norms or ():
-            found |= norm.checkpoint()
-        return found
+            tensors |= norm.checkpoint()
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         return self._qkv.shards() | self._out.shards()
@@ -126,10 +125,10 @@ class _Layer:
         self._mlp.warm_up()
 
     def checkpoint(self) -> dict[str, Tensor]:
-        found = self._attention.checkpoint() | self._mlp.checkpoint()
+        tensors = self._attention.checkpoint() | self._mlp.checkpoint()
         for norm in (self._before, self._between, *(self._behind or ())):
-            found |= norm.checkpoint()
-        return found
+            tensors |= norm.checkpoint()
+        return tensors
 
     def shards(self) -> dict[str, Shard]:
         return self._attention.shards() | self._mlp.shards()
@@ -142,8 +141,8 @@ class _Layer:
 
 
 class Decoder:
-    """Parameters are uninitialised until a loader has filled every tensor of `checkpoint`. Of a `group` of several it
-    holds one rank's shard; all ranks call it alike."""
+    """A decoder. Parameters are uninitialized until a loader has filled every tensor of `checkpoint`. With a `group` it
+    holds one rank's shard, and all ranks call its methods in the same order."""
 
     def __init__(
         self,
@@ -155,8 +154,8 @@ class Decoder:
         group: Group = ALONE,
     ) -> None:
         self.config = config
-        heads = Cut.of(config.num_heads, group.rank, group.size).length
-        kv_heads = Cut.of_kv_heads(config.num_kv_heads, group.rank, group.size).length
+        heads = ShardRange.of(config.num_heads, group.rank, group.size).length
+        kv_heads = ShardRange.of_kv_heads(config.num_kv_heads, group.rank, group.size).length
         scale = None if config.attention_scale == config.head_dim**-0.5 else config.attention_scale
         self.attention = tuple(
             LayerAttention(heads, kv_heads, config.head_dim, config.head_dim, window, scale)
@@ -164,7 +163,7 @@ class Decoder:
         )
         self.graph_obstacle = graph_obstacle() if config.moe is not None else ""
         self.adapter_rows = AdapterRows()
-        """Whoever calls `forward` says before which tokens want which adapter."""
+        """Adapters of the step's tokens, to be set before `forward`."""
         size, vocab_size = config.hidden_size, config.vocab_size
         self._tokens = Embedding("model.embed_tokens", vocab_size, size, dtype=dtype, device=device, group=group)
         self._layers = [_Layer(config, i, dtype, device, group) for i in range(config.num_layers)]
@@ -188,18 +187,18 @@ class Decoder:
         ]
 
     def pack(self) -> None:
-        """Every tensor of `checkpoint` is filled: bring the weights into the layout that computes fastest."""
+        """Convert the weights to the fastest layout. Call after every tensor of `checkpoint` is filled."""
         self._head.pack(read=self._head is self._tokens)
         for layer in self._layers:
             layer.pack()
 
     def warm_up(self) -> None:
-        """See `Model`, which this is."""
+        """Compile the kernels of all layers (see `Model.warm_up`)."""
         for layer in self._layers:
             layer.warm_up()
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """[n] int64 ids at [n] int64 positions -> [n, hidden_size], normalised for `logits`."""
+        """Compute the hidden states [n, hidden_size] after the final norm of ids [n] int64 at positions [n] int64."""
         rotations = [rotary.at(positions) for rotary in self._rotaries]
         x = self._tokens(input_ids)
         if self._scale is not None:
@@ -209,22 +208,22 @@ class Decoder:
         return self._norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, hidden_size] -> [n, vocab_size] float32, on rank 0; see `Embedding.logits`."""
+        """Compute logits [n, vocab_size] float32 of hidden states [n, hidden_size]; on rank 0 (see `Embedding`)."""
         return self._head.logits(hidden)
 
     def checkpoint(self) -> dict[str, Tensor]:
-        """Every tensor name of a checkpoint and the (part of a) parameter that it fills."""
-        found = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
+        """Return every tensor name of a checkpoint and the (part of a) parameter that it fills."""
+        tensors = self._tokens.checkpoint() | self._norm.checkpoint() | self._head.checkpoint()
         for layer in self._layers:
-            found |= layer.checkpoint()
-        return found
+            tensors |= layer.checkpoint()
+        return tensors
 
     def put_adapter(self, number: int, pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """`pairs`: A [r, in] and scaled B [out, r] of whole layers, by name; of these each rank takes its part."""
+        """Load a rank's shard of adapter `number`; `pairs`: unsharded A [r, in] and scaled B [out, r] by layer name."""
         for layer in self._layers:
             for linear in layer.linears():
-                if mine := {name: pairs[name] for name in linear.names() if name in pairs}:
-                    linear.put_adapter(self.adapter_rows, number, mine)
+                if own_pairs := {name: pairs[name] for name in linear.names() if name in pairs}:
+                    linear.put_adapter(self.adapter_rows, number, own_pairs)
 
     def drop_adapter(self, number: int) -> None:
         for layer in self._layers:
@@ -232,24 +231,23 @@ class Decoder:
                 linear.drop_adapter(number)
 
     def own_name(self, name: str) -> str | None:
-        """What `checkpoint` calls a tensor of a checkpoint; None for one that is no part of the model."""
+        """Return the name in `checkpoint` of a checkpoint's tensor; None if the model does not use it."""
         return own_name(self.config.architecture, name)
 
     def shards(self) -> dict[str, Shard]:
-        """What this rank holds of the tensors that it does not hold whole, by the names of `checkpoint` and
-        `stacked`."""
-        found = self._tokens.shards() | self._head.shards()
+        """Return this rank's shard of each sharded tensor, by the names of `checkpoint` and `stacked`."""
+        parts = self._tokens.shards() | self._head.shards()
         for layer in self._layers:
-            found |= layer.shards()
-        return found
+            parts |= layer.shards()
+        return parts
 
     def stacked(self) -> dict[str, tuple[Tensor, list[str]]]:
-        """Tensors that a checkpoint may have instead: name -> what it fills, and the names of `checkpoint` that it
-        stands for."""
-        found = dict[str, tuple[Tensor, list[str]]]()
+        """Return stacked tensors that a checkpoint may have instead: name to the parameter that it fills, and the names
+        of `checkpoint` that it replaces."""
+        tensors = dict[str, tuple[Tensor, list[str]]]()
         for layer in self._layers:
-            found |= layer.stacked()
-        return found
+            tensors |= layer.stacked()
+        return tensors
 
 
 def build_model(
@@ -260,8 +258,8 @@ def build_model(
     max_position: int | None = None,
     group: Group = ALONE,
 ) -> Decoder:
-    """Return an uninitialised model. `max_position` limits the rotary tables to what the context needs.
-    Raises `Unsupported` for an architecture that only the CPU engine has."""
+    """Return an uninitialized model. `max_position` limits the rotary tables to the served context. Raises
+    `Unsupported` for an architecture that only the CPU engine supports."""
     if not find_architecture(config.architecture).on_torch or config.query_growth is not None:
         raise Unsupported(
             f"config.json: architectures: {config.architecture}: torch has no native layers for it, "

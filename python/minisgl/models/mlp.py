@@ -1,4 +1,4 @@
-"""What a layer does to each token by itself: one MLP, or routed experts."""
+"""The token-wise part of a decoder layer: an MLP, or routed experts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minisgl.distributed import Cut, Group, Shard
+from minisgl.distributed import Group, Shard, ShardRange
 from minisgl.kernels.ops import route
 from minisgl.layers.experts import Experts
 from minisgl.layers.linear import Linear, RowLinear
@@ -15,10 +15,10 @@ from minisgl.models.config import ModelConfig
 
 
 class Mlp:
-    """down(activation(gate(x)) * up(x)) (Shazeer 2020)."""
+    """A gated MLP, down(activation(gate(x)) * up(x)) (Shazeer 2020), sharded over the ranks of a group."""
 
     def __init__(self, config: ModelConfig, name: str, dtype: torch.dtype, device: torch.device, group: Group) -> None:
-        inner = Cut.of(config.intermediate_size, group.rank, group.size)
+        inner = ShardRange.of(config.intermediate_size, group.rank, group.size)
         self._size = inner.length
         self._is_gelu = config.activation == "gelu"
         self._gate_up = Linear(
@@ -49,7 +49,7 @@ class Mlp:
         self._down.pack()
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: an MLP has no kernels to compile."""
 
     def checkpoint(self) -> dict[str, Tensor]:
         return self._gate_up.checkpoint() | self._down.checkpoint()
@@ -65,8 +65,8 @@ class Mlp:
 
 
 class SparseMlp:
-    """The `experts_per_token` experts that a linear router finds most likely, weighted by their probabilities. The
-    choice stays on the device."""
+    """Routed experts: a linear router selects the `experts_per_token` most likely experts of each token, weighted by
+    their probabilities. The selection stays on the device."""
 
     def __init__(
         self, config: ModelConfig, moe: MoeConfig, name: str, dtype: torch.dtype, device: torch.device, group: Group
@@ -82,7 +82,7 @@ class SparseMlp:
         return self._experts(x, *route(self._router(x), self._per_token, normalise=self._normalise))
 
     def pack(self) -> None:
-        """Nothing: an expert sees few tokens at a time."""
+        """Do nothing: an expert has few tokens at a time, for which packing does not pay."""
 
     def warm_up(self) -> None:
         route(self._router.weight[:, :1].mT, self._per_token, normalise=self._normalise)
@@ -98,5 +98,5 @@ class SparseMlp:
         return self._experts.stacked()
 
     def linears(self) -> list[Linear | RowLinear]:
-        """None that an adapter could change: each token would need its own."""
+        """Return no layers: adapters of experts are not supported, because each token would need its own."""
         return []

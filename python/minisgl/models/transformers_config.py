@@ -1,7 +1,6 @@
-"""Which class of transformers a checkpoint asks for, and whether it can stand on this package's attention.
+"""The transformers class that a checkpoint needs, and whether it can run on this package's attention.
 
-Invariants: what cannot be right is refused by name with the reason, before weights are read; code that a checkpoint
-brings along is never run.
+Invariants: an unsupported model is an error before weights are read; a checkpoint's own code is never run.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from minisgl.config import ConfigError
 from minisgl.models.architectures import ARCHITECTURES
 from minisgl.models.config import eos_ids, read_config
 
-_TEXT_HALVES = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
-ADAPTED = {"FalconForCausalLM"}  # classes without the registry whose attention `transformers_adapters` replaces
+_TEXT_MODELS = {"Gemma3ForConditionalGeneration": "Gemma3ForCausalLM"}
+ADAPTED = {"FalconForCausalLM"}  # classes without the registry, whose attention `adapt` replaces
 _LAYER_TYPES = {"full_attention", "sliding_attention"}
 _ALIBI = {"BloomForCausalLM", "MptForCausalLM"}
 _GROWING_ROPE = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class TheirModel:
-    """`kind` and `config` are transformers' own; `vocab_size` is that of the tokens, `context_len` what is served at
-    most, for the reason `limited_by` if that is less than the config says."""
+class TransformersSource:
+    """A model that transformers' code can run. `kind` (class) and `config` are transformers' own; `vocab_size` counts
+    tokens; `context_len` is the served maximum, for the reason `limited_by` if that is less than the config says."""
 
     architecture: str
     kind: Any
@@ -43,11 +42,11 @@ class TheirModel:
     text_half: bool
 
 
-def find_their_model(model_dir: Path) -> TheirModel:
-    """Raises `ConfigError` with what stands against it."""
+def find_transformers_source(model_dir: Path) -> TransformersSource:
+    """Find the transformers class of the model in `model_dir`. Raises `ConfigError` if it cannot be served."""
     raw, generation = read_config(model_dir)
     architecture = str((raw.get("architectures") or [""])[0])
-    name = _TEXT_HALVES.get(architecture, architecture)
+    name = _TEXT_MODELS.get(architecture, architecture)
     kind = getattr(transformers, name, None)
     if kind is None or not hasattr(kind, "config_class"):
         why = "its files bring modelling code of their own (auto_map), which is not run" if "auto_map" in raw else ""
@@ -57,15 +56,15 @@ def find_their_model(model_dir: Path) -> TheirModel:
     if method := (raw.get("quantization_config") or {}).get("quant_method"):
         raise refused(architecture, f"quantization_config: {method!r}: use the unquantised model")
     try:
-        found = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
+        loaded = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True, trust_remote_code=False)
     except (ValueError, TypeError, KeyError, OSError, StrictDataclassError) as error:
         raise refused(architecture, " ".join(str(error).split())) from error
-    config = found.get_text_config() if name != architecture else found
+    config = loaded.get_text_config() if name != architecture else loaded
     if reason := _obstacle(name, kind, config):
         raise refused(architecture, reason)
     context_len, limited_by = _context(config, architecture)
     text = raw.get("text_config") or {}
-    return TheirModel(
+    return TransformersSource(
         architecture=architecture,
         kind=kind,
         config=config,
@@ -79,39 +78,39 @@ def find_their_model(model_dir: Path) -> TheirModel:
 
 
 def refused(architecture: str, reason: str) -> ConfigError:
-    """With the nearest way out."""
-    known = ARCHITECTURES.get(architecture)
-    if known is None:
-        elsewhere = f"no engine has it by itself (they have {', '.join(ARCHITECTURES)})"
+    """Return a `ConfigError` with the reason and the engines that support the architecture."""
+    entry = ARCHITECTURES.get(architecture)
+    if entry is None:
+        elsewhere = f"no engine supports it natively (supported: {', '.join(ARCHITECTURES)})"
     else:
-        elsewhere = "native layers compute it" if known.on_torch else "the CPU engine computes it (--engine cpu)"
+        elsewhere = "native layers compute it" if entry.on_torch else "the CPU engine computes it (--engine cpu)"
     return ConfigError(
         f"config.json: architectures: {architecture}: {elsewhere}; by the code of transformers "
-        f"{transformers.__version__} it cannot be right: {reason}"
+        f"{transformers.__version__} it does not work: {reason}"
     )
 
 
 def _obstacle(name: str, kind: Any, config: Any) -> str:
-    """Why this class cannot serve; empty: nothing is known against it."""
+    """Return the reason why this class cannot be served; empty if none is known."""
     if config.is_encoder_decoder:
-        return "it is an encoder and a decoder"
+        return "it is an encoder-decoder"
     types = set(getattr(config, "layer_types", None) or getattr(config, "layers_block_type", None) or ())
     if getattr(kind, "_is_stateful", False):
-        return "its layers keep a state of their own (state-space or linear attention), which no KV page holds"
+        return "its layers keep a state of their own (state-space or linear attention), which KV pages do not hold"
     if "chunked_attention" in types:
         return "layer_types: chunked_attention: attention within chunks of the text"
     if others := types - _LAYER_TYPES - {"attention"}:
         return f"layer_types: {', '.join(sorted(others))}: layers that keep more than K and V, or none"
     if getattr(config, "alibi", False) or name in _ALIBI:
-        return "ALiBi: biases by distance, which no attention backend here adds"
+        return "ALiBi: biases by distance, which no attention backend supports"
     if not hasattr(sys.modules[kind.__module__], "ALL_ATTENTION_FUNCTIONS") and name not in ADAPTED:
-        return "its layers compute attention themselves, they ask no registry for it"
+        return "its layers do not use the registry of attention functions"
     return ""
 
 
 def _context(config: Any, architecture: str) -> tuple[int, str]:
-    """How many positions are served. Frequencies that change once a text is longer than the original context would
-    change for every row of a step, and for K that is stored: texts end before that."""
+    """Return the number of positions to serve, and why it is limited (else empty). With a RoPE whose frequencies change
+    beyond the original context, cached keys would become wrong: sequences end before that."""
     whole = getattr(config, "max_position_embeddings", None)
     if not isinstance(whole, int):
         raise refused(architecture, "config.json has no max_position_embeddings: the length of its context is unknown")
@@ -126,7 +125,7 @@ def _context(config: Any, architecture: str) -> tuple[int, str]:
 
 
 def _ropes(config: Any) -> Iterator[Mapping[str, Any]]:
-    """The rotary parameters of all layer types, in the spelling of both versions."""
-    found = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    yield found
-    yield from (each for each in found.values() if isinstance(each, Mapping))
+    """Iterate over the RoPE parameters of all layer types, in the spelling of both transformers versions."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    yield parameters
+    yield from (each for each in parameters.values() if isinstance(each, Mapping))

@@ -1,16 +1,16 @@
 """A model whose layers are transformers' own modelling code, on this package's attention.
 
-transformers' registry of attention functions lets anyone compute the scores: a function of this module is registered
-there and hands q, k and v to `attend`. A step is one sequence [1, tokens] of all rows' tokens, each with its position;
-what tells the rows apart is the page table behind `attend`. The output head, with its scales and soft caps, is the
-class's own, too: it runs with a body that returns the hidden states it is given.
+A function of this module is registered in transformers' registry of attention functions and passes q, k and v to
+`attend`. A step is one sequence [1, tokens] of all rows' tokens, each with its position; the page table behind `attend`
+separates the rows. The output head, with its scales and soft caps, is the class's own, too: it runs with a body that
+returns the hidden states that it was given.
 
-Attention of classes that transformers has from before its registry of attention functions: the same projections and
-rotation, with the scores asked of the registry.
+Classes older than the registry get an adapted attention: the same projections and RoPE, with the scores computed by a
+function of the registry.
 
-Invariants: the n-th call of attention in a forward is layer n; the head multiplies into float32, whatever the weights
-are (see `layers.wide`); nothing is kept between forwards. A module keeps its weights and everything else that it has;
-with an attention that is not registered it is as it was.
+Invariants: the n-th call of attention in a forward is layer n; the head multiplies into float32, in any weight dtype
+(see `layers.wide`); nothing is kept between forwards. A module keeps its weights and all other attributes; with an
+attention that is not registered it behaves as before.
 """
 
 from __future__ import annotations
@@ -31,38 +31,38 @@ from minisgl.layers.products import WideProduct, padded_rows, wide_product
 from minisgl.models.api import Attend
 from minisgl.models.transformers_config import ADAPTED, refused
 
-NAME = "minisgl"  # in the registry
-PLACE = "_minisgl_place"  # the attribute by which a module finds it
+NAME = "minisgl"  # in transformers' registry
+CONTEXT = "_minisgl_context"  # attribute of a module that holds its `AttentionContext`
 
 
-class Place:
-    """Where the attention of a forward goes: the same for all modules of a model."""
+class AttentionContext:
+    """The attention context of the current forward, shared by all modules of a model."""
 
     def __init__(self) -> None:
         self.attend: Attend | None = None
-        self.layer = 0  # the next call's
-        self.num_tokens = 0  # the rest is padding
-        self.observed: list[LayerAttention] = []  # by the probe
+        self.layer = 0  # index of the next call
+        self.num_tokens = 0  # tokens after these are padding
+        self.observed: list[LayerAttention] = []  # calls that the probe recorded
 
 
-def serve(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **asked: object
+def compute_attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: object = None, **arguments: object
 ) -> tuple[Tensor, None]:
-    """The attention function: query [1, heads, n, k_dim], key and value [1, kv_heads, n, ...] -> [1, n, heads,
-    v_dim]. What is `asked` was seen by the probe."""
-    place: Place = module.__dict__[PLACE]
-    layer, n, padded = place.layer, place.num_tokens, query.shape[2]
-    place.layer += 1
-    assert place.attend is not None
+    """Compute attention for a transformers layer: query [1, heads, n, k_dim], key and value [1, kv_heads, n, ...];
+    returns ([1, n, heads, v_dim], None). The other arguments were checked by the probe."""
+    context: AttentionContext = module.__dict__[CONTEXT]
+    layer, n, padded = context.layer, context.num_tokens, query.shape[2]
+    context.layer += 1
+    assert context.attend is not None
     q, k, v = query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)
     if n == padded:
-        return place.attend(layer, q, k, v).unsqueeze(0), None
-    out = place.attend(layer, q[:n], k[:n], v[:n])
+        return context.attend(layer, q, k, v).unsqueeze(0), None
+    out = context.attend(layer, q[:n], k[:n], v[:n])
     return F.pad(out, (0, 0, 0, 0, 0, padded - n)).unsqueeze(0), None
 
 
-class _Given:
-    """In place of the body: returns the hidden states that it was given."""
+class _StubBody:
+    """A replacement for a model's body that returns the hidden states that it was given."""
 
     def __init__(self) -> None:
         self.hidden = torch.empty(0)
@@ -71,12 +71,12 @@ class _Given:
         return _Output(self.hidden)
 
     @property
-    def decoder(self) -> _Given:  # where OPT's head finds its body
+    def decoder(self) -> _StubBody:  # attribute in which OPT's head looks for its body
         return self
 
 
 class _Output:
-    """What a body returns, as far as a head reads it: by name or index, and None for whatever else there may be."""
+    """The output of `_StubBody`, as a head reads it: by name or index, and None for any other attribute."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -90,28 +90,28 @@ class _Output:
 
 
 class TransformersModel:
-    """`model`: a causal language model of transformers with its weights, in eval mode, which from now on is this
-    object's. `attention` is empty until `transformers_probe` has seen it. Raises `ConfigError`."""
+    """A causal language model of transformers, with weights and in eval mode; this object owns and changes it.
+    `attention` is empty until `transformers_probe` has filled it. Raises `ConfigError`."""
 
     graph_obstacle = "transformers' code may ask the host at any point"
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self.place = Place()
+        self.context = AttentionContext()
         self.attention: Sequence[LayerAttention] = ()
-        AttentionInterface.register(NAME, serve)
+        AttentionInterface.register(NAME, compute_attention)
         for module in model.modules():
-            module.__dict__[PLACE] = self.place
+            module.__dict__[CONTEXT] = self.context
         if type(model).__name__ in ADAPTED:
             adapt(model)
         _make_wide(model.get_output_embeddings())
-        # (not by `base_model_prefix`: a text half may have the whole model's)
+        # not by `base_model_prefix`: the text model may have the whole model's
         bodies = [named for named in model.named_children() if isinstance(named[1], PreTrainedModel)]
         if len(bodies) != 1:
             raise refused(type(model).__name__, f"it has {len(bodies)} bodies below its head")
         ((name, self.body),) = bodies
         self.hidden_size = int(model.get_output_embeddings().weight.shape[1])
-        self._given = _Given()
+        self._given = _StubBody()
         del model._modules[name]
         model.__dict__[name] = self._given
         weight = next(self.body.parameters())
@@ -119,42 +119,41 @@ class TransformersModel:
         self.use_attention(NAME)
 
     def use_attention(self, name: str) -> None:
-        """From now on the layers ask for the function of that name."""
+        """Make the layers use the registered attention function `name` from now on."""
         for config in {id(c): c for m in self.body.modules() if (c := getattr(m, "config", None))}.values():
             config._attn_implementation = name
 
     def forward(self, input_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """See `Model`, which this is. On a CPU with weights of 16 bits tokens are padded to few numbers (see
-        `layers.packing`)."""
-        place, n = self.place, len(input_ids)
-        place.attend, place.layer, place.num_tokens = attend, 0, n
+        """Compute hidden states (see `Model`). CPUs pad 16-bit inputs to a few token counts (see `layers.products`)."""
+        context, n = self.context, len(input_ids)
+        context.attend, context.layer, context.num_tokens = attend, 0, n
         if self.device.type == "cpu" and self.dtype is not torch.float32:
             padding = (0, padded_rows(n) - n)
             input_ids, positions = F.pad(input_ids, padding), F.pad(positions, padding)
         hidden = self.run_body(input_ids, positions)
-        if place.layer != len(self.attention):
-            raise RuntimeError(f"attention was asked {place.layer} times, not {len(self.attention)}")
+        if context.layer != len(self.attention):
+            raise RuntimeError(f"attention was asked {context.layer} times, not {len(self.attention)}")
         return hidden[:n]
 
     def run_body(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[n], [n] -> [n, hidden size], with the attention that is in use."""
-        found = self.body(input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
-        hidden: Tensor = found[0][0]
+        """Run the body on [n] ids and [n] positions, with the current attention function; returns [n, hidden size]."""
+        outputs = self.body(input_ids=input_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False)
+        hidden: Tensor = outputs[0][0]
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._given.hidden = hidden.unsqueeze(0)
         ids = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
-        found: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
+        logits: Tensor = self._model(input_ids=ids, use_cache=False).logits[0]
         self._given.hidden = torch.empty(0)
-        return found.float()
+        return logits.float()
 
     def warm_up(self) -> None:
-        """Nothing is compiled."""
+        """Do nothing: transformers' layers have no kernels to compile."""
 
 
 def _make_wide(head: Any) -> None:
-    """Have a linear output head multiply in float32."""
+    """Make a linear output head multiply in float32."""
     if type(head) is not torch.nn.Linear or head.weight.dtype is torch.float32:
         return
     table = head.weight.detach()
@@ -170,7 +169,7 @@ def _make_wide(head: Any) -> None:
 
 
 def adapt(model: Any) -> None:
-    """Replace the attention of `model` where that is needed."""
+    """Replace the attention of modules of `model` that do not use the registry."""
     for module in model.modules():
         if isinstance(module, FalconAttention):
             module.forward = partial(_falcon, module, module.forward)
@@ -185,8 +184,8 @@ def _falcon(
     attention_mask: Any = None,
     **others: Any,
 ) -> Any:
-    """Falcon without ALiBi. A fused projection holds, for each KV head, its query heads, K and V; in the oldest form
-    each head has its own three."""
+    """Compute Falcon's attention without ALiBi. Its fused projection holds, for each KV head, the query heads, K and V;
+    in the oldest form each head has all three."""
     scores = ALL_ATTENTION_FUNCTIONS.get(module.config._attn_implementation)
     if scores is None:
         return own(hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask, **others)

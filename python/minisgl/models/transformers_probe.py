@@ -1,11 +1,11 @@
-"""What transformers' layers ask of attention, seen in a forward of theirs; and whether the model is then right.
+"""The probe of a transformers model: what its layers need of attention, and whether the model then computes correctly.
 
-Two looks, when the weights are there. The first runs a few tokens and records each call: sizes, scale, soft cap, and
-the window, which is the one of the mask that transformers itself made. The second computes two short texts in pieces,
-side by side, through pages, and compares the hidden states with those of transformers' own attention for each text
-alone: a model that keeps anything else between steps, or counts positions in its own way, differs.
+There are two runs, after loading. The first runs a few tokens and records each call: sizes, scale, soft cap, and the
+window, which is that of the mask that transformers itself made. The second computes two short sequences in chunks, in
+one batch, through pages, and compares the hidden states with those of transformers' own attention for each sequence
+alone: a model that keeps other state between steps, or counts positions in its own way, differs.
 
-Invariants: whatever a layer asks that `LayerAttention` has no word for is refused by name.
+Invariants: an argument of a layer that `LayerAttention` cannot express is an error that names it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from transformers.masking_utils import sdpa_mask
 
 from minisgl.attention import AttentionRows, KVPool, LayerAttention, TorchSdpa
 from minisgl.models.transformers_config import refused
-from minisgl.models.transformers_model import NAME, PLACE, Place, TransformersModel
+from minisgl.models.transformers_model import CONTEXT, NAME, AttentionContext, TransformersModel
 
 _OBSERVED = "minisgl_observed"
-_OWN = "eager"  # transformers' attention without any library: the plainest, and all classes have it
+_OWN = "eager"  # transformers' plainest attention, without any library; all classes have it
 _TOKENS = 8
 _PAGE = 4
-_WITHIN = 1e-3  # relative error of a token's hidden state in float32
-_WITHIN_OF_HALVES = 0.1  # of the median token: rounding may send one to another expert
-_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError)  # of any code
-# what a call may carry that changes nothing here
+_WITHIN = 1e-3  # maximum relative error of a token's hidden state in float32
+_WITHIN_OF_HALVES = 0.1  # maximum relative error of the median token in 16 bits: rounding may change a token's experts
+# exceptions of arbitrary model code
+_FAILURES = (RuntimeError, TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError)
+# arguments of a call that have no effect here
 _HARMLESS = {
     "cache_position",
     "cu_seq_lens_k",
@@ -56,30 +57,30 @@ _HARMLESS = {
 }
 
 
-class _Refused(Exception):
-    """What a call asks that is not here."""
+class _UnsupportedError(Exception):
+    """Error for an attention call with an argument that is not supported."""
 
 
-def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
-    """Fill `model.attention`. Raises `ConfigError` with what the model needs that is not here."""
+def probe(model: TransformersModel, architecture: str, vocab_size: int) -> None:
+    """Probe the model and fill `model.attention`. Raises `ConfigError` if the model needs unsupported attention."""
     AttentionInterface.register(_OBSERVED, _observe)
     AttentionMaskInterface.register(_OBSERVED, _mask)
     if "position_ids" not in inspect.signature(model.body.forward).parameters:
-        raise refused(architecture, "its forward takes no positions of tokens")
-    place, positions = model.place, torch.arange(_TOKENS, device=model.device)
-    place.observed = []
+        raise refused(architecture, "its forward has no argument position_ids")
+    context, positions = model.context, torch.arange(_TOKENS, device=model.device)
+    context.observed = []
     model.use_attention(_OBSERVED)
     try:
         model.run_body(positions % vocab_size, positions)
-    except _Refused as error:
+    except _UnsupportedError as error:
         raise refused(architecture, str(error)) from error
     except _FAILURES as error:
         raise refused(architecture, f"its forward fails: {type(error).__name__}: {error}") from error
     finally:
         model.use_attention(NAME)
-    if not place.observed:
-        raise refused(architecture, "no layer asks the registry of attention functions")
-    model.attention = tuple(place.observed)
+    if not context.observed:
+        raise refused(architecture, "no layer uses the registry of attention functions")
+    model.attention = tuple(context.observed)
     try:
         reason = _difference(model, vocab_size)
         outputs = model.logits(torch.zeros(1, model.hidden_size, dtype=model.dtype, device=model.device)).shape[1]
@@ -92,7 +93,7 @@ def look(model: TransformersModel, architecture: str, vocab_size: int) -> None:
 
 
 def _mask(*args: Any, **settings: Any) -> Any:
-    """transformers' own mask [1, 1, n, n], true where a token is seen; `window` is what it was made for."""
+    """Return transformers' own mask [1, 1, n, n], true for attended tokens, with its window as `window`."""
     settings |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
     made: Any = sdpa_mask(*args, **settings)
     made.window = settings.get("local_size")
@@ -110,20 +111,21 @@ def _observe(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    **asked: object,
+    **arguments: object,
 ) -> tuple[Tensor, None]:
-    """The attention function of the first look; returns zeros."""
-    for name, value_asked in asked.items():
-        if name not in _HARMLESS and value_asked is not None and value_asked is not False:
-            raise _Refused(f"its attention is given {name}, which no backend here knows")
-    if dropout or not asked.get("is_causal", getattr(module, "is_causal", True)):
-        raise _Refused("its tokens attend to those behind them")
+    """Record a call of attention in the probe's first run; return zeros. Raises `_UnsupportedError` if it is
+    unsupported."""
+    for name, argument in arguments.items():
+        if name not in _HARMLESS and argument is not None and argument is not False:
+            raise _UnsupportedError(f"its attention has the argument {name}, which no backend supports")
+    if dropout or not arguments.get("is_causal", getattr(module, "is_causal", True)):
+        raise _UnsupportedError("its attention is not causal")
     if scaling is not None and not isinstance(scaling, float):
-        raise _Refused("the scale of its attention is no constant")
+        raise _UnsupportedError("the scale of its attention is not a constant")
     window = sliding_window if attention_mask is None else _window(attention_mask, query.shape[2])
     k_dim = query.shape[3]
-    place: Place = getattr(module, PLACE)
-    place.observed.append(
+    context: AttentionContext = getattr(module, CONTEXT)
+    context.observed.append(
         LayerAttention(
             heads=query.shape[1],
             kv_heads=key.shape[1],
@@ -138,17 +140,18 @@ def _observe(
 
 
 def _window(mask: Any, tokens: int) -> int | None:
-    """The window of a mask of `_mask`, if it shows what a window of its size shows. Raises `_Refused`."""
+    """Return the window of a mask made by `_mask`, after checking its contents. Raises `_UnsupportedError` for other
+    masks."""
     window: int | None = getattr(mask, "window", tokens)
     behind = torch.arange(tokens)[:, None] - torch.arange(tokens)[None, :]
     seen = (behind >= 0) & (behind < (window or tokens))
     if not hasattr(mask, "window") or mask.shape[-2:] != seen.shape or not bool((mask.cpu() == seen).all()):
-        raise _Refused("its attention mask is neither causal nor that of a sliding window")
+        raise _UnsupportedError("its attention mask is neither causal nor that of a sliding window")
     return window
 
 
 def _difference(model: TransformersModel, vocab_size: int) -> str:
-    """How what is computed here in steps differs from transformers' own; empty: it does not."""
+    """Return how the hidden states computed in steps differ from transformers' own; empty if they agree."""
     lengths = (_TOKENS, _TOKENS + 1)
     random = torch.Generator().manual_seed(0)
     texts = [torch.randint(vocab_size, (length,), generator=random).to(model.device) for length in lengths]
@@ -160,7 +163,7 @@ def _difference(model: TransformersModel, vocab_size: int) -> str:
         model.use_attention(NAME)
     errors = torch.cat([(a - b).norm(dim=-1) / b.norm(dim=-1) for a, b in zip(ours, theirs, strict=True)])
     if not bool(errors.isfinite().all()):
-        return f"its numbers are not finite in {str(model.dtype).removeprefix('torch.')}: choose another --dtype"
+        return f"its hidden states are not finite in {str(model.dtype).removeprefix('torch.')}: choose another --dtype"
     exact = model.dtype is torch.float32
     error = float(errors.max() if exact else errors.median())
     if error <= (_WITHIN if exact else _WITHIN_OF_HALVES):
@@ -169,14 +172,15 @@ def _difference(model: TransformersModel, vocab_size: int) -> str:
 
 
 def _in_steps(model: TransformersModel, texts: Sequence[Tensor]) -> list[Tensor]:
-    """Hidden states of two texts [n, size]: a chunk of each in one step, then one token of the first beside the rest
-    of the second."""
+    """Return the hidden states [n, size] of two sequences, computed in two steps: a chunk of each, then one token of
+    the first with the rest of the second."""
     first, second = len(texts[0]), len(texts[1])
     columns = -(-second // _PAGE)
-    pages = torch.arange(2 * columns).flip(0).view(columns, 2).t().contiguous()  # of both in turns, backwards
+    # pages of the two sequences alternate, in descending order
+    pages = torch.arange(2 * columns).flip(0).view(columns, 2).t().contiguous()
     pool = KVPool(model.attention, num_pages=2 * columns, page_size=_PAGE, dtype=model.dtype, device=model.device)
     backend = TorchSdpa.of(model.attention, pool)
-    found: list[list[Tensor]] = [[], []]
+    parts_by_row: list[list[Tensor]] = [[], []]
     for starts, ends in (((0, 0), (first - 1, _PAGE)), ((first - 1, _PAGE), (first, second))):
         places = [torch.arange(start, end) for start, end in zip(starts, ends, strict=True)]
         out_loc = torch.cat([pages[row, at // _PAGE] * _PAGE + at % _PAGE for row, at in enumerate(places)])
@@ -192,5 +196,5 @@ def _in_steps(model: TransformersModel, texts: Sequence[Tensor]) -> list[Tensor]
         ids = torch.cat([text[at.to(text.device)] for text, at in zip(texts, places, strict=True)])
         hidden = model.forward(ids, torch.cat(places).to(model.device), backend.attend)
         for row, part in enumerate(hidden.float().split(extend_lens.tolist())):
-            found[row].append(part)
-    return [torch.cat(parts) for parts in found]
+            parts_by_row[row].append(part)
+    return [torch.cat(parts) for parts in parts_by_row]

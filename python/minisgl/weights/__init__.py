@@ -1,5 +1,5 @@
-"""From a model's name to a filled model: where it lies, its safetensors, GGUF import, dummy weights.
+"""Loading of weights by a model's name: locating models, safetensors, GGUF import, hubs, dummy weights.
 
-What an architecture is belongs to `models/`; the CPU engine reads files itself (`rust/minisgl-cpu/src/files`). Start
-with `sources.py`. This file imports nothing: `sources` and `gguf_import` do without torch.
+`models/` defines architectures; the CPU engine reads weight files itself (`rust/minisgl-cpu/src/files`). Start with
+`sources.py`. This file imports nothing: `sources` and `gguf_import` do not need torch.
 """

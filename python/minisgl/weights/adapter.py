@@ -1,9 +1,9 @@
-"""Adapters in the format of the library peft: what a folder says of itself, and the tensors in it.
+"""LoRA adapters in the format of the library peft: the config of an adapter folder, and its tensors.
 
 An adapter (LoRA; Hu et al. 2021) makes y + scale * B (A x) of a linear layer's y = W x.
 
-Invariants: what would change the model in a way that nobody here computes is refused by name; numbers are float32
-whatever the file has; neither torch nor the library safetensors is imported: the CPU engine has neither.
+Invariants: a setting that would change the model in an unsupported way is an error that names it; values are float32
+whatever dtype the file has; neither torch nor the library safetensors is imported: the CPU engine does not need them.
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ MAX_CONFIG_BYTES, MAX_RANK, MAX_ALPHA = 1 << 20, 1024, 1e6
 Float32Array = npt.NDArray[np.float32]
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<kind>[AB])(?:\.default)?\.weight")
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", "none", [], {})
-# fields that change what is computed, or what is stored -> what they would mean
+# unsupported fields, and why they would change the result
 _REFUSED = {
-    "use_dora": "DoRA's magnitudes are not computed",
-    "modules_to_save": "whole layers beside A and B are not taken",
-    "bias": "biases are not taken",
-    "lora_bias": "biases are not taken",
-    "alpha_pattern": "a scale by layer is not taken",
-    "fan_in_fan_out": "weights that lie the other way round are not taken",
-    "layer_replication": "layers that are used twice are not computed",
-    "target_parameters": "only linear layers are adapted: routed experts, whose weights lie in one parameter, are not",
-    "trainable_token_indices": "embeddings are not adapted",
-    "use_qalora": "pooled inputs are not computed",
-    "use_bdlora": "blocks of A and B are not taken",
-    "arrow_config": "a choice among adapters is not computed",
-    "alora_invocation_tokens": "an adapter from some token on is not computed",
+    "use_dora": "DoRA is not supported",
+    "modules_to_save": "whole layers in addition to A and B are not supported",
+    "bias": "biases are not supported",
+    "lora_bias": "biases are not supported",
+    "alpha_pattern": "a scale by layer is not supported",
+    "fan_in_fan_out": "transposed weights are not supported",
+    "layer_replication": "layers that are used twice are not supported",
+    "target_parameters": "only linear layers are supported: not routed experts, whose weights are one parameter",
+    "trainable_token_indices": "adapters of embeddings are not supported",
+    "use_qalora": "pooled inputs are not supported",
+    "use_bdlora": "blocks of A and B are not supported",
+    "arrow_config": "a selection among adapters is not supported",
+    "alora_invocation_tokens": "an adapter that starts at a token is not supported",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A [rank, in] and B [out, rank] of one linear layer."""
+    """The stored tensors A [rank, in] and B [out, rank] that change one linear layer, and their scale."""
 
     a: Stored
     b: Stored
@@ -55,19 +55,20 @@ class Pair:
 
     @property
     def sizes(self) -> tuple[int, int]:
-        """The sizes of the layer: inputs, outputs."""
+        """The sizes of the layer: (inputs, outputs)."""
         return self.a.shape[1], self.b.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`pairs`: by the layer that they change, such as "model.layers.0.self_attn.q_proj"."""
+    """An adapter whose tensors are located but not read; `pairs` are by layer name, such as
+    "model.layers.0.self_attn.q_proj"."""
 
     file: Path
     pairs: Mapping[str, Pair]
 
     def read(self) -> dict[str, tuple[Float32Array, Float32Array]]:
-        """A and scale * B of each layer. Raises `ConfigError`."""
+        """Read A and scale * B by layer. Raises `ConfigError` if a value is not finite or the file cannot be read."""
         with opened(self.file) as file:
             return {
                 name: (_finite(pair.a, file), _finite(pair.b, file) * np.float32(pair.scale))
@@ -81,19 +82,19 @@ class AdapterConfig:
     is_rank_stabilized: bool
 
     def scale(self, rank: int) -> float:
-        """alpha / r; rank-stabilized, alpha / sqrt(r) (Kalajdzievski 2023)."""
+        """Return the scale alpha / r; rank-stabilized, alpha / sqrt(r) (Kalajdzievski 2023)."""
         return self.alpha / (math.sqrt(rank) if self.is_rank_stabilized else rank)
 
 
 def load_adapter_config(folder: Path) -> AdapterConfig:
-    """Raises `ConfigError`."""
+    """Load adapter_config.json of `folder`. Raises `ConfigError` if it is malformed or has an unsupported setting."""
     try:
         with opened(folder / CONFIG) as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except ConfigError as error:
         raise ConfigError(f"{error}: an adapter is a folder as peft saves it") from error
     if len(data) > MAX_CONFIG_BYTES:
-        raise ConfigError(f"{CONFIG}: more than {MAX_CONFIG_BYTES} bytes")
+        raise ConfigError(f"{CONFIG}: must be at most {MAX_CONFIG_BYTES} bytes")
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -101,7 +102,7 @@ def load_adapter_config(folder: Path) -> AdapterConfig:
     if not isinstance(raw, dict):
         raise ConfigError(f"{CONFIG}: must be an object")
     if (kind := raw.get("peft_type", "LORA")) != "LORA":
-        raise ConfigError(f"{CONFIG}: peft_type: {kind!r}: only LORA is known")
+        raise ConfigError(f"{CONFIG}: peft_type: {kind!r}: only LORA is supported")
     for name, reason in _REFUSED.items():
         if (value := raw.get(name)) not in _NOTHING:
             raise ConfigError(f"{CONFIG}: {name}: {json.dumps(value)[:80]}: {reason}")
@@ -116,17 +117,17 @@ def _number(raw: Mapping[str, Any], name: str) -> float:
 
 
 def load_adapter(folder: Path) -> Adapter:
-    """What is in the folder, without the numbers. Raises `ConfigError`."""
+    """Locate the tensors of the adapter in `folder`. Raises `ConfigError` if one is unknown, missing or misshaped."""
     config, file = load_adapter_config(folder), folder / WEIGHTS
-    found: dict[str, dict[str, Stored]] = {}
-    for one in _tensors(file):
-        parts = _TENSOR.fullmatch(one.name)
+    by_module: dict[str, dict[str, Stored]] = {}
+    for tensor in _tensors(file):
+        parts = _TENSOR.fullmatch(tensor.name)
         if parts is None:
-            raise ConfigError(f"{WEIGHTS}: {one.name}: only A and B of linear layers are known")
-        found.setdefault(parts["module"], {})[parts["kind"]] = one
-    if not found:
+            raise ConfigError(f"{WEIGHTS}: {tensor.name}: only lora_A and lora_B of linear layers are supported")
+        by_module.setdefault(parts["module"], {})[parts["kind"]] = tensor
+    if not by_module:
         raise ConfigError(f"{WEIGHTS}: is empty")
-    return Adapter(file, {module: _pair(module, stored, config) for module, stored in sorted(found.items())})
+    return Adapter(file, {module: _pair(module, stored, config) for module, stored in sorted(by_module.items())})
 
 
 def _pair(module: str, stored: Mapping[str, Stored], config: AdapterConfig) -> Pair:
@@ -137,23 +138,23 @@ def _pair(module: str, stored: Mapping[str, Stored], config: AdapterConfig) -> P
     if rank != b.shape[1] or not rank:
         raise ConfigError(f"{WEIGHTS}: {module}: A is {list(a.shape)} and B {list(b.shape)}: not [r, in] and [out, r]")
     if rank > MAX_RANK:
-        raise ConfigError(f"{WEIGHTS}: {module}: rank {rank}: at most {MAX_RANK}")
+        raise ConfigError(f"{WEIGHTS}: {module}: rank {rank}: must be at most {MAX_RANK}")
     return Pair(a, b, config.scale(rank))
 
 
 def _finite(stored: Stored, file: BinaryIO) -> Float32Array:
-    """Its numbers. One that is none would end every request that uses the adapter."""
-    found = stored.numbers(file)
-    if not np.isfinite(found).all():
-        raise ConfigError(f"{WEIGHTS}: {stored.name}: a number is not finite")
-    return found
+    """Return a tensor's values. Raises `ConfigError` if one is not finite: it would fail the adapter's requests."""
+    values = stored.numbers(file)
+    if not np.isfinite(values).all():
+        raise ConfigError(f"{WEIGHTS}: {stored.name}: a value is not finite")
+    return values
 
 
 def _tensors(path: Path) -> list[Stored]:
-    found = stored_tensors(path)
-    for one in found:
-        if one.kind not in FLOATS:
-            raise ConfigError(f"{path.name}: {one.name}: {one.kind}: one of {', '.join(FLOATS)}")
-        if len(one.shape) != 2:
-            raise ConfigError(f"{path.name}: {one.name}: {list(one.shape)}: must have two dimensions")
-    return found
+    tensors = stored_tensors(path)
+    for tensor in tensors:
+        if tensor.kind not in FLOATS:
+            raise ConfigError(f"{path.name}: {tensor.name}: {tensor.kind}: must be one of {', '.join(FLOATS)}")
+        if len(tensor.shape) != 2:
+            raise ConfigError(f"{path.name}: {tensor.name}: {list(tensor.shape)}: must have two dimensions")
+    return tensors

@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF file says about the model, as a config.json.
+"""Conversion of a GGUF file's metadata to a config.json.
 
 Invariants: every field that changes the computation is read or refused by its key, never ignored; a value of the wrong
 type is a `ConfigError` that names its key.
@@ -14,18 +14,18 @@ from typing import Any
 from minisgl.config import ConfigError
 
 Shapes = Mapping[str, tuple[int, ...]]
-"""By tensor, outermost dimension first."""
+"""Shapes by tensor name, outermost dimension first."""
 
 TABLE, HEAD, ROPE_FACTORS = "token_embd.weight", "output.weight", "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 FACTORS = (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS)
-_POOLINGS = ("none", "mean_tokens", "cls_token", "lasttoken", "rank")  # by llama.cpp's numbers, as their tokens' names
-VISION = ("v.", "mm.")  # how the names of tensors begin that see, where a file has them, too
+_POOLINGS = ("none", "mean_tokens", "cls_token", "lasttoken", "rank")  # index: llama.cpp's pooling type
+VISION = ("v.", "mm.")  # name prefixes of vision tensors in a file that has them, too
 _LAYERS_OF_GEMMA3_27B = 62
 _LAYERS_OF_GEMMA2_27B = 46
-_STILL = 1e30  # what the frequency of dimensions that do not turn is divided by
+_NO_ROTATION = 1e30  # divisor of the frequencies of dimensions that do not rotate
 _REQUIRED: Any = object()
-_WEIGHTY = {
+_COMPUTATION_KEYS = {
     "attention.scale": 0.0,
     "attention.clamp_kqv": 0.0,
     "attention.max_alibi_bias": 0.0,
@@ -41,23 +41,25 @@ _WEIGHTY = {
     "expert_weights_scale": 1.0,
     "nextn_predict_layers": 0,
 }
-"""Keys that change what any model computes, and the value that changes nothing, as 0 does: one that nobody read is
-refused."""
+"""Keys that change the computation of any model, and their neutral value (0 is neutral, too). A key that no reader has
+read must have it."""
 
 
 Config = Mapping[str, Any]
 
 
 class Fields:
-    """Metadata by key; `own` keys are those of the file's architecture."""
+    """Typed access to a GGUF file's metadata by key, which records the keys that were read. `own` keys have the
+    architecture's prefix. Methods raise `ConfigError` for a missing key without default, or a value of the wrong type.
+    """
 
     def __init__(self, metadata: Mapping[str, Any]) -> None:
         self._metadata = metadata
         self._read = set[str]()
         self.architecture = self.text("general.architecture")
         if self.architecture not in READERS:
-            known = ", ".join(READERS)
-            raise ConfigError(f"architecture {self.architecture!r} is not imported: only {known}")
+            supported = ", ".join(READERS)
+            raise ConfigError(f"architecture {self.architecture!r} is not imported: only {supported}")
 
     def own(self, key: str) -> str:
         return f"{self.architecture}.{key}"
@@ -65,46 +67,46 @@ class Fields:
     def has(self, key: str) -> bool:
         return key in self._metadata
 
-    def below(self, key: str) -> set[str]:
-        """What stands behind `key` and a point in keys."""
-        return {one.removeprefix(f"{key}.") for one in self._metadata if one.startswith(f"{key}.")}
+    def suffixes(self, key: str) -> set[str]:
+        """Return the suffixes of all keys that begin with `key` and a dot."""
+        return {name.removeprefix(f"{key}.") for name in self._metadata if name.startswith(f"{key}.")}
 
     def text(self, key: str, default: str = _REQUIRED) -> str:
         return str(self._get(key, default, lambda value: isinstance(value, str), "a text"))
 
     def whole(self, key: str, default: int = _REQUIRED) -> int:
-        found = self._get(key, default, lambda value: type(value) is int and value >= -1, "a number for all layers")
-        return int(found)
+        value = self._get(key, default, lambda value: type(value) is int and value >= -1, "a number for all layers")
+        return int(value)
 
     def positive(self, key: str, default: int = _REQUIRED) -> int:
-        found = self.whole(key, default)
-        if found < 1:
-            raise ConfigError(f"{key}: {found}: must be at least 1")
-        return found
+        value = self.whole(key, default)
+        if value < 1:
+            raise ConfigError(f"{key}: {value}: must be at least 1")
+        return value
 
     def by_layer(self, key: str, layers: int, default: int = _REQUIRED) -> list[int]:
-        """A number of at least 1 for each layer; a file may say one for all."""
+        """Return an integer >= 1 for each layer; the file may have one value for all."""
         if not isinstance(self._metadata.get(key), list):
             return [self.positive(key, default)] * layers
-        found = self.wholes(key)
-        if len(found) != layers or min(found) < 1:
-            raise ConfigError(f"{key}: {found!s:.40}: must be at least 1 for each of {layers} layers")
-        return found
+        values = self.wholes(key)
+        if len(values) != layers or min(values) < 1:
+            raise ConfigError(f"{key}: {values!s:.40}: must be at least 1 for each of {layers} layers")
+        return values
 
     def heads_or_none(self, key: str, layers: int) -> list[int]:
-        """By layer one and the same number, or 0."""
-        found = self.wholes(key)
-        if len(found) != layers or min(found) < 0 or len({*found} - {0}) != 1:
-            raise ConfigError(f"{key}: {found!s:.40}: must be 0, or one number above it, for each of {layers} layers")
-        return found
+        """Return the number of heads of each layer: 0, or a positive number that is equal for all other layers."""
+        values = self.wholes(key)
+        if len(values) != layers or min(values) < 0 or len({*values} - {0}) != 1:
+            raise ConfigError(f"{key}: {values!s:.40}: must be 0, or one number above it, for each of {layers} layers")
+        return values
 
-    def most(self, key: str, default: int = _REQUIRED) -> int:
-        """The largest of the numbers that layers have; a file may say one number for all."""
+    def max_over_layers(self, key: str, default: int = _REQUIRED) -> int:
+        """Return the maximum over the layers of an integer; the file may have one value for all."""
         return max(self.wholes(key)) if isinstance(self._metadata.get(key), list) else self.whole(key, default)
 
     def real(self, key: str, default: float = _REQUIRED) -> float:
-        found = self._get(key, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
-        return float(found)
+        value = self._get(key, default, lambda value: type(value) in (int, float) and math.isfinite(value), "a number")
+        return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
         return bool(self._get(key, default, lambda value: type(value) is bool, "true or false"))
@@ -122,13 +124,14 @@ class Fields:
         return self._list(key, float, "a list of numbers")
 
     def _list(self, key: str, kind: type, what: str) -> list[Any]:
-        """Lists are of one type."""
-        found = self._get(key, _REQUIRED, lambda value: isinstance(value, list) and type(value[0]) is kind, what)
-        return list(found)
+        """Return a non-empty list of elements of type `kind` (GGUF lists have one type, so one element is checked)."""
+        values = self._get(key, _REQUIRED, lambda value: isinstance(value, list) and type(value[0]) is kind, what)
+        return list(values)
 
     def refuse_unread(self) -> None:
-        """Raises `ConfigError` for a key of `_WEIGHTY` that would be ignored."""
-        for name, neutral in _WEIGHTY.items():
+        """Raise `ConfigError` for a key of `_COMPUTATION_KEYS` that was not read and does not have its neutral
+        value."""
+        for name, neutral in _COMPUTATION_KEYS.items():
             value = self._metadata.get(key := self.own(name))
             if key not in self._read and value not in (None, 0, neutral):
                 raise ConfigError(f"{key}: {value!r:.40} is not imported: only {neutral:g}")
@@ -145,17 +148,17 @@ class Fields:
 
 
 Own = Callable[[Fields, Shapes, Config], dict[str, Any]]
-"""What only one architecture has, of a config.json that has the rest; it may replace fields of the rest."""
+"""Function that returns the config fields of one architecture, which may replace the common ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """`named`: `architectures` of the config.json, unless `own` says otherwise. `layer_norm`: the epsilon is that of
-    LayerNorm. `partial`: of each head as much as a key says is rotated. `latent`: keys and values are made of latents,
-    and sizes of heads are those of latents. `mixed`: `own` checks the sizes, in which layers may differ. `states`: some
-    layers keep states, perhaps in place of attention. `exact_yarn`: YaRN's border dimensions are not rounded, which no
-    key says. `on_torch`: torch imports such files. `interleaved`: of those, the files have the two halves of each head
-    of q and k in turns (llama.cpp: NORM). `encoder`: tokens attend both ways, and nothing ends a text."""
+    """Rules to read the metadata of an architecture. `named`: the config's `architectures`, unless `own` replaces it.
+    `layer_norm`: the epsilon is LayerNorm's. `partial`: RoPE on a part of each head. `latent`: MLA, with head sizes of
+    latents. `mixed`: layers may differ in sizes, `own` checks them. `states`: some layers have recurrent states,
+    possibly instead of attention. `exact_yarn`: YaRN's border dimensions are not rounded (no key says so). `on_torch`:
+    torch imports such files. `interleaved`: for torch, rows of q and k alternate between the two RoPE halves
+    (llama.cpp: NORM). `encoder`: bidirectional attention, no EOS."""
 
     named: str
     own: Own = lambda fields, shapes, config: {}
@@ -172,12 +175,12 @@ class Reader:
 
 
 def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """config.json. `factors`: the values of `ROPE_FACTORS`, `LONG_FACTORS` and `SHORT_FACTORS`, of those that the file
-    has."""
+    """Return the config.json of a GGUF file. `factors`: the values of those of `ROPE_FACTORS`, `LONG_FACTORS` and
+    `SHORT_FACTORS` that the file has. Raises `ConfigError`."""
     own, reader = fields.own, READERS[fields.architecture]
     hidden = fields.positive(own("embedding_length"))
-    count = fields.most if reader.states else fields.positive
-    heads = max(1, count(own("attention.head_count")))  # 0: no layer has any
+    count = fields.max_over_layers if reader.states else fields.positive
+    heads = max(1, count(own("attention.head_count")))  # 0: no layer has attention
     head_dim = fields.positive(own("attention.key_length"), hidden // heads)
     rotated = fields.positive(own("rope.dimension_count"), head_dim)
     fixed = {"attention.value_length": fields.whole(own("attention.value_length"), head_dim)}
@@ -185,18 +188,18 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
         fixed = {}
     elif not reader.partial or rotated > head_dim:
         fixed["rope.dimension_count"] = rotated
-    for key, found in fixed.items():
-        if found != head_dim:
-            raise ConfigError(f"{own(key)}: {found} is not imported: only the {head_dim} of a head")
-    further = fields.whole(own("nextn_predict_layers"), 0)  # of the blocks the last ones predict further tokens
+    for key, value in fixed.items():
+        if value != head_dim:
+            raise ConfigError(f"{own(key)}: {value} is not imported: only the {head_dim} of a head")
+    further = fields.whole(own("nextn_predict_layers"), 0)  # the last blocks, which predict further tokens (MTP)
     layers = fields.positive(own("block_count"))
     last = f"blk.{layers - further - 1}"
     if reader.mixed:
         _check_shapes(shapes, {f"blk.{layers - 1}.attn_norm.weight": (hidden,)})
     if reader.states:
-        heads_kv = fields.most(own("attention.head_count_kv"), heads)
-        of_experts = fields.whole(own("expert_feed_forward_length"), 0)  # where no layer has a plain MLP
-        inner = fields.most(own("feed_forward_length"), of_experts or _REQUIRED)
+        heads_kv = fields.max_over_layers(own("attention.head_count_kv"), heads)
+        of_experts = fields.whole(own("expert_feed_forward_length"), 0)  # used if no layer has a dense MLP
+        inner = fields.max_over_layers(own("feed_forward_length"), of_experts or _REQUIRED)
         attending = [i for i in range(min(layers, len(shapes))) if f"blk.{i}.attn_q.weight" in shapes]
         last = f"blk.{attending[-1]}" if attending else ""
     else:
@@ -240,7 +243,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
     if fields.flag(own("attention.causal"), not reader.encoder) == reader.encoder:
         raise ConfigError(f"{own('attention.causal')}: {not reader.encoder} is not imported with this architecture")
     if (window := _window(fields, config)) and "sliding_window" not in config:
-        raise ConfigError(f"{own('attention.sliding_window')}: {window}: which layers have it is not said")
+        raise ConfigError(f"{own('attention.sliding_window')}: {window}: no key says which layers have it")
     fields.refuse_unread()
     if any(name.startswith(VISION) for name in shapes):
         config["other_half"] = list(VISION)
@@ -252,7 +255,7 @@ def config_of(fields: Fields, shapes: Shapes, factors: Mapping[str, Sequence[flo
 
 
 def pooling_of(fields: Fields) -> dict[str, bool]:
-    """1_Pooling/config.json of an embedding model; nothing where the file does not say that it is one."""
+    """Return the 1_Pooling/config.json of an embedding model; empty if the file has no pooling type."""
     key = fields.own("pooling_type")
     if (number := fields.whole(key, -1)) < 0:
         return {}
@@ -262,23 +265,24 @@ def pooling_of(fields: Fields) -> dict[str, bool]:
 
 
 def _check_shapes(shapes: Shapes, expected: Shapes) -> None:
-    """Against the tensors, which are no larger than their file: numbers that are too large cost memory everywhere."""
+    """Raise `ConfigError` unless tensors have the `expected` shapes. Tensors cannot exceed their file, so this bounds
+    sizes from the metadata, which would cost memory everywhere."""
     for name, shape in expected.items():
         if shapes.get(name) != shape:
-            found = (
+            problem = (
                 f"is {list(shapes[name])}, not {list(shape)} as the metadata says" if name in shapes else "is missing"
             )
-            raise ConfigError(f"tensor {name} {found}")
+            raise ConfigError(f"tensor {name} {problem}")
 
 
 def _window(fields: Fields, config: Config) -> int | None:
-    """A window that makes a difference."""
+    """Return the sliding window; None if it is not shorter than the context."""
     window = fields.whole(fields.own("attention.sliding_window"), 0)
     return window if 0 < window < config["max_position_embeddings"] else None
 
 
 def _llama(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Mistral's and Mixtral's files say llama, too."""
+    """Return the config fields of a llama file, which may also be a Mistral or a Mixtral."""
     window = _window(fields, config)
     if fields.whole(fields.own("expert_count"), 0):
         return {
@@ -297,7 +301,8 @@ def _qwen3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _qwen3_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """llama.cpp makes the weights of a token's experts sum up to 1 for all models of this architecture."""
+    """Return the config fields of Qwen3 MoE. llama.cpp normalizes the expert weights of all models of this
+    architecture."""
     own = fields.own
     routers = [f"blk.{i}.ffn_gate_inp.weight" for i in range(config["num_hidden_layers"])]
     experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
@@ -316,13 +321,13 @@ def _qwen3_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
 
 
 def _smollm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Which layers rotate is llama.cpp's, no key says it."""
+    """Return the config fields of SmolLM3. No key says which layers apply RoPE; it is llama.cpp's choice."""
     return {"no_rope_layer_interval": 4, "attention_bias": "blk.0.attn_q.bias" in shapes}
 
 
 def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """What no key says is what llama.cpp takes: each sixth layer attends to all tokens, layers with a window rotate by
-    a base of 10,000, and the largest model alone scales its scores by another size than that of a head."""
+    """Return the config fields of Gemma 3, with llama.cpp's values where there is no key: every sixth layer has full
+    attention, layers with a window have RoPE base 10,000, and only the 27B model scales scores by another size."""
     own, layers = fields.own, config["num_hidden_layers"]
     window = fields.whole(own("attention.sliding_window"), 0)
     every = fields.whole(own("attention.sliding_window_pattern"), 6) if window > 0 else 1
@@ -331,7 +336,7 @@ def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     return {
         "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": max(window, 1),
-        "layer_types": ["full_attention" if one else "sliding_attention" for one in full],
+        "layer_types": ["full_attention" if is_full else "sliding_attention" for is_full in full],
         "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
         "query_pre_attn_scalar": config["hidden_size"] // config["num_attention_heads"]
         if is_27b
@@ -340,14 +345,14 @@ def _gemma3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Layers that attend to all tokens have heads of another size, perhaps fewer KV heads, and no values of their own;
-    the last layers have no keys either, and perhaps MLPs twice as wide."""
+    """Return the config fields of Gemma 4: full-attention layers have another head size, possibly fewer KV heads, and
+    no v projection; the last layers have no k projection either, and possibly MLPs of twice the size."""
     own, layers, hidden = fields.own, config["num_hidden_layers"], config["hidden_size"]
-    found, size = _layer_types(fields), fields.positive(own("attention.key_length_swa"))
+    config_fields, size = _layer_types(fields), fields.positive(own("attention.key_length_swa"))
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if (other := fields.whole(own(key), size)) != size:
             raise ConfigError(f"{own(key)}: {other} is not imported: only the {size} of a head")
-    full = [kind == "full_attention" for kind in found["layer_types"]]
+    full = [kind == "full_attention" for kind in config_fields["layer_types"]]
     heads_kv = fields.by_layer(own("attention.head_count_kv"), layers, config["num_attention_heads"])
     heads = [(count, config["head_dim"] if one else size) for count, one in zip(heads_kv, full, strict=True)]
     shared = max(fields.whole(own("attention.shared_kv_layers"), 0), 0)
@@ -364,9 +369,9 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     embedding = "per_layer_token_embd.weight"
     if "blk.0.ffn_gate_inp.weight" in shapes:
         size_of_experts = fields.positive(own("expert_feed_forward_length"))
-        found |= {**_experts(fields), "enable_moe_block": True, "moe_intermediate_size": size_of_experts}
+        config_fields |= {**_experts(fields), "enable_moe_block": True, "moe_intermediate_size": size_of_experts}
     return {
-        **found,
+        **config_fields,
         "hidden_activation": "gelu_pytorch_tanh",
         "head_dim": size,
         "per_layer_config": {
@@ -385,8 +390,8 @@ def _gemma4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _gemma3n(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """The last layers have no keys and values that anybody reads. Where gates are cut is a number by layer, one that is
-    not finite where they are not."""
+    """Return the config fields of Gemma 3n. The k and v projections of its last layers are unused. Gate thresholds are
+    by layer, infinite for layers without one."""
     own, layers = fields.own, config["num_hidden_layers"]
     if active := fields.whole(own("altup.active_idx"), 0):
         raise ConfigError(f"{own('altup.active_idx')}: {active} is not imported: only 0")
@@ -404,7 +409,7 @@ def _gemma3n(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         "altup_num_inputs": fields.positive(own("altup.num_inputs"), 4),
         "laurel_rank": shapes[low_rank][0],
         "activation_sparsity_scale": [
-            one if math.isfinite(one) else 0.0 for one in fields.reals(own("activation_sparsity_scale"))
+            scale if math.isfinite(scale) else 0.0 for scale in fields.reals(own("activation_sparsity_scale"))
         ],
         "final_logit_softcapping": fields.real(own("final_logit_softcapping"), 30.0),
         "rope_local_base_freq": fields.real(own("rope.freq_base_swa"), 10_000.0),
@@ -420,13 +425,13 @@ def _experts(fields: Fields) -> dict[str, Any]:
 
 
 def _layer_types(fields: Fields, every: int | None = None) -> dict[str, Any]:
-    """Which layers have the window: a list by layer says it, or each `every`-th has none."""
+    """Return the window, and the layers that have it: from a list by layer, or all but every `every`-th."""
     own, layers = fields.own, fields.positive(fields.own("block_count"))
     window, pattern = fields.positive(own("attention.sliding_window")), own("attention.sliding_window_pattern")
     windows = fields.flags(pattern) if every is None else [(i + 1) % every != 0 for i in range(layers)]
     if len(windows) != layers:
-        raise ConfigError(f"{pattern}: {len(windows)} are not one for each of {layers} layers")
-    kinds = ["sliding_attention" if one else "full_attention" for one in windows]
+        raise ConfigError(f"{pattern}: has {len(windows)} values for {layers} layers")
+    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in windows]
     return {"sliding_window": window, "layer_types": kinds}
 
 
@@ -445,19 +450,19 @@ def _granite(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         "logits_scaling": "logit_scale",
     }
     plain = {"attention_multiplier": config["head_dim"] ** -0.5}
-    found: dict[str, Any] = {name: fields.real(fields.own(key), plain.get(name, 1.0)) for name, key in keys.items()}
-    if not all(found.values()):
-        raise ConfigError(f"scales of granite: {found}: none may be 0")
+    scales: dict[str, Any] = {name: fields.real(fields.own(key), plain.get(name, 1.0)) for name, key in keys.items()}
+    if not all(scales.values()):
+        raise ConfigError(f"scales of granite: {scales}: none may be 0")
     biases = {"attention_bias": "blk.0.attn_q.bias" in shapes, "mlp_bias": "blk.0.ffn_gate.bias" in shapes}
-    return {**found, **biases}
+    return {**scales, **biases}
 
 
 def _granite_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    found = {**_granite(fields, shapes, config), **_experts(fields)}
+    config_fields = {**_granite(fields, shapes, config), **_experts(fields)}
     if size := max(fields.whole(fields.own("expert_shared_feed_forward_length"), 0), 0):
         own = {"architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared"}
-        return {**found, **own, "shared_intermediate_size": size}
-    return found
+        return {**config_fields, **own, "shared_intermediate_size": size}
+    return config_fields
 
 
 def _olmo2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -467,7 +472,7 @@ def _olmo2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _gemma2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """The largest model alone scales its scores by another size than that of a head."""
+    """Return the config fields of Gemma 2. Only the 27B model scales scores by another size than the head's."""
     own, is_27b = fields.own, config["num_hidden_layers"] == _LAYERS_OF_GEMMA2_27B
     sizes = (config["hidden_size"] // config["num_attention_heads"], config["head_dim"])
     return {
@@ -480,7 +485,7 @@ def _gemma2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _qwen2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    own, shared = fields.own, shapes.get("blk.0.ffn_gate_shexp.weight", (0,))[0]  # older files say it by that alone
+    own, shared = fields.own, shapes.get("blk.0.ffn_gate_shexp.weight", (0,))[0]  # older files have no key for it
     return {
         **_experts(fields),
         "moe_intermediate_size": fields.positive(own("expert_feed_forward_length")),
@@ -500,8 +505,8 @@ def _stablelm(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 def _starcoder2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
     window = fields.whole(fields.own("attention.sliding_window"), 0)
     bias = "blk.0.attn_q.bias" in shapes
-    found = {"hidden_act": "gelu_pytorch_tanh", "use_bias": bias, "norm_epsilon": config["layer_norm_eps"]}
-    return {**found, "sliding_window": window if window > 0 else None}
+    config_fields = {"hidden_act": "gelu_pytorch_tanh", "use_bias": bias, "norm_epsilon": config["layer_norm_eps"]}
+    return {**config_fields, "sliding_window": window if window > 0 else None}
 
 
 def _cohere(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -536,7 +541,7 @@ def _arcee(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _ministral3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """A file without growing queries is of an older Mistral."""
+    """Return the config fields of Ministral 3, or of an older Mistral if queries are not scaled by position."""
     if not fields.real(fields.own("attention.temperature_scale"), 0.0):
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": None}
     return {"model_type": "ministral3", "sliding_window": None}
@@ -549,7 +554,7 @@ def _gpt_oss(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
         **_layer_types(fields, every=2),
         "intermediate_size": size,
         "attention_bias": "blk.0.attn_q.bias" in shapes,
-        "rope_scaling": {"rope_type": "default"},  # unless the file says otherwise
+        "rope_scaling": {"rope_type": "default"},  # unless the file has another
     }
 
 
@@ -559,7 +564,7 @@ def _nemotron(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _falcon(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """As the newer Falcons say it, with as many KV heads as the file has."""
+    """Return the config fields of a Falcon in the newer spelling, with the file's number of KV heads."""
     return {
         "new_decoder_architecture": True,
         "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in shapes else 1,
@@ -577,7 +582,8 @@ def _gpt2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Files of RoBERTa and XLM-R say bert, too: the rows of positions that are nobody's are cut off."""
+    """Return the config fields of BERT, RoBERTa or XLM-R. Their converter drops the unused rows of the position
+    table."""
     _check_shapes(shapes, {"position_embd.weight": (config["max_position_embeddings"], config["hidden_size"])})
     own = fields.text("tokenizer.ggml.model", "") == "bert"
     return {"hidden_act": "gelu", "pair_types": own, **_token_types(fields, shapes)}
@@ -594,7 +600,7 @@ def _nomic_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
 
 
 def _nomic_bert_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """The converter leaves out the bias of what a token's experts give together."""
+    """Return the config fields of Nomic's MoE. The converter omits the bias of the experts' sum."""
     own = fields.own
     experts, inner, hidden = fields.positive(own("expert_count")), config["intermediate_size"], config["hidden_size"]
     every = fields.positive(own("moe_every_n_layers"))
@@ -611,8 +617,8 @@ def _nomic_bert_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str,
 
 
 def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """First files have gate and up apart, later ones in one tensor. Slopes are those of a largest bias of 8, which no
-    key says."""
+    """Return the config fields of Jina BERT. First files have separate gate and up. Slopes are for a maximum bias
+    of 8."""
     if (most := fields.real(key := fields.own("attention.max_alibi_bias"), 8.0)) != 8.0:
         raise ConfigError(f"{key}: {most:g} is not imported: only 8")
     inner, hidden = config["intermediate_size"], config["hidden_size"]
@@ -622,7 +628,8 @@ def _jina_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
 
 
 def _modern_bert(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """What no key says is what llama.cpp takes: each third layer attends to all tokens, others rotate by 10,000."""
+    """Return the config fields of ModernBERT, with llama.cpp's values where there is no key: every third layer has full
+    attention, the others have RoPE base 10,000."""
     own = fields.own
     return {
         "hidden_activation": fields.text(own("hidden_activation"), "gelu"),
@@ -647,7 +654,7 @@ def _gptneox(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _grouped(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """As DeepSeek V3 routes."""
+    """Return the MoE fields of DeepSeek V3's routing."""
     own = fields.own
     experts, size = fields.positive(own("expert_count")), fields.positive(own("expert_feed_forward_length"))
     _check_shapes(shapes, _experts_of_last(config, experts, size))
@@ -681,9 +688,9 @@ _SOFTMAX, _SIGMOID = 1, 2
 
 def _is_sigmoid(fields: Fields, otherwise: int) -> bool:
     key = fields.own("expert_gating_func")
-    if (found := fields.whole(key, otherwise)) not in (_SOFTMAX, _SIGMOID):
-        raise ConfigError(f"{key}: {found} is not imported: only {_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)")
-    return found == _SIGMOID
+    if (function := fields.whole(key, otherwise)) not in (_SOFTMAX, _SIGMOID):
+        raise ConfigError(f"{key}: {function} is not imported: only {_SOFTMAX} (softmax) and {_SIGMOID} (sigmoid)")
+    return function == _SIGMOID
 
 
 def _only_sigmoid(fields: Fields) -> None:
@@ -708,10 +715,11 @@ def _minimax_m2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
 
 
 def _deepseek2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """DeepSeek V2 chooses experts by shares, V3 and GLM-4.7-Flash by sigmoids with a bias."""
+    """Return the config fields of DeepSeek V2 (softmax expert scores), or of V3 and GLM-4.7-Flash (sigmoids with a
+    bias)."""
     own, rotated = fields.own, fields.positive(fields.own("rope.dimension_count"))
     plain = fields.positive(own("attention.key_length_mla")) - rotated
-    found = {
+    config_fields = {
         "qk_rope_head_dim": rotated,
         "qk_nope_head_dim": plain,
         "kv_lora_rank": config["head_dim"] - rotated,
@@ -720,9 +728,14 @@ def _deepseek2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]
         **_grouped(fields, shapes, config),
     }
     if _is_sigmoid(fields, _SOFTMAX):
-        return found
-    method = "group_limited_greedy" if found["n_group"] > 1 else "greedy"
-    return {**found, "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "topk_method": method}
+        return config_fields
+    method = "group_limited_greedy" if config_fields["n_group"] > 1 else "greedy"
+    return {
+        **config_fields,
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "model_type": "deepseek_v2",
+        "topk_method": method,
+    }
 
 
 def _ernie_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
@@ -754,8 +767,8 @@ def _hunyuan_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, An
 
 
 def _minicpm3(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """What no key says is what llama.cpp takes: the scales of the one model there is, and values as large as a head
-    would be."""
+    """Return the config fields of MiniCPM 3, with llama.cpp's values where there is no key: the scales of the only such
+    model, and values of hidden size / heads."""
     own, last = fields.own, config["num_hidden_layers"] - 1
     rank, rotated = fields.positive(own("attention.kv_lora_rank")), fields.positive(own("rope.dimension_count"))
     plain, value = config["head_dim"] - rotated, config["hidden_size"] // config["num_attention_heads"]
@@ -778,8 +791,8 @@ _LAYERS_OF_LLAMA4, _EXPERTS_OF_MAVERICK = 48, 128
 
 
 def _llama4(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """What no key says is what llama.cpp takes: chunks of 8,192 tokens, each fourth layer without rotation, norms of q
-    and k in all but the model with 128 experts."""
+    """Return the config fields of Llama 4, with llama.cpp's values where there is no key: chunks of 8,192 tokens, every
+    fourth layer without RoPE, q and k norms in all models but the one with 128 experts."""
     own, experts = fields.own, fields.positive(fields.own("expert_count"))
     is_maverick = experts == _EXPERTS_OF_MAVERICK and config["num_hidden_layers"] == _LAYERS_OF_LLAMA4
     return {
@@ -809,7 +822,7 @@ def _lfm2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """llama.cpp makes the weights of a token's experts sum up to 1."""
+    """Return the config fields of LFM2 MoE. llama.cpp normalizes the expert weights."""
     _only_sigmoid(fields)
     own, size = fields.own, fields.positive(fields.own("expert_feed_forward_length"))
     experts = fields.positive(own("expert_count"))
@@ -827,7 +840,8 @@ def _lfm2_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _delta_net(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """Which layers attend is seen by their tensors; queries have their gates beside them."""
+    """Return the config fields of a gated delta net. Tensors show which layers are attention; q includes the output
+    gates."""
     own, kinds = fields.own, _kinds(shapes, config, ("ssm_out", "attn_q"))
     keys, size, values = (fields.positive(own(f"ssm.{key}")) for key in ("group_count", "state_size", "time_step_rank"))
     inner, hidden = fields.positive(own("ssm.inner_size")), config["hidden_size"]
@@ -858,7 +872,7 @@ def _delta_net_moe(fields: Fields, shapes: Shapes, config: Config) -> dict[str, 
     }
 
 
-# what configs call the sizes of a Mamba-2 layer: of most, of Mamba2 itself, of Nemotron-H
+# config fields of a Mamba-2 layer's sizes: most models, Mamba2 itself, Nemotron-H
 MAMBA_FIELDS = {
     "heads": "mamba_n_heads",
     "head_dim": "mamba_d_head",
@@ -880,18 +894,18 @@ _KINDS = {"ssm_in": "mamba", "ssm_out": "mamba", "attn_q": "attention", "ffn_up"
 
 
 def _kinds(shapes: Shapes, config: Config, parts: Sequence[str]) -> list[str]:
-    """By layer: the first of these parts that it has."""
-    found = list[str]()
+    """Return the kind of each layer, by the first of `parts` for which it has a tensor."""
+    kinds = list[str]()
     for layer in range(config["num_hidden_layers"]):
         own = [part for part in parts if f"blk.{layer}.{part}.weight" in shapes]
         if not own:
             raise ConfigError(f"tensors of layer {layer}: none of {', '.join(parts)}")
-        found.append(_KINDS[own[0]])
-    return found
+        kinds.append(_KINDS[own[0]])
+    return kinds
 
 
 def _ssm(fields: Fields, shapes: Shapes, config: Config, names: Mapping[str, str]) -> dict[str, Any]:
-    """Sizes of Mamba-2 layers, by what the config calls them."""
+    """Return the sizes of Mamba-2 layers under the config's `names`."""
     heads, inner = (fields.positive(fields.own(f"ssm.{key}")) for key in ("time_step_rank", "inner_size"))
     if inner % heads:
         raise ConfigError(f"{fields.own('ssm.inner_size')}: {inner}: {heads} heads do not divide it")
@@ -921,11 +935,12 @@ def _granite_hybrid(fields: Fields, shapes: Shapes, config: Config) -> dict[str,
 
 
 def _falcon_h1(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
-    """The converter multiplies weights by all that the model multiplies by."""
-    found = _ssm(fields, shapes, config, MAMBA_FIELDS)
+    """Return the config fields of Falcon H1. The converter has multiplied the model's scale factors into the
+    weights."""
+    sizes = _ssm(fields, shapes, config, MAMBA_FIELDS)
     return {
-        **found,
-        "mamba_d_ssm": found["mamba_n_heads"] * found["mamba_d_head"],
+        **sizes,
+        "mamba_d_ssm": sizes["mamba_n_heads"] * sizes["mamba_d_head"],
         "mamba_rms_norm": "blk.0.ssm_norm.weight" in shapes,
         "mamba_norm_before_gate": False,
     }
@@ -935,16 +950,16 @@ def _nemotron_h(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any
     own = fields.own
     if latent := fields.whole(key := own("moe_latent_size"), 0):
         raise ConfigError(f"{key}: {latent}: experts of latents are not imported")
-    found: dict[str, Any] = {
+    config_fields: dict[str, Any] = {
         **_ssm(fields, shapes, config, NEMOTRON_FIELDS),
         "layers_block_type": _kinds(shapes, config, ("ssm_in", "attn_q", "ffn_up", "ffn_up_exps")),
         "layer_norm_epsilon": config["rms_norm_eps"],
         "mlp_hidden_act": "relu2",
     }
     if fields.whole(own("expert_count"), 0) < 1:
-        return found
+        return config_fields
     return {
-        **found,
+        **config_fields,
         **_routing(fields),
         "moe_shared_expert_intermediate_size": fields.positive(own("expert_shared_feed_forward_length")),
         "n_shared_experts": fields.positive(own("expert_shared_count")),
@@ -956,7 +971,7 @@ def _mamba2(fields: Fields, shapes: Shapes, config: Config) -> dict[str, Any]:
 
 
 def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config: Config) -> dict[str, Any]:
-    """As config.json says it; nothing for plain rotary embeddings."""
+    """Return the RoPE scaling as in config.json; empty for plain RoPE. `tensors`: the frequency factors in the file."""
     name = fields.own("rope.scaling.type")
     kind, factors = fields.text(name, "none"), tensors.get(ROPE_FACTORS)
     if LONG_FACTORS in tensors and SHORT_FACTORS in tensors:
@@ -966,10 +981,10 @@ def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config
             "long_factor": list(tensors[LONG_FACTORS]),
             "attention_factor": fields.real(fields.own("rope.scaling.attn_factor"), 1.0),
         }
-    if factors is not None and max(factors, default=0.0) >= _STILL:
-        turning = [one for one in factors if one < _STILL]
+    if factors is not None and max(factors, default=0.0) >= _NO_ROTATION:
+        turning = [factor for factor in factors if factor < _NO_ROTATION]
         if turning != list(factors[: len(turning)]) or set(turning) != {1.0} or kind not in ("none", ""):
-            raise ConfigError(f"{ROPE_FACTORS}: only the first dimensions may turn, at their own speed")
+            raise ConfigError(f"{ROPE_FACTORS}: only the first dimensions may rotate, with unscaled frequencies")
         return {"rope_type": "proportional", "partial_rotary_factor": len(turning) / len(factors)}
     if factors is not None:
         if kind not in ("none", "", "llama3"):
@@ -996,18 +1011,19 @@ def _rope_scaling(fields: Fields, tensors: Mapping[str, Sequence[float]], config
     if growth := fields.real(fields.own("attention.temperature_scale"), 0.0):
         scaling["llama_4_scaling_beta"] = growth
     if mscale := fields.real(fields.own("rope.scaling.yarn_log_multiplier"), 0.0):
-        if READERS[fields.architecture].latent:  # there the converter writes a tenth, and both are the same
+        # for MLA the converter writes a tenth of it, and mscale = mscale_all_dim
+        if READERS[fields.architecture].latent:
             scaling |= {"mscale": 10 * mscale, "mscale_all_dim": 10 * mscale}
         else:
-            scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}  # llama.cpp takes the first for 1
+            scaling |= {"mscale": 1.0, "mscale_all_dim": mscale}  # llama.cpp assumes 1 for the first
     for key, name in (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow")):
         scaling[name] = fields.real(fields.own(f"rope.scaling.{key}"), 0.0) or None
     return scaling
 
 
 def _llama3(factors: Sequence[float], config: Mapping[str, Any], original: int) -> dict[str, Any]:
-    """Converters write what Llama 3.1's scaling divides each frequency by. The numbers it was made from are found
-    again: models differ in the factor, which the longest waves have whole, and perhaps in the original context."""
+    """Recover Llama 3.1's RoPE scaling from the frequency divisors that converters write: the factor is that of the
+    longest waves, the original context is found by trial. Raises `ConfigError` if none fits."""
     theta, size, factor = config["rope_theta"], config["head_dim"], max(factors, default=0.0)
     usual = [2**power for power in range(13, 4, -1)] + [2**power for power in range(14, 21)]
     if len(factors) == size // 2 and factor >= 1.0 and theta > 0.0:
@@ -1100,4 +1116,4 @@ READERS: dict[str, Reader] = {
     "gemma-embedding": Reader("Gemma3TextModel", _gemma_embedding, "gemma3_text", encoder=True),
     "hunyuan-dense": Reader("HunYuanDenseV1ForCausalLM", _biases("attention_bias")),
 }
-"""By `general.architecture`."""
+"""Readers by `general.architecture`."""

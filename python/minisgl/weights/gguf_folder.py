@@ -1,8 +1,8 @@
 """A GGUF file as the model folder that the rest of minisgl reads: config.json and the tokenizer, from its header alone,
 and the heads of encoders (`gguf_heads`). The other tensors stay in the file; `gguf_import` makes folders with weights.
 
-Invariants: the folder appears whole or not at all, and stands for one model as it is now: its path, the sizes and times
-of its parts, the header of the first.
+Invariants: the folder appears whole or not at all. Its key is the state of one model: the path, the sizes and times of
+its parts, the header of the first part.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from minisgl.utils.made_once import made_once
 from minisgl.weights.gguf_config import FACTORS, Fields, config_of, pooling_of
 from minisgl.weights.gguf_heads import with_head, write_heads
 
-FORMAT = "9"  # part of the key: a change of what is written makes new folders
-BARE = "-bare"  # of a folder without a tokenizer
+FORMAT = "9"  # part of the key: increase it when the written files change
+BARE = "-bare"  # suffix of a folder without a tokenizer
 SOURCE = "source.json"
-_MOST_FACTORS = 4096
+_MAX_FACTORS = 4096
 
 
 def gguf_folder(file: Path, *, own_tokenizer: bool = True) -> Path:
-    """The folder for `file`, made now if it is not there; without `own_tokenizer` it has none. Raises `ConfigError`."""
-    named, place = file.absolute(), file.resolve()  # parts are known by names, not by where links lead
+    """Return the (cached) folder for a GGUF file, without a tokenizer unless `own_tokenizer`. Raises `ConfigError`."""
+    named, target = file.absolute(), file.resolve()  # parts are found by name, not by where links lead
     try:
         head_bytes = _rust.gguf_head_bytes(named)
-        with place.open("rb") as opened:
+        with target.open("rb") as opened:
             head = opened.read(head_bytes)
         now = [part.stat() for part in _rust.gguf_parts(named)]
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
     key = hashlib.sha256(head)
-    key.update("".join([f"\n{place}", *(f"\n{one.st_size}\n{one.st_mtime_ns}" for one in now)]).encode())
+    key.update("".join([f"\n{target}", *(f"\n{status.st_size}\n{status.st_mtime_ns}" for status in now)]).encode())
     name = f"{key.hexdigest()[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
     return made_once(envs.cache_dir() / "gguf-text" / name, lambda partial: _write(named, partial, own_tokenizer))
 
 
 def gguf_file(folder: Path) -> Path | None:
-    """The file that `folder` was made of by `gguf_folder`; None for every other folder."""
+    """Return the GGUF file that `gguf_folder` made `folder` from; None for any other folder. Raises `ConfigError`."""
     try:
-        place = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["gguf"])
+        file = Path(json.loads((folder / SOURCE).read_text(encoding="utf-8"))["gguf"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{folder / SOURCE}: {error!r}: remove the folder") from error
-    return place
+    return file
 
 
 def _write(file: Path, folder: Path, own_tokenizer: bool) -> None:
@@ -65,7 +65,7 @@ def _write(file: Path, folder: Path, own_tokenizer: bool) -> None:
 
 
 def read_header(file: Path) -> _rust.GgufHeader:
-    """Raises `ConfigError`."""
+    """Read the header of a GGUF file. Raises `ConfigError` if it is malformed."""
     try:
         return _rust.gguf_header(file)
     except ValueError as error:
@@ -73,9 +73,9 @@ def read_header(file: Path) -> _rust.GgufHeader:
 
 
 def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tokenizer: bool) -> dict[str, Any]:
-    """config.json, generation_config.json and the tokenizer, of which the chat template alone without `own_tokenizer`,
-    into `folder`; returns the first. Raises `ConfigError`."""
-    # with a library that serving does without
+    """Write config.json, generation_config.json and the tokenizer (without `own_tokenizer` only its chat template) to
+    `folder`. Returns the config. Raises `ConfigError`."""
+    # needs a library that serving does not need
     from minisgl.weights.gguf_tokenizer import end_ids, template_files, tokenizer_files
 
     try:
@@ -101,16 +101,16 @@ def write_text_files(file: Path, header: _rust.GgufHeader, folder: Path, own_tok
 
 
 def _factors(header: _rust.GgufHeader) -> dict[str, Sequence[float]]:
-    """What rotary frequencies are divided by, by tensor: the ones that a config needs."""
-    found = dict[str, Sequence[float]]()
+    """Read the divisors of RoPE frequencies that a config needs, by tensor name."""
+    factors = dict[str, Sequence[float]]()
     for name in FACTORS:
         if name not in header["tensors"]:
             continue
         kind, shape = header["tensors"][name]
-        place, start, end = header["places"][name]
-        if kind != "F32" or len(shape) != 1 or shape[0] > _MOST_FACTORS:
+        file, start, end = header["places"][name]
+        if kind != "F32" or len(shape) != 1 or shape[0] > _MAX_FACTORS:
             raise ConfigError(f"tensor {name}: {list(shape)} in {kind} is not imported")
-        with place.open("rb") as opened:
+        with file.open("rb") as opened:
             opened.seek(start)
-            found[name] = struct.unpack(f"<{shape[0]}f", opened.read(end - start))
-    return found
+            factors[name] = struct.unpack(f"<{shape[0]}f", opened.read(end - start))
+    return factors

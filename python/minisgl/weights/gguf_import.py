@@ -1,7 +1,7 @@
-"""Import of a GGUF file for torch: once per file it becomes a folder of safetensors, config.json and tokenizer.json.
+"""Import of a GGUF file for torch: it becomes, once, a folder with safetensors, config.json and tokenizer.json.
 
-Invariants: the folder appears whole or not at all; it is keyed by the file's content; dequantised values are exact
-(float32); what cannot be imported is refused by name.
+Invariants: the folder appears whole or not at all; it is keyed by the file's content; dequantized values are exact
+(float32); an unsupported tensor or field is an error that names it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from minisgl.utils.progress import Report, track
 from minisgl.weights.gguf_config import READERS, ROPE_FACTORS
 from minisgl.weights.gguf_folder import BARE, read_header, write_text_files
 from minisgl.weights.names import CHECKPOINT, GGUF
-from minisgl.weights.stored import head_of
+from minisgl.weights.stored import header_of
 
-FORMAT = "8"  # part of the key: a change of what is written makes new folders
+FORMAT = "8"  # part of the key: increase it when the written files change
 Floats = npt.NDArray[np.float32]
 
 _LAYER_PARTS = (
@@ -47,7 +47,8 @@ _CHUNK = 1 << 22  # bytes that are decoded at once
 
 
 def import_gguf(file: Path, say: Report, *, own_tokenizer: bool = True) -> Path:
-    """The folder for `file`, made now if it is not there; without `own_tokenizer` it has none. Raises `ConfigError`."""
+    """Return the folder with the weights of a GGUF file, created now if it is not cached; without `own_tokenizer` it
+    has no tokenizer. Raises `ConfigError`."""
     try:
         name = f"{_digest(_rust.gguf_parts(file))[:32]}-{FORMAT}{'' if own_tokenizer else BARE}"
     except ValueError as error:
@@ -56,21 +57,23 @@ def import_gguf(file: Path, say: Report, *, own_tokenizer: bool = True) -> Path:
 
 
 def _digest(files: Sequence[Path]) -> str:
-    """The digest of the file, or of the digests of its parts."""
-    found = []
+    """Return the SHA-256 digest of one file, or of the digests of several parts."""
+    digests = []
     for file in files:
         with file.open("rb") as opened:
-            found.append(hashlib.file_digest(opened, "sha256").hexdigest())
-    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+            digests.append(hashlib.file_digest(opened, "sha256").hexdigest())
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
     header = read_header(file)
     config = write_text_files(file, header, folder, own_tokenizer)
     if other_half := tuple(config.get("other_half", ())):
-        say("text only: what sees is not loaded")
-    left_out = (ROPE_FACTORS, *other_half)  # the config has the first
-    tensors = {name: of for name, of in header["tensors"].items() if not name.startswith(left_out)}
+        say("text only: the vision part is not loaded")
+    left_out = (ROPE_FACTORS, *other_half)  # the config already has the factors
+    tensors = {
+        name: kind_and_shape for name, kind_and_shape in header["tensors"].items() if not name.startswith(left_out)
+    }
     architecture = header["metadata"]["general.architecture"]
     reader = READERS[architecture]
     if not reader.on_torch or config["architectures"] == ["MixtralForCausalLM"]:
@@ -79,15 +82,16 @@ def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
     is_gemma = architecture == "gemma3"
     layer_names = _GEMMA_NAMES if is_gemma else _LAYER_NAMES
     names = {name: _names(name, shape, layer_names, file.name) for name, (_, shape) in tensors.items()}
-    rotated: dict[str, int] = {}  # llama.cpp reorders the rows of these; value: heads
+    rotated: dict[str, int] = {}  # tensors whose rows llama.cpp reorders, with their number of heads
     if reader.interleaved:
         rotated = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     with (folder / "model.safetensors").open("wb") as out, contextlib.ExitStack() as stack:
         opened = {
             part: stack.enter_context(part.open("rb")) for part in {place[0] for place in header["places"].values()}
         }
-        # by hand: the library wants all tensors in memory at once; a dequantised model is several times its file
-        out.write(head_of(part for parts in names.values() for part in parts))
+        # written by hand: the library wants all tensors in memory at once, and a dequantized model is several times its
+        # file
+        out.write(header_of(part for parts in names.values() for part in parts))
         for name in track(say, f"importing {file.name}, once", tensors, len(tensors)):
             heads = rotated.get(name.split(".")[2], 0) if name.startswith("blk.") else 0
             try:
@@ -101,15 +105,15 @@ def _write(file: Path, folder: Path, say: Report, own_tokenizer: bool) -> None:
 def _copy(
     source: BinaryIO,
     out: BinaryIO,
-    place: tuple[int, int],
+    span: tuple[int, int],
     kind: str,
     shape: tuple[int, ...],
     heads: int,
     offset: float,
 ) -> None:
-    """A tensor's numbers as they lie, chunk by chunk; or, whole, as a checkpoint has those of rotated heads. `offset`
-    is added: checkpoints of Gemma have the weights of their norms less one."""
-    start, end = place
+    """Copy a tensor as float32, in chunks; with `heads`, whole, with RoPE halves reordered as in checkpoints. `offset`
+    is added: Gemma's checkpoints store norm weights minus 1."""
+    start, end = span
     rows = math.prod(shape[:-1])
     row_bytes = (end - start) // rows
     step = end - start if heads else max(1, _CHUNK // row_bytes) * row_bytes
@@ -124,12 +128,12 @@ def _copy(
 
 
 def decode(kind: str, data: bytes, row_bytes: int) -> Floats:
-    """The exact numbers of whole rows. Raises `ValueError` or `NotImplementedError`."""
+    """Return the exact float32 values of whole rows. Raises `ValueError` or `NotImplementedError`."""
     try:
         return np.frombuffer(_rust.decode_blocks(kind, data), "<f4")
     except ValueError:
         need(f"tensors of the type {kind}: reading them", "gguf")
-        import gguf  # it is slower, and knows types that few models have
+        import gguf  # slower, but supports types that few models have
 
         rows = np.frombuffer(data, np.uint8).reshape(-1, row_bytes)
         return np.asarray(gguf.dequantize(rows, gguf.GGMLQuantizationType[kind]), np.float32)
@@ -138,7 +142,7 @@ def decode(kind: str, data: bytes, row_bytes: int) -> Floats:
 def _names(
     name: str, shape: tuple[int, ...], layer_names: Mapping[str, str], file_name: str
 ) -> list[tuple[str, tuple[int, ...]]]:
-    """What a checkpoint calls the tensor, or its parts one after the other, and their shapes:
+    """Return a checkpoint's names and shapes for a GGUF tensor, or for the expert tensors that it stacks:
     blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
     if name in _GLOBAL_NAMES:
         return [(_GLOBAL_NAMES[name], shape)]
@@ -154,8 +158,7 @@ def _names(
 
 
 def _unpermute(values: Floats, heads: int) -> Floats:
-    """llama.cpp interleaves the two halves of each rotated head, of weights and of biases; checkpoints keep them
-    apart."""
+    """Reorder rows of a weight or bias: llama.cpp interleaves the two RoPE halves of each head, checkpoints do not."""
     if len(values) % (2 * heads):
         raise ValueError(f"{len(values)} rows are not {heads} heads")
     apart: Floats = values.reshape(heads, len(values) // heads // 2, 2, -1).swapaxes(1, 2)

@@ -1,10 +1,11 @@
 """The tokenizer of a GGUF file, from its metadata, as tokenizer.json and tokenizer_config.json.
 
-`tokenizer.ggml.model` names the kind: byte-level BPE (gpt2), sentencepiece's BPE (llama) and unigrams (t5), BPE over
+`tokenizer.ggml.model` names the kind: byte-level BPE (gpt2), sentencepiece's BPE (llama) and unigram (t5), BPE over
 plain text (gemma4), WordPiece (bert).
-`tokenizer.ggml.pre` names how byte-level BPE splits a text: `PRE` is the table of the names that llama.cpp knows. A
-model's own tokenizer.json is the truth where llama.cpp's regular expressions only come near it: letters of both cases
-beyond ASCII (gpt-4o, tekken) and the normal form of composed characters (`nfc`).
+
+`tokenizer.ggml.pre` names the pre-tokenizer of byte-level BPE: `PRE` is the table of the names that llama.cpp knows.
+Where llama.cpp's regular expressions are only approximate, the table follows the model's own tokenizer.json: letters of
+both cases beyond ASCII (gpt-4o, tekken) and the normal form of composed characters (`nfc`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from minisgl.config import ConfigError
 from minisgl.weights.gguf_config import Fields
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 1, 2, 3, 4, 6  # llama.cpp's token types
-_SPACE = "\u2581"  # sentencepiece's
+_SPACE = "\u2581"  # sentencepiece's mark of a space
 _ELSEWHERE = "--tokenizer takes that of another folder or hub id, such as the model that the file was made of"
 
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -43,7 +44,7 @@ _DEEPSEEK_WORD = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+"
 )
 _DEEPSEEK = rf"{_DEEPSEEK_WORD}[\r\n]*|{_SPACES}"
-_CASED = (  # the letters of two cases that the model's authors listed
+_CASED = (  # letters with two cases that the model's authors listed
     "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
     "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
     "\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
@@ -70,40 +71,40 @@ _PUNCTUATION = r"[\p{P}\$\+<=>\^~\|]+"
 
 
 @dataclass(frozen=True)
-class Pre:
-    """How a text is split: by each pattern in turn, what it matches and what is between."""
+class SplitRule:
+    """A pre-tokenizer: the text is split by each pattern in turn, into matches and the pieces between them."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False
-    """A word that is a token is taken as it is, whatever its merges say."""
+    """Whether a word that is a token is used as it is, without applying merges."""
     nfc: bool = False
     adds_bos: bool = False
-    """Unless the file says otherwise."""
+    """Default of `add_bos_token` if the file does not have it."""
     adds_eos: bool = False
     adds_sep: bool = False
     of_text: bool = False
-    """Merges are of the text itself with bytes for what is no token, and a space is sentencepiece's."""
+    """Whether merges apply to text, with byte tokens for unknown characters and sentencepiece's spaces."""
     keeps_newlines: bool = False
-    """A token of newlines alone is taken as it is, whatever its merges say."""
+    """Whether a token of newlines alone is used as it is, without applying merges."""
 
 
-_OF_GPT2 = Pre((_GPT2,))
+_OF_GPT2 = SplitRule((_GPT2,))
 _OF_ROBERTA = replace(_OF_GPT2, adds_sep=True)
-_OF_LINES = Pre((r"[^\n]+|\n+",), of_text=True)
+_OF_LINES = SplitRule((r"[^\n]+|\n+",), of_text=True)
 _OF_GEMMA4 = replace(_OF_LINES, keeps_newlines=True)
-_OF_DIGITS = Pre((_DIGIT, _GPT2))
-_OF_LLAMA3 = Pre((_LLAMA3,), ignore_merges=True, adds_bos=True)
-_OF_QWEN2 = Pre((_QWEN2,))
-_OF_GPT4O = Pre((_GPT4O,))
-_OF_DEEPSEEK3 = Pre((_DIGITS3, _CJK, _DEEPSEEK))
-_OF_BLOOM = Pre((_BLOOM,))
-_OF_BAILING = Pre(
+_OF_DIGITS = SplitRule((_DIGIT, _GPT2))
+_OF_LLAMA3 = SplitRule((_LLAMA3,), ignore_merges=True, adds_bos=True)
+_OF_QWEN2 = SplitRule((_QWEN2,))
+_OF_GPT4O = SplitRule((_GPT4O,))
+_OF_DEEPSEEK3 = SplitRule((_DIGITS3, _CJK, _DEEPSEEK))
+_OF_BLOOM = SplitRule((_BLOOM,))
+_OF_BAILING = SplitRule(
     (r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+",)
 )
-_OF_AYA = Pre((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))
+_OF_AYA = SplitRule((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))
 
-PRE: dict[str, Pre] = {
-    "default": Pre((_PUNCTUATION, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
+PRE: dict[str, SplitRule] = {
+    "default": SplitRule((_PUNCTUATION, _GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2": _OF_GPT2,
     "phi-2": _OF_GPT2,
     "mpt": replace(_OF_GPT2, nfc=True),
@@ -142,11 +143,11 @@ PRE: dict[str, Pre] = {
     "midm-2.0": _OF_LLAMA3,
     "lfm2": _OF_LLAMA3,
     "jina-v5-nano": _OF_LLAMA3,
-    "dbrx": Pre((_LLAMA3,)),
-    "smaug-bpe": Pre((_LLAMA3,)),
-    "jais-2": Pre((_LLAMA3.replace(r"|\s+(?!\S)|\s+", _RUNS),)),
-    "glm4": Pre((_LLAMA3,), ignore_merges=True),
-    "chatglm-bpe": Pre((_LLAMA3,)),
+    "dbrx": SplitRule((_LLAMA3,)),
+    "smaug-bpe": SplitRule((_LLAMA3,)),
+    "jais-2": SplitRule((_LLAMA3.replace(r"|\s+(?!\S)|\s+", _RUNS),)),
+    "glm4": SplitRule((_LLAMA3,), ignore_merges=True),
+    "chatglm-bpe": SplitRule((_LLAMA3,)),
     "qwen2": replace(_OF_QWEN2, nfc=True),
     "megrez": _OF_QWEN2,
     "deepseek-r1-qwen": _OF_QWEN2,
@@ -156,7 +157,7 @@ PRE: dict[str, Pre] = {
     "hunyuan": _OF_QWEN2,
     "solar-open": _OF_QWEN2,
     "grok-2": _OF_QWEN2,
-    "qwen35": Pre(
+    "qwen35": SplitRule(
         (_QWEN2.replace(r"]?\p{L}+", r"]?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]"),),
         nfc=True,
     ),
@@ -166,37 +167,37 @@ PRE: dict[str, Pre] = {
     "talkie": _OF_GPT4O,
     "minimax-m2": _OF_GPT4O,
     "granite-embed-multi-97m": replace(_OF_GPT4O, ignore_merges=True),
-    "tekken": Pre((_TEKKEN,), ignore_merges=True, adds_bos=True),
-    "kimi-k2": Pre((_KIMI,)),
+    "tekken": SplitRule((_TEKKEN,), ignore_merges=True, adds_bos=True),
+    "kimi-k2": SplitRule((_KIMI,)),
     "tiny_aya": _OF_AYA,
     "cohere2moe": _OF_AYA,
     "deepseek-v3": _OF_DEEPSEEK3,
     "hunyuan-dense": _OF_DEEPSEEK3,
     "joyai-llm": _OF_DEEPSEEK3,
     "hy_v4": _OF_DEEPSEEK3,
-    "afmoe": Pre((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _OF_ASIA, _DEEPSEEK)),
-    "youtu": Pre((_EAST_ASIAN, _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),
-    "deepseek-llm": Pre(("[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_SIGNS}]+", r"\s+$", _HAN_AND_HANGUL, r"\p{N}+")),
-    "chameleon": Pre(
+    "afmoe": SplitRule((r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _OF_ASIA, _DEEPSEEK)),
+    "youtu": SplitRule((_EAST_ASIAN, _GPT4O.replace(r"\p{N}{1,3}", r"\p{N}")), ignore_merges=True),
+    "deepseek-llm": SplitRule(("[\r\n]", rf"\s?[{_CASED}]+", rf"\s?[{_SIGNS}]+", r"\s+$", _HAN_AND_HANGUL, r"\p{N}+")),
+    "chameleon": SplitRule(
         ("<sentinel:[0-9]+>", "IMGIMG[A-I]{1,4}Z", "[\t\n]|    |  ", _DIGIT, r"[\p{P}!-/:-@\[-`{-~]", _GPT2),
         adds_bos=True,
     ),
-    "deepseek-coder": Pre(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, _DIGIT)),
-    "falcon": Pre((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    "deepseek-coder": SplitRule(("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_AND_HANGUL, _DIGIT)),
+    "falcon": SplitRule((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
     "bloom": _OF_BLOOM,
     "poro-chat": _OF_BLOOM,
     "gpt3-finnish": _OF_BLOOM,
-    "viking": Pre((_BLOOM, _DIGIT)),
-    "superbpe": Pre((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
+    "viking": SplitRule((_BLOOM, _DIGIT)),
+    "superbpe": SplitRule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "bailingmoe": _OF_BAILING,
     "bailingmoe2": _OF_BAILING,
     "llada-moe": _OF_BAILING,
-    "seed-coder": Pre(
+    "seed-coder": SplitRule(
         (_QWEN2.replace(r"[^\s\p{L}\p{N}]+[\r\n]*", r"[^\s\p{L}\p{N}\r\n]+").replace(r"|\p{N}|", r"|\p{N}{1}|"),)
     ),
-    "laguna": Pre((r"[^\n]+|[\n]+", _QWEN2)),
-    "minicpm5": Pre((_DIGITS3, _QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")), ignore_merges=True),
-    "exaone-moe": Pre(
+    "laguna": SplitRule((r"[^\n]+|[\n]+", _QWEN2)),
+    "minicpm5": SplitRule((_DIGITS3, _QWEN2.replace(r"|\p{N}|", r"|\p{N}+|")), ignore_merges=True),
+    "exaone-moe": SplitRule(
         (
             rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
             r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+",
@@ -205,12 +206,12 @@ PRE: dict[str, Pre] = {
 }
 
 _KINDS = {
-    "llama": Pre((), adds_bos=True),
+    "llama": SplitRule((), adds_bos=True),
     "gemma4": replace(_OF_GEMMA4, adds_bos=True),
-    "bert": Pre((), adds_bos=True, adds_sep=True),
-    "t5": Pre((), adds_eos=True),
+    "bert": SplitRule((), adds_bos=True, adds_sep=True),
+    "t5": SplitRule((), adds_eos=True),
 }
-"""By `tokenizer.ggml.model`, but for gpt2's."""
+"""Pre-tokenizers by `tokenizer.ggml.model`, except gpt2's."""
 
 _ENDS_BY_KEY = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ENDS_OF_TURN = {"<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>", "[EOT]", "<turn|>", "[e~["}
@@ -223,16 +224,16 @@ _ENDS = _ENDS_OF_TURN | _ENDS_OF_CALL | _ENDS_OF_TEXT | _ENDS_OF_DEEPSEEK | _END
 
 
 def end_ids(fields: Fields) -> list[int]:
-    """All tokens that end an answer, that of the file first: those that a key names, and, as llama.cpp has it, those of
-    a known text. A file without a text of its own for the end of a message (harmony) has `<|end|>` for it. What could
-    be a word of a text, such as the `</s>` of HTML in Qwen's vocabulary, is an end only where its type is another."""
+    """Return all token ids that end a response, the file's EOS first: those that a key names, and, as in llama.cpp,
+    those with a known text. In a file without its own end of message (harmony), `<|end|>` is one. A token that may be
+    ordinary text, such as HTML's `</s>` in Qwen's vocabulary, is an end only if its type is not normal."""
     tokens = fields.texts("tokenizer.ggml.tokens")
     types = fields.wholes("tokenizer.ggml.token_type")
     named = [fields.whole(f"tokenizer.ggml.{name}_token_id", -1) for name in _ENDS_BY_KEY]
     by_text = {
         token: i
-        for i, (token, of) in enumerate(zip(tokens, types, strict=False))
-        if token in _ENDS and (of != _NORMAL or token.startswith("<|"))
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=False))
+        if token in _ENDS and (kind != _NORMAL or token.startswith("<|"))
     }
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)
@@ -242,7 +243,7 @@ def end_ids(fields: Fields) -> list[int]:
 
 
 def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
-    """The library's own steps where there are such, which are faster."""
+    """Return the pre-tokenizer for `patterns`, with the library's own, faster steps where possible."""
     is_gpt2 = patterns[-1] == _GPT2
     steps: list[pre_tokenizers.PreTokenizer] = [
         pre_tokenizers.Digits(individual_digits=True)
@@ -255,15 +256,15 @@ def pre_tokenizer_of(patterns: tuple[str, ...]) -> pre_tokenizers.PreTokenizer:
 
 
 def template_files(fields: Fields) -> dict[str, str]:
-    """As `tokenizer_files`, of the chat template alone."""
-    found = _chat_template(fields)
-    return {"tokenizer_config.json": json.dumps(found, ensure_ascii=False)} if found else {}
+    """Return the tokenizer files of a GGUF file that has only a chat template: file name to content."""
+    config = _chat_template(fields)
+    return {"tokenizer_config.json": json.dumps(config, ensure_ascii=False)} if config else {}
 
 
 def _chat_template(fields: Fields) -> dict[str, Any]:
-    """As tokenizer_config.json has it: a text, or a list where a file names others beside the default one."""
+    """Return the chat template as in tokenizer_config.json: a string, or a list if the file has several named ones."""
     key = "tokenizer.chat_template"
-    texts = {name: fields.text(f"{key}.{name}", "") for name in sorted(fields.below(key))}
+    texts = {name: fields.text(f"{key}.{name}", "") for name in sorted(fields.suffixes(key))}
     others = [{"name": name, "template": text} for name, text in texts.items() if text]
     default = fields.text(key, "")
     if not others:
@@ -272,31 +273,34 @@ def _chat_template(fields: Fields) -> dict[str, Any]:
 
 
 def tokenizer_files(fields: Fields) -> dict[str, str]:
-    """File name -> content. Raises `ConfigError`."""
+    """Return the tokenizer files: file name to content. Raises `ConfigError` if the tokenizer is not supported."""
     kind, pre = fields.text("tokenizer.ggml.model"), fields.text("tokenizer.ggml.pre", "default")
     if kind != "gpt2" and kind not in _KINDS:
-        known = "gpt2 (byte-level BPE), llama (sentencepiece), gemma4, bert (WordPiece) and t5 (unigrams)"
-        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {known}; {_ELSEWHERE}")
+        supported = "gpt2 (byte-level BPE), llama (sentencepiece), gemma4, bert (WordPiece) and t5 (unigrams)"
+        raise ConfigError(f"tokenizer.ggml.model: {kind!r} is not imported: only {supported}; {_ELSEWHERE}")
     if kind == "gpt2" and pre not in PRE:
         raise ConfigError(f"tokenizer.ggml.pre: {pre!r} is not known: only {', '.join(PRE)}; {_ELSEWHERE}")
     tokens = fields.texts("tokenizer.ggml.tokens")
     types = fields.wholes("tokenizer.ggml.token_type")
     if len(types) != len(tokens):
-        raise ConfigError(f"tokenizer.ggml.token_type: {len(types)} types of {len(tokens)} tokens")
-    how = PRE[pre] if kind == "gpt2" else _KINDS[kind]
-    if how.keeps_newlines:
-        types = [_USER_DEFINED if token.strip("\n") == "" else of for token, of in zip(tokens, types, strict=True)]
+        raise ConfigError(f"tokenizer.ggml.token_type: has {len(types)} types for {len(tokens)} tokens")
+    rule = PRE[pre] if kind == "gpt2" else _KINDS[kind]
+    if rule.keeps_newlines:
+        types = [
+            _USER_DEFINED if token.strip("\n") == "" else kind_of_token
+            for token, kind_of_token in zip(tokens, types, strict=True)
+        ]
     make = {"llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}.get(kind)
-    tokenizer = _merged(fields, tokens, how) if make is None else make(fields, tokens, types)
+    tokenizer = _merged(fields, tokens, rule) if make is None else make(fields, tokens, types)
     _add_tokens(tokenizer, tokens, types)
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     begin = "cls" if kind == "bert" and not fields.has("tokenizer.ggml.bos_token_id") else "bos"
     for name, spelled in {"bos": begin, "eos": "eos", "sep": "seperator"}.items():
         if (token_id := fields.whole(key := f"tokenizer.ggml.{spelled}_token_id", -1)) >= 0:
             if token_id >= len(tokens):
-                raise ConfigError(f"{key}: {token_id}: there are {len(tokens)} tokens")
+                raise ConfigError(f"{key}: {token_id}: must be below {len(tokens)}")
             config[f"{name}_token"] = tokens[token_id]
-    adds = {"bos": how.adds_bos, "eos": how.adds_eos, "sep": how.adds_sep}
+    adds = {"bos": rule.adds_bos, "eos": rule.adds_eos, "sep": rule.adds_sep}
     around = {
         name: [config[f"{name}_token"]]
         if f"{name}_token" in config and fields.flag(f"tokenizer.ggml.add_{name}_token", default)
@@ -305,9 +309,9 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
     }
     if any(around.values()):
         begin_with, end, between = around["bos"], around["eos"], around["sep"]
-        if kind == "bert":  # its separator is what ends a text
+        if kind == "bert":  # BERT's separator ends a sequence
             end, between = end or between, []
-        elif pre == "modern-bert":  # has it between two texts as BERT, whatever its files say
+        elif pre == "modern-bert":  # a separator between two sequences, as in BERT, whatever its files say
             between = []
         one = [*begin_with, "$A", *end]
         special = {token: tokens.index(token) for added in around.values() for token in added}
@@ -322,8 +326,7 @@ def tokenizer_files(fields: Fields) -> dict[str, str]:
 
 
 def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """BPE whose merges are every two pieces that are a piece together, the best score first; bytes for what is no
-    piece."""
+    """Return sentencepiece's BPE: pieces merge if that gives a piece, best score first; unknown text is bytes."""
     scores = _scores(fields, tokens)
     vocab = {token: i for i, token in enumerate(tokens)}
     pieces = {token for token, kind in zip(tokens, types, strict=True) if kind in (_NORMAL, _USER_DEFINED)}
@@ -350,13 +353,13 @@ def _sentencepiece(fields: Fields, tokens: list[str], types: list[int]) -> Token
 
 
 def _decoder(has_prefix: bool) -> decoders.Decoder:
-    """Sentencepiece's spaces, and bytes for what is no token."""
+    """Return the decoder of sentencepiece's spaces and byte tokens."""
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)] if has_prefix else steps)
 
 
 def _wordpiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """The file marks tokens that begin a word, where WordPiece marks those that do not."""
+    """Return WordPiece. The file marks tokens that begin a word, whereas WordPiece marks those that continue one."""
 
     def own(token: str, kind: int) -> str:
         if kind == _CONTROL:
@@ -366,7 +369,7 @@ def _wordpiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer
     pieces = list(map(own, tokens, types))
     unknown = fields.whole("tokenizer.ggml.unknown_token_id", 100)
     if not 0 <= unknown < len(pieces):
-        raise ConfigError(f"tokenizer.ggml.unknown_token_id: {unknown}: there are {len(pieces)} tokens")
+        raise ConfigError(f"tokenizer.ggml.unknown_token_id: {unknown}: must be below {len(pieces)}")
     vocab = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
     tokenizer = Tokenizer(models.WordPiece(vocab=vocab, unk_token=pieces[unknown]))
     lowercase = fields.flag("tokenizer.ggml.normalizer.lowercase", True)
@@ -379,7 +382,7 @@ def _wordpiece(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer
 
 
 def _unigram(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
-    """The most likely pieces of a text together, in the normal form that the file has a table of."""
+    """Return the unigram model, which finds the most likely segmentation, with the normalizer table of the file."""
     scores = _scores(fields, tokens)
     least = min((score for score, kind in zip(scores, types, strict=True) if kind == _NORMAL), default=0.0)
     likely = (score if kind == _NORMAL else least for score, kind in zip(scores, types, strict=True))
@@ -402,38 +405,38 @@ def _unigram(fields: Fields, tokens: list[str], types: list[int]) -> Tokenizer:
 def _scores(fields: Fields, tokens: list[str]) -> list[float]:
     scores = fields.reals("tokenizer.ggml.scores")
     if len(scores) != len(tokens):
-        raise ConfigError(f"tokenizer.ggml.scores: {len(scores)} scores of {len(tokens)} tokens")
+        raise ConfigError(f"tokenizer.ggml.scores: has {len(scores)} scores for {len(tokens)} tokens")
     return scores
 
 
-def _merged(fields: Fields, tokens: list[str], how: Pre) -> Tokenizer:
-    """BPE by the file's own merges: over bytes, or over the text (gemma4)."""
+def _merged(fields: Fields, tokens: list[str], rule: SplitRule) -> Tokenizer:
+    """Return BPE with the file's own merges: over bytes, or over text (gemma4)."""
     merges: list[tuple[str, str]] = []
     for merge in fields.texts("tokenizer.ggml.merges"):
         space = merge.find(" ", 1)
         if space < 0:
-            raise ConfigError(f"tokenizer.ggml.merges: {merge!r} has no two parts")
+            raise ConfigError(f"tokenizer.ggml.merges: {merge!r} must have two parts")
         merges.append((merge[:space], merge[space + 1 :]))
     vocab = {token: i for i, token in enumerate(tokens)}
     try:
-        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=how.ignore_merges, byte_fallback=how.of_text)
+        model = models.BPE(vocab=vocab, merges=merges, ignore_merges=rule.ignore_merges, byte_fallback=rule.of_text)
     except Exception as error:  # the package has no base class for its errors
         raise ConfigError(f"tokenizer.ggml.merges: {error}") from error
     tokenizer = Tokenizer(model)
-    if how.of_text:
+    if rule.of_text:
         tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(how.patterns[0]), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(rule.patterns[0]), behavior="isolated")
         tokenizer.decoder = _decoder(False)
         return tokenizer
-    if how.nfc:
+    if rule.nfc:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = pre_tokenizer_of(how.patterns)
+    tokenizer.pre_tokenizer = pre_tokenizer_of(rule.patterns)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 
 def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """What is never cut."""
+    """Add the control and user-defined tokens, which are never split."""
     added = [
         AddedToken(token, special=kind == _CONTROL, normalized=False)
         for token, kind in zip(tokens, types, strict=True)

@@ -1,10 +1,10 @@
-"""What lies in the caches of hubs: found without asking a hub, listed, removed.
+"""The caches of hubs: finding models without asking a hub, listing them, removing them.
 
-The layout is the one of huggingface_hub, whose cache for models is this one: `models--OWNER--REPO` with `blobs/HASH`,
+The layout is the one of huggingface_hub, whose cache for models this is: `models--OWNER--REPO` with `blobs/HASH`,
 `snapshots/COMMIT/PATH` (links to blobs) and `refs/BRANCH` (a commit).
 
-Invariants: a snapshot that was fetched here is linked only when all that was wanted of it is there; what is removed was
-listed, and a file that another snapshot links to stays.
+Invariants: a snapshot that minisgl fetches is linked only when all its requested files are there; only listed entries
+are removed, and a blob that another snapshot links to stays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from minisgl import envs
 from minisgl.config import ConfigError, ModelSource
-from minisgl.weights.hub_names import INDEX, Wanted, choose, gguf_models, quant_of
+from minisgl.weights.hub_names import INDEX, HubRequest, choose, gguf_models, quant_of
 
 MAIN: dict[ModelSource, str] = {"huggingface": "main", "modelscope": "master"}
 UNFINISHED = "unfinished"
@@ -33,7 +33,7 @@ def root(source: ModelSource) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class RepoCache:
-    """One repository's folder in a cache. It may not be there."""
+    """The cache folder of one repository. It may not exist."""
 
     source: ModelSource
     repo: str
@@ -46,31 +46,32 @@ class RepoCache:
         return self.folder / "blobs" / key
 
     def commit(self, revision: str | None) -> str | None:
-        """The commit that a branch or tag was when it was fetched."""
+        """Return the commit of a branch or tag when it was last fetched; None if it was not."""
         with contextlib.suppress(OSError):
             return (self.folder / "refs" / (revision or MAIN[self.source])).read_text(encoding="utf-8").strip()
         return None
 
     def snapshots(self) -> list[Path]:
-        """The newest first."""
-        found = [one for one in (self.folder / "snapshots").glob("*") if one.is_dir()]
-        return sorted(found, key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        """Return the folders of the cached snapshots, the newest first."""
+        folders = [folder for folder in (self.folder / "snapshots").glob("*") if folder.is_dir()]
+        return sorted(folders, key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
 
-    def find(self, wanted: Wanted, commit: str | None = None, *, weights: bool = True) -> Path | None:
-        """What `wanted` is here, whole: of `commit`, or of the revision; where none was asked for, of any."""
+    def find(self, wanted: HubRequest, commit: str | None = None, *, weights: bool = True) -> Path | None:
+        """Return the cached GGUF file or folder of `wanted` if it is complete, else None: of `commit`, or of the
+        revision; if none is named, of any snapshot."""
         named = commit or self.commit(wanted.revision) or wanted.revision
         folders = [] if named is None else [self.folder / "snapshots" / named]
         if commit is None and wanted.revision is None:
             folders += self.snapshots()
-        return next((found for one in folders if (found := _found(one, wanted, weights)) is not None), None)
+        return next((path for snapshot in folders if (path := _found(snapshot, wanted, weights)) is not None), None)
 
     def link(self, commit: str, files: dict[str, str], revision: str | None) -> Path:
-        """Makes a snapshot of blobs that are there, by path; returns its folder."""
+        """Link existing blobs as the snapshot of `commit`, by path, and return its folder."""
         snapshot = self.folder / "snapshots" / commit
         for path, key in files.items():
             pointer = snapshot / path
             pointer.parent.mkdir(parents=True, exist_ok=True)
-            if not pointer.exists():  # another process may make it, too
+            if not pointer.exists():  # another process may create it, too
                 fresh = pointer.with_name(f"{pointer.name}.{os.getpid()}.tmp")
                 fresh.symlink_to(os.path.relpath(self.blob(key), pointer.parent))
                 os.replace(fresh, pointer)
@@ -83,7 +84,7 @@ class RepoCache:
         return snapshot
 
 
-def _found(snapshot: Path, wanted: Wanted, weights: bool) -> Path | None:
+def _found(snapshot: Path, wanted: HubRequest, weights: bool) -> Path | None:
     paths = [one.relative_to(snapshot).as_posix() for one in snapshot.rglob("*") if one.is_file()]
     try:
         first, files = choose(wanted, paths, weights=weights)
@@ -100,19 +101,19 @@ def _is_whole(snapshot: Path, files: list[str]) -> bool:
     try:
         return set(json.loads((snapshot / INDEX).read_bytes())["weight_map"].values()) <= set(files)
     except (OSError, ValueError, KeyError, AttributeError):
-        return True  # told by who reads it
+        return True  # the loader reports the error
 
 
-def used_now(path: Path) -> None:
-    """For the listing: systems seldom note by themselves when a file is read."""
+def touch(path: Path) -> None:
+    """Update the access time of a model's files, for the listing: file systems often do not record reads."""
     with contextlib.suppress(OSError):
-        for one in [path] if path.is_file() else path.glob("*.safetensors"):
-            os.utime(one, ns=(time.time_ns(), one.stat().st_mtime_ns))
+        for file in [path] if path.is_file() else path.glob("*.safetensors"):
+            os.utime(file, ns=(time.time_ns(), file.stat().st_mtime_ns))
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A line of the listing: a model that `--model` takes by this name, or what is left of a download."""
+    """An entry of the cache listing: a model that `--model` accepts by this name, or an unfinished download."""
 
     source: ModelSource
     repo: str
@@ -124,7 +125,7 @@ class Entry:
         return f"{self.repo}:{self.quant}" if self.quant else self.repo
 
     def blobs(self) -> set[Path]:
-        return {one.resolve() for one in self.files}
+        return {file.resolve() for file in self.files}
 
     @property
     def num_bytes(self) -> int:
@@ -141,14 +142,14 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Everything in the caches, by name."""
-    found: list[Entry] = []
+    """Return all entries of the caches, sorted by name."""
+    all_entries: list[Entry] = []
     for source in MAIN:
         for folder in root(source).glob("models--*"):
             repo = folder.name.removeprefix("models--").replace("--", "/")
             if folder.is_dir():
-                found += _entries(source, repo, folder)
-    return sorted(found, key=lambda one: (one.name.lower(), one.source))
+                all_entries += _entries(source, repo, folder)
+    return sorted(all_entries, key=lambda entry: (entry.name.lower(), entry.source))
 
 
 def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:
@@ -167,14 +168,16 @@ def _entries(source: ModelSource, repo: str, folder: Path) -> Iterator[Entry]:
 
 
 def remove(entry: Entry) -> int:
-    """Returns the bytes that this freed: of blobs that no other entry's files are. Raises `OSError`."""
+    """Remove an entry. Returns the bytes freed, which are those of blobs that no other entry uses. Raises `OSError`."""
     folder = RepoCache(entry.source, entry.repo).folder
-    own, blobs, freed = set(entry.files), entry.blobs(), 0
-    kept = {one.resolve() for one in (folder / "snapshots").rglob("*") if one.is_file() and one not in own}
-    for one in own:
-        if one.is_symlink():
-            one.unlink()
-    for blob in blobs - kept:
+    own_links, blobs, freed = set(entry.files), entry.blobs(), 0
+    still_linked = {
+        link.resolve() for link in (folder / "snapshots").rglob("*") if link.is_file() and link not in own_links
+    }
+    for link in own_links:
+        if link.is_symlink():
+            link.unlink()
+    for blob in blobs - still_linked:
         with contextlib.suppress(FileNotFoundError):
             stat = blob.stat()
             blob.unlink()
@@ -183,5 +186,5 @@ def remove(entry: Entry) -> int:
         if parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
     if not any((folder / "snapshots").glob("*")) and not any((folder / "blobs").glob("*")):
-        shutil.rmtree(folder)  # names of branches, and lists of files
+        shutil.rmtree(folder)  # also refs and lists of files
     return freed

@@ -1,4 +1,4 @@
-"""Names of models on hubs, and which files of a repository a name means. Nothing is asked or read here.
+"""Names of models on hubs, and the files of a repository that a name means. No hub is asked and no file is read here.
 
 A name is OWNER/REPO, OWNER/REPO:QUANT, OWNER/REPO/FILE.gguf, a page's address, or a short name of the table below.
 """
@@ -45,11 +45,11 @@ SHORT = {
     "smollm2:360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF:Q8_0",
     "smollm3:3b": "ggml-org/SmolLM3-3B-GGUF:Q4_K_M",
 }
-"""What people type -> the repository. A name without a size is the first row of its name."""
+"""Short names of models, and their repositories. A name without a size means the first row with that name."""
 
 PREFERRED = ("Q4_K_M", "Q4_0", "Q8_0", "Q5_K_M", "Q6_K", "MXFP4", "IQ4_XS")
-"""The types of GGUF files of which the first that a repository has is taken where nobody named one, else the first by
-name, one of a type that the CPU engine does not read last."""
+"""Order of preference of GGUF quantizations if none is named; then the first file by name, and last a type that the CPU
+engine cannot read."""
 
 HOSTS: dict[str, ModelSource] = {
     "huggingface.co": "huggingface",
@@ -74,10 +74,9 @@ _BESIDE = re.compile(r"(?:^|[-_./])(?:mmproj|imatrix)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A repository of a hub and what of it is wanted. `quant` and `file` are of GGUF files; at most one is given.
-    `or_modelscope`: nobody named the hub or a revision, so ModelScope may be asked where Hugging Face does not answer.
-    """
+class HubRequest:
+    """A requested repository of a hub, and the GGUF file in it: by `quant` or by `file`, not both. `or_modelscope`:
+    neither hub nor revision was named, so ModelScope may be tried if Hugging Face does not answer."""
 
     source: ModelSource
     repo: str
@@ -87,24 +86,24 @@ class Wanted:
     or_modelscope: bool = field(default=False, compare=False)
 
 
-def parse(model: str, source: ModelSource, revision: str | None) -> Wanted | None:
-    """None if `model` is no name on a hub. Raises `ConfigError`."""
+def parse(model: str, source: ModelSource, revision: str | None) -> HubRequest | None:
+    """Parse a hub name or address; None if `model` is neither. Raises `ConfigError` if it contradicts other flags."""
     model = full_name(model)
-    found = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
-    if found is None and (named := _NAMED.fullmatch(model)):
-        found = Wanted(source, named["repo"], revision, named["quant"], named["file"])
-    if found is not None and found.source == "auto":
-        found = replace(found, source="huggingface", or_modelscope=revision is None)
-    return found
+    request = _address(model, source, revision) if "://" in model or model.split("/")[0] in HOSTS else None
+    if request is None and (named := _NAMED.fullmatch(model)):
+        request = HubRequest(source, named["repo"], revision, named["quant"], named["file"])
+    if request is not None and request.source == "auto":
+        request = replace(request, source="huggingface", or_modelscope=revision is None)
+    return request
 
 
-def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
-    """A page or a file, as a browser shows its address."""
-    found = _ADDRESS.fullmatch(model.partition("?")[0].partition("#")[0])
-    host = found["host"] if found else ""
-    if found is None or host not in HOSTS:
-        raise ConfigError(f"--model {model}: no address of a hub: {', '.join(HOSTS)} are known")
-    path = found["path"].removeprefix("models/").rstrip("/")
+def _address(model: str, source: ModelSource, revision: str | None) -> HubRequest:
+    """Parse the URL of a repository's page or file, as a browser shows it. Raises `ConfigError` if it is not one."""
+    address = _ADDRESS.fullmatch(model.partition("?")[0].partition("#")[0])
+    host = address["host"] if address else ""
+    if address is None or host not in HOSTS:
+        raise ConfigError(f"--model {model}: not an address of a hub: {', '.join(HOSTS)} are known")
+    path = address["path"].removeprefix("models/").rstrip("/")
     at = HOSTS[host]
     if source not in ("auto", at):
         raise ConfigError(f"--model-source {source}: --model {model} is on another hub: leave one of them out")
@@ -114,14 +113,14 @@ def _address(model: str, source: ModelSource, revision: str | None) -> Wanted:
         file = page["file"]
         if file is not None and not file.endswith(".gguf"):
             raise ConfigError(f"--model {model}: no GGUF file: name the repository, {page['repo']}")
-        return Wanted(at, page["repo"], page["revision"], file=file)
+        return HubRequest(at, page["repo"], page["revision"], file=file)
     if named := _NAMED.fullmatch(path):
-        return Wanted(at, named["repo"], revision, named["quant"], named["file"])
+        return HubRequest(at, named["repo"], revision, named["quant"], named["file"])
     raise ConfigError(f"--model {model}: no address of a repository (OWNER/REPO) or of a file in one")
 
 
 def full_name(model: str) -> str:
-    """What a short name stands for, else the name; `qwen3:4b-q8_0` is another quantization of `qwen3:4b`."""
+    """Return the full name of a short name, else `model`; `qwen3:4b-q8_0` is another quantization of `qwen3:4b`."""
     name = model.lower()
     for short, full in SHORT.items():
         if name in (short, short.partition(":")[0]):
@@ -131,22 +130,22 @@ def full_name(model: str) -> str:
     return model
 
 
-def like(model: str) -> str:
-    """For an error: the short names that are most like `model`."""
+def similar_names(model: str) -> str:
+    """Return a hint for an error text: the short names that are most similar to `model`; empty if there are none."""
     close = difflib.get_close_matches(model.lower(), SHORT, 3, 0.5)
     return f"; did you mean {', '.join(close)}?" if close else ""
 
 
 def quant_of(path: str) -> str:
-    """`Q4_K_M` of a file's path, in capitals; without one the file's name."""
+    """Return the quantization in a file's path, such as `Q4_K_M`, in capitals; the file's name if it has none."""
     split = SPLIT.fullmatch(path)
     stem = split["stem"] if split else path.removesuffix(".gguf")
-    found = _QUANT.findall(stem.rpartition("/")[2]) or _QUANT.findall(stem)
-    return str(found[-1]).upper() if found else stem.rpartition("/")[2]
+    quants = _QUANT.findall(stem.rpartition("/")[2]) or _QUANT.findall(stem)
+    return str(quants[-1]).upper() if quants else stem.rpartition("/")[2]
 
 
 def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
-    """The models among the GGUF files of a repository: the first file of each -> all its parts, as they are there."""
+    """Return the models among the GGUF files of a repository: first part of each to all its parts that exist."""
     models: dict[str, list[str]] = {}
     for path in sorted(paths):
         if path.endswith(".gguf") and not _BESIDE.search(path.rpartition("/")[2]):
@@ -156,14 +155,14 @@ def gguf_models(paths: Iterable[str]) -> dict[str, list[str]]:
     return models
 
 
-def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
-    """The GGUF file of a repository to open, None for a folder of safetensors, and all of its files that are needed.
-    `weights`: False for what can do without. Raises `ConfigError`, whose text begins with the repository."""
+def choose(wanted: HubRequest, paths: Iterable[str], *, weights: bool = True) -> tuple[str | None, list[str]]:
+    """Return the GGUF file of a repository to open (None for a folder of safetensors) and all files to fetch. `weights`
+    False leaves out the weights of safetensors. Raises `ConfigError` whose text begins with the repository."""
     paths = sorted(paths)
     models = gguf_models(paths)
     top = [path for path in paths if "/" not in path and path.endswith(".safetensors")]
     is_folder = "config.json" in paths and bool(top or not models or not weights)
-    is_folder = is_folder or (not weights and "tokenizer.json" in paths)  # some have nothing else
+    is_folder = is_folder or (not weights and "tokenizer.json" in paths)  # some repositories have only a tokenizer
     if wanted.quant is None and wanted.file is None and is_folder:
         texts = [path for path in paths if any(_matches(path, pattern) for pattern in TEXT_FILES)]
         if not weights:
@@ -177,9 +176,7 @@ def choose(wanted: Wanted, paths: Iterable[str], *, weights: bool = True) -> tup
         return None, [*texts, *top]
     first = _file(wanted, models)
     if (split := SPLIT.fullmatch(first)) and (absent := _absent(split, models[first])):
-        raise ConfigError(
-            f"{wanted.repo}: {absent[0]} is missing there: {len(absent)} of {int(split['parts'])} parts are"
-        )
+        raise ConfigError(f"{wanted.repo}: {absent[0]} is missing: {len(absent)} of {int(split['parts'])} parts are")
     return first, models[first]
 
 
@@ -187,12 +184,12 @@ def _matches(path: str, pattern: str) -> bool:
     return path.count("/") == pattern.count("/") and fnmatchcase(path, pattern)
 
 
-def _absent(split: re.Match[str], there: list[str]) -> list[str]:
+def _absent(split: re.Match[str], present: list[str]) -> list[str]:
     names = (f"{split['stem']}-{i + 1:05}-of-{split['parts']}.gguf" for i in range(int(split["parts"])))
-    return [name for name in names if name not in there]
+    return [name for name in names if name not in present]
 
 
-def _file(wanted: Wanted, models: dict[str, list[str]]) -> str:
+def _file(wanted: HubRequest, models: dict[str, list[str]]) -> str:
     if not models:
         raise ConfigError(f"{wanted.repo}: has neither a config.json with safetensors nor GGUF files")
     if wanted.file is not None:
@@ -201,15 +198,15 @@ def _file(wanted: Wanted, models: dict[str, list[str]]) -> str:
             raise ConfigError(f"{wanted.repo}: has no file {wanted.file}: there are {', '.join(models)}")
         return owner
     quants = {first: quant_of(first) for first in models}
-    for asked in PREFERRED if wanted.quant is None else (wanted.quant,):
-        named = re.compile(rf"(?:^|[-_./]){re.escape(asked)}(?=[-./])", re.IGNORECASE)
+    for preferred in PREFERRED if wanted.quant is None else (wanted.quant,):
+        named = re.compile(rf"(?:^|[-_./]){re.escape(preferred)}(?=[-./])", re.IGNORECASE)
         for found in (
-            next((first for first, quant in quants.items() if quant == asked.upper()), None),
+            next((first for first, quant in quants.items() if quant == preferred.upper()), None),
             next((first for first in models if named.search(first)), None),
         ):
             if found is not None:
                 return found
     if wanted.quant is not None:
-        there = ", ".join(dict.fromkeys(quants.values()))
-        raise ConfigError(f"{wanted.repo}: has no GGUF file in {wanted.quant}: there are {there}")
+        available = ", ".join(dict.fromkeys(quants.values()))
+        raise ConfigError(f"{wanted.repo}: has no GGUF file in {wanted.quant}: there are {available}")
     return min(models, key=lambda first: _UNREAD.match(quants[first]) is not None)

@@ -1,8 +1,8 @@
-"""What the tensors of a decoder are called, in checkpoints of transformers and in GGUF files.
+"""Names of a decoder's tensors, in checkpoints of transformers and in GGUF files.
 
-Names are by part; `{layer}`, `{expert}` and `{head}` stand for numbers. A part without `.weight` or `.bias` has one of
-them added, but for sinks, stacked experts and the bias of their choice, whose names are whole; so is one that ends in a
-full stop, without that. Several names are tried in turn.
+Names are by part; `{layer}`, `{expert}` and `{head}` stand for indexes. `.weight` or `.bias` is appended to a name,
+except to those of sinks, stacked experts and their selection bias, which are complete, and to a name that ends in a
+dot, which is complete without the dot. Several names are tried in turn.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 Names = Mapping[str, str | tuple[str, ...]]
 
-PREFIX = "model."  # of all but the head
+PREFIX = "model."  # prefix of all names but the head's
 _GLOBAL = (
     *("embedding", "positions", "token_types", "embedding_norm", "distances"),
     *("per_layer_embedding", "per_layer_model", "per_layer_norm", "norm", "head"),
@@ -145,22 +145,22 @@ _FUSED = {
 
 
 def whole_names(common: Names, own: Names, layers: Sequence[str]) -> dict[str, list[str]]:
-    """By part, with each prefix that layers may have. `own` names replace common ones; a fused tensor replaces its
-    parts, but for those that are named beside it."""
-    gone = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
-    found = {part: name for part, name in {**common, **own}.items() if part not in gone or part in own}
+    """Return the names of each part, with every prefix that layers may have. `own` names replace common ones; a fused
+    tensor replaces its parts, except those that `own` also names."""
+    replaced = {part for fused, parts in _FUSED.items() if fused in own for part in parts}
+    by_part = {part: name for part, name in {**common, **own}.items() if part not in replaced or part in own}
     return {
         part: [
-            one if part in _GLOBAL else f"{layer}.{one}"
-            for one in ([name] if isinstance(name, str) else name)
+            alternative if part in _GLOBAL else f"{layer}.{alternative}"
+            for alternative in ([name] if isinstance(name, str) else name)
             for layer in (layers if part not in _GLOBAL else layers[:1])
         ]
-        for part, name in found.items()
+        for part, name in by_part.items()
     }
 
 
 def with_flat(names: Mapping[str, list[str]]) -> dict[str, list[str]]:
-    """Embedding models are saved without their head, and so without the prefix that sets it apart."""
+    """Add the names without the model prefix, which embedding models that are saved without their head do not have."""
     return {part: list(dict.fromkeys([*ways, *map(flat, ways)])) for part, ways in names.items()}
 
 

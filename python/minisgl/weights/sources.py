@@ -1,4 +1,4 @@
-"""Where a model lies: a folder, a GGUF file, the embedded model, or a hub. Every failure says what to do."""
+"""Locating a model: a folder, a GGUF file, the embedded model, or a hub. Every failure says what to do."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from minisgl.config import MODEL_SMOLLM2, ConfigError, LoadFormat, ModelSource
 from minisgl.utils.installed import find_smollm2, need_extension
 from minisgl.utils.progress import Report
-from minisgl.weights.hub_names import Wanted, like, parse
+from minisgl.weights.hub_names import HubRequest, parse, similar_names
 
 __all__ = ["find_model", "find_smollm2", "find_tokenizer", "folder_at_hand", "is_gguf", "place_of", "resolve_model"]
 _GGUF = b"GGUF"
@@ -17,7 +17,7 @@ A_GGUF_FILE = "a GGUF file, unlike a folder of safetensors,"
 
 
 def is_gguf(path: Path) -> bool:
-    """A file that begins as GGUF files do, whatever its name: Ollama's have no suffix. Raises `OSError`."""
+    """Return whether a file begins like a GGUF file, whatever its name: Ollama's have no suffix. Raises `OSError`."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -25,8 +25,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def folder_at_hand(model: str) -> Path | None:
-    """The folder that an engine which reads GGUF files will name for `model`, where nothing has to be fetched for it;
-    else None."""
+    """Return the folder of `model` for an engine that reads GGUF files, if nothing has to be downloaded; else None."""
     path = Path(model).expanduser()
     if path.is_dir():
         return path
@@ -46,7 +45,7 @@ def resolve_model(
     load_format: LoadFormat = "auto",
     own_tokenizer: bool = True,
 ) -> Path:
-    """A local folder for `model`; a GGUF file is imported. Raises `ConfigError`."""
+    """Return a local folder for `model`, which may be downloaded; a GGUF file is imported. Raises `ConfigError`."""
     path = find_model(model, say, load_format=load_format)
     if path.is_dir():
         return path
@@ -57,8 +56,7 @@ def resolve_model(
 
 
 def find_tokenizer(model: str, say: Report, *, source: ModelSource = "auto") -> Path:
-    """A local folder with the tokenizer of `model`, of whose weights as little is fetched as can be. Raises
-    `ConfigError`."""
+    """Return a local folder with the tokenizer of `model`, if possible without its weights. Raises `ConfigError`."""
     path = find_model(model, say, source=source, load_format="dummy", flag="--tokenizer")
     if path.is_dir():
         return path
@@ -77,20 +75,20 @@ def find_model(
     load_format: LoadFormat = "auto",
     flag: str = "--model",
 ) -> Path:
-    """A local folder or GGUF file for `model`, which `flag` named. Raises `ConfigError`."""
-    found = place_of(model, source, revision, flag)
-    if isinstance(found, Path):
-        return found
-    from minisgl.weights import hub  # brings an HTTP client
+    """Return a local (or downloaded) folder or GGUF file for `model`; errors name `flag`. Raises `ConfigError`."""
+    located = place_of(model, source, revision, flag)
+    if isinstance(located, Path):
+        return located
+    from minisgl.weights import hub  # imports an HTTP client
 
     try:
-        return hub.fetch(found, say, weights=load_format != "dummy")
+        return hub.fetch(located, say, weights=load_format != "dummy")
     except ConfigError as error:
         raise ConfigError(f"{flag} {model}: {error}") from error
 
 
-def place_of(model: str, source: ModelSource, revision: str | None, flag: str = "--model") -> Path | Wanted:
-    """A local folder or GGUF file, or what is wanted of a hub; no hub is asked. Raises `ConfigError`."""
+def place_of(model: str, source: ModelSource, revision: str | None, flag: str = "--model") -> Path | HubRequest:
+    """Return the local folder or GGUF file of `model`, or its hub repository; asks no hub. Raises `ConfigError`."""
     path = Path(model).expanduser()
     if model == MODEL_SMOLLM2 and not path.exists():
         path = find_smollm2()
@@ -110,6 +108,6 @@ def place_of(model: str, source: ModelSource, revision: str | None, flag: str = 
     if wanted is None and path.suffix == ".gguf":
         raise ConfigError(f"{flag} {model}: no such file, and not one of a hub (OWNER/REPO/FILE.gguf)")
     if wanted is None:
-        hint = like(model)
+        hint = similar_names(model)
         raise ConfigError(f"{flag} {model}: no such folder, and not a hub id (OWNER/REPO): check the spelling{hint}")
     return wanted

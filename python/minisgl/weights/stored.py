@@ -1,7 +1,7 @@
-"""Tensors of safetensors files: what a file's head says of them, and their numbers; small files of such.
+"""Tensors of safetensors files, read without torch: headers and values; writing of small files.
 
-Invariants: a head that is not sound is an error before anything is read; neither torch nor the library safetensors is
-imported: the CPU engine has neither.
+Invariants: a malformed header is an error before any value is read; neither torch nor the library safetensors is
+imported: the CPU engine does not need them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor and where it lies."""
+    """A tensor in a safetensors file: its dtype, shape and offset in bytes."""
 
     file: Path
     name: str
@@ -55,37 +55,37 @@ class Stored:
         return math.prod(self.shape) * _BYTES[self.kind]
 
     def data(self, opened: BinaryIO) -> bytes:
-        """As it lies in its file, which is `opened`. Raises `ConfigError`."""
+        """Read the tensor's bytes from its file, `opened`. Raises `ConfigError` if the file is too short."""
         opened.seek(self.start)
         data = opened.read(self.nbytes)
         if len(data) != self.nbytes:
-            raise ConfigError(f"{self.file.name}: {self.name}: the file has become shorter")
+            raise ConfigError(f"{self.file.name}: {self.name}: the file was truncated")
         return data
 
     def numbers(self, opened: BinaryIO) -> npt.NDArray[Any]:
-        """float32 for floats, else integers as they are; in its shape. Raises `ConfigError`."""
+        """Read the tensor from its file, `opened`: floats as float32, integers unchanged. Raises `ConfigError`."""
         return _decoded(self.kind, self.data(opened)).reshape(self.shape)
 
     def read(self) -> npt.NDArray[Any]:
-        """As `numbers`. Raises `ConfigError`."""
+        """Open the file and read the tensor: floats as float32, integers unchanged. Raises `ConfigError`."""
         with opened(self.file) as file:
             return self.numbers(file)
 
 
 def opened(path: Path) -> BinaryIO:
-    """A regular file: a pipe would be waited for. Raises `ConfigError`."""
+    """Open a regular file for reading. Raises `ConfigError`, also for a pipe, which would block."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise ConfigError(f"{path.name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ConfigError(f"{path.name}: is no regular file")
+        raise ConfigError(f"{path.name}: is not a regular file")
     return os.fdopen(descriptor, "rb")
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors of a folder, by its index if it has one. Raises `ConfigError`."""
+    """Return the safetensors files of a folder, by its index if it has one. Raises `ConfigError` if one is missing."""
     index = folder / INDEX
     if index.is_file():
         try:
@@ -99,28 +99,27 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         raise ConfigError(f"{folder.name}: no *.safetensors: convert the weights, or try --load-format dummy")
     if absent := [file.name for file in files if not file.is_file()]:
-        raise ConfigError(f"{folder.name}: {INDEX} names files that are not there: {', '.join(absent[:_SHOWN])}")
+        raise ConfigError(f"{folder.name}: {INDEX} names missing files: {', '.join(absent[:_SHOWN])}")
     return files
 
 
 def stored_tensors(path: Path) -> list[Stored]:
-    """What the head of a safetensors file says: its length (8 bytes), names with types, shapes and places. Raises
-    `ConfigError`."""
+    """Parse a safetensors header: length (8 bytes), then names, dtypes, shapes and offsets. Raises `ConfigError`."""
     with opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
         if length > _MAX_HEADER_BYTES:
-            raise ConfigError(f"{path.name}: is no safetensors file")
+            raise ConfigError(f"{path.name}: is not a safetensors file")
         begin, size = 8 + length, file.seek(0, 2)
         file.seek(8)
         try:
             head = json.loads(file.read(length))
-            return [_stored(path, name, one, begin, size) for name, one in head.items() if name != "__metadata__"]
+            return [_stored(path, name, entry, begin, size) for name, entry in head.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path.name}: is no sound safetensors file: {error}") from error
+            raise ConfigError(f"{path.name}: is not a valid safetensors file: {error}") from error
 
 
-def head_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
-    """The head of a file of float32 tensors, which follow in this order."""
+def header_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
+    """Return the header of a safetensors file of float32 tensors, which follow in this order."""
     head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, shape in shapes:
@@ -133,43 +132,42 @@ def head_of(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> bytes:
 
 def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
     with path.open("wb") as file:
-        file.write(head_of((name, one.shape) for name, one in tensors.items()))
-        for one in tensors.values():
-            file.write(np.ascontiguousarray(one, "<f4").data)
+        file.write(header_of((name, tensor.shape) for name, tensor in tensors.items()))
+        for tensor in tensors.values():
+            file.write(np.ascontiguousarray(tensor, "<f4").data)
 
 
-def _stored(path: Path, name: str, said: Mapping[str, Any], begin: int, size: int) -> Stored:
-    kind, shape, (start, end) = said["dtype"], said["shape"], said["data_offsets"]
+def _stored(path: Path, name: str, entry: Mapping[str, Any], begin: int, size: int) -> Stored:
+    kind, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     if kind not in _BYTES:
         raise ValueError(f"{name}: {kind}: one of {', '.join(_BYTES)}")
     if any(type(number) is not int or number < 0 for number in (*shape, start, end)):
-        raise ValueError(f"{name}: {shape}: no shape")
+        raise ValueError(f"{name}: {shape}: is not a shape")
     if end - start != math.prod(shape) * _BYTES[kind] or begin + end > size:
-        raise ValueError(f"{name}: does not lie in the file")
+        raise ValueError(f"{name}: is outside of the file")
     return Stored(path, name, kind, tuple(shape), begin + start)
 
 
 def _decoded(kind: str, data: bytes) -> npt.NDArray[Any]:
-    found: npt.NDArray[Any]
+    values: npt.NDArray[Any]
     match kind:
         case "BF16":  # the upper half of a float32
-            found = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+            values = (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
         case "F8_E4M3":
-            found = _E4M3[np.frombuffer(data, np.uint8)]
+            values = _E4M3[np.frombuffer(data, np.uint8)]
         case "F8_E8M0":  # a power of two
-            found = np.exp2(np.frombuffer(data, np.uint8).astype(np.float32) - 127.0, dtype=np.float32)
+            values = np.exp2(np.frombuffer(data, np.uint8).astype(np.float32) - 127.0, dtype=np.float32)
         case "F32" | "F16" | "F64":
-            found = np.frombuffer(data, f"<f{_BYTES[kind]}").astype(np.float32)
+            values = np.frombuffer(data, f"<f{_BYTES[kind]}").astype(np.float32)
         case "BOOL":
-            found = np.frombuffer(data, np.bool_)
+            values = np.frombuffer(data, np.bool_)
         case _:
-            found = np.frombuffer(data, f"<{kind[0].lower()}{_BYTES[kind]}")
-    return found
+            values = np.frombuffer(data, f"<{kind[0].lower()}{_BYTES[kind]}")
+    return values
 
 
 def _e4m3() -> npt.NDArray[np.float32]:
-    """The 256 numbers of e4m3fn (OCP 8-bit floating point): 4 bits of exponent with bias 7, 3 of mantissa, no
-    infinities."""
+    """Return the 256 values of e4m3fn (OCP 8-bit float): 4 exponent bits with bias 7, 3 of mantissa, no infinities."""
     bits = np.arange(256)
     exponent, mantissa = bits >> 3 & 15, bits & 7
     size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))

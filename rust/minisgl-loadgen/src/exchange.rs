@@ -1,6 +1,6 @@
-//! One request and its answer, over a connection that may be used again.
+//! Exchange of a request and its response over a connection that may be reused.
 //!
-//! An exchange that ended badly leaves no connection behind, and no request is sent a second time.
+//! Invariants: an exchange that fails closes its connection, and no request is sent a second time.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -21,8 +21,8 @@ const JSON_BYTES: usize = 1 << 20;
 
 type Failed = (Failure, String);
 
-/// Send request `record.index`, read its answer to the end, note everything in `record`. `idle` is a connection to use,
-/// and afterwards one to use again.
+/// Sends request `record.index`, reads its response to the end, and stores everything in `record`. `idle` is a
+/// connection to reuse, and afterwards the one that can be reused.
 pub(crate) async fn exchange(
     plan: &Plan,
     shared: &Shared,
@@ -107,7 +107,7 @@ async fn read(
         text.truncate(ERROR_TEXT_BYTES);
         return Err((Failure::Status, String::from_utf8_lossy(&text).into_owned()));
     }
-    // not streamed: all of it comes at once
+    // not streamed: the response arrives as a whole
     if let Some(counts) = usage(&text) {
         record.usage = counts;
     }

@@ -1,31 +1,31 @@
-//! What an event of an OpenAI-compatible stream says, read without parsing its JSON.
+//! Classification of the events of an OpenAI-compatible stream without parsing their JSON.
 //!
 //! A key is searched with its quotes and colon: inside a JSON string its quotes would be escaped, so text that a model
-//! wrote cannot be taken for one. Nothing is allocated.
+//! wrote cannot be mistaken for one. Nothing is allocated.
 
 use memchr::memmem;
 
-/// Token counts of a `usage` object; None where it says nothing.
+/// Token counts of a `usage` object; `None` for one that is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// `prompt_tokens`
+    /// `prompt_tokens`: tokens of the prompt.
     pub prompt: Option<i64>,
-    /// `completion_tokens`
+    /// `completion_tokens`: generated tokens.
     pub completion: Option<i64>,
-    /// `cached_tokens` of `prompt_tokens_details`
+    /// `cached_tokens` of `prompt_tokens_details`: prompt tokens from the cache.
     pub cached: Option<i64>,
 }
 
-/// The kinds of events.
+/// Kinds of stream events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Frame {
-    /// Text for the reader.
+    /// Event with generated text (content, reasoning or tool arguments).
     Text,
-    /// `[DONE]`
+    /// `[DONE]`, the end of the stream.
     Done,
-    /// An `error` object: the answer has failed.
+    /// An `error` object: the response has failed.
     Error,
-    /// A role, a finish reason, usage, a chunk without text.
+    /// A role, a finish reason, usage, or a chunk without text.
     Other,
 }
 
@@ -37,7 +37,7 @@ const TEXT_KEYS: [&[u8]; 5] = [
     b"\"arguments\":",
 ];
 
-/// Classify the data of an event. A key whose string is not empty makes it `Text`.
+/// Classifies the data of an event. A text key with a non-empty string makes it `Text`.
 pub fn classify(data: &[u8]) -> Frame {
     if data == b"[DONE]" {
         return Frame::Done;
@@ -51,7 +51,7 @@ pub fn classify(data: &[u8]) -> Frame {
     }
 }
 
-/// The counts of a `usage` object, if there is one that is not null.
+/// Returns the counts of the event's `usage` object; `None` if it has none or null.
 pub fn usage(data: &[u8]) -> Option<Usage> {
     let object = value_of(data, b"\"usage\":")?;
     if object.first() != Some(&b'{') {
@@ -69,7 +69,7 @@ fn has_text(data: &[u8], key: &[u8]) -> bool {
     value_of(data, key).is_some_and(|value| value.len() > 1 && value[0] == b'"' && value[1] != b'"')
 }
 
-/// What follows the first `key`, spaces skipped.
+/// Returns the bytes after the first `key`, without leading spaces; `None` if the key is missing.
 fn value_of<'a>(data: &'a [u8], key: &[u8]) -> Option<&'a [u8]> {
     let at = memmem::find(data, key)? + key.len();
     Some(data[at..].trim_ascii_start())
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_is_told_from_chunks_around_it() {
+    fn text_events_are_distinguished_from_other_chunks() {
         let cases: [(&str, Frame); 10] = [
             (
                 r#"{"choices":[{"delta":{"role":"assistant","content":""}}]}"#,
@@ -110,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn written_json_is_no_key() {
+    fn json_inside_generated_text_is_ignored() {
         let data = br#"{"choices":[{"delta":{"content":"{\"usage\":{\"completion_tokens\":9}, \"error\":{}"}}]}"#;
         assert_eq!(usage(data), None);
         assert_eq!(classify(data), Frame::Text);
     }
 
     #[test]
-    fn usage_with_and_without_details() {
+    fn usage_is_parsed_with_and_without_details() {
         let full = concat!(
             r#"{"usage": {"prompt_tokens": 12, "completion_tokens":34,"#,
             r#""prompt_tokens_details":{"cached_tokens":8}}}"#

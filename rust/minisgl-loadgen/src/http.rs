@@ -1,7 +1,7 @@
-//! The client's half of HTTP/1.1: one request over a connection, and its answer's body piece by piece as it arrives.
+//! The client's half of HTTP/1.1: one request over a connection, and its response body piece by piece as it arrives.
 //!
 //! Invariants: a body that ends before its framing says so is an error; heads, chunk lines and trailers are bounded; a
-//! connection is used again only if its answer was read to its end and both sides keep it open.
+//! connection is reused only if its response was read to its end and both sides keep it open.
 
 use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSlice};
@@ -16,10 +16,10 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 const READ_BYTES: usize = 8 << 10;
-/// The limit of a head, and of the trailers of a chunked body.
+/// Maximum bytes of a response head, and of the trailers of a chunked body.
 const HEAD_BYTES: usize = 64 << 10;
 const HEADERS: usize = 100;
-/// The limit of the line before a chunk, extensions included.
+/// Maximum bytes of the line before a chunk, extensions included.
 const LINE_BYTES: usize = 4 << 10;
 
 /// An open connection and the bytes received over it.
@@ -28,7 +28,7 @@ pub(crate) struct Connection<S = TcpStream> {
     received: Received,
 }
 
-/// A request on its way over a connection, and its answer.
+/// A request in progress over a connection, and its response.
 pub(crate) struct Exchange<'a, S = TcpStream> {
     connection: Connection<S>,
     head: Vec<u8>,
@@ -39,18 +39,18 @@ pub(crate) struct Exchange<'a, S = TcpStream> {
     framing: Framing,
 }
 
-/// The head of an answer: its size in bytes, its status, and how its body ends.
+/// The head of a response: its size in bytes, its status, and how its body ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Head {
     size: usize,
     pub(crate) status: u16,
-    /// Whether the body is a stream of events.
+    /// True if the body is a stream of server-sent events.
     pub(crate) events: bool,
     keep_alive: bool,
     framing: Framing,
 }
 
-/// The way in which a body ends, and the bytes of it that are left.
+/// State of reading a body: its framing, and the bytes of it that are left.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Framing {
     Length(u64),
@@ -64,9 +64,9 @@ enum Framing {
 
 #[derive(Debug, PartialEq)]
 enum Step {
-    /// The place of a piece of the body in the buffer.
+    /// Range of a piece of the body in the buffer.
     Piece(Range<usize>),
-    /// More bytes of the connection are needed.
+    /// Bytes received so far do not suffice.
     More,
     End,
 }
@@ -87,7 +87,7 @@ impl<S> Connection<S> {
         }
     }
 
-    /// Asks the kernel whether the server has left an idle connection open and silent.
+    /// Returns true if the server has left an idle connection open and silent, by asking the kernel.
     pub(crate) fn is_idle(&self) -> bool
     where
         S: AsFd,
@@ -95,7 +95,7 @@ impl<S> Connection<S> {
         recv(&self.stream, &mut [0; 1], RecvFlags::PEEK) == Err(rustix::io::Errno::AGAIN)
     }
 
-    /// Begins an exchange. `head` is the request's whole head; it is written while the answer is awaited.
+    /// Begins an exchange. `head` is the request's whole head; it is written while the response is awaited.
     pub(crate) const fn request(self, head: Vec<u8>, body: &[u8]) -> Exchange<'_, S> {
         Exchange {
             connection: self,
@@ -110,7 +110,7 @@ impl<S> Connection<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Exchange<'_, S> {
-    /// Returns the head of the answer. Interim answers (1xx) are skipped.
+    /// Reads and returns the head of the response. Interim responses (1xx) are skipped.
     pub(crate) async fn head(&mut self) -> Result<Head, String> {
         loop {
             if let Some(head) = parse(self.connection.received.unread())? {
@@ -146,7 +146,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange<'_, S> {
         (self.keep_alive && is_written && is_read).then_some(self.connection)
     }
 
-    /// Writes what is left of the request and reads once; returns the number of bytes read, 0 at the connection's end.
+    /// Writes the rest of the request and reads once; returns the number of bytes read, 0 at the connection's end.
     async fn receive(&mut self) -> Result<usize, String> {
         let result = poll_fn(|context| {
             self.write(context);
@@ -167,7 +167,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Exchange<'_, S> {
         }
     }
 
-    /// Writes as much of the request as the connection takes. An error is kept: the server may have answered before it.
+    /// Writes as much of the request as the connection accepts. Stores an error: the response may have come before.
     fn write(&mut self, context: &mut Context<'_>) {
         while self.written < self.head.len() + self.body.len() && self.unwritable.is_none() {
             let head = &self.head[self.written.min(self.head.len())..];
@@ -188,7 +188,7 @@ impl Received {
         &self.bytes[self.start..self.end]
     }
 
-    /// Returns the free part of the buffer, at least a byte. Errors if the unread bytes are as long as a head may be.
+    /// Returns the free part of the buffer, at least one byte. Fails if the unread bytes are as long as a head may be.
     fn room(&mut self) -> Result<&mut [u8], Error> {
         self.bytes.copy_within(self.start..self.end, 0);
         (self.start, self.end) = (0, self.end - self.start);
@@ -201,14 +201,14 @@ impl Received {
         Ok(&mut self.bytes[self.end..])
     }
 
-    /// Reads what is there, at most `limit` bytes.
+    /// Takes the unread bytes, at most `limit`, and returns their range in the buffer.
     fn take(&mut self, limit: u64) -> Range<usize> {
         let size = usize::try_from(limit).unwrap_or(usize::MAX).min(self.unread().len());
         self.start += size;
         self.start - size..self.start
     }
 
-    /// Reads a line that ends with CR LF; `None` while its end is not there.
+    /// Takes a line that ends with CR LF; `None` if its end is not received yet.
     fn line(&mut self) -> Result<Option<&[u8]>, String> {
         let Some(size) = memchr(b'\n', self.unread()) else {
             let is_long = self.unread().len() > LINE_BYTES;
@@ -226,7 +226,7 @@ impl Received {
 }
 
 impl Framing {
-    /// Reads the next piece of a body out of what was received.
+    /// Takes the next piece of a body from the received bytes.
     fn step(&mut self, received: &mut Received) -> Result<Step, String> {
         loop {
             match self {
@@ -281,12 +281,12 @@ impl Framing {
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let digits = line.split(|byte| *byte == b';').next()?.trim_ascii_end();
     if !digits.iter().all(u8::is_ascii_hexdigit) {
-        return None; // `from_str_radix` would take a sign
+        return None; // `from_str_radix` would accept a sign
     }
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
 }
 
-/// Parses the head of an answer; `None` while its end is not there.
+/// Parses the head of a response; `None` if its end is not received yet.
 fn parse(bytes: &[u8]) -> Result<Option<Head>, String> {
     let mut headers = [httparse::EMPTY_HEADER; HEADERS];
     let mut answer = httparse::Response::new(&mut headers);
@@ -353,7 +353,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection that gives these pieces, one a read, and then its end; it takes so many bytes of a request.
+    /// A connection that returns these pieces, one per read, then its end, and accepts `room` bytes of a request.
     struct Scripted<'a> {
         pieces: std::slice::Iter<'a, &'a [u8]>,
         room: usize,
@@ -390,7 +390,7 @@ mod tests {
         }
     }
 
-    /// An answer read to its end: its status, its body, whether its connection may be used again.
+    /// A response read to its end: status, body, and whether its connection may be reused.
     type Read = (u16, Vec<u8>, bool);
 
     fn answer_within(room: usize, pieces: &[&[u8]]) -> Result<Read, String> {
@@ -549,7 +549,7 @@ mod tests {
             server.write_all(word).unwrap();
             drop(server);
             connection.stream.set_nonblocking(false).unwrap();
-            connection.stream.peek(&mut [0]).unwrap(); // waits for what was sent
+            connection.stream.peek(&mut [0]).unwrap(); // waits until the bytes have arrived
             connection.stream.set_nonblocking(true).unwrap();
             assert!(!connection.is_idle());
         }

@@ -1,11 +1,11 @@
-//! A load generator for OpenAI-compatible servers: many streaming requests, and when each of their tokens came.
-//! What the times mean belongs to `minisgl.bench`.
+//! A load generator for OpenAI-compatible servers: many streaming requests, and the arrival time of each of their
+//! tokens. `minisgl.bench` evaluates the times.
 //!
 //! Open loop (arrival times are given; latencies count from them, so a stalled server cannot hide its stall) or closed
-//! loop (so many clients, each sends its next request when its last one has ended). Plain HTTP/1.1. Start with `run`.
+//! loop (each of several clients sends its next request when its last one has ended). Plain HTTP/1.1. Start with `run`.
 //!
-//! Invariants: a request that failed says so and why, and is never taken for a fast one; times are seconds since the
-//! start; what the generator itself costs is measured and part of the outcome.
+//! Invariants: a failed request has its reason, and never counts as a fast one; times are seconds since the start; the
+//! generator's own cost is measured and part of the outcome.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::as_conversions)]

@@ -1,54 +1,54 @@
-//! What is to be sent, when and where: checked once, then read only.
+//! The plan of a run: its requests, their times and their target. Checked once, then read-only.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-/// When requests are sent.
+/// Times at which requests are sent.
 #[derive(Clone, Debug)]
 pub enum Arrivals {
-    /// Seconds from the start, one per chain, ascending: open loop.
+    /// Open loop: seconds from the start, one per chain, ascending.
     At(Vec<f64>),
-    /// Closed loop.
+    /// Closed loop: each client begins its next chain when its last one has ended.
     Clients {
-        /// How many there are.
+        /// Number of clients.
         count: usize,
-        /// They begin evenly spread over so many seconds.
+        /// Seconds over which the clients' starts are spread evenly.
         ramp_s: f64,
-        /// No request is begun after so many seconds.
+        /// Seconds after which no request is begun.
         stop_after_s: f64,
     },
 }
 
-/// Where to.
+/// The server and path that requests are sent to, and their headers.
 #[derive(Clone, Debug)]
 pub struct Target {
-    /// The addresses of the host, tried in order.
+    /// Addresses of the host, tried in order.
     pub addresses: Vec<SocketAddr>,
-    /// The request's head without the length of its body and the empty line.
+    /// Head of every request, without Content-Length and the empty line.
     head: String,
 }
 
-/// A whole run.
+/// A whole run: target, requests, arrivals and limits.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where to.
+    /// Server and path of the requests.
     pub target: Target,
-    /// Request `i` has body `i % bodies.len()`.
+    /// Bodies of the requests: request `i` has body `i % bodies.len()`.
     pub bodies: Vec<Vec<u8>>,
     /// Number of requests by chain: those of a chain are sent one after the other, like the turns of a chat.
     pub chains: Vec<usize>,
-    /// When.
+    /// Times at which requests are sent.
     pub arrivals: Arrivals,
-    /// Whether connections are used again.
+    /// Whether connections are reused.
     pub keep_alive: bool,
-    /// For a request from its sending to its last byte.
+    /// Time limit of a request, from its sending to its last byte.
     pub timeout: Duration,
-    /// Threads of the generator.
+    /// Number of threads of the generator.
     pub threads: usize,
 }
 
 impl Target {
-    /// Parses `http://host[:port]/path` and looks up the host. Errors say what of the target is not allowed.
+    /// Parses `http://host[:port]/path` and resolves the host. Fails with the part of the target that is not allowed.
     pub fn parse(url: &str, method: &str, headers: &[(String, String)]) -> Result<Self, String> {
         let wrong = |what: &str| format!("url: {url}: {what}");
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("not a URL"))?;
@@ -101,24 +101,24 @@ impl Target {
     }
 }
 
-/// Whether a header's name may have this byte.
+/// Returns true if a header's name may contain this byte.
 const fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric()
         || matches!(byte, b'!' | b'#'..=b'\'' | b'*' | b'+' | b'-' | b'.' | b'^'..=b'`' | b'|' | b'~')
 }
 
-/// Whether a header's value may have this byte.
+/// Returns true if a header's value may contain this byte.
 const fn is_text(byte: u8) -> bool {
     matches!(byte, b' '..=b'~' | b'\t')
 }
 
 impl Plan {
-    /// The number of requests, if all are sent.
+    /// Returns the number of requests, if all are sent.
     pub fn num_requests(&self) -> usize {
         self.chains.iter().sum()
     }
 
-    /// Whether it can be carried out; Err: why not.
+    /// Checks that the plan can be executed. Fails with the field that is invalid.
     pub fn check(&self) -> Result<(), String> {
         let fail = |what: &str| Err(what.to_owned());
         if self.bodies.is_empty() {

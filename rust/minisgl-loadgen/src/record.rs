@@ -1,22 +1,22 @@
-//! What is known of one request after its end.
+//! Results of one request.
 
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use crate::frame::Usage;
 
-/// How a request failed; its number is its place in `FAILURES`.
+/// Reasons for which a request failed; the discriminant is the index in `FAILURES`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Failure {
-    /// No connection.
+    /// The connection could not be established.
     Connect = 1,
-    /// A status other than 2xx.
+    /// The status was not 2xx.
     Status,
-    /// The connection broke, or what came was no HTTP.
+    /// The connection broke, or the response was no valid HTTP.
     Broken,
-    /// Not over in time.
+    /// The request was not finished in time.
     Timeout,
-    /// The stream carried an error.
+    /// The stream contained an error event.
     Error,
     /// The stream ended without `[DONE]`.
     Cut,
@@ -24,7 +24,7 @@ pub enum Failure {
     Cancelled,
 }
 
-/// The names of the failures, by number; none is 0.
+/// Names of the failures by discriminant; index 0 is no failure.
 pub const FAILURES: [&str; 8] = [
     "",
     "connect",
@@ -36,40 +36,40 @@ pub const FAILURES: [&str; 8] = [
     "cancelled",
 ];
 
-/// One request. Times are seconds since the start of the run, None for what did not happen.
+/// Results of one request. Times are seconds since the start of the run, `None` for events that did not happen.
 #[derive(Clone, Debug, Default)]
 pub struct Record {
-    /// Its number: chains in order.
+    /// Index of the request, counted over the chains in order.
     pub index: usize,
-    /// When it was to be sent: its arrival, or in a closed loop the moment in which its client was free.
+    /// Planned time: its arrival, or in a closed loop the moment at which its client was free.
     pub scheduled: f64,
-    /// When its connection was made; None if it was there already.
+    /// Time at which its connection was established; `None` if it was reused.
     pub connected: Option<f64>,
-    /// When it was handed to the connection.
+    /// Time at which it was handed to the connection.
     pub sent: Option<f64>,
-    /// When the head of the answer was there.
+    /// Time at which the head of the response was received.
     pub headers: Option<f64>,
-    /// When the first text was there.
+    /// Time of the first event with text.
     pub first: Option<f64>,
-    /// When the last text was there.
+    /// Time of the last event with text.
     pub last: Option<f64>,
-    /// When it was over, by success or failure.
+    /// Time at which it ended, by success or failure.
     pub end: Option<f64>,
-    /// Events with text.
+    /// Number of events with text.
     pub text_events: u32,
-    /// All events.
+    /// Number of all events.
     pub events: u32,
-    /// What the server counted.
+    /// Token counts that the server reported.
     pub usage: Usage,
-    /// HTTP status, if one came.
+    /// HTTP status, if one was received.
     pub status: Option<u16>,
-    /// How it failed, if it did.
+    /// Kind of failure, if it failed.
     pub failure: Option<Failure>,
-    /// Why, in words.
+    /// Error text of the failure.
     pub error: String,
-    /// Bytes of the body.
+    /// Bytes of the response body.
     pub bytes: usize,
-    /// Seconds between one event with text and the next.
+    /// Seconds between successive events with text.
     pub gaps: Vec<f32>,
 }
 
@@ -92,23 +92,23 @@ impl Record {
     }
 }
 
-/// Seconds in single precision, which is enough for what lies between two events.
+/// Converts seconds to single precision, which is enough for the time between two events.
 #[allow(clippy::as_conversions)]
 const fn single(seconds: f64) -> f32 {
     seconds as f32
 }
 
-/// Counters that others read while a run goes on, and the way to cancel it.
+/// Counters that other threads read while a run goes on, and the flag that cancels it.
 #[derive(Default)]
 pub struct Shared {
-    /// Set to cancel.
+    /// Cancels the run when set.
     pub stop: AtomicBool,
-    /// Requests that are over.
+    /// Number of finished requests.
     pub finished: AtomicU64,
-    /// How many of these failed.
+    /// Number of finished requests that failed.
     pub failed: AtomicU64,
-    /// Requests begun and not over.
+    /// Number of requests that are begun and not finished.
     pub in_flight: AtomicU64,
-    /// Events with text.
+    /// Number of events with text.
     pub tokens: AtomicU64,
 }

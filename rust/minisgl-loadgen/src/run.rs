@@ -1,7 +1,7 @@
-//! Carries out a plan: threads with a runtime of one thread each, that share nothing but counters.
+//! Execution of a plan: threads with a runtime of one thread each, which share only counters.
 //!
-//! In an open loop no request waits for another one's answer; a cancelled run ends within a tenth of a
-//! second, and what was in flight counts as failed.
+//! Invariants: in an open loop no request waits for another one's response; a cancelled run ends within a tenth of a
+//! second, and requests in flight count as failed.
 
 use std::future::Future;
 use std::sync::atomic::AtomicUsize;
@@ -22,37 +22,38 @@ use crate::record::Shared;
 use crate::record::{Failure, Record};
 
 const LOOK_FOR_STOP: Duration = Duration::from_millis(50);
-/// Records lie in blocks: one list that doubles is copied as a whole, which stops the thread, and every stream that it
-/// reads, for 200 ms at a quarter of a million requests.
+/// Records in a block. One growing list would be copied as a whole, which stalls the thread and all its streams for 200
+/// ms at a quarter of a million requests.
 const RECORDS_A_BLOCK: usize = 1024;
 
-/// Everything about a run.
+/// Outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The requests that were begun, by index.
+    /// Records of the requests that were begun, by index.
     pub records: Vec<Record>,
-    /// When it started, on the monotonic clock.
+    /// Start of the run in seconds of the monotonic clock.
     pub started: f64,
-    /// How long it took.
+    /// Duration of the run in seconds.
     pub duration_s: f64,
     /// CPU seconds of the generator's threads.
     pub cpu_s: f64,
 }
 
-/// What the tasks of a thread share.
+/// Context that the tasks of a thread share.
 struct Context {
     plan: Arc<Plan>,
     shared: Arc<Shared>,
     start: Instant,
-    /// The index of the first request of each chain.
+    /// Index of the first request of each chain.
     firsts: Arc<Vec<usize>>,
-    /// The next chain that a client takes, of all threads.
+    /// Next chain for a client, over all threads.
     next: Arc<AtomicUsize>,
     records: Mutex<Vec<Vec<Record>>>,
     idle: Mutex<Vec<Connection>>,
 }
 
-/// Send everything, wait for the ends. Blocks the calling thread, which tells the others when a request is due.
+/// Sends all requests and waits for their ends. Blocks the calling thread, which dispatches due requests to the others.
+/// Fails if the plan is invalid or a thread panics.
 pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, String> {
     plan.check()?;
     let cpu_before = thread_cpu_s();
@@ -79,9 +80,9 @@ pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, String> {
     dispatch(&plan, shared, start, &senders);
     drop(senders);
     let (mut records, mut cpu_s) = (Vec::new(), 0.0);
-    for one in threads {
-        let (of_thread, cpu) = one.join().map_err(|_| "a thread panicked".to_owned())??;
-        records.extend(of_thread);
+    for thread in threads {
+        let (thread_records, cpu) = thread.join().map_err(|_| "a thread panicked".to_owned())??;
+        records.extend(thread_records);
         cpu_s += cpu;
     }
     records.sort_unstable_by_key(|record| record.index);
@@ -93,7 +94,7 @@ pub fn run(plan: Plan, shared: &Arc<Shared>) -> Result<Outcome, String> {
     })
 }
 
-/// In an open loop: hand each chain to a thread when it is due. The operating system's sleep is finer than a runtime's
+/// Dispatches each chain to a thread when it is due (open loop). The operating system's sleep is finer than a runtime's
 /// timer, which ticks in milliseconds.
 fn dispatch(plan: &Plan, shared: &Shared, start: Instant, threads: &[UnboundedSender<usize>]) {
     let Arrivals::At(times) = &plan.arrivals else {
@@ -108,7 +109,7 @@ fn dispatch(plan: &Plan, shared: &Shared, start: Instant, threads: &[UnboundedSe
             thread::sleep(left.min(LOOK_FOR_STOP));
         }
         if threads[chain % threads.len()].send(chain).is_err() {
-            return; // that thread is over: it was cancelled
+            return; // that thread has ended: the run was cancelled
         }
     }
 }
@@ -122,13 +123,13 @@ fn first_of_each(chains: &[usize]) -> Vec<usize> {
     chains.iter().map(first).collect()
 }
 
-/// `part` of `whole`. Both are small: numbers of clients.
+/// Returns `part / whole` of small client counts.
 #[allow(clippy::as_conversions)]
 fn share(part: usize, whole: usize) -> f64 {
     part as f64 / whole as f64
 }
 
-/// A thread of the generator: its records and its CPU seconds.
+/// Runs a thread of the generator; returns its records and its CPU seconds.
 fn work(context: &Arc<Context>, number: usize, due: UnboundedReceiver<usize>) -> Result<(Vec<Record>, f64), String> {
     let cpu_before = thread_cpu_s();
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -146,7 +147,7 @@ fn work(context: &Arc<Context>, number: usize, due: UnboundedReceiver<usize>) ->
         }
     };
     let result = runtime.block_on(unless_stopped(&context.shared, all));
-    drop(runtime); // ends every task
+    drop(runtime); // cancels every task
     result?;
     let blocks = std::mem::take(&mut *context.records.lock().unwrap_or_else(PoisonError::into_inner));
     let mut records: Vec<Record> = blocks.into_iter().flatten().collect();
@@ -197,7 +198,7 @@ async fn closed_loop(context: &Arc<Context>, delays: impl Iterator<Item = f64>) 
                 sleep(Duration::from_secs_f64(delay)).await;
             }
             let mut idle = None;
-            while !context.over() {
+            while !context.is_over() {
                 let chain = context.next.fetch_add(1, Relaxed);
                 if chain >= context.firsts.len() {
                     break;
@@ -221,18 +222,18 @@ fn pool(context: &Context) -> std::sync::MutexGuard<'_, Vec<Connection>> {
 }
 
 impl Context {
-    /// Whether no more requests are to be begun.
-    fn over(&self) -> bool {
+    /// Returns true if no more requests are to be begun.
+    fn is_over(&self) -> bool {
         match self.plan.arrivals {
             Arrivals::At(_) => false,
             Arrivals::Clients { stop_after_s, .. } => self.start.elapsed().as_secs_f64() >= stop_after_s,
         }
     }
 
-    /// Send the requests of a chain, one after the other.
+    /// Sends the requests of a chain, one after the other.
     async fn chain(&self, chain: usize, idle: &mut Option<Connection>) {
         for turn in 0..self.plan.chains[chain] {
-            if turn > 0 && self.over() {
+            if turn > 0 && self.is_over() {
                 return;
             }
             let now = self.start.elapsed().as_secs_f64();
@@ -240,22 +241,22 @@ impl Context {
                 Arrivals::At(times) if turn == 0 => times[chain],
                 _ => now,
             };
-            let kept = Kept {
+            let guard = RecordGuard {
                 context: self,
                 record: Record::new(self.firsts[chain] + turn, scheduled),
             };
-            kept.exchange(idle).await;
+            guard.exchange(idle).await;
         }
     }
 }
 
-/// A record that is kept however its request ends, also when its task is dropped.
-struct Kept<'a> {
+/// A record that is stored when dropped, however its request ends, also if its task is cancelled.
+struct RecordGuard<'a> {
     context: &'a Context,
     record: Record,
 }
 
-impl Kept<'_> {
+impl RecordGuard<'_> {
     async fn exchange(mut self, idle: &mut Option<Connection>) {
         let Context {
             plan, shared, start, ..
@@ -264,7 +265,7 @@ impl Kept<'_> {
     }
 }
 
-impl Drop for Kept<'_> {
+impl Drop for RecordGuard<'_> {
     fn drop(&mut self) {
         let record = std::mem::take(&mut self.record);
         let mut blocks = self.context.records.lock().unwrap_or_else(PoisonError::into_inner);
@@ -279,12 +280,12 @@ impl Drop for Kept<'_> {
     }
 }
 
-/// CPU seconds, user and system, that the calling thread has used.
+/// Returns the CPU seconds, user and system, that the calling thread has used.
 pub fn thread_cpu_s() -> f64 {
     read(ClockId::ThreadCPUTime)
 }
 
-/// Seconds of the monotonic clock, the one that `Instant` and Python's `time.monotonic` read.
+/// Returns the seconds of the monotonic clock, the one that `Instant` and Python's `time.monotonic` read.
 pub fn monotonic_s() -> f64 {
     read(ClockId::Monotonic)
 }

@@ -1,10 +1,10 @@
-//! Splits a byte stream into server-sent events, however the bytes were cut on their way.
+//! Splitting of a byte stream into server-sent events, wherever the bytes were split in transit.
 //!
-//! An event is given out once, when its blank line is there; lines end with LF or CR LF.
+//! Invariants: an event is returned once, when its blank line has arrived; lines end with LF or CR LF.
 
 use memchr::memchr;
 
-/// The splitter's state between two pieces of the stream.
+/// State of the splitter between two pieces of the stream.
 #[derive(Default)]
 pub struct Splitter {
     line: Vec<u8>,
@@ -13,8 +13,8 @@ pub struct Splitter {
 }
 
 impl Splitter {
-    /// Take in a piece of the stream; `event` gets the data of each event that it completes. Several `data:` lines of
-    /// one event are joined with LF. Other fields and comments are dropped.
+    /// Appends a piece of the stream; `event` is called with the data of each event that it completes. Several `data:`
+    /// lines of one event are joined with LF. Other fields and comments are dropped.
     pub fn push(&mut self, mut bytes: &[u8], mut event: impl FnMut(&[u8])) {
         while let Some(end) = memchr(b'\n', bytes) {
             if self.line.is_empty() {
@@ -24,7 +24,7 @@ impl Splitter {
                 line.extend_from_slice(&bytes[..end]);
                 self.end_of_line(&line, &mut event);
                 line.clear();
-                self.line = line; // its memory is used again
+                self.line = line; // reuses its memory
             }
             bytes = &bytes[end + 1..];
         }
@@ -70,7 +70,7 @@ mod tests {
     const EVENTS: [&str; 3] = ["{\"a\":\"\u{e4}\u{1f600}\"}", "one\ntwo", "[DONE]"];
 
     #[test]
-    fn any_two_cuts_give_the_same_events() {
+    fn stream_split_at_any_two_bytes_gives_same_events() {
         for text in [STREAM.to_owned(), STREAM.replace('\n', "\r\n")] {
             let bytes = text.as_bytes();
             for first in 0..=bytes.len() {
@@ -83,13 +83,13 @@ mod tests {
     }
 
     #[test]
-    fn byte_by_byte() {
+    fn stream_read_byte_by_byte_gives_same_events() {
         let pieces: Vec<&[u8]> = STREAM.as_bytes().chunks(1).collect();
         assert_eq!(split(&pieces), EVENTS);
     }
 
     #[test]
-    fn an_event_without_its_blank_line_is_not_given_out() {
+    fn event_without_blank_line_is_not_returned() {
         assert_eq!(split(&[b"data: a\n\ndata: b\n"]), ["a"]);
         assert_eq!(split(&[b"data: a\n\ndata: b"]), ["a"]);
     }

@@ -1,12 +1,12 @@
-//! A folder with a file for each page, and for each state: what layers without keys and values keep behind a page.
+//! Folder of a page store: one file for each page, and one for each saved recurrent state.
 //!
-//! A file is written beside its place and renamed into it, so a process may be killed at any moment, and any number of
-//! them may share a folder without a lock: two that write one page write the same. Nothing is forced to the disk: after
-//! a loss of power pages of the last half minute may be missing or damaged, which their digests show.
+//! A file is written under a temporary name and renamed, so a process may be killed at any moment, and any number of
+//! them may share a folder without a lock: two that write the same page write the same bytes. There is no fsync: after
+//! a power failure pages of the last half minute may be missing or damaged, which their digests show.
 //!
-//! Invariants: a file is its page or state, whole and under its own key, or it is not taken and removed; a file that is read was
-//! used now, and what was not used for longest goes first, before it states that later ones of their text supersede; nobody
-//! but the owner reads any of it.
+//! Invariants: a file is read only if it holds its page or state, complete and under its own key, else it is removed; a
+//! read updates the file's time of use. Least recently used files are removed first, after states that later ones of
+//! their sequence supersede. Only the owner can read the files.
 
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -19,19 +19,19 @@ use std::time::{Duration, SystemTime};
 use crate::key::Key;
 
 const MAGIC: usize = 8;
-const HEADER: usize = MAGIC + 32 + 32; // with the key and the digest
+const HEADER: usize = MAGIC + 32 + 32; // magic, key, digest
 const STATE: &str = ".state";
 const TEMPORARY: &str = "writing-";
-const ABANDONED: Duration = Duration::from_secs(600); // a file that nobody writes any more
-const MOST_REMOVALS: usize = 100; // of a folder while it is made
-const KEPT_PERCENT: u64 = 90; // of the limit, once it is passed
+const ABANDONED: Duration = Duration::from_secs(600); // age of a temporary file whose writer has exited
+const MOST_REMOVALS: usize = 100; // removals of a folder by others while it is created
+const KEPT_PERCENT: u64 = 90; // of the limit, after a sweep
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Kind {
     /// Keys and values of a page.
     Page,
-    /// The state behind a page, under the page's key.
+    /// Recurrent state after a page, under the page's key.
     State,
 }
 
@@ -43,7 +43,7 @@ impl Kind {
         }
     }
 
-    /// What a file's name has behind the key.
+    /// Returns the suffix of a file name after the key.
     fn ending(self) -> &'static str {
         match self {
             Self::Page => "",
@@ -52,16 +52,16 @@ impl Kind {
     }
 }
 
-/// What a folder holds.
+/// Totals of a folder's contents.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
-    /// Pages.
+    /// Number of pages.
     pub pages: u64,
-    /// States.
+    /// Number of states.
     pub states: u64,
-    /// Their files' bytes.
+    /// Bytes of the files of pages and states.
     pub bytes: u64,
-    /// Files that were damaged.
+    /// Number of damaged files.
     pub damaged: u64,
 }
 
@@ -75,12 +75,12 @@ impl Totals {
     }
 }
 
-/// A folder of pages and states. `limit` is in bytes; it is passed by a tenth at most, if one process writes.
+/// A folder of pages and states. `limit` is in bytes; one writing process exceeds it by a tenth at most.
 pub struct Folder {
     root: PathBuf,
     limit: u64,
     bytes: AtomicU64,   // as far as this process knows
-    written: AtomicU64, // names temporary files
+    written: AtomicU64, // counts temporary files, for their names
 }
 
 struct Entry {
@@ -92,10 +92,11 @@ struct Entry {
 }
 
 impl Folder {
-    /// Makes the folder if it is not there. What it holds is not known before `count`, which looks at each file.
+    /// Opens the folder, and creates it if it does not exist. Its size is unknown before `count`, which reads every
+    /// file's metadata.
     ///
     /// # Errors
-    /// It cannot be made or read.
+    /// The folder cannot be created or read.
     pub fn open(root: &Path, limit: u64) -> io::Result<Self> {
         let folder = Self {
             root: root.to_owned(),
@@ -104,15 +105,15 @@ impl Folder {
             written: AtomicU64::new(0),
         };
         folder.make(root)?;
-        folder.files(root)?; // of one that another process has just removed there is nothing to read: `write` makes it
+        folder.files(root)?; // if another process has just removed it there are no files, and `write` creates it again
         Ok(folder)
     }
 
-    /// Find out how many bytes it holds; once, after `open`. What is written meanwhile may count twice: then a sweep, which
-    /// counts anew, comes early, and none late. `ended` breaks it off: whoever closes the store waits for it.
+    /// Counts the bytes in the folder; call once, after `open`. Bytes that are written meanwhile may count twice: then
+    /// a sweep, which recounts, comes early, but none late. Setting `ended` stops the count, so closing need not wait.
     ///
     /// # Errors
-    /// It cannot be read.
+    /// The folder cannot be read.
     pub fn count(&self, ended: &AtomicBool) -> io::Result<()> {
         let found = self.entries_while(|| !ended.load(Ordering::Relaxed))?;
         let bytes = found.iter().map(|entry| entry.bytes).sum();
@@ -120,39 +121,39 @@ impl Folder {
         Ok(())
     }
 
-    /// One that is there, for people: nothing is made, and nothing has to go for want of room.
+    /// Opens an existing folder for inspection: nothing is created, and there is no limit.
     ///
     /// # Errors
-    /// It is not there, or is no folder.
+    /// The folder does not exist, or is no folder.
     pub fn existing(root: &Path) -> io::Result<Self> {
         fs::read_dir(root)?;
         Self::open(root, u64::MAX)
     }
 
-    /// Bytes of its files, as far as this process knows.
+    /// Returns the bytes of the folder's files, as far as this process knows.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether there is a file of that, whatever is in it.
+    /// Returns true if there is a file of this kind and key. Its contents are not checked.
     pub fn has(&self, kind: Kind, key: &Key) -> bool {
-        self.place(kind, key).exists()
+        self.path_of(kind, key).exists()
     }
 
-    /// The page or state of `bytes` bytes, if it is there and whole; a file that is not is removed, and is an error.
+    /// Reads the page or state of `bytes` bytes; `None` if there is no file. A damaged file is removed.
     ///
     /// # Errors
     /// The file is damaged, or cannot be read.
     pub fn read(&self, kind: Kind, key: &Key, bytes: usize) -> io::Result<Option<Vec<u8>>> {
-        let place = self.place(kind, key);
-        let there = match fs::metadata(&place) {
+        let path = self.path_of(kind, key);
+        let there = match fs::metadata(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
         if there.len() != (HEADER + bytes) as u64 || !there.is_file() {
-            return Err(self.damaged(&place, bytes)); // and is not opened: a pipe would be waited for
+            return Err(self.damaged(&path, bytes)); // without opening it: a pipe would block
         }
-        let mut file = match File::open(&place) {
+        let mut file = match File::open(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             other => other?,
         };
@@ -162,42 +163,42 @@ impl Folder {
             && file.read_exact(&mut page).is_ok()
             && header == self::header(kind, key, &page);
         if !whole {
-            return Err(self.damaged(&place, bytes));
+            return Err(self.damaged(&path, bytes));
         }
-        let _ = file.set_modified(SystemTime::now()); // in a folder that is not ours the age stays
+        let _ = file.set_modified(SystemTime::now()); // fails in a folder of another owner, where the age stays
         Ok(Some(page))
     }
 
-    /// It was used now, or it is to go before all that was used, until it is read.
+    /// Sets the time of use to now; with `now` false to the oldest, so that the file goes first until it is read.
     pub fn set_used(&self, kind: Kind, key: &Key, now: bool) {
-        let (place, long_ago) = (self.place(kind, key), SystemTime::UNIX_EPOCH);
+        let (path, long_ago) = (self.path_of(kind, key), SystemTime::UNIX_EPOCH);
         let at = if now { SystemTime::now() } else { long_ago };
-        if place.is_file() {
-            let _ = File::open(place).and_then(|file| file.set_modified(at)); // in a folder that is not ours the age stays
+        if path.is_file() {
+            let _ = File::open(path).and_then(|file| file.set_modified(at)); // fails in a folder of another owner
         }
     }
 
-    /// Writes a page or state.
+    /// Writes a page or state, and sweeps the folder if the limit is exceeded.
     ///
     /// # Errors
-    /// The disk is full, the folder is read-only...
+    /// The file cannot be written (disk full, read-only folder, ...).
     pub fn write(&self, kind: Kind, key: &Key, page: &[u8]) -> io::Result<()> {
         let number = self.written.fetch_add(1, Ordering::Relaxed);
-        let beside = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
-        let (place, header) = (self.place(kind, key), header(kind, key, page));
+        let temporary = self.root.join(format!("{TEMPORARY}{}-{number}", std::process::id()));
+        let (path, header) = (self.path_of(kind, key), header(kind, key, page));
         let done = self
-            .write_beside(&beside, &header, page)
+            .write_temporary(&temporary, &header, page)
             .or_else(|error| match error.kind() {
-                // it was removed meanwhile
+                // the folder was removed meanwhile
                 ErrorKind::NotFound => self
                     .make(&self.root)
-                    .and_then(|()| self.write_beside(&beside, &header, page)),
+                    .and_then(|()| self.write_temporary(&temporary, &header, page)),
                 _ => Err(error),
             })
-            .and_then(|()| self.make(place.parent().unwrap_or(&self.root)))
-            .and_then(|()| fs::rename(&beside, &place));
+            .and_then(|()| self.make(path.parent().unwrap_or(&self.root)))
+            .and_then(|()| fs::rename(&temporary, &path));
         if done.is_err() {
-            let _ = fs::remove_file(&beside);
+            let _ = fs::remove_file(&temporary);
             return done;
         }
         let bytes = (HEADER + page.len()) as u64;
@@ -207,7 +208,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Remove what was not used for longest until a part of the limit is free, and what killed processes left.
+    /// Removes least recently used files until a tenth of the limit is free, and temporary files of killed processes.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -234,23 +235,23 @@ impl Folder {
         Ok(())
     }
 
-    /// Remove all of it.
+    /// Removes all pages and states, and returns their totals.
     ///
     /// # Errors
-    /// The folder cannot be read, or a file not removed.
+    /// The folder cannot be read, or a file cannot be removed.
     pub fn clear(&self) -> io::Result<Totals> {
-        let mut gone = Totals::default();
+        let mut removed = Totals::default();
         for entry in self.entries()? {
             match fs::remove_file(&entry.path) {
                 Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => gone.add(&entry),
+                _ => removed.add(&entry),
             }
         }
         self.bytes.store(0, Ordering::Relaxed);
-        Ok(gone)
+        Ok(removed)
     }
 
-    /// Read all of it, and remove what is damaged.
+    /// Reads all files, removes damaged ones, and returns the totals.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -270,7 +271,7 @@ impl Folder {
         Ok(found)
     }
 
-    /// Pages, states and bytes, by the names and sizes of the files.
+    /// Returns the totals of pages, states and bytes, by the names and sizes of the files.
     ///
     /// # Errors
     /// The folder cannot be read.
@@ -280,19 +281,19 @@ impl Folder {
         Ok(found)
     }
 
-    fn damaged(&self, place: &Path, bytes: usize) -> io::Error {
-        self.remove(place, (HEADER + bytes) as u64);
+    fn damaged(&self, path: &Path, bytes: usize) -> io::Error {
+        self.remove(path, (HEADER + bytes) as u64);
         io::Error::new(ErrorKind::InvalidData, "a damaged page")
     }
 
-    fn remove(&self, place: &Path, bytes: u64) {
-        if fs::remove_file(place).is_ok() {
+    fn remove(&self, path: &Path, bytes: u64) {
+        if fs::remove_file(path).is_ok() {
             let left = |known: u64| Some(known.saturating_sub(bytes));
             let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, left);
         }
     }
 
-    /// Again, if another process removes it while it is made.
+    /// Creates a folder; retries if another process removes it meanwhile.
     fn make(&self, folder: &Path) -> io::Result<()> {
         let mut times = MOST_REMOVALS;
         loop {
@@ -308,30 +309,30 @@ impl Folder {
         }
     }
 
-    fn write_beside(&self, beside: &Path, header: &[u8], page: &[u8]) -> io::Result<()> {
+    fn write_temporary(&self, temporary: &Path, header: &[u8], page: &[u8]) -> io::Result<()> {
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .mode(0o600)
-            .open(beside)?;
+            .open(temporary)?;
         file.write_all(header)?;
         file.write_all(page)
     }
 
-    fn place(&self, kind: Kind, key: &Key) -> PathBuf {
+    fn path_of(&self, kind: Kind, key: &Key) -> PathBuf {
         let name = name_of(key) + kind.ending();
         self.root.join(&name[..2]).join(name)
     }
 
-    /// Files of pages and states, those of other makers aside.
+    /// Returns all files of pages and states, including those of other models.
     fn entries(&self) -> io::Result<Vec<Entry>> {
         self.entries_while(|| true)
     }
 
-    fn entries_while(&self, go_on: impl Fn() -> bool) -> io::Result<Vec<Entry>> {
+    fn entries_while(&self, should_continue: impl Fn() -> bool) -> io::Result<Vec<Entry>> {
         let mut found = Vec::new();
         for folder in self.files(&self.root)? {
-            if !go_on() {
+            if !should_continue() {
                 break;
             }
             if folder.file_name().len() != 2 || !folder.path().is_dir() {
@@ -353,7 +354,7 @@ impl Folder {
         Ok(found)
     }
 
-    /// What lies in a folder; nothing where another process has removed it.
+    /// Returns the entries of a folder; none if another process has removed it.
     fn files(&self, folder: &Path) -> io::Result<Vec<fs::DirEntry>> {
         match fs::read_dir(folder) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),

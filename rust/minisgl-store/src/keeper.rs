@@ -1,8 +1,7 @@
-//! Which pages an engine's rows fill, and behind which it saves states: a request slot's text, and the keys of its
-//! pages.
+//! Pages that an engine's rows fill, and states that it saves: the sequence and the page keys of each request slot.
 //!
-//! Invariants: a page is given away once all its tokens are computed and part of the text: the row that a draft is
-//! guessed from counts, those of the draft do not.
+//! Invariants: a page is written to the store once all its tokens are computed and part of the sequence: the row that
+//! verifies a draft counts, the draft's own tokens do not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,33 +10,33 @@ use crate::folder::Kind;
 use crate::key::{Key, first_key_in, next_key};
 use crate::store::{Staged, Store};
 
-const LEAST_PAGES: usize = 4; // of a step that says how fast prompts are computed
+const LEAST_PAGES: usize = 4; // minimum size, in pages, of a step that is timed
 
 #[derive(Default)]
 struct Slot {
     tokens: Vec<i32>,
-    first: Key, // what stands before its pages
+    first: Key, // root key
     keys: Vec<Key>,
-    has_gap: bool, // its text is not known any more
+    has_gap: bool, // a part of the sequence is unknown
     staged: Option<Arc<Staged>>,
-    state: Option<usize>, // behind so many tokens it began, or a state was saved last
+    state: Option<usize>, // tokens before which it began, or after which a state was saved last
 }
 
-/// The slots of an engine, and where its pages go.
+/// Tracks the sequences of an engine's slots, and writes their full pages and saved states to a store.
 pub struct Keeper {
     store: Arc<Store>,
     slots: Vec<Slot>,
 }
 
 impl Keeper {
-    /// For slots 0 .. `num_slots`.
+    /// Creates a keeper for slots 0 .. `num_slots`.
     #[must_use]
     pub fn new(store: Arc<Store>, num_slots: usize) -> Self {
         let slots = std::iter::repeat_with(Slot::default).take(num_slots).collect();
         Self { store, slots }
     }
 
-    /// A slot's text so far; the space that it shares pages in; what was read of them.
+    /// Assigns a slot: its sequence so far, the namespace in which its pages are shared, and its staged pages.
     pub fn bind(&mut self, slot: usize, tokens: &[i32], space: &[u8], staged: Option<Arc<Staged>>) {
         self.slots[slot] = Slot {
             tokens: tokens.to_vec(),
@@ -49,32 +48,32 @@ impl Keeper {
         };
     }
 
-    /// Nobody has the slot.
+    /// Releases `slot` and drops its staged pages.
     pub fn free(&mut self, slot: usize) {
         self.slots[slot] = Slot::default();
     }
 
-    /// What is to be loaded as page `column` of the slot's text.
+    /// Returns the staged KV bytes of page index `column` of the slot's sequence; `None` if that page is not staged.
     #[must_use]
     pub fn staged(&self, slot: usize, column: usize) -> Option<&[u8]> {
         self.slots[slot].staged.as_ref()?.page(column)
     }
 
-    /// The state with which the slot begins behind what is loaded.
+    /// Returns the staged state after the slot's last staged page; `None` if there is none.
     #[must_use]
     pub fn staged_state(&self, slot: usize) -> Option<&[u8]> {
         self.slots[slot].staged.as_ref()?.state()
     }
 
-    /// A step has computed so many tokens in such a time.
+    /// Records that a step took `time` for `tokens` tokens. Short steps are ignored.
     pub fn took(&self, tokens: usize, time: Duration) {
         if tokens >= LEAST_PAGES * self.store.page_size() {
-            self.store.took(tokens, time);
+            self.store.record_speed(tokens, time);
         }
     }
 
-    /// The first row of a slot in a step has computed `ids` from position `first` on: pages that are full now are given
-    /// away. `page` copies that of a column.
+    /// Records that the first row of a slot in a step has computed `ids` from position `first` on, and writes the pages
+    /// that are now full to the store. `page` copies the KV of a page index.
     pub fn computed(&mut self, slot: usize, first: usize, ids: &[u32], page: impl Fn(usize) -> Vec<u8>) {
         let size = self.store.page_size();
         let slot = &mut self.slots[slot];
@@ -85,7 +84,7 @@ impl Keeper {
             .as_ref()
             .is_some_and(|staged| end >= staged.columns().1 * size)
         {
-            slot.staged = None; // nothing of it will be asked for
+            slot.staged = None; // nothing of it is needed any more
         }
         if slot.has_gap {
             return;
@@ -107,12 +106,12 @@ impl Keeper {
                 let before = slot.keys.last().unwrap_or(&slot.first);
                 slot.keys.push(next_key(before, &slot.tokens[at..at + size]));
             }
-            self.store.give(Kind::Page, slot.keys[column], || page(column));
+            self.store.enqueue(Kind::Page, slot.keys[column], || page(column));
         }
     }
 
-    /// The step of that `computed` heard has saved the state of a slot behind so many tokens: at the end of a page it is
-    /// given away, and supersedes the one from which the slot came there. `state` copies it.
+    /// Records that the step of the last `computed` has saved the slot's state after `num_tokens` tokens. At the end of
+    /// a page the state is stored, and supersedes the one with which the slot got there. `state` copies it.
     pub fn saved(&mut self, slot: usize, num_tokens: usize, state: impl FnOnce() -> Vec<u8>) {
         let (slot, size) = (&mut self.slots[slot], self.store.page_size());
         let keys = &slot.keys;
@@ -122,7 +121,7 @@ impl Keeper {
         };
         if let Some(key) = key_at(num_tokens).filter(|_| !slot.has_gap) {
             let before = slot.state.filter(|before| *before < num_tokens).and_then(key_at);
-            self.store.give_after(before, (Kind::State, key), state);
+            self.store.enqueue_after(before, (Kind::State, key), state);
             slot.state = Some(num_tokens);
         }
     }

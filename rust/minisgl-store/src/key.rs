@@ -1,7 +1,7 @@
-//! Keys of pages: hashes over everything that their numbers depend on.
+//! Keys of pages: hashes over everything that their contents depend on.
 //!
 //! Invariants: two pages have one key only if the same model, by the same rules of computing, made them in the same
-//! space of the same tokens, all those before them among these.
+//! namespace from the same tokens, including all tokens before them.
 
 use std::fs::File;
 use std::io;
@@ -12,17 +12,16 @@ use std::thread::{self, available_parallelism};
 
 use blake3::Hasher;
 
-/// It names a page.
+/// Key of a page or state.
 pub type Key = [u8; 32];
 
-/// What stands before the first page of a text. `identity` says what computes, and how.
+/// Returns the root key, before the first page of a sequence. `identity` describes the model and how it computes.
 #[must_use]
 pub fn first_key(identity: &[u8]) -> Key {
     blake3::derive_key("minisgl pages of KV, version 1", identity)
 }
 
-/// What stands before the first page of a text that shares pages only with those of its own `space`: an empty one is
-/// everybody's. `first` is the whole store's.
+/// Returns the root key of a namespace: sequences share pages only within their `space`. An empty one has `first`.
 #[must_use]
 pub fn first_key_in(first: &Key, space: &[u8]) -> Key {
     if space.is_empty() {
@@ -31,7 +30,7 @@ pub fn first_key_in(first: &Key, space: &[u8]) -> Key {
     blake3::derive_key("minisgl space of pages, version 1", &[first, space].concat())
 }
 
-/// The key of the page that holds `tokens`, behind the page with the key `before`.
+/// Returns the key of the page that holds `tokens`, after the page with the key `before`.
 #[must_use]
 pub fn next_key(before: &Key, tokens: &[i32]) -> Key {
     let mut hasher = Hasher::new_keyed(before);
@@ -41,7 +40,7 @@ pub fn next_key(before: &Key, tokens: &[i32]) -> Key {
     *hasher.finalize().as_bytes()
 }
 
-/// The keys of the whole pages of `tokens`.
+/// Returns the keys of the full pages of `tokens`; `first` is the root key.
 #[must_use]
 pub fn keys(first: &Key, tokens: &[i32], page_size: usize) -> Vec<Key> {
     let mut last = *first;
@@ -54,10 +53,10 @@ pub fn keys(first: &Key, tokens: &[i32], page_size: usize) -> Vec<Key> {
         .collect()
 }
 
-const STRETCH: usize = 4 << 20; // of a file, hashed by itself: several threads do
-const MAX_THREADS: usize = 4; // which hash faster than disks read
+const STRETCH: usize = 4 << 20; // bytes of a file that are hashed separately, by several threads
+const MAX_THREADS: usize = 4; // enough to hash faster than disks read
 
-/// The digest of all that some files hold, in their order.
+/// Returns the digest of the contents of all `files`, in order.
 ///
 /// # Errors
 /// A file cannot be read.

@@ -1,7 +1,8 @@
-//! Pages of KV, and states, on disk: a prefix that was computed once comes back after a restart, an eviction, in another
-//! process. Which pages are kept is the engine's to say. Start with `store`, then `folder`, what lies on the disk.
+//! KV pages and recurrent states on disk: a prefix that was computed once is available after a restart, after an
+//! eviction, and to other processes. The engine decides which pages are stored. Start with `store`, then `folder`, the
+//! format on disk.
 //!
-//! Invariants: what is read is what was written under its key, or nothing; nobody who computes waits for the disk.
+//! Invariants: what is read is what was written under its key, or nothing; computing threads never wait for the disk.
 
 mod folder;
 mod keeper;

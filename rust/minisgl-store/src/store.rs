@@ -1,8 +1,7 @@
-//! A folder of pages and states behind a running engine: what it computes is written behind, what a request begins with
-//! is read before the request comes to the scheduler.
+//! The page store of a running engine: computed pages and states are written in the background, those of a request's
+//! prompt are read before the request reaches the scheduler.
 //!
-//! Invariants: giving a page away never waits: what the disk does not follow is dropped, and counted; whatever goes
-//! wrong with the disk is a counter.
+//! Invariants: `enqueue` never waits: pages that the disk is too slow for are dropped, and counted; so are disk errors.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,22 +17,22 @@ use crate::key::{Key, first_key, first_key_in, keys};
 
 const QUEUE_BYTES: usize = 256 << 20;
 const QUEUE_LEAST: usize = 4; // pages
-const STAGED_BYTES: usize = 512 << 20; // of what is read and not yet loaded
+const STAGED_BYTES: usize = 512 << 20; // read and not yet loaded
 const MAX_KNOWN: usize = 1 << 20;
-const FIRST_WAIT: Duration = Duration::from_secs(1); // for a disk, before it is known how fast pages are computed
+const FIRST_WAIT: Duration = Duration::from_secs(1); // for reading, before the speed of computing pages is known
 #[cfg(target_os = "linux")]
 const NICE: i32 = 10;
 const SLACK: Duration = Duration::from_millis(20); // for the start of reading
 
-/// What has come of pages and states so far, and what this process knows of the folder.
+/// Counters of pages and states since the start, and the known size of the folder.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Counts {
     pub bytes: u64,   // of the folder
     pub written: u64, // pages
     pub loaded: u64,
-    pub dropped: u64, // of both, what the disk did not follow
-    pub failed: u64,  // could not be written or read
+    pub dropped: u64, // pages and states that the disk was too slow for
+    pub failed: u64,  // pages and states that could not be written or read
     pub damaged: u64,
     pub states_written: u64,
     pub states_loaded: u64,
@@ -48,11 +47,11 @@ struct Counters {
     damaged: AtomicU64,
     states_written: AtomicU64,
     states_loaded: AtomicU64,
-    trouble: Mutex<Option<String>>, // of the last that failed
+    trouble: Mutex<Option<String>>, // reason of the last failure
 }
 
 impl Counters {
-    /// Raises a count, last of all: `Store::counts` then also shows the file and the text behind it.
+    /// Increments a counter, last of all: `Store::counts` then also shows the file and the error text written before.
     fn add(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Release);
     }
@@ -77,7 +76,7 @@ impl Counters {
     }
 }
 
-/// Pages `first ..` of a text, read, and with them the state behind the last one, of a model that has states.
+/// Staged pages of a sequence from index `first` on, and the state after the last one if the model has states.
 pub struct Staged {
     first: usize,
     pages: Vec<Data>,
@@ -85,20 +84,20 @@ pub struct Staged {
 }
 
 impl Staged {
-    /// The first one that there is, and the end.
+    /// Returns the range of staged page indexes: the first one and the end (exclusive).
     #[must_use]
     pub fn columns(&self) -> (usize, usize) {
         (self.first, self.first + self.pages.len())
     }
 
-    /// Page `column` of the text.
+    /// Returns the KV bytes of page index `column` of the sequence; `None` if it is not staged.
     #[must_use]
     pub fn page(&self, column: usize) -> Option<&[u8]> {
         let at = column.checked_sub(self.first)?;
         self.pages.get(at).map(|page| page.as_slice())
     }
 
-    /// The state behind the last page.
+    /// Returns the state after the last page; `None` if there is none.
     #[must_use]
     pub fn state(&self) -> Option<&[u8]> {
         self.state.as_ref().map(|state| state.as_slice())
@@ -114,21 +113,21 @@ impl std::fmt::Debug for Staged {
 type Name = (Kind, Key);
 type Data = Arc<Vec<u8>>;
 
-/// On its way to the disk; `room`: what it counts in the queue.
-struct Given {
+/// A page or state in the write queue; `room` is the number of bytes that it counts there.
+struct QueuedWrite {
     name: Name,
     room: usize,
     data: Vec<u8>,
-    superseded: Option<Key>, // the state before it
+    superseded: Option<Key>, // key of the state before it
 }
 
 struct Shared {
     folder: Folder,
     counters: Counters,
-    known: Mutex<HashSet<Name>>,                 // of what there is a file, or will be
-    staged: Mutex<HashMap<Name, Weak<Vec<u8>>>>, // what somebody has at hand
-    page_ns: AtomicU64,                          // what computing a page takes; 0: not known
-    slow_ns: AtomicU64,                          // what the disk takes longer for a page
+    known: Mutex<HashSet<Name>>,                 // names that have a file, or will have one
+    staged: Mutex<HashMap<Name, Weak<Vec<u8>>>>, // data that is in use
+    page_ns: AtomicU64,                          // time of computing a page; 0: not known
+    slow_ns: AtomicU64,                          // additional time of the disk for a page, in tests
     ended: AtomicBool,
     queued: Mutex<usize>, // bytes
     less_queued: Condvar,
@@ -139,19 +138,19 @@ impl Shared {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self, from: &Receiver<Given>) {
-        #[cfg(target_os = "linux")] // where it is of this thread alone: those that compute go first
+    fn write(&self, queue: &Receiver<QueuedWrite>) {
+        #[cfg(target_os = "linux")] // on Linux it applies to this thread alone: computing threads go first
         let _ = rustix::process::setpriority_process(None, NICE);
         if let Err(error) = self.folder.count(&self.ended) {
             self.counters.error(&error);
         }
-        let mut passed = HashSet::new(); // states that a text has gone on from
-        for Given {
+        let mut superseded_states = HashSet::new(); // states that a sequence has continued from
+        for QueuedWrite {
             name,
             room,
             data,
             superseded,
-        } in from
+        } in queue
         {
             let (kind, key) = &name;
             if self.ended.load(Ordering::Relaxed) {
@@ -162,12 +161,14 @@ impl Shared {
                 match self.folder.write(*kind, key, &data) {
                     Ok(()) => {
                         self.counters.written(*kind);
-                        if passed.len() >= MAX_KNOWN {
-                            passed.clear();
+                        if superseded_states.len() >= MAX_KNOWN {
+                            superseded_states.clear();
                         }
                         if let Some(before) = superseded {
-                            // Where a second text goes on from it, texts part: it is of use to the next one.
-                            self.folder.set_used(Kind::State, &before, !passed.insert(before));
+                            // If a second sequence continues from it, sequences branch there, and the next one can use
+                            // it.
+                            self.folder
+                                .set_used(Kind::State, &before, !superseded_states.insert(before));
                         }
                     }
                     Err(error) => {
@@ -193,7 +194,7 @@ impl Shared {
         self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What somebody has at hand already, or what the folder has.
+    /// Returns the data from staging memory if it is there, else from the folder; `None` if it is in neither.
     fn read(&self, name: &Name, bytes: usize) -> io::Result<Option<Data>> {
         let staged = || self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(data) = staged().get(name).and_then(Weak::upgrade) {
@@ -207,7 +208,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// Bytes that somebody has at hand.
+    /// Returns the bytes of staging memory in use.
     fn staged_bytes(&self) -> usize {
         let mut staged = self.staged.lock().unwrap_or_else(PoisonError::into_inner);
         staged.retain(|_, data| data.strong_count() > 0);
@@ -215,40 +216,40 @@ impl Shared {
         all.map(|data| data.len()).sum()
     }
 
-    /// There is no file of that.
-    fn missing(&self, name: &Name) {
+    /// Notes that there is no file of that name.
+    fn note_missing(&self, name: &Name) {
         let mut known = self.known();
         if known.contains(name) {
-            known.clear(); // on its way, or somebody has cleared the folder
+            known.clear(); // the file is not written yet, or the folder was cleared
         }
     }
 
     fn has(&self, name: &Name) -> bool {
         let found = self.folder.has(name.0, &name.1);
         if !found {
-            self.missing(name);
+            self.note_missing(name);
         }
         found
     }
 }
 
-/// Pages of one engine, of `page_size` tokens and `page_bytes` bytes.
+/// The page store of one engine, for pages of `page_size` tokens and `page_bytes` bytes.
 pub struct Store {
     shared: Arc<Shared>,
     first: Key,
     page_size: usize,
     page_bytes: usize,
     state_bytes: usize, // 0: the model has no states
-    queue: Option<Sender<Given>>,
+    queue: Option<Sender<QueuedWrite>>,
     writer: Option<JoinHandle<()>>,
 }
 
 impl Store {
-    /// `limit` in bytes of the folder; `identity` says what computes, and how. What the folder holds is counted behind:
-    /// a large one would hold up the start.
+    /// Opens the store in `root`, a folder of at most `limit` bytes. `identity` describes the model and how it
+    /// computes. The size of the folder is counted in the background, so that a large one does not delay the start.
     ///
     /// # Errors
-    /// The folder cannot be made or read, or there is no thread.
+    /// The folder cannot be created or read, or the thread cannot be started.
     pub fn open(root: &Path, limit: u64, identity: &[u8], page_size: usize, page_bytes: usize) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             folder: Folder::open(root, limit)?,
@@ -262,10 +263,10 @@ impl Store {
             less_queued: Condvar::new(),
         });
         let (queue, from) = channel();
-        let of_writer = Arc::clone(&shared);
+        let writer_shared = Arc::clone(&shared);
         let writer = Builder::new()
             .name("page-writer".into())
-            .spawn(move || of_writer.write(&from))?;
+            .spawn(move || writer_shared.write(&from))?;
         Ok(Self {
             shared,
             first: first_key(identity),
@@ -277,26 +278,26 @@ impl Store {
         })
     }
 
-    /// The model has states of so many bytes: pages are found up to one behind which there is a state.
+    /// Sets the size of the model's recurrent states. Pages are then staged only up to one with a stored state.
     #[must_use]
     pub fn with_states(mut self, bytes: usize) -> Self {
         self.state_bytes = bytes;
         self
     }
 
-    /// What stands before the first page of a text.
+    /// Returns the root key, before the first page of a sequence.
     #[must_use]
     pub fn first_key(&self) -> &Key {
         &self.first
     }
 
-    /// Tokens of a page.
+    /// Returns the number of tokens of a page.
     #[must_use]
     pub fn page_size(&self) -> usize {
         self.page_size
     }
 
-    /// A state has so many; 0: the model has none.
+    /// Returns the bytes of a state; 0 if the model has none.
     #[must_use]
     pub fn state_bytes(&self) -> usize {
         self.state_bytes
@@ -309,13 +310,14 @@ impl Store {
         }
     }
 
-    /// Have a page or state written behind. `data` makes the copy, if it is needed.
-    pub fn give(&self, kind: Kind, key: Key, data: impl FnOnce() -> Vec<u8>) {
-        self.give_after(None, (kind, key), data);
+    /// Queues a page or state to be written. `data` copies it, and is called only if it will be written. Never blocks
+    /// on the disk; drops the page if the queue is full.
+    pub fn enqueue(&self, kind: Kind, key: Key, data: impl FnOnce() -> Vec<u8>) {
+        self.enqueue_after(None, (kind, key), data);
     }
 
-    /// The same of a state that supersedes the one with the key `superseded`.
-    pub(crate) fn give_after(&self, superseded: Option<Key>, name: Name, data: impl FnOnce() -> Vec<u8>) {
+    /// Queues a page or state to be written; a state may supersede the one with the key `superseded`.
+    pub(crate) fn enqueue_after(&self, superseded: Option<Key>, name: Name, data: impl FnOnce() -> Vec<u8>) {
         let Some(queue) = &self.queue else { return };
         let (kind, _) = name;
         let mut known = self.shared.known();
@@ -326,29 +328,29 @@ impl Store {
             return;
         }
         drop(known);
-        let most = QUEUE_BYTES.max(QUEUE_LEAST * self.page_bytes);
+        let max_bytes = QUEUE_BYTES.max(QUEUE_LEAST * self.page_bytes);
         let room = self.bytes_of(kind).max(1);
         let mut queued = self.shared.queued();
-        let fits = *queued == 0 || *queued + room <= most;
+        let fits = *queued == 0 || *queued + room <= max_bytes;
         *queued += if fits { room } else { 0 };
         drop(queued);
         if fits {
-            let _ = queue.send(Given {
+            let _ = queue.send(QueuedWrite {
                 name,
                 room,
                 data: data(),
                 superseded,
-            }); // whoever takes them ends with this
+            }); // fails only if the writer has ended
         } else {
             Counters::add(&self.shared.counters.dropped);
             self.shared.known().remove(&name);
         }
     }
 
-    /// Write pages of `tokens` from column `first` on now, whatever there is: what another store has read.
+    /// Writes pages of `tokens` from index `first` on, which another store has read. Blocks, and overwrites.
     ///
     /// # Errors
-    /// They are not pages of this store and text, or cannot be written.
+    /// They do not fit this store and sequence, or cannot be written.
     pub fn put(&self, tokens: &[i32], first: usize, pages: &[&[u8]]) -> io::Result<()> {
         let keys = keys(&self.first, tokens, self.page_size);
         (first..)
@@ -356,10 +358,10 @@ impl Store {
             .try_for_each(|(at, page)| self.put_one(Kind::Page, keys.get(at), page))
     }
 
-    /// The same of the state behind the first `num_pages` pages of `tokens`.
+    /// Writes the state after the first `num_pages` pages of `tokens`, which another store has read. Blocks.
     ///
     /// # Errors
-    /// It is no state of this store and text, or cannot be written.
+    /// It does not fit this store and sequence, or cannot be written.
     pub fn put_state(&self, tokens: &[i32], num_pages: usize, state: &[u8]) -> io::Result<()> {
         let keys = keys(&self.first, tokens, self.page_size);
         self.put_one(Kind::State, num_pages.checked_sub(1).and_then(|at| keys.get(at)), state)
@@ -372,13 +374,13 @@ impl Store {
         }
     }
 
-    /// For tests: from now on the disk takes so much longer for a page, to read and to write it.
+    /// Simulates, for tests, a disk that takes longer by `page` to read or write a page.
     pub fn slow_down(&self, page: Duration) {
         let nanos = u64::try_from(page.as_nanos()).unwrap_or(u64::MAX);
         self.shared.slow_ns.store(nanos, Ordering::Relaxed);
     }
 
-    /// Whether page `column` of `tokens` seems to be there. Quick.
+    /// Returns true if there is a file for page index `column` of `tokens`. Quick: contents are not checked.
     #[must_use]
     pub fn has(&self, tokens: &[i32], column: usize) -> bool {
         let keys = keys(&self.first, tokens, self.page_size);
@@ -386,8 +388,8 @@ impl Store {
             .is_some_and(|key| self.shared.folder.has(Kind::Page, key))
     }
 
-    /// Say that computing so many tokens took so long: reading for longer than that is refused, one slow read aside.
-    pub fn took(&self, tokens: usize, time: Duration) {
+    /// Records that computing `tokens` tokens took `time`, which limits the time of `stage`, one slow read excepted.
+    pub fn record_speed(&self, tokens: usize, time: Duration) {
         let tokens = u64::try_from(tokens.max(1)).unwrap_or(u64::MAX);
         let page_size = u64::try_from(self.page_size).unwrap_or(u64::MAX);
         let now = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX) / tokens;
@@ -401,7 +403,7 @@ impl Store {
         self.shared.page_ns.store(mean, Ordering::Relaxed);
     }
 
-    /// Wait until what was given is written, but not longer than `most`.
+    /// Blocks until the write queue is empty, for at most `most`.
     pub fn flush(&self, most: Duration) {
         let wait = |queued| {
             self.shared
@@ -411,9 +413,9 @@ impl Store {
         drop(wait(self.shared.queued()));
     }
 
-    /// Read the pages of `tokens` in `space` from `first` on, at most `most` of them: as far as they are there, there
-    /// is room, and the disk is faster than computing. Of a model that has states, up to the last one behind which there
-    /// is a state.
+    /// Reads up to `most` stored pages of `tokens` in `space` from page index `first` on. Blocks on disk I/O. Stops at
+    /// the first missing page, when staging memory is full, or when reading takes longer than computing. With recurrent
+    /// states, ends at the last page that has a stored state.
     #[must_use]
     pub fn stage(&self, space: &[u8], tokens: &[i32], first: usize, most: usize) -> Staged {
         let taken = self.shared.staged_bytes() + self.state_bytes;
@@ -432,7 +434,7 @@ impl Store {
         Staged { first, pages, state }
     }
 
-    /// The pages to the last one behind which there is a state, and that.
+    /// Reads pages up to the last one with a stored state, and that state.
     fn read_to_state(&self, keys: &[Key]) -> (Vec<Data>, Option<Data>) {
         let there = keys.iter().take_while(|key| self.shared.has(&(Kind::Page, **key)));
         let mut pages = self.read_pages(&keys[..self.num_to_state(&keys[..there.count()])]);
@@ -441,21 +443,21 @@ impl Store {
             let Some(last) = pages.len().checked_sub(1) else {
                 return (pages, None);
             };
-            match self.one(Kind::State, &keys[last]) {
-                None => pages.truncate(last), // to one before
+            match self.read_one(Kind::State, &keys[last]) {
+                None => pages.truncate(last), // retry with an earlier state
                 state => return (pages, state),
             }
         }
     }
 
-    /// Page `column` of `tokens`, whatever states there are.
+    /// Reads page index `column` of `tokens`, with or without a state; `None` if it is not stored.
     #[must_use]
     pub fn page(&self, tokens: &[i32], column: usize) -> Option<Arc<Vec<u8>>> {
         let keys = keys(&self.first, tokens, self.page_size);
-        self.one(Kind::Page, keys.get(column)?)
+        self.read_one(Kind::Page, keys.get(column)?)
     }
 
-    /// How many of the pages with `keys` lead to the last one behind which there is a state.
+    /// Returns the number of pages of `keys` up to the last one with a stored state; 0 if none has one.
     fn num_to_state(&self, keys: &[Key]) -> usize {
         let last = keys.iter().rposition(|key| self.shared.has(&(Kind::State, *key)));
         last.map_or(0, |last| last + 1)
@@ -466,25 +468,27 @@ impl Store {
         let (mut pages, mut times) = (Vec::new(), ReadTimes::default());
         for key in keys {
             let began = Instant::now();
-            let Some(page) = self.one(Kind::Page, key) else { break };
+            let Some(page) = self.read_one(Kind::Page, key) else {
+                break;
+            };
             pages.push(page);
             times.add(began.elapsed());
-            if times.without_slowest() > longest(pages.len(), page_ns) {
+            if times.without_slowest() > max_read_time(pages.len(), page_ns) {
                 break;
             }
         }
         pages
     }
 
-    /// A page or state, if it is there and whole.
-    fn one(&self, kind: Kind, key: &Key) -> Option<Data> {
+    /// Reads a page or state; `None` if it is missing, damaged or unreadable.
+    fn read_one(&self, kind: Kind, key: &Key) -> Option<Data> {
         let name = (kind, *key);
         match self.shared.read(&name, self.bytes_of(kind)) {
             Ok(Some(data)) => {
                 self.shared.known().insert(name);
                 return Some(data);
             }
-            Ok(None) => self.shared.missing(&name),
+            Ok(None) => self.shared.note_missing(&name),
             Err(error) => {
                 self.shared.known().remove(&name);
                 self.shared.counters.error(&error);
@@ -493,13 +497,13 @@ impl Store {
         None
     }
 
-    /// Why the last page that failed did, if any has since this was asked.
+    /// Returns the reason of the last failure since this was last called, if there was any.
     #[must_use]
     pub fn take_trouble(&self) -> Option<String> {
         self.shared.counters.trouble().take()
     }
 
-    /// What has come of pages so far.
+    /// Returns the counters of pages and states so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         let get = |counter: &AtomicU64| counter.load(Ordering::Acquire);
@@ -517,8 +521,7 @@ impl Store {
     }
 }
 
-/// Sums the times of reads but for the slowest one, which may have met a pause of the whole machine: a slow disk shows
-/// in the others.
+/// Sum of read times except the slowest one, which may be a pause of the machine: a slow disk shows in the others.
 #[derive(Default)]
 struct ReadTimes {
     sum: Duration,
@@ -536,8 +539,8 @@ impl ReadTimes {
     }
 }
 
-/// How long reading so many pages may take, where computing one takes `page_ns`.
-fn longest(pages: usize, page_ns: u64) -> Duration {
+/// Returns how long reading `pages` pages may take if computing one takes `page_ns`; 0: not known yet.
+fn max_read_time(pages: usize, page_ns: u64) -> Duration {
     let pages = u64::try_from(pages).unwrap_or(u64::MAX);
     match page_ns {
         0 => FIRST_WAIT,
@@ -546,7 +549,7 @@ fn longest(pages: usize, page_ns: u64) -> Duration {
 }
 
 impl Drop for Store {
-    /// What was given and not written is lost: see `flush`. A disk may take for ever.
+    /// Ends the writer. What is still queued is lost (see `flush`), because a disk may never finish.
     fn drop(&mut self) {
         self.shared.ended.store(true, Ordering::Relaxed);
         self.queue = None;
@@ -561,7 +564,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_closes_waits_for_no_count() {
+    fn count_stops_when_store_closes() {
         let root = tempfile::TempDir::new().expect("a folder");
         let folder = Folder::open(root.path(), 1 << 30).expect("a folder");
         folder.write(Kind::Page, &[7; 32], &[1; 100]).expect("a page");
@@ -573,27 +576,27 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_waited_for_no_longer_than_computing_takes() {
+    fn reading_stops_when_slower_than_computing() {
         let ms = Duration::from_millis;
-        assert_eq!(longest(9, 0), FIRST_WAIT);
-        assert_eq!(longest(3, 10_000_000), SLACK + ms(30));
+        assert_eq!(max_read_time(9, 0), FIRST_WAIT);
+        assert_eq!(max_read_time(3, 10_000_000), SLACK + ms(30));
         let root = tempfile::TempDir::new().expect("a folder");
         let store = Store::open(root.path(), 1 << 30, b"model", 4, 100).expect("a folder");
-        store.took(8, ms(80));
+        store.record_speed(8, ms(80));
         assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 40_000_000);
-        store.took(8, ms(160));
+        store.record_speed(8, ms(160));
         assert_eq!(store.shared.page_ns.load(Ordering::Relaxed), 50_000_000);
         let mut times = ReadTimes::default();
         let is_too_slow = [ms(5000), ms(30), ms(40)].map(|time| {
             times.add(time);
-            times.without_slowest() > longest(3, 10_000_000)
+            times.without_slowest() > max_read_time(3, 10_000_000)
         });
         assert_eq!(
             is_too_slow,
             [false, false, true],
             "one pause is no slow disk, two reads are"
         );
-        store.took(8, ms(0));
+        store.record_speed(8, ms(0));
         assert!(store.shared.page_ns.load(Ordering::Relaxed) > 0);
     }
 }

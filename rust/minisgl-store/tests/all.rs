@@ -1,4 +1,4 @@
-//! The store as an engine and a person see it, with what disks and other processes do to it.
+//! Tests of the store as engines and users see it, with faults of disks and other processes.
 
 use std::collections::HashSet;
 use std::fs;
@@ -28,11 +28,11 @@ fn open(root: &Path, limit: u64, identity: &[u8]) -> Store {
     Store::open(root, limit, identity, SIZE, BYTES).expect("a folder")
 }
 
-/// The pages of a text, written.
+/// Writes the pages of a sequence.
 fn filled(root: &Path, tokens: &[i32]) {
     let store = open(root, 1 << 30, b"model");
     for (number, key) in keys(store.first_key(), tokens, SIZE).into_iter().enumerate() {
-        store.give(Kind::Page, key, || page(number));
+        store.enqueue(Kind::Page, key, || page(number));
     }
     store.flush(PATIENCE);
 }
@@ -51,7 +51,7 @@ fn files(root: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn what_one_process_computed_another_reads() {
+fn pages_of_one_process_are_read_by_another() {
     let root = TempDir::new().expect("a folder");
     let root = root.path().join("made/here");
     filled(&root, &text(22));
@@ -76,7 +76,7 @@ fn what_one_process_computed_another_reads() {
 }
 
 #[test]
-fn only_the_owner_reads_any_of_it() {
+fn files_are_readable_by_owner_only() {
     let parent = TempDir::new().expect("a folder");
     let root = parent.path().join("cache");
     filled(&root, &text(8));
@@ -87,9 +87,9 @@ fn only_the_owner_reads_any_of_it() {
     }
 }
 
-/// Every byte of a file, each length, and each file in the place of another.
+/// Changes every byte of a file, cuts it to each length, and replaces it by each other file.
 #[test]
-fn a_damaged_page_is_no_page_and_goes() {
+fn damaged_page_is_not_read_and_is_removed() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     let tokens = text(12);
@@ -138,7 +138,7 @@ fn a_damaged_page_is_no_page_and_goes() {
     assert!(!all[0].0.exists());
 }
 
-/// Numbers as if by chance.
+/// A pseudo-random number generator.
 struct Chance(u64);
 
 impl Chance {
@@ -148,12 +148,11 @@ impl Chance {
         ((mixed ^ (mixed >> 27)) >> 16) as usize % end
     }
 
-    /// One thing that happens to a file: to its bytes or length, or another one, a folder, a pipe, a link, nothing comes
-    /// into its place.
+    /// Damages a file: changes its bytes or length, or replaces it by another file, a folder, a pipe or a link.
     fn damage(&mut self, file: &Path, others: &[PathBuf]) {
         let read = |file: &Path| match file.is_file() {
             true => fs::read(file).expect("a file"),
-            false => Vec::new(), // it is gone already, or a pipe
+            false => Vec::new(), // already removed, or a pipe
         };
         let mut data = read(file);
         let other = &others[self.below(others.len())];
@@ -184,9 +183,9 @@ impl Chance {
     }
 }
 
-/// `PROPTEST_CASES` says how many stores; `make slow-test` asks for 100,000.
+/// Runs `PROPTEST_CASES` stores; `make slow-test` runs 100,000.
 #[test]
-fn hostile_stores_give_the_right_pages_or_none() {
+fn damaged_stores_return_right_pages_or_none() {
     let cases = std::env::var("PROPTEST_CASES").map_or(100, |cases| cases.parse().expect("a number"));
     let shm = Path::new("/dev/shm");
     let root = if shm.is_dir() {
@@ -200,7 +199,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
     filled(&root, &tokens);
     let other = open(&foreign, 1 << 30, b"another model");
     for (number, key) in keys(other.first_key(), &tokens, SIZE).into_iter().enumerate() {
-        other.give(Kind::Page, key, || page(number + 9));
+        other.enqueue(Kind::Page, key, || page(number + 9));
     }
     other.flush(PATIENCE);
     let ours = files(&root);
@@ -230,7 +229,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
                 break;
             }
             for (number, key) in keys(store.first_key(), &tokens, SIZE).into_iter().enumerate() {
-                store.give(Kind::Page, key, || page(number)); // as who has computed them
+                store.enqueue(Kind::Page, key, || page(number)); // as if it was computed again
             }
             store.flush(PATIENCE);
         }
@@ -251,7 +250,7 @@ fn hostile_stores_give_the_right_pages_or_none() {
 }
 
 #[test]
-fn what_another_store_has_read_is_put_as_a_whole() {
+fn put_writes_only_pages_that_fit_the_store() {
     let root = TempDir::new().expect("a folder");
     let store = open(root.path(), 1 << 30, b"model");
     let pages: Vec<Vec<u8>> = (1..3).map(page).collect();
@@ -263,22 +262,22 @@ fn what_another_store_has_read_is_put_as_a_whole() {
     assert!(store.put(&text(14), 0, &[&pages[0][1..]]).is_err(), "of another size");
 }
 
-/// Giving does not wait for a slow disk: what it does not follow is dropped, counted, and given again later.
+/// Pages that a slow disk cannot take are dropped, counted, and queued again later.
 #[test]
-fn a_disk_that_does_not_follow_loses_pages_and_holds_up_nobody() {
+fn slow_disk_drops_pages_without_blocking() {
     let root = TempDir::new().expect("a folder");
-    let store = Store::open(root.path(), 1 << 30, b"model", SIZE, 64 << 20).expect("a folder"); // 4 wait at most
+    let store = Store::open(root.path(), 1 << 30, b"model", SIZE, 64 << 20).expect("a folder"); // at most 4 are queued
     store.slow_down(Duration::from_secs(3600));
     let all = keys(store.first_key(), &text(12 * SIZE), SIZE);
     for key in &all {
-        store.give(Kind::Page, *key, || vec![1]);
+        store.enqueue(Kind::Page, *key, || vec![1]);
     }
     let counts = store.counts();
     assert!((7..=8).contains(&counts.dropped) && counts.written == 0, "{counts:?}");
 }
 
 #[test]
-fn what_was_not_used_for_longest_goes_first() {
+fn sweep_removes_least_recently_used_first() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     let (old, new) = (text(40), vec![5; 32]);
@@ -293,7 +292,7 @@ fn what_was_not_used_for_longest_goes_first() {
     let store = open(root, 12 * each, b"model");
     assert_eq!(store.stage(b"", &old, 0, 3).columns(), (0, 3), "they are used");
     for (number, key) in keys(store.first_key(), &new, SIZE).into_iter().enumerate() {
-        store.give(Kind::Page, key, || page(number));
+        store.enqueue(Kind::Page, key, || page(number));
     }
     store.flush(PATIENCE);
     let bytes = Folder::existing(root)
@@ -308,9 +307,9 @@ fn what_was_not_used_for_longest_goes_first() {
     assert_eq!(store.stage(b"", &new, 0, 10).columns(), (0, 8));
 }
 
-/// Many write, read and clear one folder: whoever reads gets what is right or nothing.
+/// Threads write, read and clear one folder: a reader gets the right bytes or nothing.
 #[test]
-fn threads_race_to_fill_read_and_clear_it() {
+fn concurrent_fill_read_and_clear_return_right_pages_or_none() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     std::thread::scope(|scope| {
@@ -338,7 +337,7 @@ fn threads_race_to_fill_read_and_clear_it() {
 }
 
 #[test]
-fn a_folder_is_opened_while_another_process_removes_it() {
+fn open_succeeds_while_another_process_removes_folder() {
     let parent = TempDir::new().expect("a folder");
     let (root, opened) = (parent.path().join("cache"), AtomicBool::new(false));
     std::thread::scope(|scope| {
@@ -354,20 +353,20 @@ fn a_folder_is_opened_while_another_process_removes_it() {
 }
 
 #[test]
-fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
+fn removed_folder_is_recreated_and_write_error_is_counted() {
     let parent = TempDir::new().expect("a folder");
     let root = parent.path().join("cache");
     let store = open(&root, 1 << 30, b"model");
     fs::remove_dir_all(&root).expect("a folder");
     let all = keys(store.first_key(), &text(8), SIZE);
-    store.give(Kind::Page, all[0], || page(0));
+    store.enqueue(Kind::Page, all[0], || page(0));
     while store.counts().written == 0 {
         std::thread::yield_now();
     }
     assert_eq!(store.stage(b"", &text(8), 0, 2).columns(), (0, 1));
     fs::remove_dir_all(&root).expect("a folder");
     fs::write(&root, "a file").expect("a file");
-    store.give(Kind::Page, all[1], || page(1));
+    store.enqueue(Kind::Page, all[1], || page(1));
     while store.counts().failed == 0 {
         std::thread::yield_now();
     }
@@ -378,16 +377,16 @@ fn a_folder_that_goes_comes_back_and_one_that_cannot_be_written_is_a_counter() {
     assert_eq!(store.stage(b"", &text(8), 0, 2).columns(), (0, 0));
 }
 
-/// A text in chunks and tokens, with a page found elsewhere; a draft's row is not told of.
+/// A sequence arrives in chunks and single tokens, with a cached page; a draft's own tokens are not reported.
 #[test]
-fn a_slot_gives_away_what_it_filled() {
+fn keeper_stores_pages_that_a_slot_fills() {
     let root = TempDir::new().expect("a folder");
     let store = Arc::new(open(root.path(), 1 << 30, b"model"));
     let mut keeper = Keeper::new(Arc::clone(&store), 2);
     let tokens = text(14);
     let ids: Vec<u32> = (0..20).collect();
     keeper.bind(1, &tokens, b"", None);
-    keeper.computed(1, 4, &ids[4..12], page); // page 0 was found in the tree
+    keeper.computed(1, 4, &ids[4..12], page); // page 0 was cached
     keeper.computed(1, 12, &ids[12..14], page);
     for at in 14..17 {
         keeper.computed(1, at, &ids[at..=at], page);
@@ -406,7 +405,7 @@ fn a_slot_gives_away_what_it_filled() {
 }
 
 #[test]
-fn keys_depend_on_all_that_is_before() {
+fn keys_depend_on_all_previous_tokens() {
     let (one, two) = (first_key(b"a"), first_key(b"b"));
     let of_one = keys(&one, &text(12), SIZE);
     assert_eq!(of_one.len(), 3);
@@ -424,14 +423,14 @@ fn keys_depend_on_all_that_is_before() {
 }
 
 #[test]
-fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
+fn cleared_pages_are_written_again_and_staged_pages_are_shared() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     let store = open(root, 1 << 30, b"model");
     let all = keys(store.first_key(), &text(12), SIZE);
     let give_all = || {
         for (number, key) in all.iter().enumerate() {
-            store.give(Kind::Page, *key, || page(number));
+            store.enqueue(Kind::Page, *key, || page(number));
         }
         store.flush(PATIENCE);
     };
@@ -455,14 +454,14 @@ fn what_was_cleared_is_given_again_and_what_two_have_at_hand_is_read_once() {
 }
 
 #[test]
-fn who_can_read_no_folder_is_told() {
+fn existing_fails_for_missing_folder() {
     let root = TempDir::new().expect("a folder");
     assert!(Folder::existing(&root.path().join("none")).is_err());
     assert!(!root.path().join("none").exists());
 }
 
 #[test]
-fn a_digest_is_that_of_all_files_in_their_order() {
+fn digest_depends_on_all_files_and_their_order() {
     let root = TempDir::new().expect("a folder");
     let file = |name: &str, bytes: &[u8]| {
         let path = root.path().join(name);
@@ -498,15 +497,15 @@ fn state(number: usize) -> Vec<u8> {
     (0..STATE).map(|at| (at * 17 + number * 3) as u8).collect()
 }
 
-/// Pages of a text, and states behind so many of them, written.
+/// Writes the pages of a sequence, and states after `behind` many of them.
 fn filled_with_states(root: &Path, tokens: &[i32], behind: &[usize]) {
     let store = with_states(root);
     let all = keys(store.first_key(), tokens, SIZE);
     for (number, key) in all.iter().enumerate() {
-        store.give(Kind::Page, *key, || page(number));
+        store.enqueue(Kind::Page, *key, || page(number));
     }
     for number in behind {
-        store.give(Kind::State, all[number - 1], || state(*number));
+        store.enqueue(Kind::State, all[number - 1], || state(*number));
     }
     store.flush(PATIENCE);
     let counts = store.counts();
@@ -517,7 +516,7 @@ fn filled_with_states(root: &Path, tokens: &[i32], behind: &[usize]) {
 }
 
 #[test]
-fn pages_are_read_up_to_the_last_one_with_a_state() {
+fn stage_ends_at_last_page_with_state() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     filled_with_states(root, &text(40), &[2, 5, 8]);
@@ -553,7 +552,7 @@ fn pages_are_read_up_to_the_last_one_with_a_state() {
 }
 
 #[test]
-fn a_damaged_state_goes_and_the_one_before_is_taken() {
+fn damaged_state_is_removed_and_earlier_one_used() {
     let root = TempDir::new().expect("a folder");
     let root = root.path();
     filled_with_states(root, &text(40), &[2, 5, 8]);
@@ -584,7 +583,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
         "that cannot be removed"
     );
     fs::remove_dir(&deepest).expect("a folder");
-    store.give(Kind::State, key, || state(8));
+    store.enqueue(Kind::State, key, || state(8));
     store.flush(PATIENCE);
     assert_eq!(
         store.stage(b"", &text(40), 0, 10).columns(),
@@ -600,7 +599,7 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
         .and_then(|folder| folder.clear())
         .expect("a folder");
     assert_eq!((gone.pages, gone.states), (10, 3));
-    store.give(Kind::State, key, || state(8));
+    store.enqueue(Kind::State, key, || state(8));
     store.flush(PATIENCE);
     assert_eq!(store.counts().states_written, 1, "as far as is known it is there");
     assert_eq!(store.stage(b"", &text(40), 0, 10).columns(), (0, 0));
@@ -609,9 +608,9 @@ fn a_damaged_state_goes_and_the_one_before_is_taken() {
     );
 }
 
-/// The states of a text that later ones supersede go before all else, but for those that a second text went on from.
+/// Superseded states of a sequence are removed before all else, except those that a second sequence continued from.
 #[test]
-fn a_superseded_state_goes_first_unless_texts_part_there() {
+fn superseded_state_is_removed_first_unless_sequences_branch() {
     let root = TempDir::new().expect("a folder");
     let room = |pages: u64, states: u64| pages * (BYTES as u64 + 72) + states * (STATE as u64 + 72);
     let store = Arc::new(with_states(root.path()));
@@ -639,9 +638,9 @@ fn a_superseded_state_goes_first_unless_texts_part_there() {
     assert_eq!([behind(&one, 6), behind(&one, 5), behind(&other, 6)], [6, 2, 4]);
 }
 
-/// A state is given away where a step has saved it at the end of a page of a text that is the store's kind.
+/// A state is written if a step has saved it at the end of a page of a known sequence.
 #[test]
-fn a_slot_gives_away_the_states_that_it_saves() {
+fn keeper_stores_states_at_page_ends() {
     let root = TempDir::new().expect("a folder");
     let store = Arc::new(with_states(root.path()));
     let mut keeper = Keeper::new(Arc::clone(&store), 2);

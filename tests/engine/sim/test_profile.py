@@ -110,7 +110,7 @@ def test_one_point_fits_everything() -> None:
     assert table.seconds(1, 999, 2) == pytest.approx(0.006)
 
 
-def test_own_files(tmp_path: Path) -> None:
+def test_profile_from_own_file_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "mine.json").write_text(json.dumps({"roofline": ROOFLINE, "eos_one_in": 9}))
     text = "name: other\ntable: {rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[4]]]}\n"
     (tmp_path / "table.yaml").write_text(text)

@@ -36,7 +36,7 @@ def test_seeds_and_positions_matter() -> None:
     assert Sim().run([request(9, 9, 199, seed=0)]).tokens[9] == found[0][1:]
 
 
-def test_lengths_are_what_was_asked_for() -> None:
+def test_output_lengths_equal_max_tokens() -> None:
     done = Sim().run([request(i, 3, n) for i, n in enumerate((1, 2, 77))])
     assert [len(done.tokens[i]) for i in range(3)] == [1, 2, 77]
     assert set(done.reasons.values()) == {FinishReason.LENGTH}
@@ -77,7 +77,7 @@ def test_a_prompt_in_chunks_costs_a_step_each() -> None:
     assert Sim(constant(10.0), budget=16).run([request(0, 60, 1)]).times[0] == pytest.approx([0.04])
 
 
-def test_what_a_step_has_to_do() -> None:
+def test_step_load_counts_rows_tokens_and_pairs() -> None:
     """Two decode rows, a chunk in the middle of a prompt, the end of another: by hand, and tokens where they belong."""
     sim = Sim(constant(1.0))
     seen: list[StepLoad] = []
@@ -140,7 +140,7 @@ def test_clocks_are_never_early() -> None:
     assert virtual.now() == 3.0
 
 
-def test_what_it_says_of_itself() -> None:
+def test_engine_info_names_the_profile() -> None:
     said: list[str] = []
     config = EngineConfig(engine="sim", sim_profile="qwen3-8b-h200")
     engine = build_engine(config, lambda text, *_: said.append(text))

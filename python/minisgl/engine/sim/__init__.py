@@ -1,6 +1,6 @@
-"""An engine without a model: its tokens come from (request seed, position), its words are those of the tokenizer that
-it serves, its step times come from a profile, on the machine's clock or a virtual one. It proves nothing about the
-scheduler (engine/echo.py does), and nothing about a GPU that the profile does not assume.
+"""A simulated engine without a model: its tokens are a function of (request seed, position) with words of the served
+tokenizer, its step times come from a profile, on the machine's clock or a virtual one. It proves nothing about the
+scheduler (engine/echo.py does), and nothing about a GPU beyond what the profile assumes.
 
 Invariants: tokens do not depend on the batch, the chunks or the cache; `launch` never blocks; steps run one after the
 other on one simulated device, so a step that is launched while another runs begins at its end; nothing in a step costs
@@ -26,11 +26,11 @@ from minisgl.utils.progress import Report
 from minisgl.weights.sources import resolve_model
 
 SPIN_S = 150e-6
-"""What a sleep may come late (the kernel's timer slack is 50 us, waking a thread takes the rest): awake for so long."""
+"""Busy-wait before a deadline: maximum delay of a sleep (timer slack of 50 us, the rest for waking a thread)."""
 
 
 class Clock(Protocol):
-    """Seconds since any fixed moment."""
+    """A monotonic clock; its times are seconds since an arbitrary moment."""
 
     def now(self) -> float: ...
 
@@ -38,7 +38,7 @@ class Clock(Protocol):
 
 
 class RealClock:
-    """`time.perf_counter`. Sleeps until shortly before the moment and waits for the rest awake."""
+    """The clock of `time.perf_counter`. Sleeps until `SPIN_S` before the moment and busy-waits for the rest."""
 
     def now(self) -> float:
         return time.perf_counter()
@@ -52,7 +52,7 @@ class RealClock:
 
 
 class VirtualClock:
-    """Moves only when somebody sleeps."""
+    """A clock that advances only in `sleep_until`."""
 
     def __init__(self, now: float = 0.0) -> None:
         self._now = now
@@ -70,7 +70,7 @@ GOLDEN = 0x9E3779B97F4A7C15
 
 
 class SimStep:
-    """A step that ends at `end` of the clock."""
+    """The handle of a simulated step that ends at the clock time `end`."""
 
     __slots__ = ("_clock", "_end", "_result", "_start")
 
@@ -92,8 +92,8 @@ class SimStep:
 
 
 class SimEngine:
-    """`alphabet` [m] int32 are the ids it generates. With `profile.eos_one_in` one token in so many is the first of
-    `info.eos_ids`; otherwise it never ends a text by itself."""
+    """The simulated engine. It generates ids of `alphabet` [m] int32; with `profile.eos_one_in` = n one token in n is
+    the first of `info.eos_ids`, otherwise it never ends a sequence by itself."""
 
     def __init__(
         self, info: EngineInfo, alphabet: Int32Array, max_rows: int, profile: Profile, clock: Clock | None = None
@@ -104,7 +104,7 @@ class SimEngine:
         self._clock = clock or RealClock()
         self._busy_until = 0.0
         self.busy_s = 0.0
-        """What the device has been given to do so far."""
+        """Seconds of work that the device has been given so far."""
         self._seeds: U64 = np.zeros(max_rows + 1, np.uint64)
 
     @property
@@ -113,7 +113,7 @@ class SimEngine:
 
     def launch(self, plan: StepPlan, buffers: StepBuffers, assignments: Sequence[SlotAssignment]) -> StepHandle:
         entry = buffers.ring[plan.ring_index]
-        for assignment in assignments:  # spread, so that neighbouring seeds give unlike texts
+        for assignment in assignments:  # multiplied, so that neighbouring seeds give different outputs
             self._seeds[assignment.slot] = ((assignment.sampling.seed or 0) * GOLDEN) & MASK
         start = end = self._clock.now()
         if self._profile.takes_time and plan.num_rows:
@@ -127,7 +127,7 @@ class SimEngine:
         pass
 
     def _tokens(self, plan: StepPlan, entry: RingEntry) -> Int32Array:
-        """Two multiplications and a shift (after Stafford's variant of the splitmix64 finalizer) pick a word."""
+        """Return a step's tokens, [num_rows], by a hash of seed and length (after Stafford's splitmix64 variant)."""
         rows = entry.sample_rows[: plan.num_samples]
         state = self._seeds[entry.req_slots[rows]]
         state ^= entry.seq_lens[rows].astype(np.uint64)
@@ -181,7 +181,7 @@ SIM_WORDS = 1024
 
 
 def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) -> SimEngine:
-    """A simulated engine on the machine's clock, or on `clock`. Only the tokenizer of `--model` is read."""
+    """Build a simulated engine on `clock` (default: the machine's). Only the tokenizer of `--model` is read."""
     profile = load_profile(config.sim_profile)
     report(f"simulated engine, profile {profile.name}: {profile.about or 'no description'}; no model computes anything")
     model_dir = resolve_model(config.model, report, load_format="dummy", own_tokenizer=config.tokenizer is None)
@@ -203,15 +203,15 @@ def build_sim(config: EngineConfig, report: Report, clock: Clock | None = None) 
 
 
 def _alphabet(tokenizer: Tokenizer) -> Int32Array:
-    """Ids whose texts look natural one after the other, [m] int32: common words and marks if the tokenizer has them as
-    single tokens, else the first words that it has."""
+    """Return ids [m] int32 whose concatenation looks like text: common words and marks if the tokenizer has them as
+    single tokens, else the first words of its vocabulary."""
     texts = [f"to {word}" for word in WORDS.split()] + [f"to{mark}" for mark in MARKS.split()]
     first = tokenizer.encode("to", add_special_tokens=False).tolist()
     encoded = [ids.tolist() for ids in tokenizer.encode_batch(texts, add_special_tokens=False)]
-    found = [ids[-1] for ids in encoded if len(ids) == 2 and ids[:1] == first]
-    if len(found) < len(texts) // 2:
+    single = [ids[-1] for ids in encoded if len(ids) == 2 and ids[:1] == first]
+    if len(single) < len(texts) // 2:
         return tokenizer.word_ids(SIM_WORDS)
-    return np.array(found, np.int32)
+    return np.array(single, np.int32)
 
 
 def _eos_ids(tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -1,9 +1,9 @@
-"""What a step costs on a simulated device: nothing, a roofline, or a table of measured latencies over a grid of (rows,
-tokens beyond one a row, mean length of a row).
+"""Profiles of simulated devices: a step costs nothing, or a roofline, or interpolates a table of measured latencies
+over a grid of (rows, tokens beyond one a row, mean length of a row).
 
 A profile is data that is checked when it is read; every assumption stands in its file; an unknown key is an error. The
 same load always takes the same time. At a grid point of a table the time is the measured one; between points it is
-linear along each axis; beyond the last point of an axis its last slope goes on, before the first its first.
+linear along each axis; beyond an end of an axis it is extrapolated with the slope at that end.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from minisgl.config import ConfigError
 
 
 class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`ms[i][j][k]`: milliseconds of a step with `rows[i]` rows, `prefill_tokens[j]` tokens more than rows, and rows
-    that are `kv_len[k]` tokens long on average after the step. Axes ascend; one with a single point has no effect."""
+    """A table of step latencies: `ms[i][j][k]` is the time in milliseconds of a step with `rows[i]` rows,
+    `prefill_tokens[j]` tokens more than rows, and rows of `kv_len[k]` tokens on average after the step. Axes ascend; an
+    axis with one point has no effect."""
 
     rows: tuple[float, ...]
     prefill_tokens: tuple[float, ...]
@@ -30,10 +31,10 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     ms: tuple[tuple[tuple[float, ...], ...], ...]
 
     def seconds(self, rows: int, tokens: int, kv_tokens: int) -> float:
-        """`tokens` and `kv_tokens` of all rows together."""
-        i, x = _place(self.rows, rows)
-        j, y = _place(self.prefill_tokens, tokens - rows)
-        k, z = _place(self.kv_len, kv_tokens / rows if rows else 0.0)
+        """Return the time of a step in seconds; `tokens` and `kv_tokens` are sums over all rows."""
+        i, x = _locate(self.rows, rows)
+        j, y = _locate(self.prefill_tokens, tokens - rows)
+        k, z = _locate(self.kv_len, kv_tokens / rows if rows else 0.0)
         total = 0.0
         for di, wx in ((0, 1.0 - x), (1, x)):
             for dj, wy in ((0, 1.0 - y), (1, y)):
@@ -43,7 +44,7 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return max(total, 0.0) / 1e3
 
     def check(self) -> None:
-        """Raise `ConfigError` unless the grid is whole."""
+        """Raise `ConfigError` unless axes ascend and `ms` has their shape."""
         for name in ("rows", "prefill_tokens", "kv_len"):
             axis = getattr(self, name)
             if not axis or any(not low < high for low, high in itertools.pairwise(axis)):
@@ -58,8 +59,8 @@ class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"table.ms: has {len(self.ms)} lists, rows has {len(self.rows)} points")
 
 
-def _place(axis: tuple[float, ...], at: float) -> tuple[int, float]:
-    """The cell's first index, and how far in it `at` lies: 0 to 1 inside, anything beyond the ends."""
+def _locate(axis: tuple[float, ...], at: float) -> tuple[int, float]:
+    """Return the grid cell of `at`, and the relative position in it: 0 to 1, beyond that outside of the axis."""
     if len(axis) == 1:
         return 0, 0.0
     low = min(max(bisect_right(axis, at) - 1, 0), len(axis) - 2)
@@ -71,17 +72,17 @@ _SUFFIX = ".yaml"
 
 
 class StepLoad(NamedTuple):
-    """What a step has to do."""
+    """The work of a step: the counts that its simulated time depends on."""
 
     rows: int
-    tokens: int  # computed, all rows together
+    tokens: int  # computed, of all rows
     samples: int  # rows whose last token goes through the output matrix
     kv_tokens: int  # sum of the rows' lengths after the step
-    pairs: int  # of (token, earlier token or itself) that attention looks at
+    pairs: int  # (token, attended token) pairs of attention, itself included
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A dense decoder, in the terms of its config.json."""
+    """Sizes of a dense decoder, named as in its config.json."""
 
     layers: int
     hidden: int
@@ -94,8 +95,8 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def layer_weights(self) -> int:
-        """The weights of all layers: query, key, value and output projections, and three matrices of the gated MLP.
-        Norms (below 0.01 %) are left out."""
+        """The number of weights of all layers: query, key, value and output projections, and the three matrices of the
+        gated MLP. Norms (below 0.01 %) are left out."""
         attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.intermediate)
 
@@ -109,33 +110,35 @@ class Model(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def kv_values(self) -> int:
-        """Bytes of the keys and values of one token in all layers."""
+        """The number of key and value elements of one token in all layers."""
         return 2 * self.layers * self.kv_heads * self.head_dim
 
 
 class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A step takes as long as its memory traffic or its arithmetic, whichever is longer, and a fixed overhead; with
-    several GPUs all of that is divided among them, and two all-reduces a layer come on top.
+    """A roofline model of step time: memory traffic or arithmetic, whichever takes longer, plus a fixed overhead; with
+    several GPUs both are divided among them, and two all-reduces a layer are added.
 
-    Bandwidths in bytes/s and `flops` in FLOP/s, of one GPU and as far as they can be reached; `memory` in bytes of one
-    GPU, `memory_ratio` of it is for weights and KV."""
+    Achievable bandwidths in bytes/s and `flops` in FLOP/s, of one GPU; `memory` is bytes of one GPU, of which
+    `memory_ratio` is for weights and KV.
+    """
 
     model: Model
     bandwidth: float
     flops: float
     memory: float
     memory_ratio: float
-    overhead_us: float  # of a step, beside its kernels
-    layer_overhead_us: float  # of a layer: kernels that start, ramp up and drain
+    overhead_us: float  # of a step, in addition to its kernels
+    layer_overhead_us: float  # of a layer: start, ramp-up and drain of its kernels
     bytes_per_weight: float = 2.0
     bytes_per_kv_value: float = 2.0
     gpus: int = 1
-    all_reduce_us: float = 0.0  # of one, before its first byte
+    all_reduce_us: float = 0.0  # latency of one all-reduce before its first byte
     link_bandwidth: float = 1.0  # bytes/s of one GPU, one way
 
     def seconds(self, load: StepLoad) -> float:
-        """Memory: all weights once, the KV of every row once, new KV written. Arithmetic: 2 a weight and token, 4 a
-        query head, dimension and attended pair. An all-reduce moves 2 (g - 1) / g of the activations (bf16)."""
+        """Return the time of a step in seconds. Memory: all weights once, the KV of every row once, new KV written.
+        Arithmetic: 2 FLOP per weight and token, 4 per query head, dimension and attended pair. An all-reduce moves 2 (g
+        - 1) / g of the activations (bf16)."""
         model, gpus = self.model, self.gpus
         weights = (model.layer_weights + model.output_weights) * self.bytes_per_weight
         kv = (load.kv_tokens + load.tokens) * self.kv_bytes
@@ -150,27 +153,27 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def kv_bytes(self) -> float:
-        """Seconds for one token, on all GPUs together."""
+        """The number of bytes of one token's keys and values, on all GPUs together."""
         return self.model.kv_values * self.bytes_per_kv_value
 
     @property
     def num_kv_tokens(self) -> int:
-        """How many tokens fit beside the weights."""
+        """The number of tokens whose KV fits next to the weights."""
         room = self.gpus * self.memory * self.memory_ratio - self.model.weights * self.bytes_per_weight
         return int(room / self.kv_bytes)
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A device that runs a model: a step takes what `roofline` or `table` say, and `step_ms`."""
+    """A device that runs a model: a step takes the time of `roofline` or `table`, plus `step_ms`."""
 
     name: str
     about: str = ""
     roofline: Roofline | None = None
     table: Table | None = None
     context_len: int | None = None
-    num_kv_tokens: int | None = None  # of the KV pool; a roofline's own is from its memory
+    num_kv_tokens: int | None = None  # capacity of the KV pool; a roofline computes it from its memory
     step_ms: float = 0.0
-    eos_one_in: int = 0  # one token in so many ends a text; 0: lengths are the clients'
+    eos_one_in: int = 0  # n: one token in n ends a sequence; 0: clients set the lengths
 
     @property
     def takes_time(self) -> bool:
@@ -184,7 +187,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return seconds + self.step_ms / 1000
 
     def alone_s(self, length: int, most: int) -> float:
-        """What a prompt takes with nothing beside it, in steps of at most so many tokens."""
+        """Return the seconds that a prompt of `length` tokens takes alone, in steps of at most `most` tokens."""
         total = 0.0
         for done in range(0, length, most):
             new = min(most, length - done)
@@ -195,13 +198,13 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def pool_tokens(self) -> int | None:
-        """Tokens that the KV pool holds, if the profile says so."""
+        """The capacity of the KV pool in tokens; None if the profile does not define it."""
         if self.num_kv_tokens is not None or self.roofline is None:
             return self.num_kv_tokens
         return self.roofline.num_kv_tokens
 
     def check(self) -> Profile:
-        """Raise `ConfigError` at the first impossible value, else return self."""
+        """Raise `ConfigError` at the first invalid value, else return self."""
         if self.roofline is not None and self.table is not None:
             raise ConfigError("give either roofline or table, not both")
         for name in ("context_len", "num_kv_tokens"):
@@ -228,17 +231,17 @@ def _check_roofline(roofline: Roofline) -> None:
     if not roofline.memory_ratio <= 1:
         raise ConfigError(f"roofline.memory_ratio: {roofline.memory_ratio}: must be at most 1")
     if roofline.num_kv_tokens < 2:
-        raise ConfigError(f"roofline.memory: {roofline.memory}: the weights leave no room for KV")
+        raise ConfigError(f"roofline.memory: {roofline.memory}: the weights leave no memory for KV")
 
 
 def profile_names() -> list[str]:
-    """Those that come with minisgl."""
+    """Return the names of the profiles that come with minisgl."""
     files = resources.files(f"{__package__}.profiles").iterdir()
     return [NULL, *sorted(file.name.removesuffix(_SUFFIX) for file in files if file.name.endswith(_SUFFIX))]
 
 
 def load_profile(name: str) -> Profile:
-    """One that comes with minisgl, by name, or one of your own: a YAML or JSON file. Raises `ConfigError`."""
+    """Load a profile that comes with minisgl, by name, or a YAML or JSON file, by path. Raises `ConfigError`."""
     if name == NULL:
         return Profile(name=NULL, about="returns at once")
     try:
@@ -247,14 +250,14 @@ def load_profile(name: str) -> Profile:
         else:
             text = Path(name).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        known = ", ".join(profile_names())
-        raise ConfigError(f"--sim-profile {name}: no such profile or file; profiles: {known}") from error
+        names = ", ".join(profile_names())
+        raise ConfigError(f"--sim-profile {name}: no such profile or file; profiles: {names}") from error
     import yaml
 
     try:
-        found: Any = yaml.safe_load(text)  # JSON too
-        if isinstance(found, dict):
-            found = {"name": Path(name).stem, **found}
-        return msgspec.convert(found, Profile, strict=False).check()  # YAML 1.1 reads 4.3e12 as a text
+        raw: Any = yaml.safe_load(text)  # parses JSON, too
+        if isinstance(raw, dict):
+            raw = {"name": Path(name).stem, **raw}
+        return msgspec.convert(raw, Profile, strict=False).check()  # not strict: YAML 1.1 reads 4.3e12 as a string
     except (yaml.YAMLError, msgspec.ValidationError, ConfigError) as error:
         raise ConfigError(f"--sim-profile {name}: {error}") from error
