@@ -1,17 +1,17 @@
-//! The engines as the router sees them: who takes requests, how much each has, whose turn it is.
+//! State of the engines as the router sees it: which are up, their load, and which was chosen last.
 //!
-//! Invariants: no choice but among engines that are up and below their limit.
+//! Invariants: only an engine that is up and below its limit is chosen.
 
 use super::config::RouterConfig;
 
 #[derive(Clone, Default)]
 pub(super) struct EngineState {
     pub up: bool,
-    /// Placed there and not removed.
+    /// Requests that the router placed on this engine and that were not removed since.
     pub load: usize,
-    /// What it reported beyond that: requests that others sent it.
+    /// Requests that the engine reported in addition to `load`: other clients sent them.
     extra: usize,
-    /// When it was chosen last; 0: never.
+    /// Placement count at which this engine was chosen last; 0: never.
     turn: u64,
 }
 
@@ -52,7 +52,7 @@ impl Engines {
         self.all[engine].extra = 0;
     }
 
-    /// It was given a request.
+    /// Counts a request that was placed on `engine`.
     pub fn chosen(&mut self, engine: usize) {
         self.num_turns += 1;
         let state = &mut self.all[engine];
@@ -78,7 +78,8 @@ impl Engines {
         self.all[engine].load + self.all[engine].extra
     }
 
-    /// By load, then whoever's last turn is longest ago, then by number.
+    /// Returns the engine of `among` with the least load; a tie goes to the one chosen longest ago, then to the lowest
+    /// index.
     fn best(&self, among: impl Iterator<Item = usize>) -> Option<usize> {
         among.min_by_key(|&engine| (self.load(engine), self.all[engine].turn, engine))
     }
@@ -87,13 +88,15 @@ impl Engines {
         self.best(self.taking())
     }
 
-    /// The next one after the one chosen last.
+    /// Returns the next available engine by index after the one chosen last, wrapping around. `None` if no engine is
+    /// available.
     pub fn in_turn(&self) -> Option<usize> {
         let (low, high) = (self.taking().next(), self.taking().find(|&engine| engine >= self.next));
         high.or(low)
     }
 
-    /// `splitmix64`, written out so that it is the same everywhere.
+    /// Returns a random available engine, or `None` if there is none. The generator is `splitmix64`, written out so
+    /// that the Python reference gives the same sequence.
     pub fn random(&mut self) -> Option<usize> {
         let count = self.taking().count();
         if count == 0 {
@@ -108,8 +111,8 @@ impl Engines {
         self.taking().nth(at as usize)
     }
 
-    /// The load that an engine may have at most for its match to count: the least, and more the more of the prompt it
-    /// saves.
+    /// Returns the load limit up to which an engine is chosen for its prefix match; it grows with the matched part of
+    /// the prompt. `None` if no engine is available.
     pub fn balanced_load(&self) -> Option<BalancedLoad> {
         let least = self.taking().map(|engine| self.load(engine)).min()?;
         let slack = self
@@ -118,18 +121,19 @@ impl Engines {
         Some(BalancedLoad { least, slack })
     }
 
-    /// Whether it takes requests and has at most `load`.
+    /// Returns true if `engine` can accept a request and its load is at most `load`.
     pub fn takes_at(&self, engine: usize, load: usize) -> bool {
         self.takes(engine) && self.load(engine) <= load
     }
 
-    /// The best of `holders` that has at most `load`.
+    /// Returns the least loaded engine of `holders` that can accept a request and has at most `load` requests.
     pub fn best_of(&self, holders: impl Iterator<Item = usize>, load: usize) -> Option<usize> {
         self.best(holders.filter(|&engine| self.takes_at(engine, load)))
     }
 }
 
-/// `slack`: requests beyond the least load that a match of the whole prompt is worth.
+/// Load limit for an engine with a prefix match: the least load plus up to `slack` requests, which a match of the whole
+/// prompt is worth.
 #[derive(Clone, Copy)]
 pub(super) struct BalancedLoad {
     least: usize,
@@ -137,7 +141,7 @@ pub(super) struct BalancedLoad {
 }
 
 impl BalancedLoad {
-    /// With a match of `depth` of `num_pages`.
+    /// Returns the load limit for a match of `depth` of the prompt's `num_pages` pages.
     pub fn at(self, depth: usize, num_pages: usize) -> usize {
         self.least + self.slack.saturating_mul(depth) / num_pages
     }

@@ -1,33 +1,34 @@
-//! The waiting line: between keys by their shares, within a key by priority and age.
+//! Fair queue of waiting requests: between API keys by their shares, within a key by priority and age.
 //!
-//! Invariants: of the keys that may go the one that has had the least, by its share, goes next; a key gets no credit for
-//! the time in which it had nothing to go. A request of priority p is overtaken by at most (p - q) * `AGE` later
-//! arrivals of priority q. Those that were placed before (`again`) go before all others, in the order of their coming
-//! back, and are not charged twice.
+//! Invariants: of the keys with an eligible request, the key with the least cost so far (tokens divided by its share)
+//! goes next; a key gets no credit for the time in which it had no eligible request. A request of priority p is
+//! overtaken by at most (p - q) * `AGE` later arrivals of priority q. Requests that were placed before (`again`)
+//! precede all others, in the order in which they came back, and are not charged twice.
 
 use std::collections::BTreeMap;
 
 use super::config::{KeyShare, MAX_SHARE};
 
-/// Arrivals by which one step of priority comes earlier, as in the scheduler.
+/// Arrivals that one step of priority is worth, as in the scheduler.
 const AGE: i128 = 64;
 
-/// Where a request stands among those of its key: `again` first, then by priority and age, then by arrival.
+/// Sort key of a waiting request among those of its API key: requests placed before first, then priority and age, then
+/// arrival.
 pub(super) type Place = (bool, i128, u64);
 
 struct Key {
     share: KeyShare,
     num_inflight: usize,
-    /// What it has had, in parts of tokens, divided by its share.
+    /// Cost charged to the key so far: tokens times `MAX_SHARE`, divided by its share.
     had: u128,
-    /// It has somebody who may go.
+    /// The key has a waiting request and is below its limit of requests in flight.
     active: bool,
     waiting: BTreeMap<Place, i64>,
 }
 
 pub(super) struct Line {
     keys: Vec<Key>,
-    /// What the key that went last had had before: whoever comes back starts there.
+    /// Cost at which a key starts that becomes active: what the last served key had been charged before it was served.
     now: u128,
     num_arrivals: u64,
     num_waiting: usize,
@@ -74,7 +75,8 @@ impl Line {
         place
     }
 
-    /// Whoever goes next, and the key.
+    /// Returns the API key and the request id of the next request to place, or `None` if no key has an eligible
+    /// request.
     pub fn first(&self) -> Option<(usize, i64)> {
         let active = || self.keys.iter().enumerate().filter(|(_, key)| key.active);
         let back = active().filter_map(|(at, key)| {
@@ -88,7 +90,8 @@ impl Line {
         key.waiting.first_key_value().map(|(_, &req_id)| (at, req_id))
     }
 
-    /// The first of `key` was placed; it has `prompt_len` tokens.
+    /// Removes the first request of `key`, which was placed and has `prompt_len` tokens, and charges the key for it
+    /// once.
     pub fn placed(&mut self, key: usize, prompt_len: usize) {
         let Some(((first, _, _), _)) = self.keys[key].waiting.pop_first() else {
             return;
@@ -102,7 +105,7 @@ impl Line {
         self.refresh(key);
     }
 
-    /// It does not wait any more.
+    /// Removes a request of `key` that waits at `place`; no-op if it is not there.
     pub fn leave(&mut self, key: usize, place: Place) {
         if self.keys[key].waiting.remove(&place).is_some() {
             self.num_waiting -= 1;
@@ -110,7 +113,7 @@ impl Line {
         self.refresh(key);
     }
 
-    /// A placed one of `key` is over.
+    /// Counts the end of a placed request of `key`.
     pub fn ended(&mut self, key: usize) {
         self.keys[key].num_inflight -= 1;
         self.refresh(key);

@@ -1,4 +1,4 @@
-//! Which engine gets a request, and when: `minisgl.routing`, in Rust.
+//! Placement of requests: which engine gets a request, and when. The reference is `minisgl.routing`.
 //!
 //! Invariants: integers only, no clock; the same calls give the same placements.
 

@@ -1,11 +1,12 @@
-//! What the engines' prefix caches are thought to hold: one index of pages for all engines.
+//! Index of the pages that the engines' prefix caches are expected to hold: one index for all engines.
 //!
-//! A page is known by a hash of all tokens from the start of the sequence to its end, so a path through the radix tree
-//! is a row of hashes, and no token is kept. Two prompts that collide cost a placement that is worse than thought.
+//! A page is identified by a hash of all tokens from the start of the sequence to the page's end, so a path through the
+//! radix tree is a list of hashes, and no token is stored. A hash collision of two prompts costs no more than a worse
+//! placement.
 //!
-//! Invariants: an engine holds at most its `max_pages`, those used last; with a page it holds all pages before it, so of a
-//! path the engines that hold it get fewer with its depth. Finding a path is O(its pages), whatever the number of
-//! engines.
+//! Invariants: an engine holds at most its `max_pages`, the most recently used ones; an engine that holds a page holds
+//! all pages before it, so fewer engines hold a deeper page of a path. A lookup is O(pages of the path), whatever the
+//! number of engines.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -14,7 +15,7 @@ use minisgl_gateway::live::IdHasher;
 
 const NONE: u32 = u32::MAX;
 
-/// An engine that holds a page, and the page's place in that engine's list.
+/// An engine that holds a page, and the page's slot in that engine's list.
 #[derive(Clone, Copy)]
 struct Holder {
     engine: u32,
@@ -23,7 +24,7 @@ struct Holder {
 
 struct Page {
     hash: u64,
-    /// By engine.
+    /// Engines that hold this page, sorted by engine.
     holders: Vec<Holder>,
 }
 
@@ -40,7 +41,7 @@ struct Slot {
     younger: u32,
 }
 
-/// The pages of one engine by age. Of those used at once the deepest counts as the oldest.
+/// LRU list of the pages that one engine holds. Of pages used together, the deepest is the oldest.
 struct Held {
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -104,7 +105,7 @@ impl Held {
         self.len -= 1;
     }
 
-    /// The page that goes first, out of the list.
+    /// Removes the least recently used page from the list and returns it.
     fn pop_oldest(&mut self) -> Option<u32> {
         let at = self.oldest;
         if at == NONE {
@@ -122,7 +123,7 @@ pub(super) struct Prefixes {
     free: Vec<u32>,
     by_hash: HashMap<u64, u32, BuildHasherDefault<IdHasher>>,
     engines: Vec<Held>,
-    /// What `find` found last: known pages from the start on.
+    /// Pages that the last `find` matched, from the start of the sequence.
     path: Vec<u32>,
 }
 
@@ -138,7 +139,8 @@ impl Prefixes {
         }
     }
 
-    /// One for each full page of `tokens`. A namespace is spread over all bits: no first token of another undoes it.
+    /// Returns a hash for each full page of `tokens`, in order. The hash of `namespace` is spread over all bits, so
+    /// that no first token of another namespace can cancel it.
     pub fn hashes(&self, tokens: &[i32], namespace: u32) -> Vec<u64> {
         let mut chain = u64::from(namespace).wrapping_mul(0xA076_1D64_78BD_642F);
         let next = |page: &[i32]| {
@@ -153,15 +155,16 @@ impl Prefixes {
         tokens.chunks_exact(self.page_size).map(next).collect()
     }
 
-    /// Look up as many pages as somebody holds: `insert` and `deepest` speak of them.
+    /// Looks up the leading pages of `hashes` that any engine holds, as the path that `insert` and `deepest` use.
     pub fn find(&mut self, hashes: &[u64]) {
         self.path.clear();
         let known = hashes.iter().map_while(|hash| self.by_hash.get(hash).copied());
         self.path.extend(known);
     }
 
-    /// It tells how many of the first `max_pages` pages an engine holds that suits this depth, and all that hold so many.
-    /// Who does not suit a depth suits no smaller one.
+    /// Returns the largest depth, of at most `max_pages`, at which `suits(engine, depth)` is true for an engine that
+    /// holds so many pages of the path, and all engines that hold that depth. Depth 0 if there is none. An engine that
+    /// does not suit a depth must not suit a smaller one.
     pub fn deepest(
         &self,
         max_pages: usize,
@@ -185,7 +188,8 @@ impl Prefixes {
         (depth.unwrap_or(0), last.into_iter().flat_map(holders))
     }
 
-    /// `engine` computes the prompt with these hashes, that `find` was asked for last.
+    /// Records that `engine` computes a prompt with the page hashes `hashes`. The last `find` must have been for the
+    /// same hashes.
     pub fn insert(&mut self, engine: usize, hashes: &[u64]) {
         let max_pages = self.engines[engine].max_pages;
         let num_pages = hashes.len().min(max_pages);
@@ -220,13 +224,13 @@ impl Prefixes {
         }
     }
 
-    /// `engine` holds nothing any more; from now on at most `max_pages`.
+    /// Forgets all pages of `engine` and limits it to `max_pages` from now on.
     pub fn resize(&mut self, engine: usize, max_pages: usize) {
         self.clear(engine);
         self.engines[engine].max_pages = max_pages;
     }
 
-    /// `engine` holds nothing any more.
+    /// Forgets all pages of `engine`.
     pub fn clear(&mut self, engine: usize) {
         while self.engines[engine].len > 0 {
             self.drop_oldest(engine);

@@ -1,6 +1,6 @@
-//! The router: requests stand in line until `place` gives them to an engine, and count there until `remove`.
+//! The router: requests wait in a queue until `place` assigns them to an engine, and count there until `remove`.
 //!
-//! Invariants: a request is in the line or on one engine; limits hold at every moment.
+//! Invariants: a request is in the queue or on one engine; limits hold at every moment.
 
 use std::collections::HashMap;
 
@@ -9,36 +9,37 @@ use super::engines::Engines;
 use super::line::{Line, Place};
 use super::prefixes::Prefixes;
 
-/// Request `req_id` goes to `engine`, of whose cache it is thought to match `matched_len` tokens.
+/// Placement of one request on one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// As it was added.
+    /// Id that the request was added with.
     pub req_id: i64,
-    /// Its engine.
+    /// Index of the chosen engine.
     pub engine: usize,
-    /// Whole pages, 0 but for `Policy::CacheAware`.
+    /// Tokens, in whole pages, that the engine's prefix cache is expected to match; 0 for any policy but
+    /// `Policy::CacheAware`.
     pub matched_len: usize,
 }
 
-/// As many pages are remembered for each that an engine's cache has: it evicts by page what is remembered by prompt, and
-/// what is left of a conversation is worth going back to.
+/// Pages remembered per page of an engine's cache. More than one, because the router forgets whole prompts while an
+/// engine evicts single pages, and what is left of a conversation there is still worth a placement.
 const REMEMBERED: usize = 2;
 
 enum Where {
     Waits(Place),
-    /// It is on an engine; the second number counts placements.
+    /// Engine that the request is on, and the count of its placement.
     On(usize, u64),
 }
 
 struct Request {
     key: usize,
     prompt_len: usize,
-    /// The hashes of its full pages; they are given up when it is placed.
+    /// Hashes of the prompt's full pages; empty once the request is placed.
     hashes: Vec<u64>,
     place: Where,
 }
 
-/// `minisgl.routing.api.Router`.
+/// Router of requests to engines, with a fair queue between API keys. The reference is `minisgl.routing.api.Router`.
 pub struct Router {
     config: RouterConfig,
     line: Line,
@@ -50,10 +51,10 @@ pub struct Router {
 }
 
 impl Router {
-    /// No engine is up at first.
+    /// Makes a router with no engine up.
     ///
     /// # Errors
-    /// Names the field that cannot be.
+    /// Names the invalid field of `config`.
     pub fn new(config: RouterConfig) -> Result<Self, String> {
         config.check()?;
         Ok(Self {
@@ -67,17 +68,18 @@ impl Router {
         })
     }
 
-    /// It takes requests from now on, with an empty cache of so many pages; None: unknown.
+    /// Marks `engine` as up, with an empty cache of `num_pages` pages (`None`: unknown, `tree_pages` counts).
     ///
     /// # Panics
-    /// As all that name an engine: there is no such engine.
+    /// If there is no such engine, as in every method with an engine argument.
     pub fn engine_up(&mut self, engine: usize, num_pages: Option<usize>) {
         self.engines.up(engine, true);
         let remembered = num_pages.map_or(self.config.tree_pages, |number| number.saturating_mul(REMEMBERED));
         self.prefixes.resize(engine, remembered);
     }
 
-    /// It takes none, and has lost these, in the order in which they were placed. They are forgotten.
+    /// Marks `engine` as down and returns the ids of the requests that it had, in the order of their placement. The
+    /// router forgets these requests.
     pub fn engine_down(&mut self, engine: usize) -> Vec<i64> {
         self.engines.up(engine, false);
         self.prefixes.clear(engine);
@@ -93,13 +95,14 @@ impl Router {
         lost.into_iter().map(|(_, req_id)| req_id).collect()
     }
 
-    /// What the engine itself said last of its load. What is beyond the requests placed there counts as load, too:
-    /// others sent it.
+    /// Sets the load that `engine` reported last. What exceeds the requests placed there counts as load of other
+    /// clients.
     pub fn report(&mut self, engine: usize, num_waiting: usize, num_running: usize) {
         self.engines.report(engine, num_waiting.saturating_add(num_running));
     }
 
-    /// At its place in the line; with `again` before all that are not. Its prefix counts in `namespace` alone.
+    /// Queues a request; with `again` in front of all requests that were never placed. Its prefix matches only requests
+    /// of the same `namespace`.
     ///
     /// # Errors
     /// The id is in use, or there is no such key.
@@ -133,7 +136,7 @@ impl Router {
         Ok(())
     }
 
-    /// Whoever may go now, in order, onto the end of `out`.
+    /// Places all requests that may go now and appends them to `out`, in order.
     pub fn place(&mut self, out: &mut Vec<Placed>) {
         let limit = match self.config.max_inflight {
             0 => usize::MAX,
@@ -166,7 +169,8 @@ impl Router {
         }
     }
 
-    /// It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown.
+    /// Removes a request that has ended or is not wanted any more, and charges its key for `num_generated` tokens.
+    /// No-op if the id is unknown.
     pub fn remove(&mut self, req_id: i64, num_generated: usize) {
         let Some(request) = self.requests.remove(&req_id) else {
             return;
@@ -182,13 +186,13 @@ impl Router {
         }
     }
 
-    /// By engine: requests that were placed there and not removed.
+    /// Returns the number of requests on each engine: placed there and not removed.
     #[must_use]
     pub fn loads(&self) -> Vec<usize> {
         self.engines.all.iter().map(|engine| engine.load).collect()
     }
 
-    /// Requests in line.
+    /// Returns the number of queued requests.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
         self.line.num_waiting()

@@ -1,6 +1,6 @@
-//! What engines say, and what becomes of the requests of one that is lost.
+//! Messages and losses of engines, and the requests of an engine that is lost.
 //!
-//! Invariants: a token is counted before it is passed on; what an engine says after its loss is not heard.
+//! Invariants: a token is counted before it is forwarded; no message of an engine is handled after its loss.
 
 use minisgl_gateway::message::{FromEngine, StepTokens, ToEngine};
 
@@ -10,7 +10,7 @@ use super::steps::{Owned, Whose};
 use super::switchboard::{Out, Switchboard};
 
 impl Switchboard {
-    /// A connection to it is there.
+    /// Records that a connection to `engine` exists. Sends `Shutdown` at once if the pool is shutting down.
     pub fn engine_came(&mut self, engine: usize) {
         self.engines[engine].is_linked = true;
         if self.is_shutting_down {
@@ -18,7 +18,7 @@ impl Switchboard {
         }
     }
 
-    /// `raw` are the bytes of the message.
+    /// Handles a message of `engine`; `raw` are its bytes, which front ends get unchanged where all of them get it.
     pub fn engine_says(&mut self, engine: usize, message: FromEngine, raw: &[u8]) {
         if self.ended.is_some() {
             return;
@@ -73,7 +73,7 @@ impl Switchboard {
         }
     }
 
-    /// With an empty cache of as many pages as it has said.
+    /// Tells the router that the engine is up, with an empty cache of the size that it reported.
     fn take_up(&mut self, engine: usize) {
         let ready = self.engines[engine].ready.as_ref();
         let num_pages = ready.and_then(|ready| usize::try_from(ready.num_pages).ok());
@@ -94,7 +94,8 @@ impl Switchboard {
         }
     }
 
-    /// The connection ended, or is to end, because it is silent: its requests go on in others.
+    /// Handles the loss of the connection to `engine` (`is_silent`: it is closed for missing heartbeats). Its requests
+    /// continue in other engines. The pool fails if not all engines had become ready before.
     pub fn engine_lost(&mut self, engine: usize, is_silent: bool, reason: &str) {
         let one = &mut self.engines[engine];
         one.is_linked = false;
@@ -124,13 +125,15 @@ impl Switchboard {
         self.fail_if_none_is_left();
     }
 
-    /// Whether the owner of its process starts that again: then requests wait for it.
+    /// Sets whether the owner of the engine's process restarts it. If so, requests wait for it; if not and no engine is
+    /// left, the pool fails.
     pub fn restarting(&mut self, engine: usize, yes: bool) {
         self.engines[engine].is_restarting = yes;
         self.fail_if_none_is_left();
     }
 
-    /// Its requests stand in line again, before all others; how many.
+    /// Queues the requests of a lost engine again, in front of all others, and returns their number. Requests that
+    /// cannot move end.
     fn move_all(&mut self, engine: usize) -> usize {
         let mut num_moved = 0;
         for id in self.router.engine_down(engine) {
@@ -178,7 +181,7 @@ impl Switchboard {
         }
     }
 
-    /// The last word.
+    /// Ends the pool with an error: sends `EngineFailed` to all front ends.
     fn fail(&mut self, text: &str) {
         self.flush_parts();
         self.send_all(FromEngine::EngineFailed(text.to_owned()), false);
@@ -192,7 +195,7 @@ impl Switchboard {
         }
     }
 
-    /// What was cached for requests that were admitted, as their keys may know it.
+    /// Reduces the cached token counts of admitted requests to what their API keys may know.
     fn show_own_prefixes(&mut self, engine: usize, step: &mut StepTokens) {
         let Some(own) = &mut self.own_prefixes else { return };
         for (link_id, cached_len) in &mut step.admitted {

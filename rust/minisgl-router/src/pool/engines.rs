@@ -1,4 +1,4 @@
-//! What a pool knows of its engines, and what front ends that connect later should know of them.
+//! State of a pool's engines, and the snapshot of it for front ends that connect later.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use minisgl_gateway::message::{EngineReady, FromEngine, LoadProgress, list_of};
 
 use super::requests::{ById, as_i64};
 
-/// Lines of a start that are kept.
+/// Log lines of an engine's start that are stored.
 const NUM_LINES: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,11 +33,11 @@ impl State {
 pub(super) struct Engine {
     pub(super) state: State,
     pub(super) reason: String,
-    /// Its owner starts its process again.
+    /// The owner of the engine's process is restarting it.
     pub(super) is_restarting: bool,
-    /// A connection is there.
+    /// A connection to the engine exists.
     pub(super) is_linked: bool,
-    /// Requests that are there, by their ids on its connection.
+    /// Pool ids of the requests on this engine, by their ids on its connection.
     pub(super) ids: ById<i64>,
     pub(super) num_losses: u64,
     pub(super) ready: Option<EngineReady>,
@@ -46,12 +46,13 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Whether it takes requests, now or soon.
+    /// Returns true if the engine accepts requests now or may do so later.
     pub(super) fn has_future(&self) -> bool {
         self.is_restarting || matches!(self.state, State::Starting | State::Ready)
     }
 
-    /// A line of its start: of a step, how far it is now.
+    /// Stores a progress line of the engine's start. A line replaces an earlier one of the same step. Ignored once the
+    /// engine is ready.
     pub(super) fn remember_line(&mut self, line: LoadProgress, raw: &[u8]) {
         if self.state == State::Ready {
             return;
@@ -68,7 +69,7 @@ impl Engine {
         self.stats = Some(raw.to_vec());
     }
 
-    /// What it said is of a process that is gone.
+    /// Drops all state of a process that has exited.
     pub(super) fn forget(&mut self) {
         self.ids.clear();
         self.said.clear();
@@ -76,7 +77,7 @@ impl Engine {
         self.ready = None;
     }
 
-    /// For a front end that has just connected.
+    /// Returns the messages that bring a new front end up to date about this engine, whose index is `number`.
     pub(super) fn snapshot(&self, number: usize) -> Vec<FromEngine> {
         let lines: Vec<&[u8]> = self.said.iter().map(|(_, raw)| &raw[..]).collect();
         let lines = (!lines.is_empty()).then(|| says(number, &lines));
@@ -94,7 +95,7 @@ impl Engine {
     }
 }
 
-/// What an engine said, as it wrote it.
+/// Wraps encoded messages of `engine` for front ends, byte for byte.
 pub(super) fn says(engine: usize, messages: &[&[u8]]) -> FromEngine {
     FromEngine::EngineSays {
         engine: as_i64(engine),
@@ -102,7 +103,8 @@ pub(super) fn says(engine: usize, messages: &[&[u8]]) -> FromEngine {
     }
 }
 
-/// What the engines are together.
+/// Combines the `EngineReady` messages of all engines: the minimum sequence length, the sum of pages. `None` if not all
+/// are ready.
 pub(super) fn together(engines: &[Engine]) -> Option<EngineReady> {
     let all: Option<Vec<&EngineReady>> = engines.iter().map(|engine| engine.ready.as_ref()).collect();
     let all = all?;

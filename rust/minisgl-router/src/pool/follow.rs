@@ -1,4 +1,4 @@
-//! The connection to one engine process: made again and again, and given up when the engine is silent.
+//! Connection to one engine process: reconnects after each loss, and drops the connection if heartbeats are missing.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -13,17 +13,17 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::io::Io;
 
-/// Between two attempts to connect: from the one to the other.
+/// Wait between attempts to connect; it doubles from `RETRY` to `MAX_RETRY`.
 const RETRY: Duration = Duration::from_millis(5);
 const MAX_RETRY: Duration = Duration::from_millis(100);
 
-/// How a connection ended.
+/// Cause of a lost connection to an engine.
 struct Loss {
     is_silent: bool,
     reason: String,
 }
 
-/// Goes on until the pool ends.
+/// Connects to an engine and forwards its messages to the pool, again and again until the pool ends.
 pub(super) async fn follow(io: Rc<Io>, engine: usize, path: &Path, watchdog: impl Fn() -> Watchdog) {
     loop {
         let link = Rc::new(EngineLink::over(connect(path).await, "pool"));
@@ -84,7 +84,7 @@ async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -
     }
 }
 
-/// `failure`: its last words.
+/// Handles one frame of an engine. Stores the engine's fatal error message in `failure`.
 fn take(
     io: &Io,
     engine: usize,

@@ -1,7 +1,7 @@
-//! The sockets of a pool: what the switchboard says leaves through them, and what front ends say comes in.
+//! Sockets of a pool: sends what the switchboard has queued, and passes messages of front ends to it.
 //!
-//! Invariants: frames leave whole and in order; sending never waits: what a front end does not take yet is kept, in
-//! bounds.
+//! Invariants: frames leave whole and in order; sending never waits: what a front end does not read yet is queued, up
+//! to a limit.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,9 +31,9 @@ pub(super) struct Io {
     peers: RefCell<BTreeMap<u32, Rc<Peer>>>,
     readings: Arc<Mutex<Readings>>,
     pub(super) rules: Rc<FrontEndRules>,
-    /// Whoever waits for room looks again.
+    /// Signal for tasks that wait for free send buffers to check again.
     pub(super) news: Notify,
-    /// The switchboard has ended.
+    /// Signal that the switchboard has ended.
     pub(super) ended: Notify,
 }
 
@@ -55,7 +55,7 @@ impl Io {
         }
     }
 
-    /// Something happened; what follows from it is sent.
+    /// Runs `what` on the switchboard and sends the messages that follow from it. Never blocks.
     pub(super) fn act<T>(&self, what: impl FnOnce(&mut Switchboard) -> T) -> T {
         let (found, out) = {
             let board = &mut *self.board.borrow_mut();
@@ -97,7 +97,7 @@ impl Io {
         board.read(&mut readings);
     }
 
-    /// Why the pool has ended, if it has.
+    /// Returns true if the pool has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.board.borrow().ended().is_some()
     }
@@ -108,7 +108,7 @@ impl Io {
 
     // ------------------------------------------------------------------------------------------------- come and go
 
-    /// The number of a new front end.
+    /// Registers a front end, sends the state of the engines to it, and returns its id.
     pub(super) fn welcome(&self, peer: &Rc<Peer>) -> u32 {
         let number = self.board.borrow_mut().front_end_came();
         self.peers.borrow_mut().insert(number, Rc::clone(peer));
@@ -125,19 +125,19 @@ impl Io {
         self.peers.borrow().len()
     }
 
-    /// Nothing more is sent to front ends but what is queued.
+    /// Closes all front ends for new messages; what is queued is still sent.
     pub(super) fn close_all(&self) {
         self.peers.borrow().values().for_each(|peer| peer.close());
     }
 
-    /// The connection to an engine, or that there is none.
+    /// Sets the connection to `engine`, or `None` if it has none.
     pub(super) fn set_link(&self, engine: usize, link: Option<Rc<EngineLink>>) {
         self.links.borrow_mut()[engine] = link;
     }
 
     // --------------------------------------------------------------------------------------------- who cannot follow
 
-    /// Until a front end that has requests can follow, or none has any.
+    /// Waits until a front end that has requests can accept data, or no front end has requests.
     pub(super) async fn room(&self) {
         loop {
             let news = self.news.notified();
@@ -166,10 +166,10 @@ impl Io {
     }
 }
 
-/// For last words, once the connection is to end.
+/// Time for a fatal error message to be sent before a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The connection of one front end: `minisgl.runner.front_ends`.
+/// Connection of one front end, with its send queue. The reference is `minisgl.runner.front_ends`.
 pub(super) struct Peer {
     stream: UnixStream,
     rules: Rc<FrontEndRules>,
@@ -197,7 +197,8 @@ impl Peer {
         }
     }
 
-    /// One that is `droppable` is not queued.
+    /// Sends a frame, or queues the rest that the socket does not accept. A `droppable` frame is dropped instead of
+    /// queued. More queued bytes than the rules allow close the connection.
     pub(super) fn send(&self, frame: &Rc<Vec<u8>>, droppable: bool) {
         if self.is_closing.get() {
             return;
@@ -216,14 +217,14 @@ impl Peer {
         }
     }
 
-    /// Nothing more is sent but what is queued.
+    /// Closes the connection for new messages; what is queued is still sent.
     pub(super) fn close(&self) {
         self.is_closing.set(true);
         self.closing.notify_one();
         self.filled.notify_one();
     }
 
-    /// Whether nothing is queued, and the socket has room.
+    /// Returns true if nothing is queued and the socket's send buffer has free space. Never blocks.
     pub(super) fn has_room(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // asked of the kernel: what tokio remembers is true until the socket is full
@@ -237,8 +238,8 @@ impl Peer {
         self.queue.borrow().is_empty() && asked.is_ok()
     }
 
-    /// Until the socket may have room. One that is gone has. While something is queued, that is for who sends it to say
-    /// (`Io::news`): the socket may have room long before.
+    /// Waits until the socket may accept data; returns at once if the front end has disconnected. Never returns while
+    /// frames are queued: `Io::news` reports the end of that.
     pub(super) async fn room(&self) {
         if !self.queue.borrow().is_empty() {
             return pending().await;
@@ -246,7 +247,8 @@ impl Peer {
         let _ = self.stream.writable().await;
     }
 
-    /// How much was sent. One that is gone takes everything: who reads finds out.
+    /// Writes to the socket without blocking and returns the number of bytes sent. A broken connection accepts
+    /// everything: the reader notices it.
     fn write(&self, data: &[u8]) -> usize {
         match self.stream.try_write(data) {
             Ok(sent) => sent,
@@ -255,7 +257,7 @@ impl Peer {
         }
     }
 
-    /// Send of what is queued what the front end takes now.
+    /// Writes as much of the send queue as the socket accepts without blocking.
     fn flush(&self) {
         let mut queue = self.queue.borrow_mut();
         while let Some((frame, at)) = queue.front_mut() {
@@ -283,7 +285,7 @@ impl Peer {
         }
     }
 
-    /// Takes in what it says, until it is gone or must go.
+    /// Handles the front end's messages until it disconnects or must be disconnected.
     async fn listen(&self, io: &Io, number: u32) {
         let mut frames = Frames::default();
         let reason = loop {
@@ -326,7 +328,7 @@ fn take(frames: &mut Frames, io: &Io, number: u32) -> Result<(), String> {
     }
 }
 
-/// A front end has connected.
+/// Starts the tasks that serve a new front end.
 pub(super) fn serve(io: &Rc<Io>, stream: UnixStream) {
     let peer = Rc::new(Peer::new(stream, &io.rules));
     let number = io.welcome(&peer);
@@ -346,7 +348,7 @@ pub(super) fn serve(io: &Rc<Io>, stream: UnixStream) {
     });
 }
 
-/// Tells it so, and hangs up.
+/// Sends `frame`, if the socket accepts it, to a front end that is refused.
 pub(super) async fn refuse(stream: &UnixStream, frame: &[u8]) {
     if stream.writable().await.is_ok() {
         let _ = stream.try_write(frame); // or it has gone

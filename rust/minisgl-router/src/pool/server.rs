@@ -1,6 +1,6 @@
-//! A pool: its thread, and how its owner tells it what to do.
+//! Thread of a pool, and the commands of its owner.
 //!
-//! Invariants: front ends can connect when `start` returns; the thread has ended and the socket is gone when `stop`
+//! Invariants: front ends can connect when `start` returns; the thread has ended and the socket is removed when `stop`
 //! returns.
 
 use std::fs::{Permissions, remove_file, set_permissions};
@@ -27,7 +27,7 @@ use super::requests::FrontEndRules;
 use super::switchboard::{Readings, Switchboard};
 use crate::policy::RouterConfig;
 
-/// For last words to front ends.
+/// Time for the last messages to front ends before the pool's thread ends.
 const LINGER: Duration = Duration::from_secs(1);
 
 enum Command {
@@ -44,8 +44,10 @@ pub struct EnginePool {
 }
 
 impl EnginePool {
+    /// Binds the socket for front ends and starts the pool's thread, which connects to the engines.
+    ///
     /// # Errors
-    /// The configuration cannot be, or the socket cannot be made.
+    /// The configuration is invalid, or the socket cannot be bound.
     pub fn start(mut config: PoolConfig) -> io::Result<Self> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         if config.engines.is_empty() {
@@ -83,7 +85,7 @@ impl EnginePool {
         })
     }
 
-    /// Whether the owner of an engine's process starts that again: then requests wait for it.
+    /// Sets whether the owner of an engine's process restarts it. If so, requests wait for it.
     ///
     /// # Errors
     /// There is no such engine.
@@ -96,12 +98,12 @@ impl EnginePool {
         Ok(())
     }
 
-    /// What is counted.
+    /// Returns the counters of the pool. Does not wait for its thread.
     pub fn readings(&self) -> Readings {
         self.readings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Closes all connections. Idempotent.
+    /// Closes all connections and waits for the thread to end. Idempotent.
     pub fn stop(&self) {
         let _ = self.commands.send(Command::Stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -117,7 +119,7 @@ impl Drop for EnginePool {
     }
 }
 
-/// A socket that is its user's alone before anyone can connect.
+/// Binds a listening Unix socket with mode 0600 set before a client can connect.
 fn listen_at(path: &Path, max_front_ends: usize) -> io::Result<std::os::unix::net::UnixListener> {
     let made = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
     rustix::io::fcntl_setfd(&made, rustix::io::FdFlags::CLOEXEC)?;
@@ -189,7 +191,8 @@ async fn beat(io: Rc<Io>, interval_s: f64) {
     }
 }
 
-/// Front ends connect to `listen`; engine i listens at `engines[i]`. `router.num_engines` follows from them.
+/// Configuration of an [`EnginePool`]. Front ends connect to `listen`; engine i listens at `engines[i]`.
+/// `router.num_engines` is set from the length of `engines`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
@@ -197,13 +200,13 @@ pub struct PoolConfig {
     pub listen: PathBuf,
     /// Paths of the engine processes' sockets.
     pub engines: Vec<PathBuf>,
-    /// Which engine gets a request.
+    /// Configuration of the router, which chooses the engine of a request.
     #[serde(default)]
     pub router: RouterConfig,
-    /// So many seconds a forward may take.
+    /// Seconds that one forward pass may take.
     pub step_timeout: f64,
-    /// When an engine is in trouble.
+    /// Heartbeat timing: when an engine counts as failed.
     pub watch: WatchTimes,
-    /// What front ends are held to.
+    /// Limits and error texts for front ends.
     pub front_ends: FrontEndRules,
 }

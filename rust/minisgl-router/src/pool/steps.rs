@@ -1,11 +1,12 @@
-//! What a step of an engine brought, by front end: `minisgl.runner.front_ends`, with a table instead of numbers in the ids.
+//! Splits the output of an engine's step by front end, as `minisgl.runner.front_ends` does, but with a table of owners
+//! in place of owners encoded in request ids.
 
 use minisgl_gateway::message::StepTokens;
 
-/// Whose it is, and the id it has there.
+/// Front end that owns a request and the request's id there; `None` if the front end has disconnected.
 pub(super) type Whose = Option<(u32, i64)>;
 
-/// A step of an engine, with the owners of its rows, of its admissions and so on beside it.
+/// Output of an engine's step, with the owner of each of its rows, admissions, errors, prompt logprobs and embeddings.
 pub(super) struct Owned {
     pub(super) step: StepTokens,
     pub(super) rows: Vec<Whose>,
@@ -16,7 +17,7 @@ pub(super) struct Owned {
 }
 
 impl Owned {
-    /// The one front end that all of it is for.
+    /// Returns the one front end that owns the whole step, or `None` if there are several or a row has no owner.
     fn only_owner(&self) -> Option<u32> {
         let beside = [&self.admitted, &self.errors, &self.prompts, &self.embeddings];
         let mut all = [&self.rows].into_iter().chain(beside).flatten();
@@ -25,7 +26,8 @@ impl Owned {
             .then_some(first)
     }
 
-    /// Each front end's part, with its own ids, in the order of the rows.
+    /// Appends each front end's part of the step to `parts`, with the front end's own request ids, in the order of the
+    /// rows.
     pub(super) fn split(mut self, parts: &mut Vec<(u32, StepTokens)>) {
         if let Some(owner) = self.only_owner() {
             let own = |whose: &Whose| whose.map_or(0, |(_, own_id)| own_id);
@@ -84,7 +86,7 @@ impl Owned {
     }
 }
 
-/// The part of a front end among those from `begin` on.
+/// Returns the part of front end `owner` among `parts[begin..]`; adds an empty one if there is none.
 fn part_of(owner: u32, step: i64, parts: &mut Vec<(u32, StepTokens)>, begin: usize) -> &mut StepTokens {
     let at = parts[begin..].iter().position(|one| one.0 == owner);
     let at = at.map_or(parts.len(), |at| begin + at);

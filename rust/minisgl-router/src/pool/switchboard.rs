@@ -1,6 +1,6 @@
-//! Who is there, which requests there are and where; what each message does to that.
+//! State of a pool (front ends, engines and requests), and the effect of each message on it.
 //!
-//! Invariants: what is to be sent stands in `out` in order; a request's tokens are counted before they are passed on.
+//! Invariants: messages to be sent are in `out`, in order; a request's tokens are counted before they are forwarded.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -15,42 +15,43 @@ use super::engines::{Engine, State, says};
 use super::requests::{ABORT, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Place, Request, STOP, as_i64};
 use crate::policy::{Placed, Router, RouterConfig};
 
-/// What is counted.
+/// Metrics snapshot of a pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Readings {
-    /// By engine: requests that are there.
+    /// Number of requests on each engine.
     pub loads: Vec<usize>,
-    /// By engine: `starting`, `ready`, `silent` or `dead`.
+    /// State of each engine: `starting`, `ready`, `silent` or `dead`.
     pub states: Vec<&'static str>,
-    /// By engine: how often one that was ready was lost.
+    /// Number of times that each engine was lost while ready.
     pub num_losses_total: Vec<u64>,
-    /// Requests that have not ended.
+    /// Unfinished requests.
     pub num_live: usize,
-    /// So many of these stand in line.
+    /// Unfinished requests that are queued.
     pub num_waiting: usize,
-    /// Requests that went on in another engine.
+    /// Requests that were moved from a lost engine to another one, in total.
     pub num_moved_total: u64,
 }
 
-/// Something to be sent.
+/// A message to be sent, or a connection to be closed.
 #[derive(Clone, Debug)]
 pub enum Out {
-    /// To this engine.
+    /// A message to the engine of this index.
     Engine(usize, ToEngine),
-    /// To this front end; one that is `droppable` need not wait for one that does not read.
+    /// An encoded frame to a front end.
     Frame {
-        /// Its number.
+        /// Id of the front end.
         to: u32,
-        /// With its length in front.
+        /// Encoded messages with the length prefix.
         frame: Rc<Vec<u8>>,
-        /// Whether it may be left out.
+        /// Whether the frame may be dropped if the front end does not read.
         droppable: bool,
     },
-    /// Nothing more goes to this front end.
+    /// Close the front end of this id once its queue is sent.
     Close(u32),
 }
 
-/// What is known of a pool, and what becomes of it.
+/// State machine of a pool: takes the events of engines and front ends, and gives the messages to send
+/// ([`take_out`](Self::take_out)). No I/O, no clock.
 pub struct Switchboard {
     pub(super) router: Router,
     pub(super) engines: Vec<Engine>,
@@ -58,12 +59,12 @@ pub struct Switchboard {
     pub(super) requests: ById<Request>,
     next_id: i64,
     next_link_id: i64,
-    /// Where there are several keys. Then a priority orders the requests of a key in the line, and engines, which know
-    /// no keys, do not hear of it.
+    /// Cached prefixes by API key; `None` without API keys. With keys a priority orders only the queued requests of one
+    /// key, and engines get priority 0.
     pub(super) own_prefixes: Option<OwnPrefixes>,
     next_front_end: u32,
     rules: Rc<FrontEndRules>,
-    /// What each engine is told when it is ready, by number of the adapter or prefix.
+    /// Messages that an engine gets when it becomes ready, by adapter id and by prefix id.
     pub(super) adapters: BTreeMap<i64, ToEngine>,
     pub(super) prefixes: BTreeMap<i64, ToEngine>,
     pub(super) said_ready: Option<Box<EngineReady>>,
@@ -76,10 +77,10 @@ pub struct Switchboard {
 }
 
 impl Switchboard {
-    /// All engines are starting, no front end is there.
+    /// Makes a pool with all engines starting and no front end.
     ///
     /// # Errors
-    /// Names the field of the router's configuration that cannot be.
+    /// Names the invalid field of the router's configuration.
     pub fn new(config: RouterConfig, rules: Rc<FrontEndRules>) -> Result<Self, String> {
         let engines = (0..config.num_engines).map(|_| Engine::default()).collect();
         Ok(Self {
@@ -104,7 +105,7 @@ impl Switchboard {
         })
     }
 
-    /// What is to be sent since the last call. Requests that may go are placed first.
+    /// Places the requests that may go, and returns all messages to be sent since the last call.
     pub fn take_out(&mut self) -> Vec<Out> {
         if self.ended.is_none() {
             self.place();
@@ -113,7 +114,7 @@ impl Switchboard {
         std::mem::take(&mut self.out)
     }
 
-    /// Fills in what is counted.
+    /// Writes the counters into `readings`.
     pub(super) fn read(&self, readings: &mut Readings) {
         let engines = &self.engines;
         readings.loads.clear();
@@ -129,12 +130,12 @@ impl Switchboard {
         readings.num_moved_total = self.num_moved;
     }
 
-    /// Why nothing more can be done; empty after a shutdown.
+    /// Returns the reason for which the pool has ended (empty after a shutdown), or `None` while it runs.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
     }
 
-    /// Whether a front end has requests that have not ended.
+    /// Returns true if the front end has unfinished requests.
     pub(super) fn is_busy(&self, front_end: u32) -> bool {
         self.front_ends.get(&front_end).is_some_and(|one| !one.live.is_empty())
     }
@@ -143,14 +144,14 @@ impl Switchboard {
         self.is_shutting_down
     }
 
-    /// Requests that have not ended.
+    /// Returns the number of unfinished requests.
     pub fn num_live(&self) -> usize {
         self.requests.len()
     }
 
     // ------------------------------------------------------------------------------------------------- front ends
 
-    /// Its number. It gets what there was so far.
+    /// Registers a new front end and returns its id. Queues a snapshot of every engine's state for it.
     pub fn front_end_came(&mut self) -> u32 {
         let number = self.next_front_end;
         self.next_front_end += 1;
@@ -162,7 +163,7 @@ impl Switchboard {
         number
     }
 
-    /// Why it must go, if that is so.
+    /// Handles a message of a front end; no-op if the id is unknown. An error is the reason to disconnect it.
     pub fn front_end_says(&mut self, number: u32, message: ToEngine) -> Result<(), String> {
         let Some(front_end) = self.front_ends.get_mut(&number) else {
             return Ok(());
@@ -194,7 +195,8 @@ impl Switchboard {
         Ok(())
     }
 
-    /// It ended the connection, or for `reason` must go: its requests end, and the others' logs say so.
+    /// Removes a front end that has disconnected, or must be disconnected for `reason`. Its requests are aborted, and
+    /// the other front ends get a log line.
     pub fn front_end_gone(&mut self, number: u32, reason: Option<&str>) {
         let Some(gone) = self.front_ends.remove(&number) else {
             return;
@@ -258,7 +260,7 @@ impl Switchboard {
         self.router.add(id, &given.tokens, priority, key, again, namespace)
     }
 
-    /// Its front end does not wait for more of it.
+    /// Ends a request early (abort or finish): forwards `message` to its engine, or ends it here if it is queued.
     fn end_early(&mut self, front_end: u32, own_id: i64, reason: i32, message: fn(i64) -> ToEngine) {
         let Some(id) = self.front_ends.get(&front_end).and_then(|one| one.live.get(&own_id)) else {
             return; // it has ended meanwhile
@@ -290,7 +292,7 @@ impl Switchboard {
         }
     }
 
-    /// An end that no engine says.
+    /// Ends a request without an engine, with a finish reason and an optional error text.
     pub(super) fn end(&mut self, id: i64, reason: i32, text: Option<&str>) {
         let Some(request) = self.requests.get(&id) else { return };
         if let Some((owner, own_id)) = request.whose() {
@@ -321,7 +323,7 @@ impl Switchboard {
 
     // ------------------------------------------------------------------------------------------------------- send
 
-    /// What steps brought, in one frame to each front end.
+    /// Queues the collected step outputs, in one frame per front end.
     pub(super) fn flush_parts(&mut self) {
         while let Some(&(owner, _)) = self.parts.first() {
             let of_owner = self.parts.extract_if(.., |part| part.0 == owner);
@@ -335,7 +337,7 @@ impl Switchboard {
         }
     }
 
-    /// A sign of life.
+    /// Sends a heartbeat to all front ends.
     pub fn beat(&mut self) {
         let beat = Heartbeat {
             phase: Phase::Idle,
@@ -349,13 +351,13 @@ impl Switchboard {
         self.send_all(says(engine, &[raw]), droppable);
     }
 
-    /// For the logs of all front ends.
+    /// Sends a log line to all front ends.
     pub(super) fn say_line(&mut self, text: String) {
         let (done, total) = (0, 0);
         self.send_all(FromEngine::LoadProgress(LoadProgress { text, done, total }), false);
     }
 
-    /// Send a message to all front ends, behind the tokens that were taken before it.
+    /// Sends a message to all front ends, after the tokens that were handled before it.
     pub(super) fn send_all(&mut self, message: FromEngine, droppable: bool) {
         self.flush_parts();
         let frame = Rc::new(encode_from_engine(&[message]));

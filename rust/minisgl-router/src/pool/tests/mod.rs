@@ -1,4 +1,4 @@
-//! The switchboard with engines and front ends that are a few lines each: no sockets, no time.
+//! Tests of the switchboard with fake engines and front ends: no sockets, no time.
 
 #![allow(clippy::unwrap_used)]
 

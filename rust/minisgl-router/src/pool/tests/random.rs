@@ -1,4 +1,4 @@
-//! Engines that die or hang at random, front ends that leave: every stream is what it is undisturbed.
+//! Random test: engines crash or hang, front ends disconnect, and every stream is the one of an undisturbed run.
 
 use proptest::prelude::*;
 

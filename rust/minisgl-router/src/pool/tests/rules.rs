@@ -1,4 +1,4 @@
-//! One rule each.
+//! Tests of the pool's rules, one rule each.
 
 use minisgl_gateway::message::{
     Embedding, FromEngine, NewRequest, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs,

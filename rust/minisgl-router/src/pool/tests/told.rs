@@ -1,4 +1,4 @@
-//! What is said to all engines, and again to one that comes back.
+//! Tests of state that is sent to all engines, and again to an engine that returns.
 
 use minisgl_gateway::message::{FromEngine, ToEngine};
 

@@ -1,4 +1,4 @@
-//! Engines whose next token follows from all before it, and front ends that check what they get.
+//! Fake engines whose next token is a hash of all tokens before it, and fake front ends that check what they receive.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -27,7 +27,7 @@ pub(super) fn rules() -> Rc<FrontEndRules> {
     })
 }
 
-/// The token after these.
+/// Returns the token that follows `tokens`.
 pub(super) fn next_token(tokens: &[i32]) -> i32 {
     let hash = tokens.iter().fold(7u64, |hash, &token| {
         hash.wrapping_mul(0x0100_0000_01B3) ^ u64::from(token.unsigned_abs())
@@ -67,7 +67,7 @@ pub(super) fn request(
     })
 }
 
-/// What all front ends are told for their logs.
+/// Returns the message with a log line for all front ends.
 pub(super) fn line(text: &str) -> FromEngine {
     let text = text.to_owned();
     FromEngine::LoadProgress(LoadProgress {
@@ -85,12 +85,12 @@ struct Row {
     ending: Option<i32>,
 }
 
-/// One that speaks as an engine process does. What it says waits in `said` until it is delivered.
+/// A fake engine process. Its messages wait in `said` until they are delivered.
 #[derive(Default)]
 pub(super) struct FakeEngine {
     rows: BTreeMap<i64, Row>,
     last_id: i64,
-    /// It says so of each request.
+    /// Cached tokens that it reports for each admitted request.
     pub(super) cached_len: i32,
     pub(super) said: VecDeque<FromEngine>,
     pub(super) heard: Vec<ToEngine>,
@@ -137,7 +137,7 @@ impl FakeEngine {
         self.heard.push(message);
     }
 
-    /// Up to so many rows get a token; those that were told to end do so.
+    /// Generates a token for up to `most` rows and ends the rows that were aborted or finished.
     pub(super) fn step(&mut self, most: usize) {
         let mut step = StepTokens::default();
         for (&id, row) in &mut self.rows {
@@ -165,7 +165,7 @@ impl FakeEngine {
     }
 }
 
-/// What a front end got of a request.
+/// Output of one request as a front end received it.
 #[derive(Default)]
 pub(super) struct Got {
     pub(super) prompt: Vec<i32>,
@@ -208,7 +208,7 @@ impl FakeFrontEnd {
         }
     }
 
-    /// What it got is the beginning of what it should get, or all of it.
+    /// Asserts that each request received a prefix of its expected tokens, or all of them if it ended by length.
     pub(super) fn check(&self) {
         for (id, got) in &self.requests {
             let whole = undisturbed(&got.prompt, got.max_tokens);
@@ -229,7 +229,7 @@ impl FakeFrontEnd {
 
 pub(super) struct World {
     pub(super) board: Switchboard,
-    /// None: its process is gone.
+    /// Engines by index; `None`: the process has exited.
     pub(super) engines: Vec<Option<FakeEngine>>,
     pub(super) front_ends: BTreeMap<u32, FakeFrontEnd>,
     pub(super) gone: BTreeSet<u32>,
@@ -237,7 +237,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// All engines are ready; with `forever` each that dies is being started again.
+    /// Makes a pool whose engines are all ready; with `forever`, a lost engine counts as being restarted.
     pub(super) fn new(config: RouterConfig, forever: bool) -> Self {
         let mut world = Self {
             board: Switchboard::new(config.clone(), rules()).unwrap(),
@@ -253,7 +253,7 @@ impl World {
         world
     }
 
-    /// What is to be sent arrives.
+    /// Delivers all queued messages of the pool.
     pub(super) fn settle(&mut self) {
         for out in self.board.take_out() {
             match out {
@@ -284,7 +284,7 @@ impl World {
         self.settle();
     }
 
-    /// So many of its messages arrive.
+    /// Delivers up to `number` messages of an engine to the pool.
     pub(super) fn deliver(&mut self, engine: usize, number: usize) {
         for _ in 0..number {
             let said = self.engines[engine].as_mut().and_then(|one| one.said.pop_front());
@@ -294,7 +294,7 @@ impl World {
         self.settle();
     }
 
-    /// What it said and was not delivered is lost.
+    /// Loses an engine, with its undelivered messages.
     pub(super) fn lose(&mut self, engine: usize, is_silent: bool) {
         if self.engines[engine].take().is_some() {
             self.board.restarting(engine, self.forever);
@@ -337,7 +337,7 @@ impl World {
         self.settle();
     }
 
-    /// Steps of all engines until nothing lives.
+    /// Runs steps of all engines until no request is left. Panics after 1000 rounds.
     pub(super) fn run_to_the_end(&mut self) {
         for _ in 0..1000 {
             for engine in 0..self.engines.len() {
