@@ -1,8 +1,8 @@
-//! What one HTTP request adds to its requests in the engine (`server/core/running.py`): its choices, the
-//! shape in which they are shown, the way to its client.
+//! One HTTP request with its requests in the engine (as in `server/core/running.py`): its choices, the shape of the
+//! response, and the writer to its client.
 //!
-//! Invariants: tokens go from the engine's message to the client's socket in the turn in which they came, without waking
-//! the connection's task; while the client lags behind, tokens stay where they are.
+//! Invariants: tokens go from the engine's message to the client's socket in the same turn of the event loop, without
+//! waking the connection's task; while the client does not read, tokens stay in the choices.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -21,21 +21,21 @@ use super::json::Usage;
 use super::log::About;
 use super::shape::{Shape, Shown};
 
-/// Names fields that have no effect on this model; errors have it not.
+/// Header that names ignored request fields; error responses do not have it.
 const IGNORED: &str = "x-minisgl-ignored";
 const MAX_TOKENS: &str = "x-minisgl-max-tokens";
 const CACHED_TOKENS: &str = "x-minisgl-cached-tokens";
 
-/// A buffer that all generations of a thread use in turns.
+/// Output buffer shared by all generations of a thread.
 #[derive(Default)]
 pub struct Scratch {
     out: Vec<u8>,
 }
 
-/// See the module.
+/// An HTTP request with its choices in the engine, its response shape, and its writer.
 pub struct Generation {
     inner: RefCell<Inner>,
-    /// It is among those that are to be notified.
+    /// The generation is in the list of those to notify.
     pub is_due: Cell<bool>,
     ended: Notify,
 }
@@ -54,24 +54,25 @@ struct Inner {
     num_cached: i64, // prompt tokens of ended choices
 }
 
-/// What an answer begins with, and whom it counts for.
+/// Headers of a response, its error texts, and the counters that it belongs to.
 pub struct Heading {
-    /// The headers beside its type and length.
+    /// Headers in addition to content type and length.
     pub headers: Vec<(String, String)>,
-    /// Limits of its length, by prompt.
+    /// Limits of generated tokens by prompt, as a header value.
     pub max_tokens: String,
-    /// What is said if it fails.
+    /// Error responses, for a request that fails.
     pub errors: Arc<Errors>,
-    /// The counts of its caller's API key, where there are several.
+    /// Counters of the caller's API key, if there are several keys.
     pub counts: Option<Arc<KeyCounts>>,
-    /// When its request came.
+    /// Time at which the request arrived.
     pub arrival: Instant,
-    /// How long a stream says nothing before its head, and then.
+    /// Time without output before a stream sends a ping: until the response header is sent, and after that.
     pub silence: [Duration; 2],
 }
 
 impl Generation {
-    /// `n` choices of each prompt, in order; `shown`: of each, nothing yet.
+    /// Makes a generation with `n` choices for each prompt, in order. `shown` holds the empty output state of each
+    /// choice.
     pub fn new(
         choices: Vec<Choice>,
         shown: Vec<Shown>,
@@ -101,19 +102,19 @@ impl Generation {
         }
     }
 
-    /// Tells the choices their ids in the engine.
+    /// Sets the choices' request ids in the engine, in order.
     pub fn submitted(&self, ids: &[i64]) {
         for (choice, id) in self.inner.borrow_mut().choices.iter_mut().zip(ids) {
             choice.req_id = *id;
         }
     }
 
-    /// Something came for a choice, which is shown when this is notified.
+    /// Applies an update from the engine to a choice. It is shown at the next `notify`.
     pub fn tell(&self, choice: usize, what: impl FnOnce(&mut Choice)) {
         what(&mut self.inner.borrow_mut().choices[choice]);
     }
 
-    /// Ids of choices that have not ended.
+    /// Returns the engine request ids of the choices that have not ended.
     pub fn open_ids(&self) -> Vec<i64> {
         let inner = self.inner.borrow();
         inner
@@ -124,8 +125,9 @@ impl Generation {
             .collect()
     }
 
-    /// Something came for one or more of the choices: take it and show it. Returns the ids of those that a stop string has
-    /// ended, of which the engine does not know.
+    /// Handles all updates since the last call and writes the output. Returns the engine ids of requests that a stop
+    /// string has ended, for the caller to finish in the engine. Does nothing while the client of a stream does not
+    /// read.
     pub fn notify(&self, now: Instant, metrics: &Metrics, scratch: &mut Scratch) -> Vec<i64> {
         let mut inner = self.inner.borrow_mut();
         if inner.outcome.is_some() || (inner.shape.streams() && inner.writer.is_paused()) {
@@ -154,7 +156,8 @@ impl Generation {
         stops
     }
 
-    /// Says that a stream lives if it has said nothing for long. Returns when to call this again; None: never.
+    /// Sends a ping if the stream has been silent for too long. Returns the time of the next call; `None`: no further
+    /// call is needed.
     pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
         let mut inner = self.inner.borrow_mut();
         if !inner.shape.streams() || inner.outcome.is_some() {
@@ -170,7 +173,7 @@ impl Generation {
         Some(inner.ping_at)
     }
 
-    /// End it with an error, wherever it is.
+    /// Ends the response with an error, whatever was sent of it. No-op if it has ended.
     pub fn fail(&self, failure: Failure) {
         let mut inner = self.inner.borrow_mut();
         if inner.outcome.is_none() {
@@ -179,14 +182,14 @@ impl Generation {
         }
     }
 
-    /// Resolves when its answer is written.
+    /// Waits until the response is written.
     pub async fn ended(&self) {
         if self.inner.borrow().outcome.is_none() {
             self.ended.notified().await;
         }
     }
 
-    /// What still runs counts as aborted.
+    /// Counts all choices that have not ended as aborted.
     pub fn abort(&self, metrics: &Metrics) {
         let mut inner = self.inner.borrow_mut();
         for at in 0..inner.choices.len() {
@@ -196,7 +199,7 @@ impl Generation {
         }
     }
 
-    /// For the access log.
+    /// Returns the request's fields for the access log.
     pub fn about(&self) -> About {
         let inner = self.inner.borrow();
         let error = match &inner.outcome {
@@ -212,14 +215,15 @@ impl Generation {
         }
     }
 
-    /// Called whenever the client has caught up.
+    /// Sets a callback for each time that the client has read all that was written.
     pub fn on_resume(&self, call: Box<dyn Fn()>) {
         self.inner.borrow().writer.on_resume(call);
     }
 }
 
 impl Inner {
-    /// Appends to `scratch.out` what is to be shown of what came, and to `stops` the ids that a stop string has ended.
+    /// Handles new tokens of all choices: appends what is to be shown to `scratch.out`, and to `stops` the ids of
+    /// requests that a stop string has ended. An error is the engine's failure.
     fn take(
         &mut self,
         now: Instant,
@@ -265,7 +269,7 @@ impl Inner {
         Ok(())
     }
 
-    /// In a stream, what has come.
+    /// Appends the new output of choice `at` if the response is a stream; else parses it for the whole response.
     fn show(&mut self, at: usize, out: &mut Vec<u8>) {
         let (finish, shown) = (self.choices[at].finish, &mut self.shown[at]);
         if !self.shape.streams() {
@@ -299,7 +303,7 @@ impl Inner {
         headers.map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
 
-    /// A part of a stream, perhaps its first.
+    /// Sends a part of a stream, with the response header before the first part.
     fn send(&mut self, out: &[u8], is_last: bool) {
         if self.about.status.is_none() {
             self.about.status = Some(200);
@@ -334,7 +338,7 @@ impl Inner {
         self.outcome = Some(Ok(()));
     }
 
-    /// `out` is what came before the failure, and is not shown: it came in the same turn.
+    /// Ends the response with an error. Drops the unsent output in `out`.
     fn fail(&mut self, failure: Failure, out: &mut Vec<u8>) {
         out.clear();
         let status = self.head.errors.of(&failure).status;

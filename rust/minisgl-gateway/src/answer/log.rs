@@ -1,5 +1,5 @@
-//! The access log: one line on stderr for each request that the gateway answered, as `server/core/request.py` and `log.py`
-//! write it. A line is one write: lines of both servers do not mix.
+//! Access log: one line on stderr for each request that the gateway answered, in the format of `server/core/request.py`
+//! and `log.py`. Each line is a single write, so lines of both servers do not mix.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,25 +12,25 @@ use crate::http::Head;
 
 use super::json::json_text;
 
-/// What became of a request.
+/// Outcome of a request, for the access log.
 #[derive(Clone, Debug)]
 pub struct About {
-    /// When it came.
+    /// Time at which the request arrived.
     pub arrival: Instant,
-    /// None: the client left before an answer began.
+    /// HTTP status; `None` if the client disconnected before a response began.
     pub status: Option<u16>,
-    /// Tokens of all prompts and choices: given, found in the cache (of those that have ended), generated.
+    /// Tokens of all prompts and choices: prompt tokens, cached tokens (of ended choices), generated tokens.
     pub tokens: Option<(usize, i64, usize)>,
-    /// Time to the first token.
+    /// Time to the first token, in seconds.
     pub ttft_s: Option<f64>,
-    /// How its choices ended.
+    /// Finish reasons of the choices.
     pub finish_reasons: Vec<&'static str>,
-    /// The code of its error.
+    /// Error code, if the request failed.
     pub error: Option<String>,
 }
 
 impl About {
-    /// Nothing has, but that it came.
+    /// Makes the record of a request that has just arrived.
     pub fn new(arrival: Instant) -> About {
         About {
             arrival,
@@ -43,17 +43,17 @@ impl About {
     }
 }
 
-/// What the line of one request tells.
+/// One line of the access log.
 pub struct Line<'a> {
-    /// Its id.
+    /// Request id, as in the `x-request-id` header.
     pub request_id: &'a str,
-    /// It has method and path.
+    /// Request header, with method and path.
     pub head: &'a Head,
-    /// Name of its caller's API key, where there are several.
+    /// Name of the caller's API key, if there are several keys.
     pub key: Option<&'a str>,
-    /// Its default length, if the server was busy.
+    /// Default token limit that a busy server reduced for the request.
     pub shortened_to: Option<&'a str>,
-    /// The rest.
+    /// Outcome of the request.
     pub about: &'a About,
 }
 
@@ -85,7 +85,7 @@ impl Line<'_> {
         found
     }
 
-    /// Writes it.
+    /// Writes the line to stderr if access logging is on.
     pub fn log(&self, config: &LogConfig) {
         if config.access {
             let time = if config.times {
@@ -99,12 +99,12 @@ impl Line<'_> {
     }
 }
 
-/// A line of the server's own.
+/// Writes a log line of the gateway itself to stderr. Times are not added.
 pub fn say(level: &str, message: &str) {
     write_line(&text(level, "minisgl.server", message, &[], false));
 }
 
-/// As Python shows a number of seconds rounded to four places.
+/// Converts seconds, rounded to four decimal places, to a JSON number.
 fn seconds(value: f64) -> Value {
     format!("{value:.4}").parse::<f64>().unwrap_or(value).into()
 }
@@ -150,7 +150,7 @@ fn write_line(line: &str) {
     let _ = std::io::stderr().lock().write_all(line.as_bytes()); // whoever read it is gone: nobody to tell
 }
 
-/// UTC with milliseconds.
+/// Returns the current UTC time with milliseconds, in ISO 8601.
 fn now() -> String {
     chrono::Utc::now().format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

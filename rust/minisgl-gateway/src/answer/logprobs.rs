@@ -1,7 +1,8 @@
-//! Log probabilities as clients see them: `server/core/formatter.py`, in OpenAI's two shapes, chat's list of tokens and
-//! completions' parallel lists.
+//! Log probabilities in responses, in OpenAI's two shapes (as in `server/core/formatter.py`): one list of objects for
+//! chat, parallel lists for completions.
 //!
-//! Invariants: the same JSON as there; a token is written when it comes, so that a long list is never written at once.
+//! Invariants: the same JSON as there; a token is formatted when it arrives, so that a long list is never formatted at
+//! once.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -11,28 +12,29 @@ use serde::Serialize;
 
 use crate::message::TokenLogprobs;
 
-/// A token that came, with its log probabilities.
+/// Token id and its log probabilities.
 pub type Scored = (i32, TokenLogprobs);
 
-/// Those of one choice that are not sent yet.
+/// Formatted log probabilities of one choice that have not been sent.
 pub struct Logprobs {
     tokenizer: Arc<Tokenizer>,
-    /// Chat has one list, completions have `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`: without brackets.
+    /// JSON lists without brackets: one for chat; `tokens`, `token_logprobs`, `top_logprobs` and `text_offset` for
+    /// completions.
     lists: Vec<Vec<u8>>,
     place: Option<Place>,
 }
 
-/// Where the tokens of a completion begin in its text, in characters.
+/// Offsets of a completion's tokens in its text, in characters.
 struct Place {
     decoder: Decoder,
     at: usize,
-    /// The token before stands there, in the same lists: what is not shown stands where text goes on.
+    /// Offset of the previous token in the unsent lists: offsets never decrease, also for tokens without text.
     last: usize,
     text: String,
 }
 
 impl Logprobs {
-    /// Chat's shape.
+    /// Makes an empty list in the shape of chat completions.
     pub fn of_chat(tokenizer: &Arc<Tokenizer>) -> Logprobs {
         Logprobs {
             tokenizer: Arc::clone(tokenizer),
@@ -41,7 +43,7 @@ impl Logprobs {
         }
     }
 
-    /// That of completions.
+    /// Makes empty lists in the shape of text completions.
     pub fn of_completion(tokenizer: &Arc<Tokenizer>) -> Logprobs {
         let place = Place {
             decoder: tokenizer.decoder(true),
@@ -56,12 +58,12 @@ impl Logprobs {
         }
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns true if no log probabilities wait to be sent.
     pub fn is_empty(&self) -> bool {
         self.lists[0].is_empty()
     }
 
-    /// These came.
+    /// Formats the log probabilities of new tokens.
     pub fn add(&mut self, found: &[Scored]) {
         for (token, scored) in found {
             for list in &mut self.lists {
@@ -82,7 +84,7 @@ impl Logprobs {
         }
     }
 
-    /// Writes all that waits; it waits no longer.
+    /// Appends the unsent log probabilities to `out` as JSON and clears them.
     pub fn write(&mut self, out: &mut Vec<u8>) {
         if let Some(place) = &mut self.place {
             place.last = 0;
@@ -133,7 +135,8 @@ fn chat_entry(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &m
     out.extend_from_slice(b"]}");
 }
 
-/// The most likely ones and, as OpenAI has it, the token itself; of tokens that are shown alike the last one counts.
+/// Appends the most likely tokens and, as OpenAI does, the token itself as a JSON object. Of tokens with the same text
+/// the last one counts.
 fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mut Vec<u8>) {
     let mut found: Vec<(String, f64)> = Vec::with_capacity(1 + scored.top_ids.len());
     let top = scored.top_ids.iter().copied().zip(scored.top_logprobs.iter().copied());
@@ -156,7 +159,7 @@ fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mu
     out.push(b'}');
 }
 
-/// The token's text, or its bytes spelled out where they are no whole text.
+/// Returns the token's text, or its bytes as `bytes:\xNN...` if they are not valid UTF-8.
 fn shown(tokenizer: &Tokenizer, token: i32) -> String {
     let bytes = tokenizer.token_bytes(token);
     std::str::from_utf8(bytes).map_or_else(
@@ -169,7 +172,7 @@ fn shown(tokenizer: &Tokenizer, token: i32) -> String {
     )
 }
 
-/// A number that is not finite is null.
+/// Appends `value` as JSON; a float that is not finite becomes null.
 fn write<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
     let _ = serde_json::to_writer(out, value); // writing to memory does not fail
 }

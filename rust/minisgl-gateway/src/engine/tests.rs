@@ -1,4 +1,4 @@
-//! A connection to somebody who speaks as an engine process does; and who does not get on, by a clock.
+//! Tests of the connection with a fake engine process, and of the watchdog with a fake clock.
 
 #![allow(clippy::unwrap_used)]
 
@@ -32,7 +32,7 @@ fn place() -> (TempDir, PathBuf) {
     (folder, path)
 }
 
-/// Both ends of a connection; the peer has read the hello.
+/// Returns both ends of a connection whose `Hello` was read.
 async fn connected() -> (TempDir, EngineLink, UnixStream) {
     let (folder, path) = place();
     let listener = UnixListener::bind(&path).unwrap();
@@ -54,7 +54,7 @@ async fn next_frame(peer: &mut UnixStream) -> Vec<u8> {
     frame
 }
 
-/// A step of one row.
+/// Returns the frame of a step with one row.
 fn step(number: u8) -> Vec<u8> {
     encode_from_engine(&[FromEngine::StepTokens(StepTokens {
         step: number.into(),
@@ -249,7 +249,8 @@ const TIMES: WatchTimes = WatchTimes {
 };
 const HALF: Duration = Duration::from_millis(500);
 
-/// The first trouble of so many seconds, looking on; a heartbeat by the time since the start, if there is one.
+/// Returns the first failure that a watchdog reports within `seconds` (empty: none). `beat` gives the heartbeat at a
+/// time since the start, or `None`.
 fn trouble(seconds: u32, beat: impl Fn(f64) -> Option<Heartbeat>) -> String {
     let mut watchdog = Watchdog::new(LIMIT_S, TIMES);
     let mut now = Instant::now();

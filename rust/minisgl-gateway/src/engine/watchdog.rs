@@ -1,4 +1,5 @@
-//! Whether the engine process gets on, by its heartbeats: `minisgl.message.heartbeat.Watchdog` of one process, with its words.
+//! Failure detection for an engine process by its heartbeats, with the error texts of
+//! `minisgl.message.heartbeat.Watchdog`.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +9,7 @@ use crate::message::{Heartbeat, Phase};
 
 const NAME: &str = "the engine process";
 
-/// `minisgl.message.heartbeat.WatchTimes`, in seconds.
+/// Heartbeat timing in seconds, as in `minisgl.message.heartbeat.WatchTimes`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -19,7 +20,7 @@ pub struct WatchTimes {
     pub loop_timeout_s: f64,
 }
 
-/// Whether the engine process gets on. Silence counts from the first heartbeat or [`Watchdog::expect`] on.
+/// Failure detector for an engine process. Silence counts from the first heartbeat or [`Watchdog::expect`] on.
 #[derive(Debug)]
 pub struct Watchdog {
     step_timeout: Duration,
@@ -31,7 +32,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// A forward may take `step_timeout_s`; any time, if that is no length of time.
+    /// Makes a watchdog. One forward pass may take `step_timeout_s` seconds; any time if that is not a valid duration.
     #[must_use]
     pub fn new(step_timeout_s: f64, times: WatchTimes) -> Self {
         let beat = Heartbeat {
@@ -49,31 +50,31 @@ impl Watchdog {
         }
     }
 
-    /// A heartbeat came.
+    /// Records a heartbeat.
     pub fn hear(&mut self, beat: Heartbeat, now: Instant) {
         self.heard = Some(now);
         self.beat = beat;
     }
 
-    /// From now on silence counts.
+    /// Starts counting silence at `now`.
     pub fn expect(&mut self, now: Instant) {
         self.heard = Some(now);
     }
 
-    /// What it says was not read meanwhile: silence counts from now on, if it counted already.
+    /// Restarts counting silence at `now` if it was counted: the engine's messages were not read until then.
     pub fn was_not_read(&mut self, now: Instant) {
         self.heard = self.heard.map(|_| now);
     }
 
-    /// So often [`Watchdog::look`] wants to be called.
+    /// Returns the interval at which [`Watchdog::look`] must be called.
     #[must_use]
     pub fn look_every(&self) -> Duration {
         let interval = Duration::try_from_secs_f64(self.times.interval_s);
         interval.unwrap_or(Duration::ZERO).min(self.step_timeout / 4)
     }
 
-    /// What is wrong with the engine process, if anything, for who asks every [`Watchdog::look_every`]: time in which
-    /// this process itself stood still does not count.
+    /// Returns the reason if the engine process has failed. Call it every [`Watchdog::look_every`]: after a longer
+    /// pause this process itself was stopped, and that time does not count.
     pub fn look(&mut self, now: Instant) -> Option<String> {
         let late = self
             .last_look
@@ -86,7 +87,7 @@ impl Watchdog {
         self.trouble(now)
     }
 
-    /// What is wrong now; None if the engine process gets on.
+    /// Returns the reason if the engine process counts as failed at `now`, else `None`.
     #[must_use]
     pub fn trouble(&self, now: Instant) -> Option<String> {
         let silent_s = now.saturating_duration_since(self.heard?).as_secs_f64();

@@ -1,6 +1,7 @@
-//! New connections.
+//! Accepts new connections.
 //!
-//! Invariants: many are taken at a turn, and no more than there is room for; without file descriptors it waits for some instead of asking on and on.
+//! Invariants: several are accepted in a turn, up to the connection limit; without free file descriptors it waits
+//! instead of retrying in a busy loop.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -16,13 +17,13 @@ use tokio::time::sleep;
 use super::options::{Options, count};
 use super::{Handler, serve_connection};
 
-/// As `server/core/http.py` has it.
+/// Response for a connection beyond the limit, as in `server/core/http.py`.
 const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\ncontent-length: 140\r\nconnection: close\r\n\r\n\
     {\"error\":{\"message\":\"there are as many connections as may be: close some\",\"type\":\"server_error\",\"param\":null,\"code\":\"too_many_connections\"}}";
 const WAIT_FOR_DESCRIPTORS: Duration = Duration::from_millis(100);
 
-/// Serve the clients of a listener until [`super::Stop`] ends that and they are gone. Inside of a
-/// [`tokio::task::LocalSet`]. Dropping it ends all its connections.
+/// Serves the clients of a listener until [`super::Stop`] is closed and all connections have ended. Must run inside a
+/// [`tokio::task::LocalSet`]. Dropping the future ends all connections.
 pub async fn accept<H: Handler>(listener: TcpListener, handler: Rc<H>, options: Rc<Options>) -> io::Result<()> {
     listener.set_nonblocking(true)?;
     let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -72,7 +73,7 @@ pub async fn accept<H: Handler>(listener: TcpListener, handler: Rc<H>, options: 
     Ok(())
 }
 
-/// It left before it was taken.
+/// Returns true for an error of one client, which left before its connection was accepted.
 fn is_of_one_client(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
     matches!(
@@ -81,7 +82,7 @@ fn is_of_one_client(error: &io::Error) -> bool {
     )
 }
 
-/// More are never taken; fewer where descriptors are scarce: a connection that is passed on has three.
+/// Connections that are open at once at most; fewer if file descriptors are scarce: a proxied connection uses three.
 const MOST: usize = 16_384;
 const OTHER_DESCRIPTORS: usize = 100;
 const PER_CONNECTION: usize = 2;
@@ -91,14 +92,14 @@ pub(super) struct Crowd {
     open: RefCell<(usize, HashMap<IpAddr, usize>)>,
 }
 
-/// A connection that counts, until it is dropped.
+/// Permit for one open connection; dropping it returns the permit.
 pub(super) struct Place {
     crowd: Rc<Crowd>,
     address: IpAddr,
 }
 
 impl Crowd {
-    /// As many as the process has descriptors for.
+    /// Makes a limiter for as many connections as the process has file descriptors for.
     pub(super) fn new() -> Rc<Crowd> {
         let limit = getrlimit(Resource::Nofile).current;
         let limit = limit
@@ -112,7 +113,7 @@ impl Crowd {
         Rc::new(Crowd { most, open })
     }
 
-    /// None: there is no room for it.
+    /// Returns a permit, or `None` if the limit is reached. One address may have three quarters of all connections.
     pub(super) fn enter(self: &Rc<Self>, address: IpAddr) -> Option<Place> {
         let address = address.to_canonical();
         let (all, by_address) = &mut *self.open.borrow_mut();

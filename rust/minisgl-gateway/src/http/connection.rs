@@ -1,7 +1,7 @@
-//! A client's connection: its requests, one after the other.
+//! One client connection: its requests, one after the other.
 //!
-//! Invariants: answers come in the order of the requests; a head or body that does not come in time keeps nothing busy;
-//! a panic in one request is that request's error only.
+//! Invariants: responses are in the order of the requests; a header or body that arrives too slowly blocks no other
+//! work; a panic in one request is an error of that request only.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -26,15 +26,15 @@ use super::options::{Held, Options, SMALL_BYTES, count};
 use super::writer::{Answer, Progress};
 use super::{Handler, Head, Outcome};
 
-/// A body that pauses as long goes on: the Python server knows what to say of it.
+/// Pause in a body after which the request is proxied: the Python server reports the timeout.
 const BODY_PAUSE: Duration = Duration::from_secs(1);
-/// A client that was told nothing more may send as long, so that it gets to read the last answer.
+/// Time that a client may go on sending after the last response, so that it can read that response.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 4 << 20;
 const PANICKED: &str =
     r#"{"error":{"message":"internal error: panic","type":"server_error","param":null,"code":"internal_error"}}"#;
 
-/// Serve one client until it goes, or its connection ends.
+/// Serves one client until its connection ends.
 pub async fn serve_connection<H: Handler>(stream: TcpStream, handler: Rc<H>, options: Rc<Options>) {
     let _ = stream.set_nodelay(true);
     let stream = Rc::new(stream);
@@ -58,7 +58,7 @@ pub async fn serve_connection<H: Handler>(stream: TcpStream, handler: Rc<H>, opt
     .await;
 }
 
-/// Counts a connection, and closes it whoever still holds its link.
+/// Counts an open connection. Dropping it closes the socket, whatever else still holds the link.
 struct Open(Rc<Link>);
 
 impl Open {
@@ -91,7 +91,7 @@ enum Next {
 
 enum Body {
     Whole(Bytes),
-    /// It goes on, with what has come of it.
+    /// Proxy the request; the bytes that arrived are still in the inbox.
     PassOn,
     End,
 }
@@ -123,7 +123,8 @@ impl<H: Handler> Talk<H> {
         self.finish(lingers).await;
     }
 
-    /// `until`: the end of the time for the first head; later ones have it from their first byte.
+    /// Reads the next request header. `until`: deadline of the connection's first header; a later one has its timeout
+    /// from its first byte.
     async fn next_head(&mut self, until: Option<Instant>) -> Next {
         let mut finder = Finder::default();
         let mut head_until = until;
@@ -149,7 +150,7 @@ impl<H: Handler> Talk<H> {
         }
     }
 
-    /// Whether the connection goes on.
+    /// Handles one request and returns whether the connection stays open.
     async fn request(&mut self, head: Rc<Head>) -> bool {
         let most = match catch_unwind(AssertUnwindSafe(|| self.handler.route(&head))) {
             Ok(most) => most,
@@ -258,12 +259,13 @@ impl<H: Handler> Talk<H> {
         answer.close()
     }
 
-    /// None as head: the whole rest of the connection. Whether the connection goes on.
+    /// Proxies a request (without `head`: the rest of the connection) and returns whether the connection stays open.
     async fn pass_on(&mut self, head: Option<&Head>, body: Bytes) -> bool {
         fallback::pass_on(&mut self.inbox, &self.link, head, body).await
     }
 
-    /// The client gets what was written for it, also while it still sends.
+    /// Ends the connection after all output is sent; with `lingers`, reads and drops input for a while so that the
+    /// client can read it.
     async fn finish(mut self, lingers: bool) {
         self.link.drained().await;
         if self.inbox.has_ended || !lingers {
@@ -282,7 +284,7 @@ impl<H: Handler> Talk<H> {
     }
 }
 
-/// Its room is given back when it is dropped, wherever that is.
+/// A large request body; dropping it returns its bytes to the budget.
 struct LargeBody {
     body: Bytes,
     _held: Held,

@@ -1,4 +1,4 @@
-//! What goes on to the Python server: a fresh connection to its Unix socket for each request, or for the rest of a
+//! Proxies requests to the Python server: a new connection to its Unix socket for each request, or for the rest of a
 //! client's connection.
 
 use std::future::poll_fn;
@@ -19,11 +19,12 @@ use super::relay::{Relay, Relayed};
 use super::writer::{Answer, Progress};
 
 const UNREACHABLE: &str = r#"{"error":{"message":"the server that answers this is not there: try again later","type":"server_error","param":null,"code":"fallback_unavailable"}}"#;
-/// The queue of the Python server's socket is full: it is busy, or only just starts.
+/// Wait before reconnecting while the connection queue of the Python server's socket is full: it is busy or still
+/// starting.
 const QUEUE_IS_FULL_WAIT: Duration = Duration::from_millis(20);
 
-/// Without a head: all that the client sends, and all that comes back. `body`: what has come of it and is not in the
-/// inbox. Whether the connection goes on.
+/// Proxies one request, or without `head` all bytes in both directions. `body`: the part of the body that is no longer
+/// in the inbox. Returns whether the connection stays open.
 pub(crate) async fn pass_on(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, body: Bytes) -> bool {
     if head.is_some() {
         count(&link.options.counts.passed_on);
@@ -58,7 +59,7 @@ pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
     }
 }
 
-/// 503, for this request only.
+/// Answers one request with status 503. Returns whether the connection stays open.
 fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> bool {
     count(&link.options.counts.unreachable);
     link.is_last.set(inbox.is_last());
@@ -76,7 +77,7 @@ fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left
     answer.close()
 }
 
-/// The client's own id if it can stand in a log and a header, else a new one.
+/// Returns the client's request id if it is safe in a log and a header, else a new one.
 pub fn request_id(head: Option<&Head>) -> String {
     // of several the last one counts, as for the Python server
     let given = head.and_then(|head| head.headers.iter().rev().find(|(name, _)| name == "x-request-id"));
@@ -91,7 +92,7 @@ pub fn request_id(head: Option<&Head>) -> String {
     }
 }
 
-/// Two digits a byte.
+/// Returns the bytes as lower-case hexadecimal, two digits per byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,17 +1,17 @@
-//! The head of a request, and where it ends.
+//! Parser of request headers, which also finds where a header ends.
 //!
-//! Invariants: what is taken apart here, the Python server's parser takes apart in the same way; all else is odd, and
-//! goes on as bytes. Reading costs no more than a few passes over what came, however it is cut.
+//! Invariants: a header that is parsed here is parsed by the Python server in the same way; any other one is odd and is
+//! proxied as bytes. Parsing costs at most a few passes over the bytes, however they are split.
 
 use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem};
 
-/// More headers are odd.
+/// Header fields of a request at most; a request with more is odd.
 const MAX_HEADERS: usize = 128;
 const METHODS: [&str; 7] = ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"];
-/// They change how a request is framed, or what its connection is for.
+/// Header fields that make a request odd: they change its framing or the purpose of its connection.
 const ODD: [&str; 5] = [
     "transfer-encoding",
     "expect",
@@ -21,25 +21,25 @@ const ODD: [&str; 5] = [
 ];
 const ONCE: [&str; 3] = ["host", "content-length", "connection"];
 
-/// The head of a plain HTTP/1.1 request, as it came and taken apart.
+/// Header of a plain HTTP/1.1 request, raw and parsed.
 #[derive(Debug)]
 pub struct Head {
-    /// The bytes, up to and with the empty line.
+    /// Raw bytes, including the empty line.
     pub raw: Bytes,
-    /// `GET`, `POST`, ...
+    /// Method: `GET`, `POST`, ...
     pub method: String,
-    /// As it was sent, with the query.
+    /// Request target as it was sent, with the query.
     pub target: String,
-    /// Names in lower case, in their order.
+    /// Header fields in order, with names in lower case.
     pub headers: Vec<(String, Bytes)>,
-    /// 0 without a body.
+    /// Body length in bytes; 0 without a body.
     pub content_length: usize,
-    /// Whether the connection stays open after the answer.
+    /// Whether the connection stays open after the response.
     pub keep_alive: bool,
 }
 
 impl Head {
-    /// The only header of a name; an error if it comes more than once.
+    /// Returns the value of the only header field `name`, or `None` without one. An error if there are several.
     #[allow(clippy::result_unit_err)]
     pub fn header(&self, name: &str) -> Result<Option<&[u8]>, ()> {
         let mut found = self.headers.iter().filter(|(one, _)| one == name);
@@ -49,7 +49,7 @@ impl Head {
         }
     }
 
-    /// None: it is odd. `raw` ends with the empty line.
+    /// Parses a header that ends with the empty line. `None` if it is odd.
     fn parse(raw: Bytes) -> Option<Self> {
         let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
@@ -81,7 +81,7 @@ impl Head {
         Some(head)
     }
 
-    /// None: the header is odd.
+    /// Handles one header field. `None` if it makes the request odd.
     fn take(&mut self, name: &str, value: &Bytes, raw: &Bytes) -> Option<()> {
         // the parser of the Python server keeps spaces at the end of a value, ours does not
         let is_padded = !value.is_empty() && {
@@ -102,7 +102,7 @@ impl Head {
     }
 }
 
-/// Digits without a zero before them, of a number that fits.
+/// Parses a content length: at most 15 digits without a leading zero.
 fn length(value: &[u8]) -> Option<usize> {
     let is_plain = (1..=15).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
     if !is_plain || (value[0] == b'0' && value.len() > 1) {
@@ -111,18 +111,18 @@ fn length(value: &[u8]) -> Option<usize> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-/// What the bytes of a connection begin with.
+/// Result of a search for a request header at the start of a connection's bytes.
 #[derive(Debug)]
 pub(crate) enum Found {
-    /// A head that needs more bytes.
+    /// The header is incomplete.
     Part,
-    /// A head, which was taken out.
+    /// A header, which was taken out of the bytes.
     Head(Head),
     /// No plain request. All bytes are still there.
     Odd,
 }
 
-/// Looks for the head that comes next, while it comes.
+/// Incremental search for the next request header.
 #[derive(Debug, Default)]
 pub(crate) struct Finder {
     looked_at: usize,
@@ -186,12 +186,12 @@ fn begins_like_a_request(head: &[u8]) -> bool {
     })
 }
 
-/// A line feed alone: an end for one parser and none for another.
+/// Returns true if a line feed has no carriage return before it: some parsers take that as a line end, others do not.
 fn has_bare_line_end(head: &[u8], looked_at: usize) -> bool {
     memchr_iter(b'\n', &head[looked_at..]).any(|at| looked_at + at == 0 || head[looked_at + at - 1] != b'\r')
 }
 
-/// Whether nothing but whole requests is there: what is odd counts as whole, since nobody here knows its end.
+/// Returns true if the bytes are complete requests only. An odd request counts as complete, since its end is unknown.
 pub(crate) fn only_whole_requests(bytes: &[u8], max_head_bytes: usize) -> bool {
     let mut rest = BytesMut::from(bytes);
     while !rest.is_empty() {

@@ -1,7 +1,7 @@
-//! A client's socket, and what waits for it.
+//! Sending side of a client's connection, with its queue of unsent bytes.
 //!
-//! Invariants: bytes go out in the order in which they were written; whoever writes never waits; a client that reads
-//! nothing for too long is dropped.
+//! Invariants: bytes are sent in the order in which they were written; writing never waits; a client that reads nothing
+//! for too long is disconnected.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -19,14 +19,14 @@ use super::options::{Options, count};
 pub(crate) struct Link {
     stream: RefCell<Option<Rc<TcpStream>>>,
     waiting: RefCell<BytesMut>, // written, not taken yet
-    /// What waits waits for more to go with, not for the client.
+    /// The queued bytes wait to be sent together with later ones, not for the client to read.
     is_held: Cell<bool>,
     is_lost: Cell<bool>,
-    /// The client has closed its half, or the server ends: the answer that begins now is the last one.
+    /// The client has closed its half, or the server shuts down: the next response is the last one.
     pub(crate) is_last: Cell<bool>,
-    /// A stream is under way: its client must catch up now and then.
+    /// A stream is in progress: its client must read all queued bytes from time to time.
     pub(crate) is_stream: Cell<bool>,
-    /// The name of the request that is answered, for the log.
+    /// Name of the current request, for the log.
     pub(crate) name: RefCell<String>,
     on_resume: RefCell<Option<Box<dyn Fn()>>>,
     task: RefCell<Option<Waker>>,
@@ -34,7 +34,7 @@ pub(crate) struct Link {
     pub(crate) options: Rc<Options>,
 }
 
-/// While bytes wait.
+/// Slow client timer, while bytes are queued.
 struct Slow {
     since: Instant,
     progress: Instant,
@@ -58,7 +58,7 @@ impl Link {
         }
     }
 
-    /// Whether bytes wait for the client.
+    /// Returns true if bytes wait for the client to read.
     pub(crate) fn is_blocked(&self) -> bool {
         !self.is_held.get() && !self.waiting.borrow().is_empty()
     }
@@ -84,7 +84,7 @@ impl Link {
         }
     }
 
-    /// Write with what comes next, or after what else happens now.
+    /// Queues bytes to be sent with the next write, or at the end of this turn of the event loop.
     pub(crate) fn hold(&self, bytes: &[u8]) {
         if self.is_blocked() || self.is_lost.get() {
             self.write(bytes);
@@ -101,7 +101,8 @@ impl Link {
         }
     }
 
-    /// How much the socket takes now.
+    /// Writes without blocking and returns the number of bytes that the socket accepted (all of them if the connection
+    /// is lost).
     fn try_write(&self, bytes: &[u8]) -> usize {
         let Some(stream) = self.stream.borrow().clone() else {
             return bytes.len();
@@ -116,18 +117,18 @@ impl Link {
         }
     }
 
-    /// The client is gone.
+    /// Marks the connection as lost and wakes its task.
     pub(crate) fn lose(&self) {
         self.is_lost.set(true);
         self.wake();
     }
 
-    /// Set what is called when what waited was taken; None ends it.
+    /// Sets the callback for when all queued bytes were sent; `None` removes it.
     pub(crate) fn set_on_resume(&self, call: Option<Box<dyn Fn()>>) {
         *self.on_resume.borrow_mut() = call;
     }
 
-    /// Returns when nothing waits. For the connection's own task, which polls [`Link::poll_flush`] first.
+    /// Waits until no bytes are queued. Only for the connection's own task, which polls [`Link::poll_flush`] first.
     pub(crate) async fn drained(&self) {
         poll_fn(|_| {
             if self.waiting.borrow().is_empty() {
@@ -139,7 +140,7 @@ impl Link {
         .await;
     }
 
-    /// Write what waits. Ready: the client is gone, or was dropped.
+    /// Sends queued bytes. Ready if the client has disconnected or was disconnected for reading too slowly.
     pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_lost.get() {
             return Poll::Ready(());
@@ -230,7 +231,7 @@ impl Link {
         Poll::Ready(())
     }
 
-    /// Let go of the socket, whoever still holds this.
+    /// Closes the socket and drops all queued bytes and callbacks, whatever else still holds the link.
     pub(crate) fn close(&self) {
         self.is_lost.set(true);
         *self.stream.borrow_mut() = None;

@@ -1,4 +1,4 @@
-//! What all connections of a gateway share: limits, counts, and the end of it all.
+//! State shared by all connections of a gateway: limits, counters, and shutdown.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -8,30 +8,31 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::Notify;
 
-/// What is read at once, and at most read ahead of the request that is answered.
+/// Bytes of one read, and of input that is read ahead of the current request at most.
 pub(crate) const READ_BYTES: usize = 64 * 1024;
-/// Bodies up to here wait for nobody.
+/// Largest body in bytes that needs no share of the budget for large bodies.
 pub const SMALL_BYTES: usize = 64 * 1024;
 
-/// Times may change at any moment: they come with the configuration, after the first clients.
+/// Settings of all connections. The times may change at any moment: they arrive with the configuration, after the first
+/// clients.
 pub struct Options {
-    /// The Unix socket of the Python server.
+    /// Path of the Python server's Unix socket.
     pub fallback: PathBuf,
-    /// For a head to come, and for what was written to be read.
+    /// Time limit for a request header to arrive, and for written bytes to be read.
     pub slow_client_timeout: Cell<Duration>,
-    /// How long a connection without a request stays open.
+    /// Time that a connection without a request stays open.
     pub keep_alive_timeout: Cell<Duration>,
-    /// After a client has closed its half, until the first interim answer.
+    /// Time from the close of a client's sending half to the first interim response.
     pub probe_after: Cell<Duration>,
-    /// The longest head; a longer one is for the Python server to refuse.
+    /// Longest request header in bytes; the Python server refuses a longer one.
     pub max_head_bytes: usize,
-    /// Takes lines for the log, as warnings.
+    /// Callback for warnings to log.
     pub log: Box<dyn Fn(&str)>,
-    /// The room for large bodies.
+    /// Budget for large bodies.
     pub bodies: Arc<Budget>,
-    /// Ends connections.
+    /// Shutdown signal for connections.
     pub stop: Stop,
-    /// What became of connections and requests.
+    /// Counters of connections and requests.
     pub counts: Counts,
     pub(crate) scratch: RefCell<Vec<u8>>,
     pub(crate) input: RefCell<Box<[u8]>>,
@@ -39,7 +40,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// With Python's times and bounds.
+    /// Makes options with the default times and limits of the Python server.
     pub fn new(fallback: PathBuf, log: Box<dyn Fn(&str)>) -> Self {
         Self {
             fallback,
@@ -57,7 +58,7 @@ impl Options {
         }
     }
 
-    /// Append a `date` header's value.
+    /// Appends the value of a `date` header.
     pub(crate) fn push_date(&self, to: &mut Vec<u8>) {
         let now = SystemTime::now();
         let second = now
@@ -76,14 +77,14 @@ impl Options {
     }
 }
 
-/// So many bytes of large bodies may be in hand at once; shared with whoever reads bodies as well.
+/// Budget of bytes for large bodies that are in memory at once; shared with all readers of bodies.
 #[derive(Debug)]
 pub struct Budget {
     most: AtomicUsize,
     held: AtomicUsize,
 }
 
-/// Bytes of a [`Budget`], until it is dropped.
+/// Bytes taken from a [`Budget`]; dropping it returns them.
 #[derive(Debug)]
 pub struct Held {
     budget: Arc<Budget>,
@@ -91,7 +92,7 @@ pub struct Held {
 }
 
 impl Budget {
-    /// A budget of `most` bytes.
+    /// Makes a budget of `most` bytes.
     pub fn new(most: usize) -> Self {
         Self {
             most: AtomicUsize::new(most),
@@ -99,17 +100,17 @@ impl Budget {
         }
     }
 
-    /// From now on. What is in hand stays.
+    /// Changes the size of the budget for later calls of `take`. Bytes already taken stay taken.
     pub fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// In hand.
+    /// Returns the number of bytes taken now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// None: there is no room now.
+    /// Takes `size` bytes of the budget. `None` if that many are not free now.
     pub fn take(self: &Arc<Self>, size: usize) -> Option<Held> {
         let most = self.most.load(Ordering::Relaxed);
         self.held
@@ -130,22 +131,22 @@ impl Drop for Held {
     }
 }
 
-/// What became of connections and requests, since the start.
+/// Counters of connections and requests since the start.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Connections now.
+    /// Open connections.
     pub open: Cell<usize>,
-    /// Connections ever.
+    /// Accepted connections in total.
     pub accepted: Cell<u64>,
-    /// Requests that went on.
+    /// Requests that were proxied to the Python server.
     pub passed_on: Cell<u64>,
-    /// Connections that went on as bytes.
+    /// Connections that were proxied as bytes.
     pub tunnelled: Cell<u64>,
-    /// How many of those two found no Python server.
+    /// Proxied requests and connections for which the Python server was unreachable.
     pub unreachable: Cell<u64>,
-    /// Connections whose clients read nothing.
+    /// Connections that were closed because their clients read nothing.
     pub dropped: Cell<u64>,
-    /// Requests whose answer panicked.
+    /// Requests whose handler panicked.
     pub panics: Cell<u64>,
 }
 
@@ -153,7 +154,7 @@ pub(crate) fn count(cell: &Cell<u64>) {
     cell.set(cell.get() + 1);
 }
 
-/// Ends what [`crate::http::accept`] and its connections do.
+/// Shutdown signal for [`crate::http::accept`] and its connections.
 #[derive(Default)]
 pub struct Stop {
     phase: Cell<Phase>,
@@ -169,22 +170,22 @@ enum Phase {
 }
 
 impl Stop {
-    /// No more connections; those without a request are closed, the others after the answer under way. Idempotent.
+    /// Ends accepting; closes idle connections at once and the others after their current response. Idempotent.
     pub fn close(&self) {
         self.go_to(Phase::Closing);
     }
 
-    /// All connections end now. Idempotent.
+    /// Ends all connections now. Idempotent.
     pub fn cut(&self) {
         self.go_to(Phase::Cut);
     }
 
-    /// Whether [`Stop::close`] or [`Stop::cut`] was called.
+    /// Returns true if [`Stop::close`] or [`Stop::cut`] was called.
     pub fn is_closing(&self) -> bool {
         self.phase.get() >= Phase::Closing
     }
 
-    /// Returns when [`Stop::close`] or [`Stop::cut`] is called.
+    /// Waits until [`Stop::close`] or [`Stop::cut`] is called.
     pub async fn closing(&self) {
         self.reached(Phase::Closing).await;
     }

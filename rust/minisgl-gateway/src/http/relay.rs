@@ -1,7 +1,7 @@
-//! Bytes between a client and the Python server, both ways, as they come.
+//! Relay of bytes between a client and the Python server, in both directions.
 //!
-//! Invariants: neither side is read faster than the other one takes it; nothing is changed; the end of one side's
-//! sending is the other's to know.
+//! Invariants: neither side is read faster than the other accepts data; no byte is changed; the end of one side's
+//! sending is passed to the other.
 
 use std::io::ErrorKind;
 use std::task::{Context, Poll};
@@ -15,15 +15,15 @@ use super::client::{Inbox, Watch};
 use super::link::Link;
 use super::writer::Progress;
 
-/// One poll reads so often at most: others want to be read as well.
+/// Reads of one poll at most, so that other connections get their turn.
 const MAX_READS: usize = 8;
 
 pub(crate) struct Relay {
     upstream: UnixStream,
     to_send: [Bytes; 2],
-    /// What is left of the body beside those bytes; None: no end is known.
+    /// Bytes of the body that remain, without those in `to_send`; `None` if the end is unknown.
     left: Option<usize>,
-    /// None: it ends with the connection.
+    /// Finder of the response's end; `None` if the response ends with the connection.
     end: Option<AnswerEnd>,
     is_shut: bool,
     is_refused: bool,
@@ -33,11 +33,11 @@ pub(crate) enum Relayed {
     Answered {
         keep: bool,
     },
-    /// The server went away before it answered; `left` as it was.
+    /// The server closed before a response began; `left` is the rest of the body.
     Unanswered {
         left: Option<usize>,
     },
-    /// The client went away.
+    /// The client disconnected.
     Gone,
 }
 
