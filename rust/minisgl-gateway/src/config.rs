@@ -80,7 +80,7 @@ pub struct Silence {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// One JSON object per line instead of plain text.
+    /// Lines are JSON objects instead of plain text.
     pub json: bool,
     /// Plain text lines begin with the time.
     pub times: bool,

@@ -1,8 +1,8 @@
-//! What Python is asked: what is to become of a POST, once for each.
+//! Questions to Python: for each POST, what to do with it, asked once.
 //!
-//! Invariants: a question is answered once, or withdrawn when whoever asks has gone: Python hears of it, and ends what it
-//! does for it; Python is woken when there is something to take, and takes all; no thread of the gateway waits for the
-//! interpreter.
+//! Invariants: a question is answered once, or withdrawn when its client disconnects, and Python is notified and stops
+//! its work; Python is woken when there is something to take, and takes all of it; no thread of the gateway waits for
+//! the interpreter.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -16,21 +16,21 @@ use crate::http::Head;
 use crate::message::prepared::Prepared;
 use crate::waiting::Reserved;
 
-/// Python's answer, with the room that its choices take in the queue from now on.
+/// Python's result, with the queue reservations of its choices.
 pub type Answer = (Prepared, Option<Reserved>);
 
-/// A request, as Python is asked about it.
+/// A request as Python is asked about it.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// Its own.
+    /// Id of the question.
     pub number: u64,
-    /// `POST`.
+    /// Method, which is `POST`.
     pub method: String,
-    /// As it was sent.
+    /// Request target as it was sent, with the query.
     pub target: String,
-    /// Names in lower case, in their order.
+    /// Headers in order, with names in lower case.
     pub headers: Vec<(String, Bytes)>,
-    /// None: may the caller send one of this length?
+    /// Request body. `None`: the question is whether the caller may send a body of the length that the headers give.
     pub body: Option<Bytes>,
 }
 
@@ -44,13 +44,13 @@ struct Open {
 }
 
 impl Open {
-    /// Nothing is to be taken.
+    /// Returns true if there is nothing for Python to take.
     fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.withdrawn.is_empty()
     }
 }
 
-/// See the module.
+/// Queue of questions to Python, shared by the gateway's thread and Python's.
 pub struct Questions {
     open: Mutex<Open>,
     wake: UnixStream,
@@ -58,7 +58,7 @@ pub struct Questions {
 }
 
 impl Questions {
-    /// None is asked yet.
+    /// Makes an empty queue and its wake-up socket pair.
     pub fn new() -> io::Result<Questions> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
@@ -70,12 +70,13 @@ impl Questions {
         })
     }
 
-    /// Can be read when there is a question; whoever takes them reads it empty first.
+    /// Returns the socket that is readable when there is a question. The reader must empty it before it takes the
+    /// questions.
     pub fn woken(&self) -> &UnixStream {
         &self.woken
     }
 
-    /// Asks, and waits. None: nobody answers any more. Dropping the future withdraws the question.
+    /// Asks Python and waits for its result. `None` if the queue is closed. Dropping the future withdraws the question.
     pub async fn ask(self: &Arc<Self>, head: &Head, body: Option<Bytes>) -> Option<Answer> {
         let (sender, receiver) = oneshot::channel();
         let number = self.add(head, body, sender)?;
@@ -110,23 +111,24 @@ impl Questions {
         }
     }
 
-    /// The numbers of questions that were withdrawn, taken before these or among them.
+    /// Takes the ids of withdrawn questions, which Python may have taken before or will take with the next `take`.
     pub fn withdrawn(&self) -> Vec<u64> {
         std::mem::take(&mut lock(&self.open).withdrawn)
     }
 
-    /// Those that wait, in order.
+    /// Takes all waiting questions, in order.
     pub fn take(&self) -> Vec<Question> {
         std::mem::take(&mut lock(&self.open).waiting)
     }
 
-    /// Answers the question of a number by what `make` makes. False: nobody waits for it any more.
+    /// Answers question `number` with the result of `make`, which is not called if the question was withdrawn. Returns
+    /// false if its client has disconnected.
     pub fn answer(&self, number: u64, make: impl FnOnce() -> Answer) -> bool {
         let sender = lock(&self.open).asked.remove(&number);
         sender.is_some_and(|sender| sender.send(make()).is_ok())
     }
 
-    /// Nobody answers any more: neither those that wait nor later ones.
+    /// Closes the queue: waiting and later questions get no answer.
     pub fn close(&self) {
         let mut open = lock(&self.open);
         open.closed = true;
@@ -138,7 +140,7 @@ impl Questions {
     }
 }
 
-/// Withdraws a question, if it was not answered.
+/// Guard that withdraws a question on drop, unless it was answered.
 struct Asked(Arc<Questions>, u64);
 
 impl Drop for Asked {
@@ -158,7 +160,7 @@ impl Drop for Asked {
     }
 }
 
-/// Whoever panicked while it was held left it whole.
+/// Locks a mutex and ignores poisoning: no code that panics leaves the data inconsistent.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

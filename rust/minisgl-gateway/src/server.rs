@@ -1,6 +1,6 @@
-//! A gateway: its thread, and how its owner tells it what to do.
+//! The gateway's thread, and the commands of its owner.
 //!
-//! Invariants: clients are accepted from `start` on; everything is passed on until `serve`, and again from `drain` on;
+//! Invariants: clients are accepted from `start` on; all requests are proxied until `serve`, and again from `drain` on;
 //! the thread has ended when `stop` returns.
 
 use std::io;
@@ -28,10 +28,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 const IDLE_EVERY: Duration = Duration::from_millis(10);
 
 enum Command {
-    /// Told when the engine process is connected.
+    /// Serve requests; the sender is notified when the engine process is connected.
     Serve(Arc<Loaded>, Sender<()>),
     Drain,
-    /// Told when it is done.
+    /// Fail all requests; the sender is notified when that is done.
     Fail(String, Sender<()>),
     Stop(Duration),
 }
@@ -44,8 +44,8 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Accept clients on `listener`. `engine` and `fallback` are the Unix sockets of the engine process and of the Python
-    /// server; neither needs to be there yet.
+    /// Starts the thread, which accepts clients on `listener`. `engine` and `fallback` are the paths of the Unix
+    /// sockets of the engine process and of the Python server, which need not exist yet.
     pub fn start(listener: TcpListener, engine: PathBuf, fallback: PathBuf) -> io::Result<Gateway> {
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -67,8 +67,8 @@ impl Gateway {
         })
     }
 
-    /// From now on requests for text are answered: Python is asked what is to be generated for each. False: not before the
-    /// engine process answers.
+    /// Starts answering generation requests: Python is asked what to generate for each. Blocks up to 5 s; returns false
+    /// if the engine process is not connected and ready by then.
     pub fn serve(&self, config: GatewayConfig, tokenizer: Arc<Tokenizer>) -> bool {
         let loaded = Arc::new(Loaded::new(config, tokenizer));
         self.shared.metrics.bind(&loaded.config.metrics);
@@ -78,20 +78,21 @@ impl Gateway {
         connected.recv_timeout(CONNECT_TIMEOUT).is_ok()
     }
 
-    /// From now on everything is passed on.
+    /// Proxies all later requests to the Python server.
     pub fn drain(&self) {
         self.tell(Command::Drain);
     }
 
-    /// Ends what it is answering with this error, before the engine process is told to end.
+    /// Ends all requests in progress with the error `reason`, and proxies later ones. Call it before the engine process
+    /// is stopped.
     pub fn fail(&self, reason: &str) {
         let (sender, done) = channel();
         self.tell(Command::Fail(reason.to_owned(), sender));
         let _ = done.recv_timeout(CONNECT_TIMEOUT); // else the thread has ended
     }
 
-    /// Closes connections: those that are being answered after their answers, all at the latest after `grace`.
-    /// Idempotent.
+    /// Closes all connections, those with a response in progress after it or after `grace`, and waits for the thread to
+    /// end. Idempotent.
     pub fn stop(&self, grace: Duration) {
         self.shared.questions.close();
         self.end_thread(grace);
@@ -105,7 +106,7 @@ impl Gateway {
         }
     }
 
-    /// What is measured and counted.
+    /// Returns the state shared with the gateway's thread: metrics, counters and questions.
     pub fn shared(&self) -> &Shared {
         &self.shared
     }

@@ -1,36 +1,36 @@
-//! What waits in the gateway, counted where Python reads it (`server/core/waiting.py`, `server/core/api_keys.py`).
+//! Counters of waiting choices, which Python reads (`server/core/waiting.py`, `server/core/api_keys.py`).
 //!
-//! Invariants: choices count from the moment in which Python prepared them, so that what it prepares at once stays within
-//! its limits; each stops counting once, when it has a row in the engine or nobody waits for it any more.
+//! Invariants: a choice counts from the moment in which Python prepared it, so that requests prepared at the same time
+//! stay within its limits; it stops counting once, when the engine admits it or its client has disconnected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The counts of one API key. Any thread reads them.
+/// Usage counters of one API key. Any thread may read them.
 #[derive(Debug, Default)]
 pub struct KeyCounts {
-    /// Requests without a row in the engine.
+    /// Choices that the engine has not admitted.
     pub num_waiting: AtomicUsize,
-    /// Their prompts have as many tokens.
+    /// Prompt tokens of the choices in `num_waiting`.
     pub num_waiting_tokens: AtomicUsize,
-    /// Given to the engine.
+    /// Choices that Python prepared for the engine, in total.
     pub num_requests: AtomicU64,
-    /// Tokens of prompts, each once.
+    /// Prompt tokens in total, each prompt counted once per request.
     pub num_prompt: AtomicU64,
-    /// Tokens of answers.
+    /// Generated tokens in total.
     pub num_generated: AtomicU64,
 }
 
-/// Choices without a row in the engine, and the tokens of their prompts.
+/// Count of choices that the engine has not admitted, and of their prompt tokens.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// How many.
+    /// Number of choices.
     pub requests: AtomicUsize,
-    /// Their prompts have as many tokens.
+    /// Prompt tokens of these choices.
     pub tokens: AtomicUsize,
 }
 
-/// The room of one choice in the queue; given back when it is dropped.
+/// Queue reservation of one choice; dropping it ends the counting.
 #[derive(Debug)]
 pub struct Room {
     waiting: Arc<Waiting>,
@@ -38,11 +38,11 @@ pub struct Room {
     tokens: usize,
 }
 
-/// The rooms of the choices of one request.
+/// Queue reservations of a request's choices.
 pub type Reserved = Vec<Room>;
 
 impl Room {
-    /// Takes the room of a choice with a prompt of so many tokens.
+    /// Counts a choice with a prompt of `tokens` tokens as waiting.
     pub fn take(waiting: &Arc<Waiting>, key: Option<&Arc<KeyCounts>>, tokens: usize) -> Room {
         waiting.requests.fetch_add(1, Relaxed);
         waiting.tokens.fetch_add(tokens, Relaxed);

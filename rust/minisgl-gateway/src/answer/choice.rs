@@ -1,4 +1,4 @@
-//! One choice of a request: its unhandled tokens from the engine, and its detokenized text (as
+//! A choice of a request: its unhandled tokens from the engine, and its detokenized text (as
 //! `frontend/output_processor.py` has it).
 //!
 //! Invariants: the text does not depend on how many tokens arrive at once.
@@ -72,7 +72,7 @@ pub struct Taken {
     pub scored: Vec<Scored>,
 }
 
-/// One choice of a request: tokens since the last `take`, and the state of its detokenized text.
+/// A choice of a request: tokens since the last `take`, and the state of its detokenized text.
 pub struct Choice {
     /// Request id in the engine; -1 before submission.
     pub req_id: i64,

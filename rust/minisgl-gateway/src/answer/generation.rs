@@ -1,4 +1,4 @@
-//! One HTTP request with its requests in the engine (as in `server/core/running.py`): its choices, the shape of the
+//! An HTTP request with its requests in the engine (as in `server/core/running.py`): its choices, the shape of the
 //! response, and the writer to its client.
 //!
 //! Invariants: tokens go from the engine's message to the client's socket in the same turn of the event loop, without

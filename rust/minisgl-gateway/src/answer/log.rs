@@ -43,7 +43,7 @@ impl About {
     }
 }
 
-/// One line of the access log.
+/// Fields of a line of the access log, which describes a single request.
 pub struct Line<'a> {
     /// Request id, as in the `x-request-id` header.
     pub request_id: &'a str,

@@ -1,4 +1,4 @@
-//! One client connection: its requests, one after the other.
+//! A client connection and its requests, handled one after the other.
 //!
 //! Invariants: responses are in the order of the requests; a header or body that arrives too slowly blocks no other
 //! work; a panic in one request is an error of that request only.

@@ -74,7 +74,7 @@ impl Relay {
         self.left == Some(0) && self.to_send.iter().all(Bytes::is_empty)
     }
 
-    /// To the server. Ready: the client is gone.
+    /// Sends the client's bytes to the server. Ready if the client has disconnected.
     fn poll_client(
         &mut self,
         context: &mut Context<'_>,
@@ -123,7 +123,7 @@ impl Relay {
         }
     }
 
-    /// Ready: nothing waits to be sent.
+    /// Sends the bytes of `to_send`. Ready if none are left.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             let Some(bytes) = self.to_send.iter_mut().find(|bytes| !bytes.is_empty()) else {
@@ -145,7 +145,7 @@ impl Relay {
         }
     }
 
-    /// To the client.
+    /// Sends the server's bytes to the client. Ready if the exchange has ended.
     fn poll_server(&mut self, context: &mut Context<'_>, inbox: &Inbox, link: &Link) -> Poll<Relayed> {
         for _ in 0..MAX_READS {
             if self.progress() == Progress::Ended && (self.has_sent_all() || self.is_refused || inbox.has_ended) {
@@ -193,14 +193,14 @@ impl Relay {
 const MAX_HEAD_BYTES: usize = 1 << 20;
 const MAX_HEADERS: usize = 256;
 
-/// Fed with the bytes of one answer.
+/// Incremental parser that finds the end of one response.
 pub(crate) struct AnswerEnd {
     is_to_head: bool,
     state: State,
     head: Vec<u8>,
     /// Whether the server keeps the connection open.
     pub(crate) keep_alive: bool,
-    /// As it says.
+    /// Value of the response's `x-request-id` header.
     pub(crate) request_id: Option<String>,
 }
 
@@ -214,13 +214,13 @@ enum State {
     Data(u64),
     DataEnd,
     DataLineEnd,
-    /// Bytes of the trailer's line that were there.
+    /// A trailer line, with its length so far in bytes.
     Trailer(usize),
     UntilClose,
     Ended,
 }
 
-/// No answer that we know.
+/// Error for bytes that are not a valid HTTP/1 response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
@@ -243,12 +243,12 @@ impl AnswerEnd {
         }
     }
 
-    /// Some of it was passed on: no other answer may begin.
+    /// Returns true if any byte of the response was handled: it was sent to the client, so no other response may begin.
     pub(crate) fn has_come(&self) -> bool {
         self.progress() != Progress::None || !self.head.is_empty()
     }
 
-    /// How many of these bytes belong to the answer.
+    /// Parses the next bytes and returns how many of them belong to the response.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         let mut at = 0;
         while at < bytes.len() && self.state != State::Ended {

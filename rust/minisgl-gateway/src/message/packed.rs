@@ -1,4 +1,4 @@
-//! Arrays that travel as their bytes, and maps that are lists of pairs here.
+//! Arrays that are encoded as raw bytes, and maps that are lists of pairs in Rust.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, Error, Visitor};
 use serde::ser::Serialize;
 
-/// Numbers that travel as their bytes.
+/// Array that is encoded as its little-endian bytes.
 pub(super) struct Packed<'a, T>(pub &'a [T]);
 
 impl<T: bytemuck::NoUninit> Serialize for Packed<'_, T> {
@@ -72,7 +72,7 @@ pub mod bytes {
     }
 }
 
-/// A map, as a list of keys and values.
+/// Map with its entries in order, as a list of keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pairs<K, V>(pub Vec<(K, V)>);
 

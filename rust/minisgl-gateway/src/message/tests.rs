@@ -1,4 +1,4 @@
-//! The bytes that Python records (`tests/message/golden_frames.py`), and bytes that nobody should send.
+//! Tests of decoding with the frames that Python recorded (`tests/message/golden_frames.py`), and with invalid bytes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,14 +13,14 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/message/golden")
 }
 
-/// The frame without its length.
+/// Reads a recorded frame and returns it without its length prefix.
 fn frame(name: &str) -> Vec<u8> {
     let bytes = std::fs::read(folder().join(format!("{name}.bin"))).unwrap();
     assert_eq!(frame_length(&bytes), Ok(Some(bytes.len() - LENGTH_BYTES)));
     bytes[LENGTH_BYTES..].to_vec()
 }
 
-/// What they mean is asked where Python's codec is at hand: `tests/message/test_codec_recode.py`.
+/// The contents are compared in `tests/message/test_codec_recode.py`, which has Python's codec.
 #[test]
 fn every_recorded_frame_is_read() {
     let names = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
@@ -40,7 +40,7 @@ fn every_recorded_frame_is_read() {
     assert_eq!(decode(&frame("foreign_version_stamped")), Err(other));
 }
 
-/// Some messages say more than is read of them, and cannot be written again.
+/// Some messages have more fields than are decoded here, and cannot be encoded again.
 #[test]
 fn what_is_read_in_part() {
     let beat = |phase, age_s, step| FromEngine::Heartbeat(Heartbeat { phase, age_s, step });
@@ -159,7 +159,7 @@ fn defaults_are_those_that_python_leaves_out() {
     assert_eq!(long[13..18], [0xc6, 0, 1, 0x38, 0x80]);
 }
 
-/// Fields that a later sender adds at the end are stepped over.
+/// Fields that a later version adds at the end are skipped.
 #[test]
 fn more_fields_are_stepped_over() {
     let mut body = SCHEMA_VERSION.to_le_bytes().to_vec();
@@ -201,7 +201,7 @@ fn what_does_not_fit_is_refused() {
 }
 
 proptest! {
-    /// Neither a cut nor a changed frame may do worse than be refused.
+    /// A truncated or changed frame is refused at worst.
     #[test]
     fn broken_frames_do_no_harm(
         name in prop::sample::select(vec!["step_every_field", "ready_every_field", "stats_every_field", "progress"]),

@@ -1,4 +1,4 @@
-//! What comes from the engine process, and what goes there.
+//! Messages from and to the engine process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::engine::{EngineLink, Watchdog};
 use crate::message::{FromEngine, ToEngine};
 
 impl Worker {
-    /// Takes what comes from the engine process, until it is gone.
+    /// Handles messages of the engine process until the connection is lost, and then fails all requests.
     pub async fn follow(&self, link: EngineLink) {
         let link = Rc::new(link);
         *self.link.borrow_mut() = Some(Rc::clone(&link));
@@ -33,7 +33,7 @@ impl Worker {
         self.engine_gone(&reason);
     }
 
-    /// Why the engine cannot go on, if it says so.
+    /// Handles messages. Returns the engine's fatal error message, if it sent one.
     fn take(&self, messages: &mut Vec<FromEngine>, due: &mut Vec<Rc<Generation>>) -> Option<String> {
         for message in messages.drain(..) {
             match message {
@@ -97,12 +97,12 @@ impl Worker {
         self.tell_waiting();
     }
 
-    /// Why the engine is gone.
+    /// Returns the reason for which the engine was lost; empty if it was not.
     pub(super) fn reason_gone(&self) -> String {
         self.failure.borrow().clone().unwrap_or_default()
     }
 
-    /// For whoever counts what waits and runs.
+    /// Publishes the numbers of waiting and running choices to the metrics.
     pub(super) fn tell_waiting(&self) {
         let num_live = self.live.borrow().len();
         self.shared.metrics.in_flight.see(num_live as u64);
@@ -111,7 +111,7 @@ impl Worker {
         self.shared.num_live.store(num_live, Relaxed);
     }
 
-    /// Whether the engine process gets on; to be called every half second.
+    /// Polls the watchdog. Call it every half second: `is_healthy` has the result.
     pub fn look(&self) {
         self.watching(|watchdog, now| drop(watchdog.look(now))); // who asks later learns of it
     }

@@ -1,4 +1,4 @@
-//! A POST that Python is asked about, from its body to the end of its answer.
+//! A POST about which Python is asked, from its body to the end of its response.
 
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
@@ -23,11 +23,12 @@ use crate::questions::Answer;
 use crate::shared::Loaded;
 use crate::waiting::Reserved;
 
-/// How much longer than `--request-timeout` Python may take to say that a request took too long.
+/// Seconds beyond `--request-timeout` that Python has to report the timeout itself.
 const LATE_S: f64 = 1.0;
 
 impl Worker {
-    /// Answers a request. The reason says why Python did, or is to; None: the answer was written here.
+    /// Handles a POST. Returns the reason if Python answered it or is to answer it; `None` if the response was written
+    /// here.
     pub(super) async fn answer_post(
         self: Rc<Self>,
         head: &Head,
@@ -80,7 +81,7 @@ impl Worker {
         }
     }
 
-    /// Python's event loop does not answer: it says so where it does, in the same words.
+    /// Writes the timeout error in place of Python, whose event loop does not respond, with the same text.
     fn say_too_late(&self, head: &Head, writer: &Writer, loaded: &Loaded, arrival: Instant) {
         let errors = &loaded.config.errors;
         let (told, body) = (errors.of(&Failure::TooLate), errors.body(&Failure::TooLate).to_string());
@@ -184,7 +185,7 @@ impl Worker {
         Generation::new(choices, shown, asked.n(), Shape::new(asked), writer, heading)
     }
 
-    /// Hands a request's choices to the engine.
+    /// Sends a request's choices to the engine.
     fn submit(&self, generation: &Rc<Generation>, asked: Asked, reserved: Reserved) {
         let n = asked.n();
         let seed = asked.sampling.seed.unwrap_or_default(); // Python has drawn one
@@ -214,7 +215,7 @@ impl Worker {
         messages.into_iter().for_each(|message| self.send(message));
     }
 
-    /// When its client has caught up, it takes what waits.
+    /// Sets the callback that shows waiting tokens when the client has read all output.
     fn resumes(&self, generation: &Rc<Generation>) {
         let (worker, weak) = (Weak::clone(&self.me), Rc::downgrade(generation));
         generation.on_resume(Box::new(move || {
@@ -247,7 +248,7 @@ impl Worker {
 
 struct TooLate;
 
-/// Writes the access line of a client that leaves before its request is prepared.
+/// Guard that writes the access log line if the client disconnects before its request is prepared.
 struct Leaving<'a>(Option<(&'a Head, Instant, &'a Loaded)>);
 
 impl Drop for Leaving<'_> {
@@ -280,12 +281,12 @@ fn write_whole(writer: &Writer, whole: &Whole) {
     writer.whole(whole.status, &whole.content_type, &headers, &whole.body);
 }
 
-/// Seed of choice `index` of n: the seed itself for the first, then by golden-ratio steps modulo 2**64.
+/// Returns the seed of choice `index` of n: the seed itself for the first, then by golden-ratio steps modulo 2^64.
 fn choice_seed(seed: i64, index: usize) -> i64 {
     seed.wrapping_add((index as i64).wrapping_mul(0x9E37_79B9_7F4A_7C15_u64 as i64))
 }
 
-/// A request in the engine; dropping it ends what still runs, and writes the access line.
+/// Guard of a request in the engine: dropping it aborts what still runs, and writes the access log line.
 struct Open<'a> {
     worker: Rc<Worker>,
     generation: Rc<Generation>,

@@ -1,7 +1,7 @@
-//! The gateway's event loop: probes, and requests for text from head to answer.
+//! Event loop of the gateway: probes, and generation requests from header to response.
 //!
-//! Invariants: what is passed on was not begun; leaving `answer`, however that comes, ends what still runs in the engine,
-//! and writes the access line; a panic is the error of one request.
+//! Invariants: nothing was written for a request that is proxied; leaving `answer`, in whatever way, aborts what still
+//! runs in the engine and writes the access log line; a panic is an error of one request.
 
 mod engine;
 mod generate;
@@ -23,7 +23,7 @@ use crate::message::prepared::Prepared;
 use crate::metrics::Reason;
 use crate::shared::{Loaded, Shared};
 
-/// Requests for text, by their paths: as they are counted, and another one, if there is one. Python prepares them.
+/// Paths of generation requests, which Python prepares: the route's label in metrics, and an alias (empty: none).
 const PATHS: [(&str, &str); 3] = [
     ("/v1/chat/completions", "/chat/completions"),
     ("/v1/completions", "/completions"),
@@ -35,7 +35,7 @@ fn route_of(path: &str) -> Option<&'static str> {
     found.next().map(|(route, _)| *route)
 }
 
-/// What answers requests: the gateway's own part of the server.
+/// Handler of the gateway's requests, and state of its event loop.
 pub struct Worker {
     shared: Arc<Shared>,
     loaded: RefCell<Option<Arc<Loaded>>>,
@@ -51,7 +51,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Answers nothing but probes yet.
+    /// Makes a worker that answers only probes.
     pub fn new(shared: Arc<Shared>) -> Rc<Worker> {
         Rc::new_cyclic(|me| Worker {
             shared,
@@ -68,7 +68,7 @@ impl Worker {
         })
     }
 
-    /// From now on it answers requests for text, as soon as the engine process is ready; `connected` is told that.
+    /// Starts answering generation requests once the engine process is ready, and notifies `connected` then.
     pub fn serve(&self, loaded: Arc<Loaded>, connected: Sender<()>) {
         *self.connected.borrow_mut() = Some(connected);
         let mut watchdog = Watchdog::new(loaded.config.limits.step_timeout, loaded.config.watch);
@@ -77,18 +77,18 @@ impl Worker {
         *self.loaded.borrow_mut() = Some(loaded);
     }
 
-    /// From now on it passes everything on.
+    /// Proxies all later requests.
     pub fn drain(&self) {
         self.draining.set(true);
     }
 
-    /// The same, and what it is answering ends with an error.
+    /// Proxies all later requests, and ends those in progress with the error `reason`.
     pub fn fail(&self, reason: &str) {
         self.drain();
         self.engine_gone(reason);
     }
 
-    /// What is needed to answer anything.
+    /// Returns the loaded model, or the reason for which requests cannot be answered here.
     fn serving(&self) -> Result<Arc<Loaded>, Reason> {
         if self.draining.get() {
             return Err(Reason::Draining);
@@ -98,7 +98,7 @@ impl Worker {
         loaded.filter(|_| is_there).ok_or(Reason::Loading)
     }
 
-    /// What became of a request; None: its answer was written here.
+    /// Counts a request by its route; `None`: the gateway answered it.
     fn count(&self, head: &Head, by_python: Option<Reason>) {
         let route = route_of(&head.target).unwrap_or("other");
         self.shared.metrics.requests.add(route, by_python);

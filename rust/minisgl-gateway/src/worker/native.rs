@@ -1,4 +1,4 @@
-//! Probes, which need no Python: `/livez` and `/readyz`.
+//! Probes that are answered without Python: `/livez` and `/readyz`.
 
 use std::time::Instant;
 
@@ -9,12 +9,13 @@ use crate::http::{Head, Outcome, Writer};
 
 const OK: &[u8] = br#"{"status":"ok"}"#;
 
-/// Names and values.
+/// Names and values of headers.
 type Headers = Vec<(String, String)>;
 
 impl Worker {
-    /// The body of a probe that needs no Python; None: pass it on. While Python's event loop stands still, `/livez` goes
-    /// on, as streams do, for as long as a step of the engine may take; `/readyz` does not, for no request is prepared.
+    /// Returns body and headers for a probe, or `None`: proxy it. While Python's event loop is blocked, `/livez`
+    /// succeeds for as long as a step of the engine may take, since streams continue; `/readyz` fails earlier, since no
+    /// request is prepared.
     pub(super) fn native(&self, head: &Head) -> Option<(Vec<u8>, Headers)> {
         let is_livez = head.target == "/livez";
         if head.method != "GET" || head.content_length != 0 || !(is_livez || head.target == "/readyz") {

@@ -1,4 +1,4 @@
-//! Requests over real sockets: framing, order, what goes on, and clients that go.
+//! Tests of requests over real sockets: framing, order, proxied requests, and clients that disconnect.
 
 use crate::common::*;
 use tokio::io::AsyncWriteExt;

@@ -1,4 +1,5 @@
-//! Without file descriptors: new clients wait, the others are served. Alone in their processes, whose limit they lower.
+//! Tests without free file descriptors: new clients wait, the others are served. Each runs in a process of its own,
+//! whose limit it lowers.
 
 use std::fs::File;
 use std::time::{Duration, Instant};

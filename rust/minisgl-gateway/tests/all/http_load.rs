@@ -1,4 +1,4 @@
-//! Many clients, bad ones among them.
+//! Tests with many clients, some of them faulty.
 
 use std::rc::Rc;
 
@@ -8,7 +8,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-/// As many clients as descriptors allow, both ends in this process.
+/// Returns the number of clients that file descriptors allow, with both ends in this process.
 fn clients(most: usize) -> usize {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(1 << 20);
     most.min((usize::try_from(limit).unwrap() - 200) / 3)

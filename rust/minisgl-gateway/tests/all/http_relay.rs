@@ -1,4 +1,4 @@
-//! Requests that go on: large ones, servers that answer early, late, never or in the middle, and who hears of what.
+//! Tests of proxied requests: large ones, and servers that answer early, late, never, or break off.
 
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ fn noise(size: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(size).collect()
 }
 
-/// The fallback does so once the head of a request has come.
+/// Starts a fallback that runs `script` once the header of a request has arrived.
 fn after_head(server: &mut Server, script: impl AsyncFn(UnixStream, Rc<Fallback>) + 'static) {
     server.serve_fallback(async move |mut stream, fallback| {
         let mut head = Vec::new();

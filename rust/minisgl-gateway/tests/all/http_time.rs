@@ -1,5 +1,5 @@
-//! What takes too long: heads, bodies, idle connections, clients that do not read, and clients that are not there any
-//! more. The clock is the tests' own.
+//! Tests of timeouts with a paused clock: headers, bodies, idle connections, clients that do not read, and clients that
+//! have disconnected.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use tokio::time::{Instant, sleep};
 
 const PROBE: &str = "HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A client that takes little before it has read.
+/// Connects a client with a small receive buffer.
 async fn small_client(server: &Server) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     socket.connect(server.address).await.unwrap()
 }
 
-/// Write until the client lags behind.
+/// Writes until the client does not keep up, and returns the number of bytes.
 fn fill(writer: &minisgl_gateway::http::Writer) -> usize {
     let part = [b'x'; 10_000];
     let mut size = 0;

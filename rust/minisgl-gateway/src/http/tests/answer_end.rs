@@ -1,11 +1,11 @@
-//! Where answers end, however they come.
+//! Tests of the search for a response's end, for any split into packets.
 
 use proptest::prelude::*;
 
 use super::super::relay::AnswerEnd;
 use super::super::writer::Progress;
 
-/// Each with whether it keeps the connection.
+/// Complete responses, each with whether it keeps the connection open.
 const WHOLE: [(&str, bool); 10] = [
     ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", true),
     (

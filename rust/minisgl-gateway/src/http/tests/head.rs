@@ -1,4 +1,4 @@
-//! What is a plain head, and what is odd.
+//! Tests of which request headers are plain and which are odd.
 
 use bytes::BytesMut;
 use proptest::prelude::*;
@@ -182,7 +182,7 @@ fn whole_requests_only() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Some pieces of an odd head may tell earlier than others; none may tell otherwise.
+    /// An odd header may be recognized earlier in some splits than in others, but every split has the same result.
     #[test]
     fn cutting_changes_nothing(
         head in "(GET|POST|PUT) /[a-z]{0,9} HTTP/1.1\r\n([A-Za-z]{1,5}: ?[a-z 0-9]{0,9}[ \t\r\n]{0,2}\r\n){0,9}\r\n[a-z\r\n]{0,9}",
