@@ -27,19 +27,19 @@ pub fn request_id(head: &Head) -> Option<String> {
 
 /// Returns `len` random characters of `alphabet`, which must be 1 to 256 ASCII characters.
 pub fn random_id(len: usize, alphabet: &str) -> String {
-    let mut found = String::with_capacity(len);
+    let mut id = String::with_capacity(len);
     let fair = 256 / alphabet.len() * alphabet.len(); // bytes beyond would favour the first
-    while found.len() < len {
+    while id.len() < len {
         let mut bytes = [0_u8; 16];
         // so few bytes come whole or not at all, and only before the system has started not at all
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         for byte in bytes.map(usize::from) {
-            if byte < fair && found.len() < len {
-                found.push(char::from(alphabet.as_bytes()[byte % alphabet.len()]));
+            if byte < fair && id.len() < len {
+                id.push(char::from(alphabet.as_bytes()[byte % alphabet.len()]));
             }
         }
     }
-    found
+    id
 }
 
 /// Returns the name in a `Host` header without its port, in lower case. `None` if it is not a plain name or address.

@@ -12,7 +12,7 @@ use crate::answer::choice::Finish;
 use crate::answer::generation::Generation;
 use crate::message::StepTokens;
 use crate::metrics::Metrics;
-use crate::waiting::Room;
+use crate::waiting::QueueReservation;
 
 /// Hasher for consecutive integer ids: one multiplication.
 #[derive(Default)]
@@ -35,17 +35,17 @@ impl Hasher for IdHasher {
     }
 }
 
-struct Entry {
+struct LiveRequest {
     generation: Rc<Generation>,
     choice: usize,
     sent: Instant,
-    room: Option<Room>, // in the queue, before its first step
+    reservation: Option<QueueReservation>, // in the queue, before its first step
 }
 
 /// Table of the gateway's requests in the engine, by request id.
 #[derive(Default)]
 pub struct Live {
-    entries: HashMap<i64, Entry, BuildHasherDefault<IdHasher>>,
+    entries: HashMap<i64, LiveRequest, BuildHasherDefault<IdHasher>>,
     next_id: i64,
 }
 
@@ -61,14 +61,14 @@ impl Live {
     }
 
     /// Adds a request for one choice, with its queue reservation, and returns its id.
-    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, room: Option<Room>) -> i64 {
+    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, reservation: Option<QueueReservation>) -> i64 {
         let id = self.next_id;
         self.next_id += 1;
-        let entry = Entry {
+        let entry = LiveRequest {
             generation: Rc::clone(generation),
             choice,
             sent: Instant::now(),
-            room,
+            reservation,
         };
         self.entries.insert(id, entry);
         id
@@ -90,26 +90,28 @@ impl Live {
             if let Some(entry) = self.entries.get_mut(&id) {
                 entry
                     .generation
-                    .tell(entry.choice, |choice| choice.cached_len = Some(cached_len));
+                    .update(entry.choice, |choice| choice.cached_len = Some(cached_len));
                 metrics.queue.observe(entry.sent.elapsed().as_secs_f64(), 1);
-                entry.room = None;
+                entry.reservation = None;
             }
         }
-        for found in step.logprobs.drain(..) {
-            let entry = step.req_ids.get(found.index).and_then(|id| self.entries.get(id));
+        for logprobs in step.logprobs.drain(..) {
+            let entry = step.req_ids.get(logprobs.index).and_then(|id| self.entries.get(id));
             if let Some(entry) = entry {
-                entry.generation.tell(entry.choice, |choice| choice.add_scored(found));
+                entry
+                    .generation
+                    .update(entry.choice, |choice| choice.add_scored(logprobs));
             }
         }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
             let Some(entry) = self.entries.get(&id) else { continue }; // aborted here, the engine did not know yet
-            let reason = Finish::of(reason);
+            let reason = Finish::from_reason(reason);
             let error = reason.and_then(|_| {
                 let at = step.errors.0.iter().position(|(one, _)| *one == id)?;
                 Some(step.errors.0.swap_remove(at).1)
             });
             let generation = &entry.generation;
-            generation.tell(entry.choice, |choice| choice.add(token, reason, error));
+            generation.update(entry.choice, |choice| choice.add(token, reason, error));
             if !generation.is_due.replace(true) {
                 due.push(Rc::clone(generation));
             }

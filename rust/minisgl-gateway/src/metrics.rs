@@ -2,7 +2,7 @@
 //! servers.
 //!
 //! Invariants: one thread writes, any thread reads; counting neither locks nor allocates. Histograms count nothing
-//! before `bind`.
+//! before `set_bounds`.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,7 @@ pub struct Histogram {
 }
 
 impl Histogram {
-    fn bind(&self, bounds: &[f64]) {
+    fn set_bounds(&self, bounds: &[f64]) {
         let ends = bounds.iter().copied().chain([f64::INFINITY]);
         let _ = self.buckets.set(ends.map(|end| (end, AtomicU64::new(0))).collect()); // or it was told already
     }
@@ -48,7 +48,7 @@ impl Histogram {
         self.sum.store(sum.to_bits(), Relaxed);
     }
 
-    /// Returns the count of each bucket (empty before `bind`) and the sum of all values.
+    /// Returns the count of each bucket (empty before `set_bounds`) and the sum of all values.
     pub fn read(&self) -> (Vec<u64>, f64) {
         let counts = self.buckets.get().into_iter().flatten();
         (
@@ -61,27 +61,27 @@ impl Histogram {
 /// Maximum of a value, since the start and recently.
 #[derive(Debug, Default)]
 pub struct Peak {
-    most: AtomicU64,
+    max: AtomicU64,
     window: AtomicU64,
     before: AtomicU64,
 }
 
 impl Peak {
     /// Records that the value is `now`.
-    pub fn see(&self, now: u64) {
+    pub fn record(&self, now: u64) {
         self.window.fetch_max(now, Relaxed);
     }
 
     fn next_window(&self) {
         let window = self.window.swap(0, Relaxed);
-        self.most.fetch_max(window, Relaxed);
+        self.max.fetch_max(window, Relaxed);
         self.before.store(window, Relaxed);
     }
 
     /// Returns the maximum in the current and the previous window, and the maximum since the start.
     pub fn read(&self) -> (u64, u64) {
         let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
-        (recent, self.most.load(Relaxed).max(recent))
+        (recent, self.max.load(Relaxed).max(recent))
     }
 }
 
@@ -99,7 +99,7 @@ impl Meter {
         let ns = took.as_nanos() as u64;
         self.count.fetch_add(count, Relaxed);
         self.total.fetch_add(ns, Relaxed);
-        self.longest.see(ns);
+        self.longest.record(ns);
     }
 
     /// Returns the count, the total seconds, the longest call in seconds, and the longest one in the current and
@@ -148,10 +148,10 @@ impl Requests {
     pub const ROUTES: [&'static str; 4] = ["/v1/chat/completions", "/v1/completions", "/generate", "other"];
 
     /// Counts a request; `None`: the gateway answered it.
-    pub fn add(&self, route: &str, passed_on: Option<Reason>) {
+    pub fn add(&self, route: &str, reason: Option<Reason>) {
         let of_route = Self::ROUTES.iter().position(|one| *one == route);
         let of_route = &self.0[of_route.unwrap_or(Self::ROUTES.len() - 1)];
-        of_route[passed_on.map_or(0, |reason| 1 + reason as usize)].fetch_add(1, Relaxed);
+        of_route[reason.map_or(0, |reason| 1 + reason as usize)].fetch_add(1, Relaxed);
     }
 
     /// Returns route, reason (empty: answered by the gateway) and count of all counts above 0.
@@ -189,12 +189,12 @@ pub struct Metrics {
 
 impl Metrics {
     /// Sets the bucket bounds; histograms count from now on.
-    pub fn bind(&self, config: &MetricsConfig) {
+    pub fn set_bounds(&self, config: &MetricsConfig) {
         for one in [&self.ttft, &self.itl, &self.e2e, &self.queue] {
-            one.bind(&config.seconds);
+            one.set_bounds(&config.seconds);
         }
         for one in [&self.prompt, &self.answer] {
-            one.bind(&config.tokens);
+            one.set_bounds(&config.tokens);
         }
     }
 

@@ -14,10 +14,10 @@ use tokio::sync::oneshot;
 
 use crate::http::Head;
 use crate::message::prepared::Prepared;
-use crate::waiting::Reserved;
+use crate::waiting::Reservations;
 
 /// Python's result, with the queue reservations of its choices.
-pub type Answer = (Prepared, Option<Reserved>);
+pub type Reply = (Prepared, Option<Reservations>);
 
 /// A request as Python is asked about it.
 #[derive(Clone, Debug)]
@@ -35,15 +35,15 @@ pub struct Question {
 }
 
 #[derive(Default)]
-struct Open {
+struct State {
     next: u64,
     waiting: Vec<Question>, // by number
     withdrawn: Vec<u64>,
-    asked: HashMap<u64, oneshot::Sender<Answer>>,
+    senders: HashMap<u64, oneshot::Sender<Reply>>,
     closed: bool,
 }
 
-impl Open {
+impl State {
     /// Returns true if there is nothing for Python to take.
     fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.withdrawn.is_empty()
@@ -52,7 +52,7 @@ impl Open {
 
 /// Queue of questions to Python, shared by the gateway's thread and Python's.
 pub struct Questions {
-    open: Mutex<Open>,
+    state: Mutex<State>,
     wake: UnixStream,
     woken: UnixStream,
 }
@@ -64,7 +64,7 @@ impl Questions {
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
         Ok(Questions {
-            open: Mutex::default(),
+            state: Mutex::default(),
             wake,
             woken,
         })
@@ -77,30 +77,30 @@ impl Questions {
     }
 
     /// Asks Python and waits for its result. `None` if the queue is closed. Dropping the future withdraws the question.
-    pub async fn ask(self: &Arc<Self>, head: &Head, body: Option<Bytes>) -> Option<Answer> {
+    pub async fn ask(self: &Arc<Self>, head: &Head, body: Option<Bytes>) -> Option<Reply> {
         let (sender, receiver) = oneshot::channel();
         let number = self.add(head, body, sender)?;
-        let _asked = Asked(Arc::clone(self), number);
+        let _guard = WithdrawGuard(Arc::clone(self), number);
         receiver.await.ok()
     }
 
-    fn add(&self, head: &Head, body: Option<Bytes>, sender: oneshot::Sender<Answer>) -> Option<u64> {
-        let mut open = lock(&self.open);
-        if open.closed {
+    fn add(&self, head: &Head, body: Option<Bytes>, sender: oneshot::Sender<Reply>) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if state.closed {
             return None;
         }
-        let number = open.next;
-        open.next += 1;
-        open.asked.insert(number, sender);
-        let is_first = open.is_empty();
-        open.waiting.push(Question {
+        let number = state.next;
+        state.next += 1;
+        state.senders.insert(number, sender);
+        let is_first = state.is_empty();
+        state.waiting.push(Question {
             number,
             method: head.method.clone(),
             target: head.target.clone(),
             headers: head.headers.clone(),
             body,
         });
-        drop(open);
+        drop(state);
         self.wake(is_first);
         Some(number)
     }
@@ -113,49 +113,49 @@ impl Questions {
 
     /// Takes the ids of withdrawn questions, which Python may have taken before or will take with the next `take`.
     pub fn withdrawn(&self) -> Vec<u64> {
-        std::mem::take(&mut lock(&self.open).withdrawn)
+        std::mem::take(&mut lock(&self.state).withdrawn)
     }
 
     /// Takes all waiting questions, in order.
     pub fn take(&self) -> Vec<Question> {
-        std::mem::take(&mut lock(&self.open).waiting)
+        std::mem::take(&mut lock(&self.state).waiting)
     }
 
     /// Answers question `number` with the result of `make`, which is not called if the question was withdrawn. Returns
     /// false if its client has disconnected.
-    pub fn answer(&self, number: u64, make: impl FnOnce() -> Answer) -> bool {
-        let sender = lock(&self.open).asked.remove(&number);
+    pub fn answer(&self, number: u64, make: impl FnOnce() -> Reply) -> bool {
+        let sender = lock(&self.state).senders.remove(&number);
         sender.is_some_and(|sender| sender.send(make()).is_ok())
     }
 
     /// Closes the queue: waiting and later questions get no answer.
     pub fn close(&self) {
-        let mut open = lock(&self.open);
-        open.closed = true;
-        open.waiting.clear();
-        open.withdrawn.clear();
-        let asked = std::mem::take(&mut open.asked);
-        drop(open);
-        drop(asked);
+        let mut state = lock(&self.state);
+        state.closed = true;
+        state.waiting.clear();
+        state.withdrawn.clear();
+        let senders = std::mem::take(&mut state.senders);
+        drop(state);
+        drop(senders);
     }
 }
 
 /// Guard that withdraws a question on drop, unless it was answered.
-struct Asked(Arc<Questions>, u64);
+struct WithdrawGuard(Arc<Questions>, u64);
 
-impl Drop for Asked {
+impl Drop for WithdrawGuard {
     fn drop(&mut self) {
         let (questions, number) = (&self.0, self.1);
-        let mut open = lock(&questions.open);
-        if open.asked.remove(&number).is_none() {
+        let mut state = lock(&questions.state);
+        if state.senders.remove(&number).is_none() {
             return;
         }
-        let is_first = open.is_empty();
-        open.withdrawn.push(number);
-        if let Ok(at) = open.waiting.binary_search_by_key(&number, |one| one.number) {
-            open.waiting[at].body = None; // it may be large, and Python far from taking it
+        let is_first = state.is_empty();
+        state.withdrawn.push(number);
+        if let Ok(at) = state.waiting.binary_search_by_key(&number, |one| one.number) {
+            state.waiting[at].body = None; // it may be large, and Python far from taking it
         }
-        drop(open);
+        drop(state);
         questions.wake(is_first);
     }
 }
@@ -226,8 +226,8 @@ mod tests {
         );
         assert_eq!(woken(&questions), 1);
         let closing = async { questions.close() };
-        let (found, ()) = tokio::join!(questions.ask(&head, None), closing);
-        assert!(found.is_none());
+        let (reply, ()) = tokio::join!(questions.ask(&head, None), closing);
+        assert!(reply.is_none());
         assert!(questions.ask(&head, None).await.is_none(), "from now on");
     }
 }

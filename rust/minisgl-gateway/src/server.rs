@@ -16,7 +16,7 @@ use minisgl_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 
-use crate::answer::log::say;
+use crate::answer::log::log_line;
 use crate::config::GatewayConfig;
 use crate::engine::EngineLink;
 use crate::http::{Options, accept};
@@ -24,8 +24,8 @@ use crate::shared::{Loaded, Shared};
 use crate::worker::Worker;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-const IDLE_EVERY: Duration = Duration::from_millis(10);
+const WATCHDOG_INTERVAL: Duration = Duration::from_millis(500);
+const IDLE_INTERVAL: Duration = Duration::from_millis(10);
 
 enum Command {
     /// Serve requests; the sender is notified when the engine process is connected.
@@ -71,23 +71,23 @@ impl Gateway {
     /// if the engine process is not connected and ready by then.
     pub fn serve(&self, config: GatewayConfig, tokenizer: Arc<Tokenizer>) -> bool {
         let loaded = Arc::new(Loaded::new(config, tokenizer));
-        self.shared.metrics.bind(&loaded.config.metrics);
+        self.shared.metrics.set_bounds(&loaded.config.metrics);
         self.shared.set_loaded(&loaded);
         let (sender, connected) = channel();
-        self.tell(Command::Serve(loaded, sender));
+        self.send(Command::Serve(loaded, sender));
         connected.recv_timeout(CONNECT_TIMEOUT).is_ok()
     }
 
     /// Proxies all later requests to the Python server.
     pub fn drain(&self) {
-        self.tell(Command::Drain);
+        self.send(Command::Drain);
     }
 
     /// Ends all requests in progress with the error `reason`, and proxies later ones. Call it before the engine process
     /// is stopped.
     pub fn fail(&self, reason: &str) {
         let (sender, done) = channel();
-        self.tell(Command::Fail(reason.to_owned(), sender));
+        self.send(Command::Fail(reason.to_owned(), sender));
         let _ = done.recv_timeout(CONNECT_TIMEOUT); // else the thread has ended
     }
 
@@ -99,7 +99,7 @@ impl Gateway {
     }
 
     fn end_thread(&self, grace: Duration) {
-        self.tell(Command::Stop(grace));
+        self.send(Command::Stop(grace));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join(); // whether it panicked or not, it has ended
@@ -111,7 +111,7 @@ impl Gateway {
         &self.shared
     }
 
-    fn tell(&self, command: Command) {
+    fn send(&self, command: Command) {
         let _ = self.commands.send(command); // the thread has ended: nothing is to be done
     }
 }
@@ -130,10 +130,10 @@ async fn run(
     fallback: PathBuf,
     mut commands: UnboundedReceiver<Command>,
 ) {
-    let options = Rc::new(Options::new(fallback, Box::new(|line| say("warning", line))));
-    let accepting = spawn_local(take_clients(listener, Rc::clone(&worker), Rc::clone(&options)));
+    let options = Rc::new(Options::new(fallback, Box::new(|line| log_line("warning", line))));
+    let accepting = spawn_local(accept_clients(listener, Rc::clone(&worker), Rc::clone(&options)));
     let mut following = None;
-    let looking = spawn_local(look(Rc::clone(&worker)));
+    let polling = spawn_local(poll_watchdog(Rc::clone(&worker)));
     let grace = loop {
         match commands.recv().await {
             Some(Command::Serve(loaded, connected)) => {
@@ -155,7 +155,7 @@ async fn run(
     options.stop.close();
     let _ = tokio::time::timeout(grace, until_idle(&options)).await;
     options.stop.cut();
-    for task in [accepting, looking].into_iter().chain(following) {
+    for task in [accepting, polling].into_iter().chain(following) {
         task.abort();
     }
     let _ = tokio::time::timeout(Duration::from_millis(200), until_idle(&options)).await;
@@ -169,34 +169,34 @@ fn configure(options: &Options, config: &GatewayConfig) {
     options
         .keep_alive_timeout
         .set(Duration::from_secs(config.limits.keep_alive_timeout));
-    options.bodies.set_most(config.limits.max_encoding_bytes);
+    options.bodies.set_max(config.limits.max_encoding_bytes);
 }
 
 async fn until_idle(options: &Options) {
     while options.counts.open.get() > 0 {
-        tokio::time::sleep(IDLE_EVERY).await;
+        tokio::time::sleep(IDLE_INTERVAL).await;
     }
 }
 
-async fn take_clients(listener: TcpListener, worker: Rc<Worker>, options: Rc<Options>) {
+async fn accept_clients(listener: TcpListener, worker: Rc<Worker>, options: Rc<Options>) {
     if let Err(error) = accept(listener, worker, options).await {
-        say("error", &format!("gateway: no client can connect any more: {error}"));
+        log_line("error", &format!("gateway: no client can connect any more: {error}"));
     }
 }
 
 async fn follow(worker: Rc<Worker>, engine: PathBuf) {
     match EngineLink::connect(&engine, "gateway").await {
         Ok(link) => worker.follow(link).await,
-        Err(error) => say(
+        Err(error) => log_line(
             "error",
             &format!("gateway: the engine process cannot be reached: {error}"),
         ),
     }
 }
 
-async fn look(worker: Rc<Worker>) {
+async fn poll_watchdog(worker: Rc<Worker>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        worker.look();
+        tokio::time::sleep(WATCHDOG_INTERVAL).await;
+        worker.poll_watchdog();
     }
 }

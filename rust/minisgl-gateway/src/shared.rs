@@ -11,7 +11,7 @@ use crate::config::GatewayConfig;
 use crate::message::prepared::{Generation, Prepared};
 use crate::metrics::{Metrics, Windows};
 use crate::questions::{Questions, lock};
-use crate::waiting::{KeyCounts, Reserved, Room, Waiting};
+use crate::waiting::{KeyCounts, QueueReservation, Reservations, Waiting};
 
 /// Configuration and tokenizer of a loaded model, with the counters of API keys.
 pub struct Loaded {
@@ -79,7 +79,7 @@ impl Shared {
         })
     }
 
-    fn reserve(&self, generation: &Generation) -> Reserved {
+    fn reserve(&self, generation: &Generation) -> Reservations {
         let loaded = self.loaded();
         let key = loaded.as_ref().and_then(|one| one.keys.get(generation.key));
         if let Some(counts) = key {
@@ -90,7 +90,9 @@ impl Shared {
         }
         let prompts = generation.prompts.iter();
         let choices = prompts.flat_map(|prompt| std::iter::repeat_n(prompt.len(), generation.n()));
-        choices.map(|tokens| Room::take(&self.waiting, key, tokens)).collect()
+        choices
+            .map(|tokens| QueueReservation::take(&self.waiting, key, tokens))
+            .collect()
     }
 
     /// Records that the Python server's event loop is running.
@@ -135,15 +137,15 @@ mod tests {
             prompts: vec![vec![1, 2, 3], vec![4]],
             ..Generation::default()
         };
-        let room = shared.reserve(&generation);
+        let reservation = shared.reserve(&generation);
         let waiting = || {
             (
                 shared.waiting.requests.load(Relaxed),
                 shared.waiting.tokens.load(Relaxed),
             )
         };
-        assert_eq!((room.len(), waiting()), (2, (2, 4)));
-        drop(room);
+        assert_eq!((reservation.len(), waiting()), (2, (2, 4)));
+        drop(reservation);
         assert_eq!(waiting(), (0, 0));
         assert!(!shared.answer(7, Prepared::Generation(Box::new(generation))));
         assert_eq!(waiting(), (0, 0), "its client has gone");

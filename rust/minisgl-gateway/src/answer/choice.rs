@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::message::{SamplingParams, TokenLogprobs};
 
-use super::logprobs::Scored;
+use super::logprobs::ScoredToken;
 
 /// Finish reason of a request, as in `step.FinishReason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum Finish {
 
 impl Finish {
     /// Converts the integer of an engine message. `None` for 0: the request continues. Unknown values are errors.
-    pub fn of(reason: i32) -> Option<Finish> {
+    pub fn from_reason(reason: i32) -> Option<Finish> {
         match reason {
             1 => Some(Finish::Stop),
             2 => Some(Finish::Length),
@@ -61,15 +61,15 @@ pub struct End<'a> {
 
 /// Result of [`Choice::take`].
 #[derive(Debug, PartialEq)]
-pub struct Taken {
+pub struct NewOutput {
     /// Finish reason, if the choice has ended.
     pub finish: Option<Finish>,
     /// A stop string ended the choice: the engine does not know that yet.
-    pub found_stop: bool,
+    pub hit_stop: bool,
     /// Generated tokens since the last call.
     pub num_new: usize,
     /// New tokens of the text with their log probabilities, if the request asks for them.
-    pub scored: Vec<Scored>,
+    pub scored: Vec<ScoredToken>,
 }
 
 /// A choice of a request: tokens since the last `take`, and the state of its detokenized text.
@@ -137,8 +137,8 @@ impl Choice {
     }
 
     /// Adds the log probabilities of the next token that `add` adds.
-    pub fn add_scored(&mut self, found: TokenLogprobs) {
-        self.scored.push(found);
+    pub fn add_scored(&mut self, logprobs: TokenLogprobs) {
+        self.scored.push(logprobs);
     }
 
     /// Adds a token of a step (negative: none), and the finish reason and error text if the request has ended.
@@ -153,7 +153,7 @@ impl Choice {
     }
 
     /// Returns the error text if the forward pass has failed, else `None`.
-    pub fn failed(&mut self) -> Option<String> {
+    pub fn take_error(&mut self) -> Option<String> {
         (self.reason == Some(Finish::Error)).then(|| {
             self.error
                 .take()
@@ -162,12 +162,12 @@ impl Choice {
     }
 
     /// Returns true if tokens or the end arrived since the last `take`.
-    pub fn has_news(&self) -> bool {
+    pub fn has_updates(&self) -> bool {
         self.finish.is_none() && (!self.tokens.is_empty() || self.reason.is_some())
     }
 
     /// Appends the text of the new tokens to `out`, and returns what else is new.
-    pub fn take(&mut self, out: &mut String) -> Taken {
+    pub fn take(&mut self, out: &mut String) -> NewOutput {
         let by_token = self.reason == Some(Finish::Stop);
         let num_new = self.stream.take(&self.tokens, self.reason.is_some(), by_token, out);
         let new = &self.tokens[..num_new];
@@ -179,8 +179,8 @@ impl Choice {
         if let Some(ids) = &mut self.ids {
             ids.extend_from_slice(new);
         }
-        let found_stop = self.stream.stopped();
-        if found_stop {
+        let hit_stop = self.stream.stopped();
+        if hit_stop {
             self.reason = Some(Finish::Stop);
             self.matched = self.stream.matched_stop().map(|stop| Value::from(stop).to_string());
         } else if by_token {
@@ -191,9 +191,9 @@ impl Choice {
         let shown = new.iter().copied().take(num_shown);
         let scored = shown.zip(self.scored.drain(..)).collect();
         self.tokens.clear();
-        Taken {
+        NewOutput {
             finish: self.finish,
-            found_stop,
+            hit_stop,
             num_new,
             scored,
         }

@@ -24,7 +24,7 @@ pub enum Failure {
 /// An error response as Python configures it; its message is empty where the engine's error text is filled in.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Told {
+pub struct ErrorResponse {
     /// HTTP status code.
     pub status: u16,
     /// Machine-readable error code.
@@ -38,16 +38,16 @@ pub struct Told {
 pub struct Errors {
     /// Prefix of the engine's error text for a grammar that it cannot compile.
     grammar_refused: String,
-    engine: Told,
-    grammar: Told,
-    engine_gone: Told,
-    too_late: Told,
-    bug: Told,
+    engine: ErrorResponse,
+    grammar: ErrorResponse,
+    engine_gone: ErrorResponse,
+    too_late: ErrorResponse,
+    bug: ErrorResponse,
 }
 
 impl Errors {
     /// Converts an engine's error text for a request to a failure.
-    pub fn of_engine(&self, text: String) -> Failure {
+    pub fn from_engine(&self, text: String) -> Failure {
         if text.starts_with(&self.grammar_refused) {
             Failure::Grammar(text)
         } else {
@@ -56,7 +56,7 @@ impl Errors {
     }
 
     /// Returns the error response, with status and code, for `failure`.
-    pub fn of(&self, failure: &Failure) -> &Told {
+    pub fn response(&self, failure: &Failure) -> &ErrorResponse {
         match failure {
             Failure::Engine(_) => &self.engine,
             Failure::Grammar(_) => &self.grammar,
@@ -68,10 +68,10 @@ impl Errors {
 
     /// Returns the response body in the shape of OpenAI's API, with the failure's own text if it has one.
     pub fn body(&self, failure: &Failure) -> Value {
-        let mut found = self.of(failure).body.clone();
+        let mut body = self.response(failure).body.clone();
         if let Failure::Engine(text) | Failure::Grammar(text) | Failure::EngineGone(text) = failure {
-            found["error"]["message"] = text.as_str().into();
+            body["error"]["message"] = text.as_str().into();
         }
-        found
+        body
     }
 }

@@ -18,8 +18,8 @@ use crate::waiting::KeyCounts;
 use super::choice::{Choice, Finish};
 use super::errors::{Errors, Failure};
 use super::json::Usage;
-use super::log::About;
-use super::shape::{Shape, Shown};
+use super::log::RequestRecord;
+use super::shape::{ChoiceOutput, Shape};
 
 /// Header that names ignored request fields; error responses do not have it.
 const IGNORED: &str = "x-minisgl-ignored";
@@ -45,17 +45,17 @@ struct Inner {
     n: usize,
     num_open: usize,
     shape: Shape,
-    shown: Vec<Shown>, // by choice
+    shown: Vec<ChoiceOutput>, // by choice
     writer: Writer,
-    head: Heading,
+    context: ResponseContext,
     outcome: Option<Result<(), Failure>>,
-    about: About,
+    record: RequestRecord,
     ping_at: Instant,
     num_cached: i64, // prompt tokens of ended choices
 }
 
 /// Headers of a response, its error texts, and the counters that it belongs to.
-pub struct Heading {
+pub struct ResponseContext {
     /// Headers in addition to content type and length.
     pub headers: Vec<(String, String)>,
     /// Limits of generated tokens by prompt, as a header value.
@@ -75,11 +75,11 @@ impl Generation {
     /// choice.
     pub fn new(
         choices: Vec<Choice>,
-        shown: Vec<Shown>,
+        shown: Vec<ChoiceOutput>,
         n: usize,
         shape: Shape,
         writer: Writer,
-        head: Heading,
+        context: ResponseContext,
     ) -> Generation {
         let num_open = choices.len();
         let inner = Inner {
@@ -89,9 +89,9 @@ impl Generation {
             shape,
             shown,
             writer,
-            about: About::new(head.arrival),
-            ping_at: Instant::now() + head.silence[0],
-            head,
+            record: RequestRecord::new(context.arrival),
+            ping_at: Instant::now() + context.silence[0],
+            context,
             outcome: None,
             num_cached: 0,
         };
@@ -103,14 +103,14 @@ impl Generation {
     }
 
     /// Sets the choices' request ids in the engine, in order.
-    pub fn submitted(&self, ids: &[i64]) {
+    pub fn set_ids(&self, ids: &[i64]) {
         for (choice, id) in self.inner.borrow_mut().choices.iter_mut().zip(ids) {
             choice.req_id = *id;
         }
     }
 
     /// Applies an update from the engine to a choice. It is shown at the next `notify`.
-    pub fn tell(&self, choice: usize, what: impl FnOnce(&mut Choice)) {
+    pub fn update(&self, choice: usize, what: impl FnOnce(&mut Choice)) {
         what(&mut self.inner.borrow_mut().choices[choice]);
     }
 
@@ -136,7 +136,11 @@ impl Generation {
         let began = Instant::now();
         #[cfg(feature = "test-panics")]
         assert!(
-            !inner.head.headers.iter().any(|(_, value)| value.starts_with("panic-")),
+            !inner
+                .context
+                .headers
+                .iter()
+                .any(|(_, value)| value.starts_with("panic-")),
             "ordered by a test"
         );
         scratch.out.clear();
@@ -151,7 +155,7 @@ impl Generation {
             self.ended.notify_one();
         } else if !scratch.out.is_empty() {
             inner.send(&scratch.out, false);
-            inner.ping_at = now + inner.head.silence[1];
+            inner.ping_at = now + inner.context.silence[1];
         }
         stops
     }
@@ -164,7 +168,7 @@ impl Generation {
             return None;
         }
         if inner.ping_at <= now {
-            inner.ping_at = now + inner.head.silence[1];
+            inner.ping_at = now + inner.context.silence[1];
             if !inner.writer.is_paused() {
                 let ping = inner.shape.ping();
                 inner.send(ping, false);
@@ -200,18 +204,18 @@ impl Generation {
     }
 
     /// Returns the request's fields for the access log.
-    pub fn about(&self) -> About {
+    pub fn record(&self) -> RequestRecord {
         let inner = self.inner.borrow();
         let error = match &inner.outcome {
-            Some(Err(failure)) => Some(inner.head.errors.of(failure).code.clone()),
+            Some(Err(failure)) => Some(inner.context.errors.response(failure).code.clone()),
             _ => None,
         };
         let prompt = inner.choices.iter().map(|one| one.num_prompt).sum();
         let generated = inner.choices.iter().map(|one| one.num_generated).sum();
-        About {
+        RequestRecord {
             tokens: Some((prompt, inner.num_cached, generated)),
             error,
-            ..inner.about.clone()
+            ..inner.record.clone()
         }
     }
 
@@ -234,43 +238,43 @@ impl Inner {
     ) -> Result<(), Failure> {
         let mut num_tokens = 0;
         for at in 0..self.choices.len() {
-            if !self.choices[at].has_news() {
+            if !self.choices[at].has_updates() {
                 continue;
             }
-            if let Some(error) = self.choices[at].failed() {
+            if let Some(error) = self.choices[at].take_error() {
                 self.end(at, Finish::Error, metrics);
-                return Err(self.head.errors.of_engine(error));
+                return Err(self.context.errors.from_engine(error));
             }
             let (choice, shown) = (&mut self.choices[at], &mut self.shown[at]);
-            let taken = choice.take(&mut shown.text);
+            let new = choice.take(&mut shown.text);
             if let Some(logprobs) = &mut shown.logprobs {
-                logprobs.add(&taken.scored);
+                logprobs.add(&new.scored);
             }
-            if taken.found_stop {
+            if new.hit_stop {
                 stops.push(choice.req_id);
             }
-            if taken.num_new > 0 {
-                num_tokens += taken.num_new;
-                metrics.tokens(taken.num_new, self.about.arrival, choice.last_time, now);
+            if new.num_new > 0 {
+                num_tokens += new.num_new;
+                metrics.tokens(new.num_new, self.record.arrival, choice.last_time, now);
                 choice.last_time = Some(now);
-                if self.about.ttft_s.is_none() {
-                    self.about.ttft_s = Some((now - self.about.arrival).as_secs_f64());
+                if self.record.ttft_s.is_none() {
+                    self.record.ttft_s = Some((now - self.record.arrival).as_secs_f64());
                 }
             }
-            if let Some(reason) = taken.finish {
+            if let Some(reason) = new.finish {
                 self.end(at, reason, metrics);
             }
-            self.show(at, &mut scratch.out);
+            self.write_output(at, &mut scratch.out);
         }
         metrics.detokenize.add(began.elapsed(), num_tokens as u64);
-        if let Some(counts) = &self.head.counts {
+        if let Some(counts) = &self.context.counts {
             counts.num_generated.fetch_add(num_tokens as u64, Relaxed);
         }
         Ok(())
     }
 
     /// Appends the new output of choice `at` if the response is a stream; else parses it for the whole response.
-    fn show(&mut self, at: usize, out: &mut Vec<u8>) {
+    fn write_output(&mut self, at: usize, out: &mut Vec<u8>) {
         let (finish, shown) = (self.choices[at].finish, &mut self.shown[at]);
         if !self.shape.streams() {
             if let Some(parsed) = &mut shown.parsed {
@@ -293,26 +297,26 @@ impl Inner {
         let choice = &mut self.choices[at];
         choice.finish = Some(reason);
         self.num_open -= 1;
-        metrics.ended(reason, self.about.arrival, choice.num_prompt, choice.num_generated);
-        self.about.finish_reasons.push(reason.name());
+        metrics.ended(reason, self.record.arrival, choice.num_prompt, choice.num_generated);
+        self.record.finish_reasons.push(reason.name());
         self.num_cached += i64::from(choice.cached_len.unwrap_or(0));
     }
 
     fn headers(&self) -> Vec<(&str, &str)> {
-        let headers = self.head.headers.iter();
+        let headers = self.context.headers.iter();
         headers.map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
 
     /// Sends a part of a stream, with the response header before the first part.
     fn send(&mut self, out: &[u8], is_last: bool) {
-        if self.about.status.is_none() {
-            self.about.status = Some(200);
+        if self.record.status.is_none() {
+            self.record.status = Some(200);
             let mut headers = vec![("cache-control", "no-cache"), ("x-accel-buffering", "no")];
             headers.extend(self.headers());
             // of several prompts it is not known yet
             let cached = self.choices.first().filter(|_| self.choices.len() == self.n);
             let cached = cached.and_then(|one| one.cached_len).map(|len| len.to_string());
-            headers.push((MAX_TOKENS, &self.head.max_tokens));
+            headers.push((MAX_TOKENS, &self.context.max_tokens));
             headers.extend(cached.as_deref().map(|len| (CACHED_TOKENS, len)));
             self.writer.begin(self.shape.media_type(), &headers);
         }
@@ -324,15 +328,15 @@ impl Inner {
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
-        let usage = Usage::of(&self.choices, self.n).with_thoughts(&self.choices, &self.shown);
+        let usage = Usage::of(&self.choices, self.n).with_reasoning(&self.choices, &self.shown);
         if self.shape.streams() {
             self.shape.end(usage, out);
             self.send(out, true);
         } else {
             let body = self.shape.whole(&self.choices, &mut self.shown, usage);
-            self.about.status = Some(200);
+            self.record.status = Some(200);
             let (mut headers, cached) = (self.headers(), usage.cached.to_string());
-            headers.extend([(MAX_TOKENS, self.head.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
+            headers.extend([(MAX_TOKENS, self.context.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
             self.writer.whole(200, "application/json", &headers, &body);
         }
         self.outcome = Some(Ok(()));
@@ -341,13 +345,13 @@ impl Inner {
     /// Ends the response with an error. Drops the unsent output in `out`.
     fn fail(&mut self, failure: Failure, out: &mut Vec<u8>) {
         out.clear();
-        let status = self.head.errors.of(&failure).status;
-        let body = self.head.errors.body(&failure);
-        if self.about.status.is_some() {
+        let status = self.context.errors.response(&failure).status;
+        let body = self.context.errors.body(&failure);
+        if self.record.status.is_some() {
             self.shape.error(&body, out);
             self.writer.end_with(out);
         } else {
-            self.about.status = Some(status);
+            self.record.status = Some(status);
             let mut headers = self.headers();
             headers.retain(|(name, _)| *name != IGNORED);
             self.writer

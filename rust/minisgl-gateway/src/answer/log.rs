@@ -14,7 +14,7 @@ use super::json::json_text;
 
 /// Outcome of a request, for the access log.
 #[derive(Clone, Debug)]
-pub struct About {
+pub struct RequestRecord {
     /// Time at which the request arrived.
     pub arrival: Instant,
     /// HTTP status; `None` if the client disconnected before a response began.
@@ -29,10 +29,10 @@ pub struct About {
     pub error: Option<String>,
 }
 
-impl About {
+impl RequestRecord {
     /// Makes the record of a request that has just arrived.
-    pub fn new(arrival: Instant) -> About {
-        About {
+    pub fn new(arrival: Instant) -> RequestRecord {
+        RequestRecord {
             arrival,
             status: None,
             tokens: None,
@@ -44,7 +44,7 @@ impl About {
 }
 
 /// Fields of a line of the access log, which describes a single request.
-pub struct Line<'a> {
+pub struct AccessLine<'a> {
     /// Request id, as in the `x-request-id` header.
     pub request_id: &'a str,
     /// Request header, with method and path.
@@ -54,35 +54,35 @@ pub struct Line<'a> {
     /// Default token limit that a busy server reduced for the request.
     pub shortened_to: Option<&'a str>,
     /// Outcome of the request.
-    pub about: &'a About,
+    pub record: &'a RequestRecord,
 }
 
-impl Line<'_> {
+impl AccessLine<'_> {
     fn fields(&self) -> Vec<(&'static str, Value)> {
-        let about = self.about;
-        let mut found: Vec<(_, Value)> = vec![
+        let record = self.record;
+        let mut fields: Vec<(_, Value)> = vec![
             ("request_id", self.request_id.into()),
             ("method", self.head.method.as_str().into()),
             ("path", self.head.target.as_str().into()),
-            ("status", about.status.map_or("gone".into(), Value::from)),
-            ("e2e_s", seconds(about.arrival.elapsed().as_secs_f64())),
+            ("status", record.status.map_or("gone".into(), Value::from)),
+            ("e2e_s", seconds(record.arrival.elapsed().as_secs_f64())),
         ];
-        found.extend(self.key.map(|name| ("key", name.into())));
-        if let Some((prompt, cached, generated)) = about.tokens {
-            found.push(("prompt_tokens", prompt.into()));
-            found.push(("cached_tokens", cached.into()));
-            found.push(("generated_tokens", generated.into()));
+        fields.extend(self.key.map(|name| ("key", name.into())));
+        if let Some((prompt, cached, generated)) = record.tokens {
+            fields.push(("prompt_tokens", prompt.into()));
+            fields.push(("cached_tokens", cached.into()));
+            fields.push(("generated_tokens", generated.into()));
         }
-        found.extend(self.shortened_to.map(|lengths| ("shortened_to", lengths.into())));
-        found.extend(about.ttft_s.map(|ttft_s| ("ttft_s", seconds(ttft_s))));
-        if !about.finish_reasons.is_empty() {
-            let mut reasons = about.finish_reasons.clone();
+        fields.extend(self.shortened_to.map(|lengths| ("shortened_to", lengths.into())));
+        fields.extend(record.ttft_s.map(|ttft_s| ("ttft_s", seconds(ttft_s))));
+        if !record.finish_reasons.is_empty() {
+            let mut reasons = record.finish_reasons.clone();
             reasons.sort_unstable();
             reasons.dedup();
-            found.push(("finish_reason", reasons.join(",").into()));
+            fields.push(("finish_reason", reasons.join(",").into()));
         }
-        found.extend(about.error.as_deref().map(|code| ("error", code.into())));
-        found
+        fields.extend(record.error.as_deref().map(|code| ("error", code.into())));
+        fields
     }
 
     /// Writes the line to stderr if access logging is on.
@@ -100,7 +100,7 @@ impl Line<'_> {
 }
 
 /// Writes a log line of the gateway itself to stderr. Times are not added.
-pub fn say(level: &str, message: &str) {
+pub fn log_line(level: &str, message: &str) {
     write_line(&text(level, "minisgl.server", message, &[], false));
 }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::message::TokenLogprobs;
 
 /// Token id and its log probabilities.
-pub type Scored = (i32, TokenLogprobs);
+pub type ScoredToken = (i32, TokenLogprobs);
 
 /// Formatted log probabilities of one choice that have not been sent.
 pub struct Logprobs {
@@ -21,11 +21,11 @@ pub struct Logprobs {
     /// JSON lists without brackets: one for chat; `tokens`, `token_logprobs`, `top_logprobs` and `text_offset` for
     /// completions.
     lists: Vec<Vec<u8>>,
-    place: Option<Place>,
+    offsets: Option<TextOffsets>,
 }
 
 /// Offsets of a completion's tokens in its text, in characters.
-struct Place {
+struct TextOffsets {
     decoder: Decoder,
     at: usize,
     /// Offset of the previous token in the unsent lists: offsets never decrease, also for tokens without text.
@@ -35,17 +35,17 @@ struct Place {
 
 impl Logprobs {
     /// Makes an empty list in the shape of chat completions.
-    pub fn of_chat(tokenizer: &Arc<Tokenizer>) -> Logprobs {
+    pub fn for_chat(tokenizer: &Arc<Tokenizer>) -> Logprobs {
         Logprobs {
             tokenizer: Arc::clone(tokenizer),
             lists: vec![Vec::new()],
-            place: None,
+            offsets: None,
         }
     }
 
     /// Makes empty lists in the shape of text completions.
-    pub fn of_completion(tokenizer: &Arc<Tokenizer>) -> Logprobs {
-        let place = Place {
+    pub fn for_completion(tokenizer: &Arc<Tokenizer>) -> Logprobs {
+        let offsets = TextOffsets {
             decoder: tokenizer.decoder(true),
             at: 0,
             last: 0,
@@ -54,7 +54,7 @@ impl Logprobs {
         Logprobs {
             tokenizer: Arc::clone(tokenizer),
             lists: vec![Vec::new(); 4],
-            place: Some(place),
+            offsets: Some(offsets),
         }
     }
 
@@ -64,20 +64,20 @@ impl Logprobs {
     }
 
     /// Formats the log probabilities of new tokens.
-    pub fn add(&mut self, found: &[Scored]) {
-        for (token, scored) in found {
+    pub fn add(&mut self, tokens: &[ScoredToken]) {
+        for (token, scored) in tokens {
             for list in &mut self.lists {
                 if !list.is_empty() {
                     list.push(b',');
                 }
             }
-            match &mut self.place {
+            match &mut self.offsets {
                 None => chat_entry(&self.tokenizer, *token, scored, &mut self.lists[0]),
-                Some(place) => {
+                Some(offsets) => {
                     write(&mut self.lists[0], &shown(&self.tokenizer, *token));
                     write(&mut self.lists[1], &scored.logprob);
                     write_top(&self.tokenizer, *token, scored, &mut self.lists[2]);
-                    let offset = place.next(*token);
+                    let offset = offsets.next(*token);
                     let _ = write!(&mut self.lists[3], "{offset}");
                 }
             }
@@ -86,8 +86,8 @@ impl Logprobs {
 
     /// Appends the unsent log probabilities to `out` as JSON and clears them.
     pub fn write(&mut self, out: &mut Vec<u8>) {
-        if let Some(place) = &mut self.place {
-            place.last = 0;
+        if let Some(offsets) = &mut self.offsets {
+            offsets.last = 0;
             let names = ["tokens", "token_logprobs", "top_logprobs", "text_offset"];
             for (at, (name, list)) in names.iter().zip(&mut self.lists).enumerate() {
                 let _ = write!(out, r#"{}"{name}":["#, if at == 0 { '{' } else { ',' });
@@ -103,7 +103,7 @@ impl Logprobs {
     }
 }
 
-impl Place {
+impl TextOffsets {
     fn next(&mut self, token: i32) -> usize {
         self.text.clear();
         let before = self.decoder.place(token, &mut self.text);
@@ -138,17 +138,17 @@ fn chat_entry(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &m
 /// Appends the most likely tokens and, as OpenAI does, the token itself as a JSON object. Of tokens with the same text
 /// the last one counts.
 fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mut Vec<u8>) {
-    let mut found: Vec<(String, f64)> = Vec::with_capacity(1 + scored.top_ids.len());
+    let mut entries: Vec<(String, f64)> = Vec::with_capacity(1 + scored.top_ids.len());
     let top = scored.top_ids.iter().copied().zip(scored.top_logprobs.iter().copied());
     for (token, logprob) in top.chain([(token, scored.logprob)]) {
         let text = shown(tokenizer, token);
-        match found.iter_mut().find(|(one, _)| *one == text) {
+        match entries.iter_mut().find(|(one, _)| *one == text) {
             Some(one) => one.1 = logprob,
-            None => found.push((text, logprob)),
+            None => entries.push((text, logprob)),
         }
     }
     out.push(b'{');
-    for (at, (text, logprob)) in found.iter().enumerate() {
+    for (at, (text, logprob)) in entries.iter().enumerate() {
         if at > 0 {
             out.push(b',');
         }

@@ -26,7 +26,7 @@ impl Parsing {
     /// Resolves the settings that Python sent. `None` if a schema is not JSON or a format is unknown here.
     pub fn new(parts: Parts) -> Option<Parsing> {
         let format = match parts.tool_format {
-            Some(place) => Some(TOOL_FORMATS.get(place)?),
+            Some(index) => Some(TOOL_FORMATS.get(index)?),
             None => None,
         };
         let thinking = match &parts.thinking {
@@ -73,7 +73,7 @@ pub struct Parsed {
     pub shows_thoughts: bool,
     think_end: Option<i32>,
     named_call: bool,
-    keeps: bool,
+    stores_parts: bool,
     has_thought: bool,
     has_called: bool,
     /// Indices of calls that a whole response omits: their arguments are incomplete or invalid.
@@ -87,8 +87,8 @@ pub struct Parsed {
 }
 
 impl Parsed {
-    /// Makes the parser of one answer. `keeps`: the parts are stored, for a response that is not streamed.
-    pub fn new(parsing: &Parsing, tokenizer: &Arc<Tokenizer>, keeps: bool) -> Parsed {
+    /// Makes the parser of one answer. `stores_parts`: the parts are stored, for a response that is not streamed.
+    pub fn new(parsing: &Parsing, tokenizer: &Arc<Tokenizer>, stores_parts: bool) -> Parsed {
         let new_id = Box::new(callers::random_id);
         Parsed {
             parser: AnswerParser::new(parsing.format, parsing.thinking, Arc::clone(&parsing.tools), new_id),
@@ -97,7 +97,7 @@ impl Parsed {
             shows_thoughts: parsing.parts.shows_thoughts,
             think_end: parsing.parts.think_end,
             named_call: parsing.parts.named_call,
-            keeps,
+            stores_parts,
             has_thought: false,
             has_called: false,
             broken: Vec::new(),
@@ -121,16 +121,16 @@ impl Parsed {
 
     fn note(&mut self, part: &Part) {
         match part {
-            Part::Text(text) if self.keeps => self.content.push_str(text),
+            Part::Text(text) if self.stores_parts => self.content.push_str(text),
             Part::Reasoning(text) => {
                 self.has_thought = true;
-                if self.keeps || self.think_end.is_none() {
+                if self.stores_parts || self.think_end.is_none() {
                     self.reasoning.push_str(text);
                 }
             }
             Part::CallBegun { id, name, .. } => {
                 self.has_called = true;
-                if self.keeps {
+                if self.stores_parts {
                     self.calls.push(Call {
                         id: id.clone(),
                         name: name.clone(),
@@ -161,7 +161,7 @@ impl Parsed {
     /// Returns true if the ended answer calls tools. A whole response shows no broken call; a stream with a broken call
     /// counts as calling none.
     fn calls_tools(&self) -> bool {
-        if self.keeps {
+        if self.stores_parts {
             self.whole_calls().next().is_some()
         } else {
             self.has_called && self.broken.is_empty()
@@ -179,7 +179,7 @@ impl Parsed {
 
     /// Returns the number of reasoning tokens, including the end marker. `ended`: generated tokens up to that marker;
     /// `all`: all generated tokens.
-    pub fn num_thought(&self, ended: Option<usize>, all: usize) -> usize {
+    pub fn num_reasoning_tokens(&self, ended: Option<usize>, all: usize) -> usize {
         if !self.has_thought {
             0
         } else if self.think_end.is_some() {

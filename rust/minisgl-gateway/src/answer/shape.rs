@@ -18,15 +18,15 @@ use super::parsed::{Parsed, Parsing};
 use crate::message::prepared::{Generation, Shape as Kind};
 
 /// Fields that vLLM's clients read from whole responses without checking that they exist.
-const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
+const NULL_FIELDS: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
 const DONE: &str = "data: [DONE]\n\n";
 
 impl Usage {
     /// Adds the number of reasoning tokens, for choices that have ended.
-    pub fn with_thoughts(mut self, choices: &[Choice], shown: &[Shown]) -> Usage {
+    pub fn with_reasoning(mut self, choices: &[Choice], shown: &[ChoiceOutput]) -> Usage {
         let parsed = choices.iter().zip(shown).filter_map(|(choice, shown)| {
             let parsed = shown.parsed.as_ref().filter(|one| one.thinks)?;
-            Some(parsed.num_thought(choice.num_watched, choice.num_generated))
+            Some(parsed.num_reasoning_tokens(choice.num_watched, choice.num_generated))
         });
         self.reasoning = parsed.reduce(|sum, one| sum + one);
         self
@@ -34,7 +34,7 @@ impl Usage {
 }
 
 /// Unsent output of a choice; for a whole response, all of its output.
-pub struct Shown {
+pub struct ChoiceOutput {
     /// Detokenized text.
     pub text: String,
     /// Log probabilities, if the request asks for them.
@@ -43,17 +43,17 @@ pub struct Shown {
     pub parsed: Option<Parsed>,
 }
 
-impl Shown {
+impl ChoiceOutput {
     /// Makes the empty output state of one choice of the request.
-    pub fn new(asked: &Generation, parsing: Option<&Parsing>, tokenizer: &Arc<Tokenizer>) -> Shown {
-        let logprobs = asked.shows_logprobs.then(|| match asked.shape {
-            Kind::Completion => Logprobs::of_completion(tokenizer),
-            _ => Logprobs::of_chat(tokenizer),
+    pub fn new(request: &Generation, parsing: Option<&Parsing>, tokenizer: &Arc<Tokenizer>) -> ChoiceOutput {
+        let logprobs = request.shows_logprobs.then(|| match request.shape {
+            Kind::Completion => Logprobs::for_completion(tokenizer),
+            _ => Logprobs::for_chat(tokenizer),
         });
-        Shown {
+        ChoiceOutput {
             text: String::new(),
             logprobs,
-            parsed: parsing.map(|parsing| Parsed::new(parsing, tokenizer, !asked.stream)),
+            parsed: parsing.map(|parsing| Parsed::new(parsing, tokenizer, !request.stream)),
         }
     }
 }
@@ -72,10 +72,10 @@ pub struct Shape {
 
 impl Shape {
     /// Makes the shape of the response to a request.
-    pub fn new(asked: &Generation) -> Shape {
-        let (id, created, model) = (&asked.id, asked.created, json_text(&asked.model));
-        let chunk = if asked.stream { ".chunk" } else { "" };
-        let head = match asked.shape {
+    pub fn new(request: &Generation) -> Shape {
+        let (id, created, model) = (&request.id, request.created, json_text(&request.model));
+        let chunk = if request.stream { ".chunk" } else { "" };
+        let head = match request.shape {
             Kind::Chat => format!(
                 r#"{{"id":"{id}","created":{created},"model":{model},"object":"chat.completion{chunk}","choices":["#
             ),
@@ -84,15 +84,15 @@ impl Shape {
             }
             Kind::Generate => String::new(),
         };
-        let tail: &[u8] = if asked.include_usage {
+        let tail: &[u8] = if request.include_usage {
             b"],\"usage\":null}\n\n"
         } else {
             b"]}\n\n"
         };
         Shape {
-            kind: asked.shape,
-            stream: asked.stream,
-            include_usage: asked.include_usage,
+            kind: request.shape,
+            stream: request.stream,
+            include_usage: request.include_usage,
             has_begun: false,
             head: head.into_bytes(),
             tail,
@@ -131,7 +131,7 @@ impl Shape {
     pub fn event(
         &self,
         index: usize,
-        shown: &mut Shown,
+        shown: &mut ChoiceOutput,
         finish: Option<Finish>,
         mut end: End<'_>,
         usage: Usage,
@@ -159,7 +159,7 @@ impl Shape {
                 }
             }
             _ => {
-                let Shown { text, logprobs, parsed } = shown;
+                let ChoiceOutput { text, logprobs, parsed } = shown;
                 let mut logprobs = logprobs.as_mut().filter(|one| !one.is_empty());
                 let none = End::default();
                 if let Some(parsed) = parsed {
@@ -232,7 +232,7 @@ impl Shape {
     // ---------------------------------------------------------------------------------------------------- as a whole
 
     /// Returns the body of a whole response; `shown` holds the output of each choice.
-    pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Vec<u8> {
+    pub fn whole(&self, choices: &[Choice], shown: &mut [ChoiceOutput], usage: Usage) -> Vec<u8> {
         let mut out = self.head.clone();
         let shown = choices.iter().zip(shown);
         if self.kind == Kind::Generate {
@@ -256,7 +256,7 @@ impl Shape {
             if self.kind == Kind::Completion {
                 completion_choice(index, shown, choice.end(), &mut out);
                 out.pop();
-                out.extend_from_slice(NOT_ASKED_FOR);
+                out.extend_from_slice(NULL_FIELDS);
                 out.push(b'}');
                 continue;
             }
@@ -269,7 +269,7 @@ impl Shape {
         out.extend_from_slice(br#"],"usage":"#);
         usage.write(&mut out);
         if self.kind == Kind::Chat {
-            out.extend_from_slice(NOT_ASKED_FOR);
+            out.extend_from_slice(NULL_FIELDS);
         }
         out.push(b'}');
         out
@@ -345,7 +345,7 @@ fn write_message(text: &str, parsed: Option<&Parsed>, out: &mut Vec<u8>) {
     out.extend_from_slice(if has_calls { b"]}" } else { b"}" });
 }
 
-fn completion_choice(index: usize, shown: &mut Shown, end: End<'_>, out: &mut Vec<u8>) {
+fn completion_choice(index: usize, shown: &mut ChoiceOutput, end: End<'_>, out: &mut Vec<u8>) {
     let _ = write!(out, r#"{{"index":{index},"text":"#);
     write_text(out, &shown.text);
     write_end(shown.logprobs.as_mut(), end, out);

@@ -21,7 +21,7 @@ const RETRY: Duration = Duration::from_millis(5);
 const MAX_SENT_BYTES: usize = 64 << 20;
 
 /// Returns the reason for a lost connection: the engine process has exited, or an I/O error.
-fn lost(error: io::Error) -> String {
+fn loss_reason(error: io::Error) -> String {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
             "the engine process died".to_owned()
@@ -94,13 +94,13 @@ impl EngineLink {
     /// Waits for at least one frame and passes up to eight to `take`, undecoded and without their length prefix. Cancel
     /// safety and errors are those of [`receive`](Self::receive).
     pub async fn receive_frames(&self, mut take: impl FnMut(&[u8]) -> Result<(), MessageError>) -> Result<(), String> {
-        let unreadable = |error| format!("a message from the engine cannot be read: {error}");
+        let invalid = |error| format!("a message from the engine cannot be read: {error}");
         loop {
-            if self.inbox.borrow_mut().take(&mut take).map_err(unreadable)? > 0 {
+            if self.inbox.borrow_mut().take(&mut take).map_err(invalid)? > 0 {
                 return Ok(());
             }
-            self.stream.readable().await.map_err(lost)?;
-            self.inbox.borrow_mut().fill(&self.stream).map_err(lost)?;
+            self.stream.readable().await.map_err(loss_reason)?;
+            self.inbox.borrow_mut().fill(&self.stream).map_err(loss_reason)?;
         }
     }
 }
@@ -130,7 +130,7 @@ async fn write(stream: Rc<UnixStream>, outbox: Rc<Outbox>) {
         let mut left = &frame[..];
         while !left.is_empty() {
             match stream.try_write(left) {
-                Ok(taken) => left = &left[taken..],
+                Ok(size) => left = &left[size..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if stream.ready(Interest::WRITABLE).await.is_err() {
                         return;
@@ -147,7 +147,7 @@ impl Outbox {
     fn next_frame(&self) -> Vec<u8> {
         let mut waiting = self.messages.borrow_mut();
         let mut bytes = 0;
-        let number = waiting
+        let count = waiting
             .iter()
             .take_while(|message| {
                 let fits = bytes == 0 || bytes + estimate(message) <= MAX_SENT_BYTES;
@@ -155,12 +155,12 @@ impl Outbox {
                 fits
             })
             .count();
-        if number == 0 {
+        if count == 0 {
             return Vec::new();
         }
         waiting.make_contiguous();
-        let frame = encode(&waiting.as_slices().0[..number]);
-        waiting.drain(..number);
+        let frame = encode(&waiting.as_slices().0[..count]);
+        waiting.drain(..count);
         frame
     }
 }
@@ -180,13 +180,13 @@ pub struct Frames {
 impl Frames {
     /// Passes up to `MAX_FRAMES` complete frames to `take`, each without its length prefix, and returns their number.
     pub fn take(&mut self, mut take: impl FnMut(&[u8]) -> Result<(), MessageError>) -> Result<usize, MessageError> {
-        for taken in 0..MAX_FRAMES {
+        for num_frames in 0..MAX_FRAMES {
             let rest = &self.bytes[self.at..];
             let Some(length) = frame_length(rest)? else {
-                return Ok(taken);
+                return Ok(num_frames);
             };
             let Some(frame) = rest[LENGTH_BYTES..].get(..length) else {
-                return Ok(taken);
+                return Ok(num_frames);
             };
             take(frame)?;
             self.at += LENGTH_BYTES + length;

@@ -26,8 +26,8 @@ pub struct Watchdog {
     step_timeout: Duration,
     times: WatchTimes,
     began: Option<Instant>,
-    last_look: Option<Instant>,
-    heard: Option<Instant>,
+    last_poll: Option<Instant>,
+    last_heard: Option<Instant>,
     beat: Heartbeat,
 }
 
@@ -44,53 +44,53 @@ impl Watchdog {
             step_timeout: Duration::try_from_secs_f64(step_timeout_s).unwrap_or(Duration::MAX / 8),
             times,
             began: None,
-            last_look: None,
-            heard: None,
+            last_poll: None,
+            last_heard: None,
             beat,
         }
     }
 
     /// Records a heartbeat.
-    pub fn hear(&mut self, beat: Heartbeat, now: Instant) {
-        self.heard = Some(now);
+    pub fn on_heartbeat(&mut self, beat: Heartbeat, now: Instant) {
+        self.last_heard = Some(now);
         self.beat = beat;
     }
 
     /// Starts counting silence at `now`.
     pub fn expect(&mut self, now: Instant) {
-        self.heard = Some(now);
+        self.last_heard = Some(now);
     }
 
     /// Restarts counting silence at `now` if it was counted: the engine's messages were not read until then.
-    pub fn was_not_read(&mut self, now: Instant) {
-        self.heard = self.heard.map(|_| now);
+    pub fn restart_silence(&mut self, now: Instant) {
+        self.last_heard = self.last_heard.map(|_| now);
     }
 
-    /// Returns the interval at which [`Watchdog::look`] must be called.
+    /// Returns the interval at which [`Watchdog::poll`] must be called.
     #[must_use]
-    pub fn look_every(&self) -> Duration {
+    pub fn poll_interval(&self) -> Duration {
         let interval = Duration::try_from_secs_f64(self.times.interval_s);
         interval.unwrap_or(Duration::ZERO).min(self.step_timeout / 4)
     }
 
-    /// Returns the reason if the engine process has failed. Call it every [`Watchdog::look_every`]: after a longer
+    /// Returns the reason if the engine process has failed. Call it every [`Watchdog::poll_interval`]: after a longer
     /// pause this process itself was stopped, and that time does not count.
-    pub fn look(&mut self, now: Instant) -> Option<String> {
+    pub fn poll(&mut self, now: Instant) -> Option<String> {
         let late = self
-            .last_look
+            .last_poll
             .replace(now)
             .is_none_or(|last| now.saturating_duration_since(last).as_secs_f64() > self.times.silent_s);
         if late {
             self.began = Some(now);
-            self.heard = self.heard.map(|_| now);
+            self.last_heard = self.last_heard.map(|_| now);
         }
-        self.trouble(now)
+        self.failure(now)
     }
 
     /// Returns the reason if the engine process counts as failed at `now`, else `None`.
     #[must_use]
-    pub fn trouble(&self, now: Instant) -> Option<String> {
-        let silent_s = now.saturating_duration_since(self.heard?).as_secs_f64();
+    pub fn failure(&self, now: Instant) -> Option<String> {
+        let silent_s = now.saturating_duration_since(self.last_heard?).as_secs_f64();
         let watched = self.began.map_or(f64::INFINITY, |began| {
             now.saturating_duration_since(began).as_secs_f64()
         });

@@ -43,7 +43,7 @@ impl Inbox {
     pub(crate) fn poll_more(&mut self, context: &mut Context<'_>, link: &Link) -> Poll<()> {
         while !self.has_ended {
             if ready!(self.stream.poll_read_ready(context)).is_err() {
-                link.lose();
+                link.mark_lost();
                 return Poll::Pending;
             }
             let mut input = link.options.input.borrow_mut();
@@ -55,7 +55,7 @@ impl Inbox {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => {
-                    link.lose();
+                    link.mark_lost();
                     return Poll::Pending;
                 }
             }
@@ -72,7 +72,7 @@ impl Inbox {
     }
 
     /// Frees the empty buffer's memory.
-    pub(crate) fn rest(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.bytes = BytesMut::new();
     }
 

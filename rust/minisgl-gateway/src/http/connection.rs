@@ -20,9 +20,9 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::client::{Inbox, Watch};
 use super::fallback;
-use super::head::{Finder, Found};
+use super::head::{Finder, HeadSearch};
 use super::link::Link;
-use super::options::{Held, Options, SMALL_BYTES, count};
+use super::options::{BudgetPermit, Options, SMALL_BYTES, count};
 use super::writer::{Answer, Progress};
 use super::{Handler, Head, Outcome};
 
@@ -41,19 +41,19 @@ pub async fn serve_connection<H: Handler>(stream: TcpStream, handler: Rc<H>, opt
     let link = Rc::new(Link::new(stream.clone(), options));
     let _open = Open::new(link.clone());
     let (inbox, own_link) = (Inbox::new(stream.clone()), link.clone());
-    let talk = Talk {
+    let task = ConnectionTask {
         inbox,
         link: own_link,
         handler,
     };
-    let mut talk = pin!(talk.run());
+    let mut task = pin!(task.run());
     let mut failed = pin!(stream.ready(Interest::ERROR));
     poll_fn(|context| {
         // what waits is written first: the other two look at what is left
         if link.poll_flush(context).is_ready() || failed.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
-        talk.as_mut().poll(context)
+        task.as_mut().poll(context)
     })
     .await;
 }
@@ -77,13 +77,13 @@ impl Drop for Open {
     }
 }
 
-struct Talk<H> {
+struct ConnectionTask<H> {
     inbox: Inbox,
     link: Rc<Link>,
     handler: Rc<H>,
 }
 
-enum Next {
+enum NextRequest {
     Head(Head),
     Odd,
     End,
@@ -92,30 +92,30 @@ enum Next {
 enum Body {
     Whole(Bytes),
     /// Proxy the request; the bytes that arrived are still in the inbox.
-    PassOn,
+    Proxy,
     End,
 }
 
-impl<H: Handler> Talk<H> {
+impl<H: Handler> ConnectionTask<H> {
     async fn run(mut self) {
-        let mut first_until = Some(Instant::now() + self.link.options.slow_client_timeout.get());
+        let mut first_deadline = Some(Instant::now() + self.link.options.slow_client_timeout.get());
         let lingers = loop {
-            match self.next_head(first_until).await {
-                Next::End => break false,
-                Next::Odd => {
+            match self.next_head(first_deadline).await {
+                NextRequest::End => break false,
+                NextRequest::Odd => {
                     count(&self.link.options.counts.tunnelled);
-                    self.pass_on(None, Bytes::new()).await;
+                    self.proxy(None, Bytes::new()).await;
                     break true;
                 }
-                Next::Head(head) => {
+                NextRequest::Head(head) => {
                     if !self.request(Rc::new(head)).await {
                         break true;
                     }
                 }
             }
-            first_until = None;
+            first_deadline = None;
             if self.inbox.bytes.is_empty() {
-                self.inbox.rest();
+                self.inbox.release();
             } else {
                 yield_now().await; // others' turn before the next one of many
             }
@@ -123,28 +123,28 @@ impl<H: Handler> Talk<H> {
         self.finish(lingers).await;
     }
 
-    /// Reads the next request header. `until`: deadline of the connection's first header; a later one has its timeout
+    /// Reads the next request header. `deadline`: deadline of the connection's first header; a later one has its timeout
     /// from its first byte.
-    async fn next_head(&mut self, until: Option<Instant>) -> Next {
+    async fn next_head(&mut self, deadline: Option<Instant>) -> NextRequest {
         let mut finder = Finder::default();
-        let mut head_until = until;
+        let mut head_deadline = deadline;
         let idle_until = Instant::now() + self.link.options.keep_alive_timeout.get();
         loop {
             if !self.inbox.bytes.is_empty() {
                 match finder.find(&mut self.inbox.bytes, self.link.options.max_head_bytes) {
-                    Found::Head(head) => return Next::Head(head),
-                    Found::Odd => return Next::Odd,
-                    Found::Part => {}
+                    HeadSearch::Head(head) => return NextRequest::Head(head),
+                    HeadSearch::Odd => return NextRequest::Odd,
+                    HeadSearch::Incomplete => {}
                 }
-                head_until.get_or_insert_with(|| Instant::now() + self.link.options.slow_client_timeout.get());
+                head_deadline.get_or_insert_with(|| Instant::now() + self.link.options.slow_client_timeout.get());
             }
             if self.inbox.has_ended || self.link.options.stop.is_closing() {
-                return Next::End;
+                return NextRequest::End;
             }
             tokio::select! {
                 biased;
                 () = self.inbox.more(&self.link) => {}
-                () = sleep_until(head_until.unwrap_or(idle_until)) => return Next::End,
+                () = sleep_until(head_deadline.unwrap_or(idle_until)) => return NextRequest::End,
                 () = self.link.options.stop.closing() => {}
             }
         }
@@ -152,21 +152,21 @@ impl<H: Handler> Talk<H> {
 
     /// Handles one request and returns whether the connection stays open.
     async fn request(&mut self, head: Rc<Head>) -> bool {
-        let most = match catch_unwind(AssertUnwindSafe(|| self.handler.route(&head))) {
-            Ok(most) => most,
-            Err(panic) => return self.say_panic(&Answer::new(self.link.clone(), None, None), &*panic),
+        let max_size = match catch_unwind(AssertUnwindSafe(|| self.handler.route(&head))) {
+            Ok(max_size) => max_size,
+            Err(panic) => return self.write_panic(&Answer::new(self.link.clone(), None, None), &*panic),
         };
-        let body = match most {
-            Some(most) if head.content_length <= most => self.body(&head).await,
-            _ => Body::PassOn,
+        let body = match max_size {
+            Some(max_size) if head.content_length <= max_size => self.body(&head).await,
+            _ => Body::Proxy,
         };
         let keep = match body {
             Body::End => return false,
-            Body::PassOn => {
-                if most.is_some() {
-                    self.handler.passed_on(&head);
+            Body::Proxy => {
+                if max_size.is_some() {
+                    self.handler.on_proxied(&head);
                 }
-                self.pass_on(Some(&head), Bytes::new()).await
+                self.proxy(Some(&head), Bytes::new()).await
             }
             Body::Whole(body) => self.answer(head, body).await,
         };
@@ -175,35 +175,35 @@ impl<H: Handler> Talk<H> {
     }
 
     async fn body(&mut self, head: &Head) -> Body {
-        let (size, mut held) = (head.content_length, None);
+        let (size, mut permit) = (head.content_length, None);
         if size > SMALL_BYTES {
-            if !self.handler.may_send(head).await {
-                return Body::PassOn;
+            if !self.handler.can_send_body(head).await {
+                return Body::Proxy;
             }
-            held = self.link.options.bodies.take(size);
-            if held.is_none() {
-                return Body::PassOn;
+            permit = self.link.options.bodies.take(size);
+            if permit.is_none() {
+                return Body::Proxy;
             }
             self.inbox.bytes.reserve(size.saturating_sub(self.inbox.bytes.len())); // once, and nothing is moved
         }
         let slow = self.link.options.slow_client_timeout.get();
-        let until = Instant::now() + slow;
+        let deadline = Instant::now() + slow;
         while self.inbox.bytes.len() < size {
             if self.inbox.has_ended {
                 return Body::End;
             }
-            let pause = (Instant::now() + BODY_PAUSE.min(slow / 4)).min(until);
+            let pause = (Instant::now() + BODY_PAUSE.min(slow / 4)).min(deadline);
             if timeout_at(pause, self.inbox.more(&self.link)).await.is_err() {
-                return Body::PassOn;
+                return Body::Proxy;
             }
             if size > SMALL_BYTES {
                 yield_now().await; // others' turn between the pieces of a large one
             }
         }
         let body = self.inbox.bytes.split_to(size).freeze();
-        Body::Whole(match held {
+        Body::Whole(match permit {
             None => body,
-            Some(held) => Bytes::from_owner(LargeBody { body, _held: held }),
+            Some(permit) => Bytes::from_owner(LargeBody { body, _permit: permit }),
         })
     }
 
@@ -222,7 +222,7 @@ impl<H: Handler> Talk<H> {
                 answer.end_connection();
             }
             match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-                Ok(found) => found.map(|outcome| Some(Ok(outcome))),
+                Ok(poll) => poll.map(|outcome| Some(Ok(outcome))),
                 Err(panic) => Poll::Ready(Some(Err(panic))),
             }
         })
@@ -231,16 +231,16 @@ impl<H: Handler> Talk<H> {
         match outcome {
             None => {
                 answer.close();
-                self.link.lose();
+                self.link.mark_lost();
                 false
             }
-            Some(Err(panic)) => self.say_panic(&answer, &*panic),
-            Some(Ok(Outcome::PassOn)) => {
+            Some(Err(panic)) => self.write_panic(&answer, &*panic),
+            Some(Ok(Outcome::Proxy)) => {
                 let body = answer.take_body();
                 let is_fresh = answer.progress() == Progress::None;
                 answer.close();
                 match body {
-                    Some(body) if is_fresh => self.pass_on(Some(&head), body).await,
+                    Some(body) if is_fresh => self.proxy(Some(&head), body).await,
                     _ => false, // nothing is left to pass on
                 }
             }
@@ -248,7 +248,7 @@ impl<H: Handler> Talk<H> {
         }
     }
 
-    fn say_panic(&self, answer: &Answer, panic: &(dyn Any + Send)) -> bool {
+    fn write_panic(&self, answer: &Answer, panic: &(dyn Any + Send)) -> bool {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
@@ -260,8 +260,8 @@ impl<H: Handler> Talk<H> {
     }
 
     /// Proxies a request (without `head`: the rest of the connection) and returns whether the connection stays open.
-    async fn pass_on(&mut self, head: Option<&Head>, body: Bytes) -> bool {
-        fallback::pass_on(&mut self.inbox, &self.link, head, body).await
+    async fn proxy(&mut self, head: Option<&Head>, body: Bytes) -> bool {
+        fallback::proxy(&mut self.inbox, &self.link, head, body).await
     }
 
     /// Ends the connection after all output is sent; with `lingers`, reads and drops input for a while so that the
@@ -287,7 +287,7 @@ impl<H: Handler> Talk<H> {
 /// A large request body; dropping it returns its bytes to the budget.
 struct LargeBody {
     body: Bytes,
-    _held: Held,
+    _permit: BudgetPermit,
 }
 
 impl AsRef<[u8]> for LargeBody {

@@ -25,14 +25,14 @@ const QUEUE_IS_FULL_WAIT: Duration = Duration::from_millis(20);
 
 /// Proxies one request, or without `head` all bytes in both directions. `body`: the part of the body that is no longer
 /// in the inbox. Returns whether the connection stays open.
-pub(crate) async fn pass_on(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, body: Bytes) -> bool {
+pub(crate) async fn proxy(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, body: Bytes) -> bool {
     if head.is_some() {
-        count(&link.options.counts.passed_on);
+        count(&link.options.counts.proxied);
     }
     let left = head.map(|head| head.content_length - body.len());
     let upstream = match connect(&link.options.fallback).await {
         Ok(upstream) => upstream,
-        Err(_) => return say_unreachable(inbox, link, head, left),
+        Err(_) => return write_unreachable(inbox, link, head, left),
     };
     let mut relay = Relay::new(upstream, head, body, left);
     let mut watch = Watch::default();
@@ -43,10 +43,10 @@ pub(crate) async fn pass_on(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&He
     match relayed {
         Relayed::Answered { keep } => keep && head.is_some_and(|head| head.keep_alive),
         Relayed::Gone => {
-            link.lose();
+            link.mark_lost();
             false
         }
-        Relayed::Unanswered { left } => say_unreachable(inbox, link, head, left),
+        Relayed::Unanswered { left } => write_unreachable(inbox, link, head, left),
     }
 }
 
@@ -54,13 +54,13 @@ pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(QUEUE_IS_FULL_WAIT).await,
-            found => return found,
+            result => return result,
         }
     }
 }
 
 /// Answers one request with status 503. Returns whether the connection stays open.
-fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> bool {
+fn write_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> bool {
     count(&link.options.counts.unreachable);
     link.is_last.set(inbox.is_last());
     let answer = Answer::new(link.clone(), head, None);

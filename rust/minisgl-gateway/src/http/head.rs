@@ -42,8 +42,8 @@ impl Head {
     /// Returns the value of the only header field `name`, or `None` without one. An error if there are several.
     #[allow(clippy::result_unit_err)]
     pub fn header(&self, name: &str) -> Result<Option<&[u8]>, ()> {
-        let mut found = self.headers.iter().filter(|(one, _)| one == name);
-        match (found.next(), found.next()) {
+        let mut fields = self.headers.iter().filter(|(one, _)| one == name);
+        match (fields.next(), fields.next()) {
             (_, Some(_)) => Err(()),
             (first, None) => Ok(first.map(|(_, value)| value.as_ref())),
         }
@@ -74,7 +74,7 @@ impl Head {
         for header in request.headers.iter() {
             let name = header.name.to_ascii_lowercase();
             let value = raw.slice_ref(header.value);
-            head.take(&name, &value, &raw)?;
+            head.add_field(&name, &value, &raw)?;
             head.headers.push((name, value));
         }
         head.raw = raw;
@@ -82,7 +82,7 @@ impl Head {
     }
 
     /// Handles one header field. `None` if it makes the request odd.
-    fn take(&mut self, name: &str, value: &Bytes, raw: &Bytes) -> Option<()> {
+    fn add_field(&mut self, name: &str, value: &Bytes, raw: &Bytes) -> Option<()> {
         // the parser of the Python server keeps spaces at the end of a value, ours does not
         let is_padded = !value.is_empty() && {
             let end = value.as_ptr() as usize - raw.as_ptr() as usize + value.len();
@@ -113,9 +113,9 @@ fn length(value: &[u8]) -> Option<usize> {
 
 /// Result of a search for a request header at the start of a connection's bytes.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum HeadSearch {
     /// The header is incomplete.
-    Part,
+    Incomplete,
     /// A header, which was taken out of the bytes.
     Head(Head),
     /// No plain request. All bytes are still there.
@@ -125,46 +125,46 @@ pub(crate) enum Found {
 /// Incremental search for the next request header.
 #[derive(Debug, Default)]
 pub(crate) struct Finder {
-    looked_at: usize,
+    searched: usize,
     parsed: usize,
 }
 
 impl Finder {
-    pub(crate) fn find(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Found {
-        let found = self.look(bytes, max_head_bytes);
-        if !matches!(found, Found::Part) {
+    pub(crate) fn find(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> HeadSearch {
+        let result = self.search(bytes, max_head_bytes);
+        if !matches!(result, HeadSearch::Incomplete) {
             *self = Self::default();
         }
-        found
+        result
     }
 
-    fn look(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Found {
-        let begin = self.looked_at.saturating_sub(3);
+    fn search(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> HeadSearch {
+        let begin = self.searched.saturating_sub(3);
         let end = memmem::find(&bytes[begin..], b"\r\n\r\n").map(|at| begin + at + 4);
         let head = &bytes[..end.unwrap_or(bytes.len())];
-        if !begins_like_a_request(head) || head.len() > max_head_bytes || has_bare_line_end(head, self.looked_at) {
-            return Found::Odd;
+        if !begins_like_a_request(head) || head.len() > max_head_bytes || has_bare_line_end(head, self.searched) {
+            return HeadSearch::Odd;
         }
         if end.is_some() {
             let head = bytes.split_to(head.len()).freeze();
             return match Head::parse(head.clone()) {
-                Some(head) => Found::Head(head),
+                Some(head) => HeadSearch::Head(head),
                 None => {
                     give_back(bytes, &head);
-                    Found::Odd
+                    HeadSearch::Odd
                 }
             };
         }
-        self.looked_at = head.len();
+        self.searched = head.len();
         if head.len() > self.parsed + self.parsed / 8 {
             self.parsed = head.len(); // not at each byte, and not all of them again and again
             let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
             match httparse::Request::new(&mut []).parse_with_uninit_headers(head, &mut headers) {
                 Ok(httparse::Status::Partial) => {}
-                _ => return Found::Odd,
+                _ => return HeadSearch::Odd,
             }
         }
-        Found::Part
+        HeadSearch::Incomplete
     }
 }
 
@@ -187,8 +187,8 @@ fn begins_like_a_request(head: &[u8]) -> bool {
 }
 
 /// Returns true if a line feed has no carriage return before it: some parsers take that as a line end, others do not.
-fn has_bare_line_end(head: &[u8], looked_at: usize) -> bool {
-    memchr_iter(b'\n', &head[looked_at..]).any(|at| looked_at + at == 0 || head[looked_at + at - 1] != b'\r')
+fn has_bare_line_end(head: &[u8], searched: usize) -> bool {
+    memchr_iter(b'\n', &head[searched..]).any(|at| searched + at == 0 || head[searched + at - 1] != b'\r')
 }
 
 /// Returns true if the bytes are complete requests only. An odd request counts as complete, since its end is unknown.
@@ -196,10 +196,10 @@ pub(crate) fn only_whole_requests(bytes: &[u8], max_head_bytes: usize) -> bool {
     let mut rest = BytesMut::from(bytes);
     while !rest.is_empty() {
         match Finder::default().find(&mut rest, max_head_bytes) {
-            Found::Part => return false,
-            Found::Odd => return true,
-            Found::Head(head) if rest.len() < head.content_length => return false,
-            Found::Head(head) => drop(rest.split_to(head.content_length)),
+            HeadSearch::Incomplete => return false,
+            HeadSearch::Odd => return true,
+            HeadSearch::Head(head) if rest.len() < head.content_length => return false,
+            HeadSearch::Head(head) => drop(rest.split_to(head.content_length)),
         }
     }
     true

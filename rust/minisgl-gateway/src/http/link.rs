@@ -20,7 +20,7 @@ pub(crate) struct Link {
     stream: RefCell<Option<Rc<TcpStream>>>,
     waiting: RefCell<BytesMut>, // written, not taken yet
     /// The queued bytes wait to be sent together with later ones, not for the client to read.
-    is_held: Cell<bool>,
+    is_deferred: Cell<bool>,
     is_lost: Cell<bool>,
     /// The client has closed its half, or the server shuts down: the next response is the last one.
     pub(crate) is_last: Cell<bool>,
@@ -46,7 +46,7 @@ impl Link {
         Self {
             stream: RefCell::new(Some(stream)),
             waiting: RefCell::default(),
-            is_held: Cell::new(false),
+            is_deferred: Cell::new(false),
             is_lost: Cell::new(false),
             is_last: Cell::new(false),
             is_stream: Cell::new(false),
@@ -60,24 +60,24 @@ impl Link {
 
     /// Returns true if bytes wait for the client to read.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.is_held.get() && !self.waiting.borrow().is_empty()
+        !self.is_deferred.get() && !self.waiting.borrow().is_empty()
     }
 
     pub(crate) fn write(&self, bytes: &[u8]) {
         if self.is_lost.get() {
             return;
         }
-        if self.is_held.get() {
-            self.is_held.set(false);
+        if self.is_deferred.get() {
+            self.is_deferred.set(false);
             self.waiting.borrow_mut().extend_from_slice(bytes);
-            let taken = self.try_write(&self.waiting.borrow());
-            self.waiting.borrow_mut().advance(taken);
+            let sent = self.try_write(&self.waiting.borrow());
+            self.waiting.borrow_mut().advance(sent);
         } else if self.is_blocked() {
             self.waiting.borrow_mut().extend_from_slice(bytes);
             return;
         } else {
-            let taken = self.try_write(bytes);
-            self.waiting.borrow_mut().extend_from_slice(&bytes[taken..]);
+            let sent = self.try_write(bytes);
+            self.waiting.borrow_mut().extend_from_slice(&bytes[sent..]);
         }
         if self.is_blocked() {
             self.wake();
@@ -85,12 +85,12 @@ impl Link {
     }
 
     /// Queues bytes to be sent with the next write, or at the end of this turn of the event loop.
-    pub(crate) fn hold(&self, bytes: &[u8]) {
+    pub(crate) fn write_deferred(&self, bytes: &[u8]) {
         if self.is_blocked() || self.is_lost.get() {
             self.write(bytes);
         } else {
             self.waiting.borrow_mut().extend_from_slice(bytes);
-            self.is_held.set(true);
+            self.is_deferred.set(true);
             self.wake();
         }
     }
@@ -111,14 +111,14 @@ impl Link {
             Ok(size) => size,
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             Err(_) => {
-                self.lose();
+                self.mark_lost();
                 bytes.len()
             }
         }
     }
 
     /// Marks the connection as lost and wakes its task.
-    pub(crate) fn lose(&self) {
+    pub(crate) fn mark_lost(&self) {
         self.is_lost.set(true);
         self.wake();
     }
@@ -153,7 +153,7 @@ impl Link {
         {
             *self.task.borrow_mut() = Some(context.waker().clone());
         }
-        self.is_held.set(false);
+        self.is_deferred.set(false);
         if self.waiting.borrow().is_empty() {
             return Poll::Pending;
         }
@@ -164,11 +164,11 @@ impl Link {
         while !self.waiting.borrow().is_empty() {
             match stream.poll_write_ready(context) {
                 Poll::Pending => return self.poll_slow(context, has_progress),
-                Poll::Ready(Err(_)) => self.lose(),
+                Poll::Ready(Err(_)) => self.mark_lost(),
                 Poll::Ready(Ok(())) => {
-                    let taken = self.try_write(&self.waiting.borrow());
-                    has_progress |= taken > 0;
-                    self.waiting.borrow_mut().advance(taken);
+                    let sent = self.try_write(&self.waiting.borrow());
+                    has_progress |= sent > 0;
+                    self.waiting.borrow_mut().advance(sent);
                 }
             }
             if self.is_lost.get() {
@@ -195,8 +195,8 @@ impl Link {
 
     fn poll_slow(&self, context: &mut Context<'_>, has_progress: bool) -> Poll<()> {
         let now = Instant::now();
-        let mut found = self.slow.borrow_mut();
-        let slow = found.get_or_insert_with(|| Slow {
+        let mut timer = self.slow.borrow_mut();
+        let slow = timer.get_or_insert_with(|| Slow {
             since: now,
             progress: now,
             timer: Box::pin(sleep_until(now)),

@@ -22,5 +22,5 @@ pub use accept::accept;
 pub use connection::serve_connection;
 pub use fallback::{hex, request_id};
 pub use head::Head;
-pub use options::{Budget, Counts, Held, Options, SMALL_BYTES, Stop};
+pub use options::{Budget, BudgetPermit, Counts, Options, SMALL_BYTES, Stop};
 pub use writer::{Answer, Handler, Outcome, Pair, Writer};

@@ -80,54 +80,54 @@ impl Options {
 /// Budget of bytes for large bodies that are in memory at once; shared with all readers of bodies.
 #[derive(Debug)]
 pub struct Budget {
-    most: AtomicUsize,
-    held: AtomicUsize,
+    max: AtomicUsize,
+    used: AtomicUsize,
 }
 
 /// Bytes taken from a [`Budget`]; dropping it returns them.
 #[derive(Debug)]
-pub struct Held {
+pub struct BudgetPermit {
     budget: Arc<Budget>,
     size: usize,
 }
 
 impl Budget {
-    /// Makes a budget of `most` bytes.
-    pub fn new(most: usize) -> Self {
+    /// Makes a budget of `max` bytes.
+    pub fn new(max: usize) -> Self {
         Self {
-            most: AtomicUsize::new(most),
-            held: AtomicUsize::new(0),
+            max: AtomicUsize::new(max),
+            used: AtomicUsize::new(0),
         }
     }
 
     /// Changes the size of the budget for later calls of `take`. Bytes already taken stay taken.
-    pub fn set_most(&self, most: usize) {
-        self.most.store(most, Ordering::Relaxed);
+    pub fn set_max(&self, max: usize) {
+        self.max.store(max, Ordering::Relaxed);
     }
 
     /// Returns the number of bytes taken now.
-    pub fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
     }
 
     /// Takes `size` bytes of the budget. `None` if that many are not free now.
-    pub fn take(self: &Arc<Self>, size: usize) -> Option<Held> {
-        let most = self.most.load(Ordering::Relaxed);
-        self.held
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-                held.checked_add(size).filter(|sum| *sum <= most)
+    pub fn take(self: &Arc<Self>, size: usize) -> Option<BudgetPermit> {
+        let max = self.max.load(Ordering::Relaxed);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(size).filter(|sum| *sum <= max)
             })
             .ok()
-            .map(|_| Held {
+            .map(|_| BudgetPermit {
                 budget: self.clone(),
                 size,
             })
     }
 }
 
-impl Drop for Held {
+impl Drop for BudgetPermit {
     fn drop(&mut self) {
-        self.budget.held.fetch_sub(self.size, Ordering::Relaxed);
+        self.budget.used.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 
@@ -139,7 +139,7 @@ pub struct Counts {
     /// Accepted connections in total.
     pub accepted: Cell<u64>,
     /// Requests that were proxied to the Python server.
-    pub passed_on: Cell<u64>,
+    pub proxied: Cell<u64>,
     /// Connections that were proxied as bytes.
     pub tunnelled: Cell<u64>,
     /// Proxied requests and connections for which the Python server was unreachable.

@@ -108,12 +108,12 @@ impl Relay {
             self.shut(); // how long it is waited for is the server's to decide
             return Poll::Pending;
         }
-        let found = watch.poll(context, inbox, link, || self.progress());
+        let disconnected = watch.poll(context, inbox, link, || self.progress());
         if inbox.is_last() {
             self.shut();
             return Poll::Pending;
         }
-        found
+        disconnected
     }
 
     fn shut(&mut self) {
@@ -182,7 +182,7 @@ impl Relay {
     }
 
     fn server_has_ended(&self, inbox: &Inbox) -> Relayed {
-        let has_answered = self.end.as_ref().is_none_or(|end| end.has_come());
+        let has_answered = self.end.as_ref().is_none_or(|end| end.has_begun());
         if has_answered || (inbox.has_ended && self.left != Some(0)) {
             return Relayed::Answered { keep: false }; // also if it was cut off: so is ours
         }
@@ -244,7 +244,7 @@ impl AnswerEnd {
     }
 
     /// Returns true if any byte of the response was handled: it was sent to the client, so no other response may begin.
-    pub(crate) fn has_come(&self) -> bool {
+    pub(crate) fn has_begun(&self) -> bool {
         self.progress() != Progress::None || !self.head.is_empty()
     }
 

@@ -150,7 +150,7 @@ impl Answer {
         self.commit();
         self.with_scratch(|scratch| {
             self.push_head(scratch, 200, content_type, head, None);
-            self.link.hold(scratch);
+            self.link.write_deferred(scratch);
         });
     }
 
@@ -230,7 +230,7 @@ pub enum Outcome {
     /// The response is written; the client may not have read all of it.
     Answered,
     /// Nothing was written: the request is proxied unchanged.
-    PassOn,
+    Proxy,
 }
 
 /// Handler of requests. Dropping the future of [`Handler::answer`] means that the client has disconnected.
@@ -241,14 +241,14 @@ pub trait Handler: 'static {
 
     /// Returns true if the caller may send a body larger than [`super::SMALL_BYTES`] that `route` has accepted; if not,
     /// the request is proxied.
-    fn may_send(&self, head: &Head) -> impl Future<Output = bool> {
+    fn can_send_body(&self, head: &Head) -> impl Future<Output = bool> {
         let _ = head;
         std::future::ready(true)
     }
 
     /// Notifies of a request that `route` accepted and that is proxied all the same: its body is too large for now, or
     /// arrives too slowly.
-    fn passed_on(&self, head: &Head) {
+    fn on_proxied(&self, head: &Head) {
         let _ = head;
     }
 

@@ -12,7 +12,7 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Error, IgnoredAny, SeqAccess, Visitor};
 use serde::ser::Serialize;
 
-use super::packed::{Numbers, Packed, numbers};
+use super::packed::{Packed, PackedVec, unpack};
 use super::prepared::Prepared;
 use super::types::{
     FromEngine, ID_LIMIT, LENGTH_BYTES, MessageError, NewRequest, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
@@ -112,8 +112,8 @@ fn put_sampling(out: &mut Vec<u8>, params: &SamplingParams) {
     let header = out.len();
     put(out, params);
     if out[header] & 0xf0 == 0x80 {
-        let number = out[header] & 0x0f;
-        out.splice(header..=header, [0xde, 0, number]);
+        let num_fields = out[header] & 0x0f;
+        out.splice(header..=header, [0xde, 0, num_fields]);
     }
 }
 
@@ -196,15 +196,15 @@ fn malformed(error: impl fmt::Display) -> MessageError {
 
 fn read_each<M: Message>(frame: &[u8], mut each: impl FnMut(M, &[u8])) -> Result<(), MessageError> {
     let mut rest = body(frame)?;
-    let number = rmp::decode::read_array_len(&mut rest).map_err(malformed)?;
-    for left in (0..number).rev() {
+    let count = rmp::decode::read_array_len(&mut rest).map_err(malformed)?;
+    for left in (0..count).rev() {
         // nearly always there is one, and its end is known
         let end = if left == 0 { rest.len() } else { length_of_first(rest)? };
-        let (first, behind) = rest.split_at(end);
+        let (first, after) = rest.split_at(end);
         each(read_one(first)?, first);
-        rest = behind;
+        rest = after;
     }
-    if rest.is_empty() { Ok(()) } else { Err(left_behind()) }
+    if rest.is_empty() { Ok(()) } else { Err(trailing_bytes()) }
 }
 
 /// Decodes the single message in `bytes`.
@@ -217,7 +217,7 @@ fn read_one<M: Message>(bytes: &[u8]) -> Result<M, MessageError> {
     let One(message) = One::deserialize(&mut reader).map_err(malformed)?;
     match IgnoredAny::deserialize(&mut reader) {
         Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(message), // nothing is left
-        _ => Err(left_behind()),
+        _ => Err(trailing_bytes()),
     }
 }
 
@@ -228,7 +228,7 @@ fn length_of_first(bytes: &[u8]) -> Result<usize, MessageError> {
     Ok(bytes.len() - reader.into_inner().len())
 }
 
-fn left_behind() -> MessageError {
+fn trailing_bytes() -> MessageError {
     malformed("bytes are left behind the messages")
 }
 
@@ -306,8 +306,8 @@ impl Message for FromEngine {
             let length = rmp::decode::read_bin_len(&mut rest).ok()?;
             rest.split_off(..length as usize)
         };
-        let (req_ids, tokens, reasons) = (numbers(array()?)?, numbers(array()?)?, numbers(array()?)?);
-        let admitted = (numbers(array()?)?, numbers(array()?)?);
+        let (req_ids, tokens, reasons) = (unpack(array()?)?, unpack(array()?)?, unpack(array()?)?);
+        let admitted = (unpack(array()?)?, unpack(array()?)?);
         rest.is_empty().then_some(())?;
         checked(step, (req_ids, tokens, reasons), admitted).map(Self::StepTokens)
     }
@@ -332,7 +332,7 @@ impl Message for FromEngine {
             "watched" => Self::Watched,
             "says" => Self::EngineSays {
                 engine: next(fields)?,
-                messages: next::<Numbers<u8>, A>(fields)?.0,
+                messages: next::<PackedVec<u8>, A>(fields)?.0,
             },
             "engine" => Self::EngineState {
                 engine: next(fields)?,
@@ -363,7 +363,7 @@ impl Message for ToEngine {
             "hello" => Self::Hello { name: next(fields)? },
             "add" => {
                 let req_id = request_id(fields)?;
-                let tokens = next::<Numbers<i32>, A>(fields);
+                let tokens = next::<PackedVec<i32>, A>(fields);
                 Self::AddRequest(NewRequest {
                     req_id,
                     tokens: tokens
@@ -380,7 +380,7 @@ impl Message for ToEngine {
             "finish" => Self::FinishRequest(request_id(fields)?),
             "add_prefix" => Self::AddPrefix {
                 prefix_id: next(fields)?,
-                tokens: next::<Numbers<i32>, A>(fields)?.0,
+                tokens: next::<PackedVec<i32>, A>(fields)?.0,
                 pin: or_default(fields)?,
             },
             "remove_prefix" => Self::RemovePrefix(next(fields)?),
@@ -431,9 +431,9 @@ fn checked(step: i64, (req_ids, tokens, reasons): Rows, (ids, cached): (Vec<i64>
 
 fn step_tokens<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<StepTokens, A::Error> {
     let step = next(fields)?;
-    let req_ids: Numbers<i64> = next(fields)?;
-    let (tokens, reasons): (Numbers<i32>, Numbers<i32>) = (next(fields)?, next(fields)?);
-    let admitted: (Numbers<i64>, Numbers<i32>) = (or_default(fields)?, or_default(fields)?);
+    let req_ids: PackedVec<i64> = next(fields)?;
+    let (tokens, reasons): (PackedVec<i32>, PackedVec<i32>) = (next(fields)?, next(fields)?);
+    let admitted: (PackedVec<i64>, PackedVec<i32>) = (or_default(fields)?, or_default(fields)?);
     let rows = req_ids.0.len();
     let found = checked(step, (req_ids.0, tokens.0, reasons.0), (admitted.0.0, admitted.1.0));
     let mut found = found.ok_or_else(|| Error::custom("arrays of a step have different lengths"))?;

@@ -5,7 +5,7 @@
 use minisgl_text::answer::{TOOL_FORMATS, Thinking};
 use serde::Deserialize;
 
-use super::packed::{Numbers, bytes};
+use super::packed::{PackedVec, bytes};
 use super::types::SamplingParams;
 
 /// Python's result for a request of the gateway.
@@ -88,8 +88,8 @@ impl Generation {
     /// Checks that the tool call format and the reasoning format are known here. The error names the unknown one.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Some(parts) = &self.parts else { return Ok(()) };
-        if let Some(place) = parts.tool_format.filter(|&place| place >= TOOL_FORMATS.len()) {
-            return Err(format!("no format of calls has the place {place}"));
+        if let Some(index) = parts.tool_format.filter(|&index| index >= TOOL_FORMATS.len()) {
+            return Err(format!("no format of calls has the place {index}"));
         }
         match &parts.thinking {
             Some(name) if Thinking::named(name).is_none() => Err(format!("no format of reasoning has the name {name}")),
@@ -114,6 +114,6 @@ impl Generation {
 }
 
 fn prompts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Vec<i32>>, D::Error> {
-    let found = Vec::<Numbers<i32>>::deserialize(from)?;
+    let found = Vec::<PackedVec<i32>>::deserialize(from)?;
     Ok(found.into_iter().map(|one| one.0).collect())
 }

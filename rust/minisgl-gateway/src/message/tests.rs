@@ -69,9 +69,9 @@ fn what_is_read_in_part() {
 
 #[test]
 fn what_python_prepares() {
-    let found = decode_prepared(&frame("prepared_generation")).unwrap();
+    let prepared = decode_prepared(&frame("prepared_generation")).unwrap();
     let text = str::to_owned;
-    let wanted = Generation {
+    let expected = Generation {
         shape: Shape::Chat,
         stream: true,
         include_usage: true,
@@ -106,9 +106,9 @@ fn what_python_prepares() {
         request_id: text("req-1"),
         headers: vec![(text("x-request-id"), text("req-1")), (text("vary"), text("Origin"))],
     };
-    assert_eq!((wanted.num_choices(), wanted.num_prompt_tokens()), (4, 3));
+    assert_eq!((expected.num_choices(), expected.num_prompt_tokens()), (4, 3));
     let unknown = |change: fn(&mut Parts)| {
-        let mut parts = wanted.parts.clone().unwrap();
+        let mut parts = expected.parts.clone().unwrap();
         change(&mut parts);
         let parts = Some(parts);
         let one = Generation {
@@ -119,7 +119,7 @@ fn what_python_prepares() {
     };
     assert!(unknown(|parts| parts.tool_format = Some(99)).contains("99"));
     assert!(unknown(|parts| parts.thinking = Some("none".to_owned())).contains("none"));
-    assert_eq!(found, Prepared::Generation(Box::new(wanted)));
+    assert_eq!(prepared, Prepared::Generation(Box::new(expected)));
     let whole = Whole {
         status: 429,
         content_type: text("application/json"),

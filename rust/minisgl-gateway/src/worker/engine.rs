@@ -22,11 +22,11 @@ impl Worker {
                 break error;
             }
             let began = Instant::now();
-            if let Some(failure) = self.take(&mut messages, &mut due) {
+            if let Some(failure) = self.handle(&mut messages, &mut due) {
                 break failure;
             }
             self.notify_all(&mut due);
-            self.tell_waiting();
+            self.publish_counts();
             self.shared.metrics.dispatch.add(began.elapsed(), 1);
             tokio::task::yield_now().await; // others' turn
         };
@@ -34,19 +34,19 @@ impl Worker {
     }
 
     /// Handles messages. Returns the engine's fatal error message, if it sent one.
-    fn take(&self, messages: &mut Vec<FromEngine>, due: &mut Vec<Rc<Generation>>) -> Option<String> {
+    fn handle(&self, messages: &mut Vec<FromEngine>, due: &mut Vec<Rc<Generation>>) -> Option<String> {
         for message in messages.drain(..) {
             match message {
                 FromEngine::StepTokens(mut step) => {
                     self.live.borrow_mut().process(&mut step, &self.shared.metrics, due);
                 }
-                FromEngine::Heartbeat(beat) => self.watching(|watchdog, now| watchdog.hear(beat, now)),
+                FromEngine::Heartbeat(beat) => self.with_watchdog(|watchdog, now| watchdog.on_heartbeat(beat, now)),
                 FromEngine::EngineReady(_) => {
                     self.is_ready.set(true);
                     if let Some(waits) = self.connected.borrow_mut().take() {
                         let _ = waits.send(()); // or nobody waits any more
                     }
-                    self.watching(Watchdog::expect);
+                    self.with_watchdog(Watchdog::expect);
                 }
                 FromEngine::EngineFailed(text) => return Some(text),
                 _ => {} // for the Python server
@@ -66,8 +66,8 @@ impl Worker {
     pub(super) fn notify(&self, generation: &Rc<Generation>, now: Instant) {
         let metrics = &self.shared.metrics;
         let scratch = &mut *self.scratch.borrow_mut();
-        let noticed = catch_unwind(AssertUnwindSafe(|| generation.notify(now, metrics, scratch)));
-        match noticed {
+        let result = catch_unwind(AssertUnwindSafe(|| generation.notify(now, metrics, scratch)));
+        match result {
             Ok(stops) => stops
                 .into_iter()
                 .for_each(|id| self.finish(id, ToEngine::FinishRequest(id))),
@@ -94,7 +94,7 @@ impl Worker {
         for generation in all {
             generation.fail(Failure::EngineGone(reason.to_owned()));
         }
-        self.tell_waiting();
+        self.publish_counts();
     }
 
     /// Returns the reason for which the engine was lost; empty if it was not.
@@ -103,20 +103,20 @@ impl Worker {
     }
 
     /// Publishes the numbers of waiting and running choices to the metrics.
-    pub(super) fn tell_waiting(&self) {
+    pub(super) fn publish_counts(&self) {
         let num_live = self.live.borrow().len();
-        self.shared.metrics.in_flight.see(num_live as u64);
+        self.shared.metrics.in_flight.record(num_live as u64);
         let num_waiting = self.shared.waiting.requests.load(Relaxed);
-        self.shared.metrics.queued.see(num_waiting as u64);
+        self.shared.metrics.queued.record(num_waiting as u64);
         self.shared.num_live.store(num_live, Relaxed);
     }
 
     /// Polls the watchdog. Call it every half second: `is_healthy` has the result.
-    pub fn look(&self) {
-        self.watching(|watchdog, now| drop(watchdog.look(now))); // who asks later learns of it
+    pub fn poll_watchdog(&self) {
+        self.with_watchdog(|watchdog, now| drop(watchdog.poll(now))); // who asks later learns of it
     }
 
-    fn watching(&self, what: impl FnOnce(&mut Watchdog, Instant)) {
+    fn with_watchdog(&self, what: impl FnOnce(&mut Watchdog, Instant)) {
         if let Some(watchdog) = &mut *self.watchdog.borrow_mut() {
             what(watchdog, Instant::now());
         }

@@ -31,8 +31,8 @@ const PATHS: [(&str, &str); 3] = [
 ];
 
 fn route_of(path: &str) -> Option<&'static str> {
-    let mut found = PATHS.iter().filter(|(route, other)| [*route, other].contains(&path));
-    found.next().map(|(route, _)| *route)
+    let mut routes = PATHS.iter().filter(|(route, other)| [*route, other].contains(&path));
+    routes.next().map(|(route, _)| *route)
 }
 
 /// Handler of the gateway's requests, and state of its event loop.
@@ -105,39 +105,41 @@ impl Worker {
     }
 
     fn is_healthy(&self) -> bool {
-        let is_well = |one: &Watchdog| one.trouble(Instant::now()).is_none();
+        let is_well = |one: &Watchdog| one.failure(Instant::now()).is_none();
         self.link.borrow().is_some() && self.is_ready.get() && self.watchdog.borrow().as_ref().is_some_and(is_well)
     }
 
     fn route_post(&self, head: &Head) -> Result<usize, Reason> {
         let is_asked = head.method == "POST" && route_of(&head.target).is_some();
         is_asked.then_some(()).ok_or(Reason::Route)?;
-        let most = self.serving()?.config.limits.max_body_bytes;
-        (head.content_length <= most).then_some(most).ok_or(Reason::Body)
+        let max_size = self.serving()?.config.limits.max_body_bytes;
+        (head.content_length <= max_size)
+            .then_some(max_size)
+            .ok_or(Reason::Body)
     }
 }
 
 impl Handler for Worker {
     fn route(&self, head: &Head) -> Option<usize> {
-        if self.native(head).is_some() {
+        if self.probe_response(head).is_some() {
             return Some(0);
         }
-        let found = self.route_post(head);
-        found.map_err(|reason| self.count(head, Some(reason))).ok()
+        let route = self.route_post(head);
+        route.map_err(|reason| self.count(head, Some(reason))).ok()
     }
 
-    async fn may_send(&self, head: &Head) -> bool {
-        let found = self.shared.questions.ask(head, None).await;
-        matches!(found, Some((Prepared::Read, _)))
+    async fn can_send_body(&self, head: &Head) -> bool {
+        let reply = self.shared.questions.ask(head, None).await;
+        matches!(reply, Some((Prepared::Read, _)))
     }
 
-    fn passed_on(&self, head: &Head) {
+    fn on_proxied(&self, head: &Head) {
         self.count(head, Some(Reason::Body));
     }
 
     async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
         if head.method == "GET" {
-            return self.answer_native(&head, &writer);
+            return self.answer_probe(&head, &writer);
         }
         let (outcome, reason) = Rc::clone(&self).answer_post(&head, body, writer).await;
         self.count(&head, reason);

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::Worker;
-use crate::answer::log::{About, Line};
+use crate::answer::log::{AccessLine, RequestRecord};
 use crate::callers;
 use crate::http::{Head, Outcome, Writer};
 
@@ -16,7 +16,7 @@ impl Worker {
     /// Returns body and headers for a probe, or `None`: proxy it. While Python's event loop is blocked, `/livez`
     /// succeeds for as long as a step of the engine may take, since streams continue; `/readyz` fails earlier, since no
     /// request is prepared.
-    pub(super) fn native(&self, head: &Head) -> Option<(Vec<u8>, Headers)> {
+    pub(super) fn probe_response(&self, head: &Head) -> Option<(Vec<u8>, Headers)> {
         let is_livez = head.target == "/livez";
         if head.method != "GET" || head.content_length != 0 || !(is_livez || head.target == "/readyz") {
             return None;
@@ -30,22 +30,22 @@ impl Worker {
         };
         let config = &loaded.config;
         callers::may_probe(head, config.hosts.as_deref()).then_some(())?;
-        let most_s = if is_livez {
+        let limit_s = if is_livez {
             config.limits.step_timeout
         } else {
             config.watch.silence_s
         };
-        let alive = self.is_healthy() && self.shared.python_silence_s() <= most_s;
+        let alive = self.is_healthy() && self.shared.python_silence_s() <= limit_s;
         (alive && (is_livez || !self.draining.get())).then_some(())?;
         let mut headers = vec![id];
         headers.extend(config.harmless_headers.iter().cloned());
         Some((OK.to_vec(), headers))
     }
 
-    pub(super) fn answer_native(&self, head: &Head, writer: &Writer) -> Outcome {
+    pub(super) fn answer_probe(&self, head: &Head, writer: &Writer) -> Outcome {
         let arrival = Instant::now();
-        let Some((body, headers)) = self.native(head) else {
-            return Outcome::PassOn;
+        let Some((body, headers)) = self.probe_response(head) else {
+            return Outcome::Proxy;
         };
         let pairs: Vec<_> = headers
             .iter()
@@ -55,16 +55,16 @@ impl Worker {
         if let Some(loaded) = &*self.loaded.borrow() {
             let log = &loaded.config.log;
             if log.probes {
-                let about = About {
+                let record = RequestRecord {
                     status: Some(200),
-                    ..About::new(arrival)
+                    ..RequestRecord::new(arrival)
                 };
-                let line = Line {
+                let line = AccessLine {
                     request_id: &headers[0].1,
                     head,
                     key: None,
                     shortened_to: None,
-                    about: &about,
+                    record: &record,
                 };
                 line.log(log);
             }

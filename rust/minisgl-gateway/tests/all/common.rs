@@ -48,7 +48,7 @@ impl Handler for Answers {
     async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
         writer.set_name("req-test");
         match head.target.as_str() {
-            "/pass" => return Outcome::PassOn,
+            "/pass" => return Outcome::Proxy,
             "/panic" => panic!("a panic of a test"),
             "/stream" => {
                 writer.begin("text/plain", &[("x-kind", "stream")]);

@@ -49,7 +49,7 @@ fn pipelined_requests_are_answered_in_order_by_whoever() {
             "n0", "ok", "ok", "n3", "ok", "ok", "n6", "ok", "ok", "n9", "ok", "ok", "end",
         ];
         assert_eq!(bodies, expected);
-        assert_eq!(server.options.counts.passed_on.get(), 8);
+        assert_eq!(server.options.counts.proxied.get(), 8);
         server.all_gone().await;
     });
 }

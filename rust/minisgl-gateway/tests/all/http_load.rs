@@ -60,7 +60,7 @@ fn clients_that_vanish() {
         assert_eq!(server.answers.gone.get(), server.answers.waiting.get());
         assert!(server.answers.gone.get() > 0);
         until(|| server.fallback.ended.get() == server.fallback.received.borrow().len()).await;
-        assert_eq!(server.options.bodies.held(), 0);
+        assert_eq!(server.options.bodies.used(), 0);
     });
 }
 

@@ -258,11 +258,11 @@ fn who_closes_his_half_is_answered_by_the_server() {
 fn large_bodies_beyond_the_bound_go_on() {
     run(async {
         let server = Server::with_fallback(OK);
-        server.options.bodies.set_most(150_000);
+        server.options.bodies.set_max(150_000);
         let mut first = server.connect().await;
         send(&mut first, request("POST", "/wait", &"a".repeat(100_000))).await;
         until(|| server.answers.waiting.get() == 1).await;
-        assert_eq!(server.options.bodies.held(), 100_000);
+        assert_eq!(server.options.bodies.used(), 100_000);
         let large = server
             .exchange(last("POST", "/echo", &"a|".repeat(50_000)).as_bytes())
             .await;
@@ -277,7 +277,7 @@ fn large_bodies_beyond_the_bound_go_on() {
         server.answers.go_on.notify_one();
         read_until(&mut first, "aaa").await;
         server.answers.writers.borrow_mut().clear();
-        until(|| server.options.bodies.held() == 0).await;
+        until(|| server.options.bodies.used() == 0).await;
         let large = "a".repeat(100_000);
         assert!(
             server
@@ -285,7 +285,7 @@ fn large_bodies_beyond_the_bound_go_on() {
                 .await
                 .ends_with(&large)
         );
-        assert_eq!(server.options.counts.passed_on.get(), 1);
+        assert_eq!(server.options.counts.proxied.get(), 1);
         let over = server
             .exchange(last("POST", "/small", "more than that|").as_bytes())
             .await;

@@ -47,13 +47,13 @@ impl Engines {
         state.extra = num_live.saturating_sub(state.load);
     }
 
-    pub fn up(&mut self, engine: usize, up: bool) {
+    pub fn set_up(&mut self, engine: usize, up: bool) {
         self.all[engine].up = up;
         self.all[engine].extra = 0;
     }
 
     /// Counts a request that was placed on `engine`.
-    pub fn chosen(&mut self, engine: usize) {
+    pub fn record_placement(&mut self, engine: usize) {
         self.num_turns += 1;
         let state = &mut self.all[engine];
         state.turn = self.num_turns;
@@ -61,17 +61,17 @@ impl Engines {
         self.next = engine + 1;
     }
 
-    fn takes(&self, engine: usize) -> bool {
+    fn can_accept(&self, engine: usize) -> bool {
         let state = &self.all[engine];
         state.up && state.load < self.max_load
     }
 
-    fn taking(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.all.len()).filter(|&engine| self.takes(engine))
+    fn available(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.all.len()).filter(|&engine| self.can_accept(engine))
     }
 
-    pub fn any_takes(&self) -> bool {
-        self.taking().next().is_some()
+    pub fn has_available(&self) -> bool {
+        self.available().next().is_some()
     }
 
     fn load(&self, engine: usize) -> usize {
@@ -85,36 +85,39 @@ impl Engines {
     }
 
     pub fn least_load(&self) -> Option<usize> {
-        self.best(self.taking())
+        self.best(self.available())
     }
 
     /// Returns the next available engine by index after the one chosen last, wrapping around. `None` if no engine is
     /// available.
-    pub fn in_turn(&self) -> Option<usize> {
-        let (low, high) = (self.taking().next(), self.taking().find(|&engine| engine >= self.next));
+    pub fn next_in_turn(&self) -> Option<usize> {
+        let (low, high) = (
+            self.available().next(),
+            self.available().find(|&engine| engine >= self.next),
+        );
         high.or(low)
     }
 
     /// Returns a random available engine, or `None` if there is none. The generator is `splitmix64`, written out so
     /// that the Python reference gives the same sequence.
     pub fn random(&mut self) -> Option<usize> {
-        let count = self.taking().count();
+        let count = self.available().count();
         if count == 0 {
             return None;
         }
         self.random = self.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut drawn = self.random;
-        drawn = (drawn ^ (drawn >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        drawn = (drawn ^ (drawn >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        drawn ^= drawn >> 31;
-        let at = (u128::from(drawn) * count as u128) >> 64;
-        self.taking().nth(at as usize)
+        let mut bits = self.random;
+        bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        bits ^= bits >> 31;
+        let at = (u128::from(bits) * count as u128) >> 64;
+        self.available().nth(at as usize)
     }
 
     /// Returns the load limit up to which an engine is chosen for its prefix match; it grows with the matched part of
     /// the prompt. `None` if no engine is available.
     pub fn balanced_load(&self) -> Option<BalancedLoad> {
-        let least = self.taking().map(|engine| self.load(engine)).min()?;
+        let least = self.available().map(|engine| self.load(engine)).min()?;
         let slack = self
             .balance_requests
             .max(least.saturating_mul(self.balance_percent) / 100);
@@ -122,13 +125,13 @@ impl Engines {
     }
 
     /// Returns true if `engine` can accept a request and its load is at most `load`.
-    pub fn takes_at(&self, engine: usize, load: usize) -> bool {
-        self.takes(engine) && self.load(engine) <= load
+    pub fn can_accept_at(&self, engine: usize, load: usize) -> bool {
+        self.can_accept(engine) && self.load(engine) <= load
     }
 
     /// Returns the least loaded engine of `holders` that can accept a request and has at most `load` requests.
     pub fn best_of(&self, holders: impl Iterator<Item = usize>, load: usize) -> Option<usize> {
-        self.best(holders.filter(|&engine| self.takes_at(engine, load)))
+        self.best(holders.filter(|&engine| self.can_accept_at(engine, load)))
     }
 }
 
@@ -142,7 +145,7 @@ pub(super) struct BalancedLoad {
 
 impl BalancedLoad {
     /// Returns the load limit for a match of `depth` of the prompt's `num_pages` pages.
-    pub fn at(self, depth: usize, num_pages: usize) -> usize {
+    pub fn limit(self, depth: usize, num_pages: usize) -> usize {
         self.least + self.slack.saturating_mul(depth) / num_pages
     }
 }

@@ -4,8 +4,8 @@
 
 mod config;
 mod engines;
-mod line;
 mod prefixes;
+mod queue;
 mod router;
 
 pub use config::{KeyShare, Policy, RouterConfig};

@@ -42,7 +42,7 @@ struct Slot {
 }
 
 /// LRU list of the pages that one engine holds. Of pages used together, the deepest is the oldest.
-struct Held {
+struct PageList {
     slots: Vec<Slot>,
     free: Vec<u32>,
     oldest: u32,
@@ -51,7 +51,7 @@ struct Held {
     max_pages: usize,
 }
 
-impl Held {
+impl PageList {
     fn new(max_pages: usize) -> Self {
         Self {
             slots: Vec::new(),
@@ -63,7 +63,7 @@ impl Held {
         }
     }
 
-    fn take_slot(&mut self, page: u32) -> u32 {
+    fn allocate_slot(&mut self, page: u32) -> u32 {
         let slot = Slot {
             page,
             older: NONE,
@@ -122,7 +122,7 @@ pub(super) struct Prefixes {
     pages: Vec<Page>,
     free: Vec<u32>,
     by_hash: HashMap<u64, u32, BuildHasherDefault<IdHasher>>,
-    engines: Vec<Held>,
+    engines: Vec<PageList>,
     /// Pages that the last `find` matched, from the start of the sequence.
     path: Vec<u32>,
 }
@@ -134,7 +134,7 @@ impl Prefixes {
             pages: Vec::new(),
             free: Vec::new(),
             by_hash: HashMap::default(),
-            engines: (0..num_engines).map(|_| Held::new(0)).collect(),
+            engines: (0..num_engines).map(|_| PageList::new(0)).collect(),
             path: Vec::new(),
         }
     }
@@ -158,8 +158,8 @@ impl Prefixes {
     /// Looks up the leading pages of `hashes` that any engine holds, as the path that `insert` and `deepest` use.
     pub fn find(&mut self, hashes: &[u64]) {
         self.path.clear();
-        let known = hashes.iter().map_while(|hash| self.by_hash.get(hash).copied());
-        self.path.extend(known);
+        let matched = hashes.iter().map_while(|hash| self.by_hash.get(hash).copied());
+        self.path.extend(matched);
     }
 
     /// Returns the largest depth, of at most `max_pages`, at which `suits(engine, depth)` is true for an engine that
@@ -193,11 +193,11 @@ impl Prefixes {
     pub fn insert(&mut self, engine: usize, hashes: &[u64]) {
         let max_pages = self.engines[engine].max_pages;
         let num_pages = hashes.len().min(max_pages);
-        let number = engine as u32;
+        let engine_id = engine as u32;
         let mut slots = Vec::new();
         for &page in &self.path[..self.path.len().min(num_pages)] {
             let page = &self.pages[page as usize];
-            let Ok(at) = page.find(number) else { break };
+            let Ok(at) = page.find(engine_id) else { break };
             slots.push(page.holders[at].slot);
         }
         for &slot in &slots {
@@ -211,11 +211,15 @@ impl Prefixes {
                 Some(&page) => page,
                 None => self.page_of(hashes[at]),
             };
-            if let Err(place) = self.pages[page as usize].find(number) {
-                let slot = self.engines[engine].take_slot(page);
-                self.pages[page as usize]
-                    .holders
-                    .insert(place, Holder { engine: number, slot });
+            if let Err(at) = self.pages[page as usize].find(engine_id) {
+                let slot = self.engines[engine].allocate_slot(page);
+                self.pages[page as usize].holders.insert(
+                    at,
+                    Holder {
+                        engine: engine_id,
+                        slot,
+                    },
+                );
                 self.engines[engine].push(slot);
             }
         }
@@ -257,8 +261,8 @@ impl Prefixes {
             return;
         };
         let page = &mut self.pages[at as usize];
-        if let Ok(place) = page.find(engine as u32) {
-            page.holders.remove(place);
+        if let Ok(at) = page.find(engine as u32) {
+            page.holders.remove(at);
         }
         if page.holders.is_empty() {
             self.by_hash.remove(&page.hash);

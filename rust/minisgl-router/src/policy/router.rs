@@ -6,8 +6,8 @@ use std::collections::HashMap;
 
 use super::config::{Policy, RouterConfig};
 use super::engines::Engines;
-use super::line::{Line, Place};
 use super::prefixes::Prefixes;
+use super::queue::{FairQueue, QueueKey};
 
 /// Placement of one request on one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,12 +23,12 @@ pub struct Placed {
 
 /// Pages remembered per page of an engine's cache. More than one, because the router forgets whole prompts while an
 /// engine evicts single pages, and what is left of a conversation there is still worth a placement.
-const REMEMBERED: usize = 2;
+const REMEMBERED_PER_PAGE: usize = 2;
 
-enum Where {
-    Waits(Place),
+enum Location {
+    Queued(QueueKey),
     /// Engine that the request is on, and the count of its placement.
-    On(usize, u64),
+    OnEngine(usize, u64),
 }
 
 struct Request {
@@ -36,13 +36,13 @@ struct Request {
     prompt_len: usize,
     /// Hashes of the prompt's full pages; empty once the request is placed.
     hashes: Vec<u64>,
-    place: Where,
+    location: Location,
 }
 
 /// Router of requests to engines, with a fair queue between API keys. The reference is `minisgl.routing.api.Router`.
 pub struct Router {
     config: RouterConfig,
-    line: Line,
+    queue: FairQueue,
     engines: Engines,
     prefixes: Prefixes,
     requests: HashMap<i64, Request>,
@@ -58,7 +58,7 @@ impl Router {
     pub fn new(config: RouterConfig) -> Result<Self, String> {
         config.check()?;
         Ok(Self {
-            line: Line::new(&config.keys),
+            queue: FairQueue::new(&config.keys),
             engines: Engines::new(&config),
             prefixes: Prefixes::new(config.num_engines, config.page_size),
             requests: HashMap::new(),
@@ -73,18 +73,20 @@ impl Router {
     /// # Panics
     /// If there is no such engine, as in every method with an engine argument.
     pub fn engine_up(&mut self, engine: usize, num_pages: Option<usize>) {
-        self.engines.up(engine, true);
-        let remembered = num_pages.map_or(self.config.tree_pages, |number| number.saturating_mul(REMEMBERED));
+        self.engines.set_up(engine, true);
+        let remembered = num_pages.map_or(self.config.tree_pages, |pages| {
+            pages.saturating_mul(REMEMBERED_PER_PAGE)
+        });
         self.prefixes.resize(engine, remembered);
     }
 
     /// Marks `engine` as down and returns the ids of the requests that it had, in the order of their placement. The
     /// router forgets these requests.
     pub fn engine_down(&mut self, engine: usize) -> Vec<i64> {
-        self.engines.up(engine, false);
+        self.engines.set_up(engine, false);
         self.prefixes.clear(engine);
-        let lost = |(&req_id, request): (&i64, &Request)| match request.place {
-            Where::On(on, turn) if on == engine => Some((turn, req_id)),
+        let lost = |(&req_id, request): (&i64, &Request)| match request.location {
+            Location::OnEngine(on, turn) if on == engine => Some((turn, req_id)),
             _ => None,
         };
         let mut lost: Vec<_> = self.requests.iter().filter_map(lost).collect();
@@ -118,19 +120,19 @@ impl Router {
         if self.requests.contains_key(&req_id) {
             return Err(format!("req_id {req_id}: is in use"));
         }
-        if key >= self.line.num_keys() {
-            return Err(format!("key {key}: must be below {}", self.line.num_keys()));
+        if key >= self.queue.num_keys() {
+            return Err(format!("key {key}: must be below {}", self.queue.num_keys()));
         }
         let hashes = match self.config.policy {
             Policy::CacheAware => self.prefixes.hashes(tokens, namespace),
             _ => Vec::new(),
         };
-        let place = Where::Waits(self.line.push(req_id, priority, key, again));
+        let location = Location::Queued(self.queue.push(req_id, priority, key, again));
         let request = Request {
             key,
             prompt_len: tokens.len(),
             hashes,
-            place,
+            location,
         };
         self.requests.insert(req_id, request);
         Ok(())
@@ -142,8 +144,8 @@ impl Router {
             0 => usize::MAX,
             limit => limit,
         };
-        while self.num_inflight < limit && self.engines.any_takes() {
-            let Some((key, req_id)) = self.line.first() else {
+        while self.num_inflight < limit && self.engines.has_available() {
+            let Some((key, req_id)) = self.queue.first() else {
                 return;
             };
             let Some(request) = self.requests.get_mut(&req_id) else {
@@ -154,12 +156,12 @@ impl Router {
             let Some((engine, matched_len)) = self.choose(&hashes, prompt_len) else {
                 return;
             };
-            self.line.placed(key, prompt_len);
-            self.engines.chosen(engine);
+            self.queue.pop_placed(key, prompt_len);
+            self.engines.record_placement(engine);
             self.num_inflight += 1;
             self.num_placements += 1;
             if let Some(request) = self.requests.get_mut(&req_id) {
-                request.place = Where::On(engine, self.num_placements);
+                request.location = Location::OnEngine(engine, self.num_placements);
             }
             out.push(Placed {
                 req_id,
@@ -175,13 +177,13 @@ impl Router {
         let Some(request) = self.requests.remove(&req_id) else {
             return;
         };
-        self.line.charge(request.key, num_generated);
-        match request.place {
-            Where::Waits(place) => self.line.leave(request.key, place),
-            Where::On(engine, _) => {
+        self.queue.charge(request.key, num_generated);
+        match request.location {
+            Location::Queued(key) => self.queue.remove(request.key, key),
+            Location::OnEngine(engine, _) => {
                 self.engines.all[engine].load -= 1;
                 self.num_inflight -= 1;
-                self.line.ended(request.key);
+                self.queue.record_end(request.key);
             }
         }
     }
@@ -195,12 +197,12 @@ impl Router {
     /// Returns the number of queued requests.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
-        self.line.num_waiting()
+        self.queue.num_waiting()
     }
 
     fn choose(&mut self, hashes: &[u64], prompt_len: usize) -> Option<(usize, usize)> {
         match self.config.policy {
-            Policy::RoundRobin => Some((self.engines.in_turn()?, 0)),
+            Policy::RoundRobin => Some((self.engines.next_in_turn()?, 0)),
             Policy::LeastLoad => Some((self.engines.least_load()?, 0)),
             Policy::Random => Some((self.engines.random()?, 0)),
             Policy::CacheAware => {
@@ -208,14 +210,14 @@ impl Router {
                 let (engines, size) = (&self.engines, self.config.page_size);
                 self.prefixes.find(hashes);
                 // an engine computes at least one token
-                let most = prompt_len.saturating_sub(1) / size;
+                let max_pages = prompt_len.saturating_sub(1) / size;
                 let (depth, engine) = {
-                    let (depth, holders) = self.prefixes.deepest(most, |engine, depth| {
-                        engines.takes_at(engine, load.at(depth, hashes.len()))
+                    let (depth, holders) = self.prefixes.deepest(max_pages, |engine, depth| {
+                        engines.can_accept_at(engine, load.limit(depth, hashes.len()))
                     });
                     match depth {
                         0 => (0, engines.least_load()?),
-                        _ => (depth, engines.best_of(holders, load.at(depth, hashes.len()))?),
+                        _ => (depth, engines.best_of(holders, load.limit(depth, hashes.len()))?),
                     }
                 };
                 self.prefixes.insert(engine, hashes);

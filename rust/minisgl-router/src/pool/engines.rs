@@ -7,7 +7,7 @@ use minisgl_gateway::message::{EngineReady, FromEngine, LoadProgress, list_of};
 use super::requests::{ById, as_i64};
 
 /// Log lines of an engine's start that are stored.
-const NUM_LINES: usize = 256;
+const MAX_LINES: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
@@ -41,7 +41,7 @@ pub(super) struct Engine {
     pub(super) ids: ById<i64>,
     pub(super) num_losses: u64,
     pub(super) ready: Option<EngineReady>,
-    said: VecDeque<(LoadProgress, Vec<u8>)>,
+    start_lines: VecDeque<(LoadProgress, Vec<u8>)>,
     stats: Option<Vec<u8>>,
 }
 
@@ -53,42 +53,42 @@ impl Engine {
 
     /// Stores a progress line of the engine's start. A line replaces an earlier one of the same step. Ignored once the
     /// engine is ready.
-    pub(super) fn remember_line(&mut self, line: LoadProgress, raw: &[u8]) {
+    pub(super) fn store_line(&mut self, line: LoadProgress, raw: &[u8]) {
         if self.state == State::Ready {
             return;
         }
-        if (self.said.back()).is_some_and(|last| line.total > 0 && last.0.text == line.text) {
-            self.said.pop_back();
-        } else if self.said.len() >= NUM_LINES {
-            self.said.pop_front();
+        if (self.start_lines.back()).is_some_and(|last| line.total > 0 && last.0.text == line.text) {
+            self.start_lines.pop_back();
+        } else if self.start_lines.len() >= MAX_LINES {
+            self.start_lines.pop_front();
         }
-        self.said.push_back((line, raw.to_vec()));
+        self.start_lines.push_back((line, raw.to_vec()));
     }
 
-    pub(super) fn remember_stats(&mut self, raw: &[u8]) {
+    pub(super) fn store_stats(&mut self, raw: &[u8]) {
         self.stats = Some(raw.to_vec());
     }
 
     /// Drops all state of a process that has exited.
     pub(super) fn forget(&mut self) {
         self.ids.clear();
-        self.said.clear();
+        self.start_lines.clear();
         self.stats = None;
         self.ready = None;
     }
 
     /// Returns the messages that bring a new front end up to date about this engine, whose index is `number`.
-    pub(super) fn snapshot(&self, number: usize) -> Vec<FromEngine> {
-        let lines: Vec<&[u8]> = self.said.iter().map(|(_, raw)| &raw[..]).collect();
-        let lines = (!lines.is_empty()).then(|| says(number, &lines));
-        let stats = self.stats.as_ref().map(|stats| says(number, &[stats]));
-        let found = [lines, Some(self.told_state(number)), stats];
-        found.into_iter().flatten().collect()
+    pub(super) fn snapshot(&self, engine: usize) -> Vec<FromEngine> {
+        let lines: Vec<&[u8]> = self.start_lines.iter().map(|(_, raw)| &raw[..]).collect();
+        let lines = (!lines.is_empty()).then(|| wrap_messages(engine, &lines));
+        let stats = self.stats.as_ref().map(|stats| wrap_messages(engine, &[stats]));
+        let messages = [lines, Some(self.state_message(engine)), stats];
+        messages.into_iter().flatten().collect()
     }
 
-    pub(super) fn told_state(&self, number: usize) -> FromEngine {
+    pub(super) fn state_message(&self, engine: usize) -> FromEngine {
         FromEngine::EngineState {
-            engine: as_i64(number),
+            engine: as_i64(engine),
             state: self.state.name().to_owned(),
             reason: self.reason.clone(),
         }
@@ -96,7 +96,7 @@ impl Engine {
 }
 
 /// Wraps encoded messages of `engine` for front ends, byte for byte.
-pub(super) fn says(engine: usize, messages: &[&[u8]]) -> FromEngine {
+pub(super) fn wrap_messages(engine: usize, messages: &[&[u8]]) -> FromEngine {
     FromEngine::EngineSays {
         engine: as_i64(engine),
         messages: list_of(messages),
@@ -105,18 +105,18 @@ pub(super) fn says(engine: usize, messages: &[&[u8]]) -> FromEngine {
 
 /// Combines the `EngineReady` messages of all engines: the minimum sequence length, the sum of pages. `None` if not all
 /// are ready.
-pub(super) fn together(engines: &[Engine]) -> Option<EngineReady> {
+pub(super) fn combine_ready(engines: &[Engine]) -> Option<EngineReady> {
     let all: Option<Vec<&EngineReady>> = engines.iter().map(|engine| engine.ready.as_ref()).collect();
     let all = all?;
     let first = *all.first()?;
-    let number = match all.len() {
+    let prefix = match all.len() {
         1 => String::new(), // behind a pool for its limits
         several => format!("{several} engines"),
     };
     Some(EngineReady {
-        max_seq_len: all.iter().map(|one| one.max_seq_len).min()?,
-        num_pages: all.iter().map(|one| one.num_pages).sum(),
-        engine_details: [&number[..], &first.engine_details]
+        max_seq_len: all.iter().map(|ready| ready.max_seq_len).min()?,
+        num_pages: all.iter().map(|ready| ready.num_pages).sum(),
+        engine_details: [&prefix[..], &first.engine_details]
             .into_iter()
             .filter(|text| !text.is_empty())
             .collect::<Vec<_>>()

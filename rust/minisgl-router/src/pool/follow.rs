@@ -28,11 +28,11 @@ pub(super) async fn follow(io: Rc<Io>, engine: usize, path: &Path, watchdog: imp
     loop {
         let link = Rc::new(EngineLink::over(connect(path).await, "pool"));
         io.set_link(engine, Some(Rc::clone(&link)));
-        io.act(|board| board.engine_came(engine));
+        io.act(|board| board.on_engine_connected(engine));
         let loss = listen(&io, engine, &link, watchdog()).await;
         io.set_link(engine, None);
         drop(link);
-        io.act(|board| board.engine_lost(engine, loss.is_silent, &loss.reason));
+        io.act(|board| board.on_engine_lost(engine, loss.is_silent, &loss.reason));
         if io.is_shutting_down() || io.has_ended() {
             return;
         }
@@ -52,23 +52,23 @@ async fn connect(path: &Path) -> UnixStream {
 
 async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -> Loss {
     let watchdog = RefCell::new(watchdog);
-    let mut looks = interval(watchdog.borrow().look_every().max(Duration::from_millis(1)));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut polls = interval(watchdog.borrow().poll_interval().max(Duration::from_millis(1)));
+    polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failure = None;
     loop {
         tokio::select! {
             biased;
-            () = io.room() => {}
-            _ = looks.tick() => {
-                watchdog.borrow_mut().was_not_read(Instant::now()); // what it says is not read
+            () = io.wait_until_writable() => {}
+            _ = polls.tick() => {
+                watchdog.borrow_mut().restart_silence(Instant::now()); // what it says is not read
                 continue;
             }
         }
         let received = tokio::select! {
             biased;
-            received = link.receive_frames(|frame| take(io, engine, frame, &watchdog, &mut failure)) => received,
-            _ = looks.tick() => {
-                if let Some(reason) = watchdog.borrow_mut().look(Instant::now()) {
+            received = link.receive_frames(|frame| handle_frame(io, engine, frame, &watchdog, &mut failure)) => received,
+            _ = polls.tick() => {
+                if let Some(reason) = watchdog.borrow_mut().poll(Instant::now()) {
                     return Loss { is_silent: true, reason };
                 }
                 continue;
@@ -85,7 +85,7 @@ async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -
 }
 
 /// Handles one frame of an engine. Stores the engine's fatal error message in `failure`.
-fn take(
+fn handle_frame(
     io: &Io,
     engine: usize,
     frame: &[u8],
@@ -95,13 +95,13 @@ fn take(
     let now = Instant::now();
     io.act(|board| {
         decode_each(frame, |message, raw| match message {
-            FromEngine::Heartbeat(beat) => watchdog.borrow_mut().hear(beat, now),
+            FromEngine::Heartbeat(beat) => watchdog.borrow_mut().on_heartbeat(beat, now),
             FromEngine::EngineFailed(text) => *failure = Some(text),
             message => {
                 if matches!(message, FromEngine::EngineReady(_)) {
                     watchdog.borrow_mut().expect(now);
                 }
-                board.engine_says(engine, message, raw);
+                board.handle_engine_message(engine, message, raw);
             }
         })
     })

@@ -57,19 +57,19 @@ impl Io {
 
     /// Runs `what` on the switchboard and sends the messages that follow from it. Never blocks.
     pub(super) fn act<T>(&self, what: impl FnOnce(&mut Switchboard) -> T) -> T {
-        let (found, out) = {
+        let (result, out) = {
             let board = &mut *self.board.borrow_mut();
-            let found = what(board);
+            let result = what(board);
             let out = board.take_out();
             self.publish(board);
             if board.ended().is_some() {
                 self.ended.notify_one();
             }
-            (found, out)
+            (result, out)
         };
         out.into_iter().for_each(|one| self.deliver(one));
         self.news.notify_waiters();
-        found
+        result
     }
 
     fn deliver(&self, out: Out) {
@@ -84,8 +84,8 @@ impl Io {
                     peer.send(&frame, droppable);
                 }
             }
-            Out::Close(number) => {
-                if let Some(peer) = self.peers.borrow().get(&number) {
+            Out::Close(id) => {
+                if let Some(peer) = self.peers.borrow().get(&id) {
                     peer.close();
                 }
             }
@@ -94,7 +94,7 @@ impl Io {
 
     fn publish(&self, board: &Switchboard) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
-        board.read(&mut readings);
+        board.write_metrics(&mut readings);
     }
 
     /// Returns true if the pool has ended.
@@ -109,15 +109,15 @@ impl Io {
     // ------------------------------------------------------------------------------------------------- come and go
 
     /// Registers a front end, sends the state of the engines to it, and returns its id.
-    pub(super) fn welcome(&self, peer: &Rc<Peer>) -> u32 {
-        let number = self.board.borrow_mut().front_end_came();
-        self.peers.borrow_mut().insert(number, Rc::clone(peer));
+    pub(super) fn add_peer(&self, peer: &Rc<Peer>) -> u32 {
+        let id = self.board.borrow_mut().add_front_end();
+        self.peers.borrow_mut().insert(id, Rc::clone(peer));
         self.act(|_| ()); // what was said to it
-        number
+        id
     }
 
-    pub(super) fn leave(&self, number: u32) {
-        self.peers.borrow_mut().remove(&number);
+    pub(super) fn remove_peer(&self, id: u32) {
+        self.peers.borrow_mut().remove(&id);
         self.news.notify_waiters();
     }
 
@@ -138,16 +138,16 @@ impl Io {
     // --------------------------------------------------------------------------------------------- who cannot follow
 
     /// Waits until a front end that has requests can accept data, or no front end has requests.
-    pub(super) async fn room(&self) {
+    pub(super) async fn wait_until_writable(&self) {
         loop {
             let news = self.news.notified();
             let busy = self.busy();
-            if busy.is_empty() || busy.iter().any(|peer| peer.has_room()) {
+            if busy.is_empty() || busy.iter().any(|peer| peer.can_send()) {
                 return;
             }
             let mut waits: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![Box::pin(news)];
             for peer in &busy {
-                waits.push(Box::pin(peer.room()));
+                waits.push(Box::pin(peer.wait_until_writable()));
             }
             poll_fn(|context| {
                 let is_any = waits.iter_mut().any(|one| one.as_mut().poll(context).is_ready());
@@ -161,7 +161,7 @@ impl Io {
     fn busy(&self) -> Vec<Rc<Peer>> {
         let board = self.board.borrow();
         let peers = self.peers.borrow();
-        let busy = peers.iter().filter(|(number, _)| board.is_busy(**number));
+        let busy = peers.iter().filter(|(id, _)| board.is_busy(**id));
         busy.map(|(_, peer)| Rc::clone(peer)).collect()
     }
 }
@@ -225,22 +225,22 @@ impl Peer {
     }
 
     /// Returns true if nothing is queued and the socket's send buffer has free space. Never blocks.
-    pub(super) fn has_room(&self) -> bool {
+    pub(super) fn can_send(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         // asked of the kernel: what tokio remembers is true until the socket is full
-        let asked = self.stream.try_io(Interest::WRITABLE, || {
-            let mut asked = [PollFd::new(&self.stream, PollFlags::OUT)];
-            match poll(&mut asked, Some(&now)) {
+        let polled = self.stream.try_io(Interest::WRITABLE, || {
+            let mut descriptors = [PollFd::new(&self.stream, PollFlags::OUT)];
+            match poll(&mut descriptors, Some(&now)) {
                 Ok(1..) => Ok(()),
                 _ => Err(ErrorKind::WouldBlock.into()),
             }
         });
-        self.queue.borrow().is_empty() && asked.is_ok()
+        self.queue.borrow().is_empty() && polled.is_ok()
     }
 
     /// Waits until the socket may accept data; returns at once if the front end has disconnected. Never returns while
     /// frames are queued: `Io::news` reports the end of that.
-    pub(super) async fn room(&self) {
+    pub(super) async fn wait_until_writable(&self) {
         if !self.queue.borrow().is_empty() {
             return pending().await;
         }
@@ -286,7 +286,7 @@ impl Peer {
     }
 
     /// Handles the front end's messages until it disconnects or must be disconnected.
-    async fn listen(&self, io: &Io, number: u32) {
+    async fn listen(&self, io: &Io, id: u32) {
         let mut frames = Frames::default();
         let reason = loop {
             tokio::select! {
@@ -302,25 +302,25 @@ impl Peer {
                     if ready.is_err() || frames.fill(&self.stream).is_err() {
                         break None;
                     }
-                    if let Err(reason) = take(&mut frames, io, number) {
+                    if let Err(reason) = handle_frames(&mut frames, io, id) {
                         break Some(reason);
                     }
                 }
             }
         };
-        io.act(|board| board.front_end_gone(number, reason.as_deref()));
+        io.act(|board| board.remove_front_end(id, reason.as_deref()));
     }
 }
 
-fn take(frames: &mut Frames, io: &Io, number: u32) -> Result<(), String> {
+fn handle_frames(frames: &mut Frames, io: &Io, id: u32) -> Result<(), String> {
     loop {
         let mut messages = Vec::new();
-        let taken = frames.take(|frame| {
+        let num_frames = frames.take(|frame| {
             messages.extend(decode_to_engine(frame)?);
             Ok(())
         });
-        io.act(|board| (messages.into_iter()).try_for_each(|message| board.front_end_says(number, message)))?;
-        match taken {
+        io.act(|board| (messages.into_iter()).try_for_each(|message| board.handle_message(id, message)))?;
+        match num_frames {
             Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(error) => return Err(error.to_string()),
@@ -331,20 +331,20 @@ fn take(frames: &mut Frames, io: &Io, number: u32) -> Result<(), String> {
 /// Starts the tasks that serve a new front end.
 pub(super) fn serve(io: &Rc<Io>, stream: UnixStream) {
     let peer = Rc::new(Peer::new(stream, &io.rules));
-    let number = io.welcome(&peer);
+    let id = io.add_peer(&peer);
     let (io, reader) = (Rc::clone(io), Rc::clone(&peer));
     spawn_local(async move {
         let writing = spawn_local({
             let (io, peer) = (Rc::clone(&io), Rc::clone(&reader));
             async move { peer.send_queue(&io).await }
         });
-        reader.listen(&io, number).await;
+        reader.listen(&io, id).await;
         reader.close();
         let stop = writing.abort_handle();
         if timeout(LINGER, writing).await.is_err() {
             stop.abort();
         }
-        io.leave(number);
+        io.remove_peer(id);
     });
 }
 

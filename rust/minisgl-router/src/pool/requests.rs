@@ -8,7 +8,7 @@ use minisgl_gateway::live::IdHasher;
 use minisgl_gateway::message::{NewRequest, ToEngine};
 use serde::Deserialize;
 
-use super::steps::Whose;
+use super::steps::Owner;
 
 /// Hash map by consecutive integer ids.
 pub(super) type ById<T> = HashMap<i64, T, BuildHasherDefault<IdHasher>>;
@@ -21,16 +21,16 @@ pub(super) const ERROR: i32 = 4;
 
 /// Crash count at which a request ends with an error instead of moving to another engine: it may be what crashes
 /// engines.
-const MOST_BLAME: u8 = 4;
+const MAX_CRASHES: u8 = 4;
 /// Crash count for a request that was admitted to an engine which was lost before it generated a token of it;
-/// `BLAME_SENT` is for one that was only sent there. (An engine reports an admission after its next step, so a request
+/// `CRASHES_SENT` is for one that was only sent there. (An engine reports an admission after its next step, so a request
 /// without such a report may be the cause as well.)
-const BLAME_ADMITTED: u8 = 2;
-const BLAME_SENT: u8 = 1;
+const CRASHES_ADMITTED: u8 = 2;
+const CRASHES_SENT: u8 = 1;
 
 /// Engine that a request is on, and its id there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Assignment {
     pub(super) engine: usize,
     /// Id of the request on the connection to that engine.
     pub(super) link_id: i64,
@@ -49,25 +49,25 @@ pub(super) enum Fate {
 #[derive(Debug, Default)]
 pub(super) struct Request {
     /// Id of the front end that sent the request; `None` once it has disconnected.
-    pub(super) owner: Option<u32>,
+    pub(super) front_end: Option<u32>,
     /// The request as its front end sent it, except that `tokens` is the prompt and all generated tokens.
     pub(super) given: NewRequest,
     pub(super) num_prompt: usize,
     /// Engine of the request; `None` while it is queued.
-    pub(super) place: Option<Place>,
+    pub(super) assignment: Option<Assignment>,
     /// Finish reason if the front end has aborted or finished the request.
     pub(super) ending: Option<i32>,
     /// The front end was notified of the admission.
-    pub(super) said_admitted: bool,
+    pub(super) reported_admission: bool,
     admitted_here: bool,
-    blame: u8,
+    num_crashes: u8,
     has_token_here: bool,
 }
 
 impl Request {
-    pub(super) fn new(owner: u32, given: NewRequest, num_generated: usize) -> Self {
+    pub(super) fn new(front_end: u32, given: NewRequest, num_generated: usize) -> Self {
         Self {
-            owner: Some(owner),
+            front_end: Some(front_end),
             num_prompt: given.tokens.len() - num_generated,
             given,
             ..Self::default()
@@ -79,41 +79,41 @@ impl Request {
     }
 
     /// Returns the request's front end and its id there, or `None` if the front end has disconnected.
-    pub(super) fn whose(&self) -> Whose {
-        self.owner.map(|owner| (owner, self.given.req_id))
+    pub(super) fn owner(&self) -> Owner {
+        self.front_end.map(|front_end| (front_end, self.given.req_id))
     }
 
     /// Records a placement and returns the message for the engine. The priority is sent as 0 unless it `counts` in
     /// engines.
-    pub(super) fn placed(&mut self, place: Place, counts: bool) -> ToEngine {
-        self.place = Some(place);
+    pub(super) fn assign(&mut self, assignment: Assignment, counts: bool) -> ToEngine {
+        self.assignment = Some(assignment);
         self.admitted_here = false;
         self.has_token_here = false;
         ToEngine::AddRequest(NewRequest {
-            req_id: place.link_id,
+            req_id: assignment.link_id,
             priority: if counts { self.given.priority } else { 0 },
             num_generated: as_i64(self.num_generated()),
             ..self.given.clone()
         })
     }
 
-    pub(super) fn got(&mut self, token: i32) {
+    pub(super) fn push_token(&mut self, token: i32) {
         self.given.tokens.push(token);
         self.has_token_here = true;
-        self.blame = 0;
+        self.num_crashes = 0;
     }
 
     /// Records an admission and returns true if the front end was not notified of one yet.
-    pub(super) fn admitted(&mut self) -> bool {
+    pub(super) fn record_admission(&mut self) -> bool {
         self.admitted_here = true;
-        !std::mem::replace(&mut self.said_admitted, true)
+        !std::mem::replace(&mut self.reported_admission, true)
     }
 
     /// Records the loss of the request's engine and returns what happens to the request. Raises its crash count if the
     /// engine generated no token of it.
-    pub(super) fn lost(&mut self) -> Fate {
-        self.place = None;
-        if self.owner.is_none() {
+    pub(super) fn record_loss(&mut self) -> Fate {
+        self.assignment = None;
+        if self.front_end.is_none() {
             return Fate::Forgotten;
         }
         if let Some(reason) = self.ending {
@@ -124,9 +124,13 @@ impl Request {
             return Fate::Ends(LENGTH, None);
         }
         if !self.has_token_here {
-            self.blame += if self.admitted_here { BLAME_ADMITTED } else { BLAME_SENT };
+            self.num_crashes += if self.admitted_here {
+                CRASHES_ADMITTED
+            } else {
+                CRASHES_SENT
+            };
         }
-        if self.blame >= MOST_BLAME {
+        if self.num_crashes >= MAX_CRASHES {
             let text = "one engine after another was lost with this request before it made a token: the request may be \
                         what ends them";
             return Fate::Ends(ERROR, Some(text));
@@ -146,7 +150,7 @@ pub(super) struct OwnPrefixes {
 }
 
 /// Hashes that each of the two sets of a key holds at most.
-const MOST_PAGES: usize = 1 << 15;
+const MAX_PAGES: usize = 1 << 15;
 
 impl OwnPrefixes {
     pub(super) fn new(page_size: usize) -> Self {
@@ -159,21 +163,21 @@ impl OwnPrefixes {
 
     /// Returns how many of the `cached_len` tokens that an engine had cached for `request` its key may know of: those
     /// of its own earlier prefixes, in whole pages.
-    pub(super) fn shown(&self, request: &Request, cached_len: i32) -> i32 {
+    pub(super) fn visible_len(&self, request: &Request, cached_len: i32) -> i32 {
         let most = usize::try_from(cached_len).unwrap_or(0) / self.page_size;
         let Some([late, before]) = self.pages.get(&request.given.key) else {
             return 0;
         };
         let is_own = |page: &u64| late.contains(page) || before.contains(page);
-        let num_own = self.hashes(request).take(most).take_while(is_own).count();
-        i32::try_from(num_own * self.page_size).unwrap_or(cached_len)
+        let num_shown = self.hashes(request).take(most).take_while(is_own).count();
+        i32::try_from(num_shown * self.page_size).unwrap_or(cached_len)
     }
 
     /// Adds the full pages of the request's tokens to what its key may know of.
     pub(super) fn add(&mut self, request: &Request) {
-        let hashes: Vec<u64> = self.hashes(request).take(MOST_PAGES).collect();
+        let hashes: Vec<u64> = self.hashes(request).take(MAX_PAGES).collect();
         let [late, before] = self.pages.entry(request.given.key).or_default();
-        if late.len() + hashes.len() > MOST_PAGES {
+        if late.len() + hashes.len() > MAX_PAGES {
             *before = std::mem::take(late);
         }
         late.extend(hashes);

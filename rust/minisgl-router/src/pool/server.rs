@@ -59,7 +59,7 @@ impl EnginePool {
         // the one that is used is made in the thread, where it stays
         let rules = Rc::new(config.front_ends.clone());
         let board = Switchboard::new(config.router.clone(), rules).map_err(invalid)?;
-        board.read(&mut readings.lock().unwrap_or_else(PoisonError::into_inner));
+        board.write_metrics(&mut readings.lock().unwrap_or_else(PoisonError::into_inner));
         let listener = listen_at(&config.listen, config.front_ends.max_front_ends)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()

@@ -11,8 +11,8 @@ use minisgl_gateway::message::{
 };
 use serde::Serialize;
 
-use super::engines::{Engine, State, says};
-use super::requests::{ABORT, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Place, Request, STOP, as_i64};
+use super::engines::{Engine, State, wrap_messages};
+use super::requests::{ABORT, Assignment, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Request, STOP, as_i64};
 use crate::policy::{Placed, Router, RouterConfig};
 
 /// Metrics snapshot of a pool.
@@ -67,7 +67,7 @@ pub struct Switchboard {
     /// Messages that an engine gets when it becomes ready, by adapter id and by prefix id.
     pub(super) adapters: BTreeMap<i64, ToEngine>,
     pub(super) prefixes: BTreeMap<i64, ToEngine>,
-    pub(super) said_ready: Option<Box<EngineReady>>,
+    pub(super) sent_ready: Option<Box<EngineReady>>,
     pub(super) is_shutting_down: bool,
     pub(super) ended: Option<String>,
     pub(super) num_moved: u64,
@@ -95,7 +95,7 @@ impl Switchboard {
             next_front_end: 0,
             prefixes: BTreeMap::new(),
             adapters: BTreeMap::new(),
-            said_ready: None,
+            sent_ready: None,
             is_shutting_down: false,
             ended: None,
             num_moved: 0,
@@ -115,7 +115,7 @@ impl Switchboard {
     }
 
     /// Writes the counters into `readings`.
-    pub(super) fn read(&self, readings: &mut Readings) {
+    pub(super) fn write_metrics(&self, readings: &mut Readings) {
         let engines = &self.engines;
         readings.loads.clear();
         readings.loads.extend(engines.iter().map(|one| one.ids.len()));
@@ -152,28 +152,28 @@ impl Switchboard {
     // ------------------------------------------------------------------------------------------------- front ends
 
     /// Registers a new front end and returns its id. Queues a snapshot of every engine's state for it.
-    pub fn front_end_came(&mut self) -> u32 {
-        let number = self.next_front_end;
+    pub fn add_front_end(&mut self) -> u32 {
+        let id = self.next_front_end;
         self.next_front_end += 1;
-        self.front_ends.insert(number, FrontEnd::new(number, &self.rules));
+        self.front_ends.insert(id, FrontEnd::new(id, &self.rules));
         let engines = self.engines.iter().enumerate();
         let mut messages: Vec<_> = engines.flat_map(|(engine, one)| one.snapshot(engine)).collect();
-        messages.extend(self.said_ready.clone().map(FromEngine::EngineReady));
-        messages.iter().for_each(|message| self.send(number, message, false));
-        number
+        messages.extend(self.sent_ready.clone().map(FromEngine::EngineReady));
+        messages.iter().for_each(|message| self.send(id, message, false));
+        id
     }
 
     /// Handles a message of a front end; no-op if the id is unknown. An error is the reason to disconnect it.
-    pub fn front_end_says(&mut self, number: u32, message: ToEngine) -> Result<(), String> {
-        let Some(front_end) = self.front_ends.get_mut(&number) else {
+    pub fn handle_message(&mut self, id: u32, message: ToEngine) -> Result<(), String> {
+        let Some(front_end) = self.front_ends.get_mut(&id) else {
             return Ok(());
         };
         front_end.check(&message)?;
         match message {
             ToEngine::Hello { name } => front_end.hello(&name),
-            ToEngine::AddRequest(given) => self.add(number, given),
-            ToEngine::AbortRequest(own_id) => self.end_early(number, own_id, ABORT, ToEngine::AbortRequest),
-            ToEngine::FinishRequest(own_id) => self.end_early(number, own_id, STOP, ToEngine::FinishRequest),
+            ToEngine::AddRequest(given) => self.add(id, given),
+            ToEngine::AbortRequest(own_id) => self.end_early(id, own_id, ABORT, ToEngine::AbortRequest),
+            ToEngine::FinishRequest(own_id) => self.end_early(id, own_id, STOP, ToEngine::FinishRequest),
             ToEngine::Shutdown => {
                 self.is_shutting_down = true;
                 for engine in (0..self.engines.len()).filter(|&engine| self.engines[engine].is_linked) {
@@ -189,7 +189,7 @@ impl Switchboard {
                     ToEngine::UnloadAdapter(adapter) => drop(self.adapters.remove(&adapter)),
                     _ => {} // the cache is emptied, or steps are watched
                 }
-                self.tell_ready(&for_all);
+                self.send_to_ready(&for_all);
             }
         }
         Ok(())
@@ -197,24 +197,24 @@ impl Switchboard {
 
     /// Removes a front end that has disconnected, or must be disconnected for `reason`. Its requests are aborted, and
     /// the other front ends get a log line.
-    pub fn front_end_gone(&mut self, number: u32, reason: Option<&str>) {
-        let Some(gone) = self.front_ends.remove(&number) else {
+    pub fn remove_front_end(&mut self, id: u32, reason: Option<&str>) {
+        let Some(removed) = self.front_ends.remove(&id) else {
             return;
         };
         if let Some(reason) = reason {
             let text = self.rules.ends.replace("{reason}", reason);
-            self.send(number, &FromEngine::EngineFailed(text), true);
+            self.send(id, &FromEngine::EngineFailed(text), true);
         }
-        self.out.push(Out::Close(number));
-        let mut live: Vec<i64> = gone.live.values().copied().collect();
+        self.out.push(Out::Close(id));
+        let mut live: Vec<i64> = removed.live.values().copied().collect();
         live.sort_unstable();
         for &id in &live {
             let Some(request) = self.requests.get_mut(&id) else {
                 continue;
             };
-            request.owner = None;
-            match request.place {
-                Some(Place { engine, link_id }) => {
+            request.front_end = None;
+            match request.assignment {
+                Some(Assignment { engine, link_id }) => {
                     self.out.push(Out::Engine(engine, ToEngine::AbortRequest(link_id)));
                 }
                 None => self.forget(id),
@@ -226,7 +226,7 @@ impl Switchboard {
                 None => self.rules.has_gone.clone(),
             };
             let text = text.replace("{num_live}", &live.len().to_string());
-            self.say_line(text.replace("{name}", &gone.name));
+            self.send_log_line(text.replace("{name}", &removed.name));
         }
     }
 
@@ -239,7 +239,7 @@ impl Switchboard {
         let request = Request::new(owner, given, generated.unwrap_or(0));
         let refused = match (generated, num_generated) {
             (None, n) if n != 0 => Err(format!("num_generated: {n}: must leave a prompt and a token to make")),
-            _ => self.stand_in_line(id, &request, false),
+            _ => self.enqueue(id, &request, false),
         };
         self.requests.insert(id, request);
         if let Some(front_end) = self.front_ends.get_mut(&owner) {
@@ -250,7 +250,7 @@ impl Switchboard {
         }
     }
 
-    pub(super) fn stand_in_line(&mut self, id: i64, request: &Request, again: bool) -> Result<(), String> {
+    pub(super) fn enqueue(&mut self, id: i64, request: &Request, again: bool) -> Result<(), String> {
         let given = &request.given;
         let Ok(key) = usize::try_from(given.key) else {
             return Err(format!("key: {}: there is no such key", given.key));
@@ -270,8 +270,8 @@ impl Switchboard {
             return;
         };
         request.ending.get_or_insert(reason);
-        match request.place {
-            Some(Place { engine, link_id }) => self.out.push(Out::Engine(engine, message(link_id))),
+        match request.assignment {
+            Some(Assignment { engine, link_id }) => self.out.push(Out::Engine(engine, message(link_id))),
             None => self.end(id, reason, None),
         }
     }
@@ -287,7 +287,7 @@ impl Switchboard {
             let link_id = self.next_link_id;
             self.next_link_id += 1;
             self.engines[engine].ids.insert(link_id, req_id);
-            let message = request.placed(Place { engine, link_id }, self.own_prefixes.is_none());
+            let message = request.assign(Assignment { engine, link_id }, self.own_prefixes.is_none());
             self.out.push(Out::Engine(engine, message));
         }
     }
@@ -295,7 +295,7 @@ impl Switchboard {
     /// Ends a request without an engine, with a finish reason and an optional error text.
     pub(super) fn end(&mut self, id: i64, reason: i32, text: Option<&str>) {
         let Some(request) = self.requests.get(&id) else { return };
-        if let Some((owner, own_id)) = request.whose() {
+        if let Some((owner, own_id)) = request.owner() {
             let step = StepTokens {
                 req_ids: vec![own_id],
                 tokens: vec![-1],
@@ -313,10 +313,10 @@ impl Switchboard {
             return;
         };
         self.router.remove(id, request.num_generated());
-        if let Some(own) = self.own_prefixes.as_mut().filter(|_| request.said_admitted) {
+        if let Some(own) = self.own_prefixes.as_mut().filter(|_| request.reported_admission) {
             own.add(&request);
         }
-        if let Some(front_end) = request.owner.and_then(|owner| self.front_ends.get_mut(&owner)) {
+        if let Some(front_end) = request.front_end.and_then(|owner| self.front_ends.get_mut(&owner)) {
             front_end.live.remove(&request.given.req_id);
         }
     }
@@ -347,12 +347,12 @@ impl Switchboard {
         self.send_all(FromEngine::Heartbeat(beat), true);
     }
 
-    pub(super) fn pass_on(&mut self, engine: usize, raw: &[u8], droppable: bool) {
-        self.send_all(says(engine, &[raw]), droppable);
+    pub(super) fn forward(&mut self, engine: usize, raw: &[u8], droppable: bool) {
+        self.send_all(wrap_messages(engine, &[raw]), droppable);
     }
 
     /// Sends a log line to all front ends.
-    pub(super) fn say_line(&mut self, text: String) {
+    pub(super) fn send_log_line(&mut self, text: String) {
         let (done, total) = (0, 0);
         self.send_all(FromEngine::LoadProgress(LoadProgress { text, done, total }), false);
     }
@@ -372,7 +372,7 @@ impl Switchboard {
         self.out.push(Out::Frame { to, frame, droppable });
     }
 
-    fn tell_ready(&mut self, message: &ToEngine) {
+    fn send_to_ready(&mut self, message: &ToEngine) {
         for (engine, one) in self.engines.iter().enumerate() {
             if one.state == State::Ready {
                 self.out.push(Out::Engine(engine, message.clone()));

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod broadcast;
 mod random;
 mod rules;
-mod told;
 mod world;

@@ -35,7 +35,7 @@ pub(super) fn next_token(tokens: &[i32]) -> i32 {
     i32::try_from((hash >> 20) % 997).unwrap()
 }
 
-pub(super) fn undisturbed(prompt: &[i32], max_tokens: usize) -> Vec<i32> {
+pub(super) fn expected_tokens(prompt: &[i32], max_tokens: usize) -> Vec<i32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..max_tokens {
         tokens.push(next_token(&tokens));
@@ -92,12 +92,12 @@ pub(super) struct FakeEngine {
     last_id: i64,
     /// Cached tokens that it reports for each admitted request.
     pub(super) cached_len: i32,
-    pub(super) said: VecDeque<FromEngine>,
-    pub(super) heard: Vec<ToEngine>,
+    pub(super) outbox: VecDeque<FromEngine>,
+    pub(super) received: Vec<ToEngine>,
 }
 
 impl FakeEngine {
-    fn hear(&mut self, message: ToEngine) {
+    fn handle(&mut self, message: ToEngine) {
         match &message {
             ToEngine::AddRequest(NewRequest {
                 req_id,
@@ -134,7 +134,7 @@ impl FakeEngine {
             }
             _ => {}
         }
-        self.heard.push(message);
+        self.received.push(message);
     }
 
     /// Generates a token for up to `most` rows and ends the rows that were aborted or finished.
@@ -160,14 +160,14 @@ impl FakeEngine {
         let ended: Vec<i64> = ended.map(|one| *one.0).collect();
         ended.iter().for_each(|id| drop(self.rows.remove(id)));
         if !step.req_ids.is_empty() {
-            self.said.push_back(FromEngine::StepTokens(step));
+            self.outbox.push_back(FromEngine::StepTokens(step));
         }
     }
 }
 
 /// Output of one request as a front end received it.
 #[derive(Default)]
-pub(super) struct Got {
+pub(super) struct Received {
     pub(super) prompt: Vec<i32>,
     pub(super) max_tokens: usize,
     pub(super) tokens: Vec<i32>,
@@ -175,32 +175,34 @@ pub(super) struct Got {
     pub(super) error: String,
     pub(super) num_admitted: usize,
     pub(super) cached_len: i32,
-    pub(super) asked: Option<i32>,
+    pub(super) requested_end: Option<i32>,
 }
 
 #[derive(Default)]
 pub(super) struct FakeFrontEnd {
-    pub(super) requests: BTreeMap<i64, Got>,
+    pub(super) requests: BTreeMap<i64, Received>,
     pub(super) other: Vec<FromEngine>,
 }
 
 impl FakeFrontEnd {
-    fn hear(&mut self, frame: &[u8]) {
+    fn handle(&mut self, frame: &[u8]) {
         for message in decode(&frame[LENGTH_BYTES..]).unwrap() {
             let FromEngine::StepTokens(step) = message else {
                 self.other.push(message);
                 continue;
             };
             for (id, cached_len) in &step.admitted {
-                let got = self.requests.get_mut(id).unwrap();
-                got.num_admitted += 1;
-                got.cached_len = *cached_len;
+                let received = self.requests.get_mut(id).unwrap();
+                received.num_admitted += 1;
+                received.cached_len = *cached_len;
             }
             for (row, id) in step.req_ids.iter().enumerate() {
-                let got = self.requests.get_mut(id).expect("somebody else's");
-                assert_eq!(got.end, None, "it goes on after its end");
-                got.tokens.extend((step.tokens[row] >= 0).then_some(step.tokens[row]));
-                got.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
+                let received = self.requests.get_mut(id).expect("somebody else's");
+                assert_eq!(received.end, None, "it goes on after its end");
+                received
+                    .tokens
+                    .extend((step.tokens[row] >= 0).then_some(step.tokens[row]));
+                received.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
             }
             for (id, text) in step.errors.0 {
                 self.requests.get_mut(&id).unwrap().error = text;
@@ -210,18 +212,22 @@ impl FakeFrontEnd {
 
     /// Asserts that each request received a prefix of its expected tokens, or all of them if it ended by length.
     pub(super) fn check(&self) {
-        for (id, got) in &self.requests {
-            let whole = undisturbed(&got.prompt, got.max_tokens);
-            assert!(whole.starts_with(&got.tokens), "request {id}: {:?}", got.tokens);
+        for (id, received) in &self.requests {
+            let whole = expected_tokens(&received.prompt, received.max_tokens);
             assert!(
-                got.num_admitted <= 1,
-                "request {id} was admitted {} times",
-                got.num_admitted
+                whole.starts_with(&received.tokens),
+                "request {id}: {:?}",
+                received.tokens
             );
-            match got.end {
-                Some(LENGTH) => assert_eq!(got.tokens, whole, "request {id}"),
-                Some(ERROR) => assert!(got.error.contains("may be what ends them"), "request {id}"),
-                end => assert!(end.is_none() || end == got.asked, "request {id}: {end:?}"),
+            assert!(
+                received.num_admitted <= 1,
+                "request {id} was admitted {} times",
+                received.num_admitted
+            );
+            match received.end {
+                Some(LENGTH) => assert_eq!(received.tokens, whole, "request {id}"),
+                Some(ERROR) => assert!(received.error.contains("may be what ends them"), "request {id}"),
+                end => assert!(end.is_none() || end == received.requested_end, "request {id}: {end:?}"),
             }
         }
     }
@@ -259,12 +265,12 @@ impl World {
             match out {
                 Out::Engine(engine, message) => {
                     if let Some(engine) = &mut self.engines[engine] {
-                        engine.hear(message);
+                        engine.handle(message);
                     }
                 }
                 Out::Frame { to, frame, .. } => {
                     if let Some(front_end) = self.front_ends.get_mut(&to) {
-                        front_end.hear(&frame);
+                        front_end.handle(&frame);
                     }
                 }
                 Out::Close(number) => drop(self.gone.insert(number)),
@@ -273,9 +279,9 @@ impl World {
     }
 
     pub(super) fn start(&mut self, engine: usize) {
-        self.board.engine_came(engine);
+        self.board.on_engine_connected(engine);
         let mut started = FakeEngine::default();
-        started.said.push_back(FromEngine::EngineReady(Box::new(EngineReady {
+        started.outbox.push_back(FromEngine::EngineReady(Box::new(EngineReady {
             max_seq_len: 100 + i64::try_from(engine).unwrap(),
             num_pages: 10,
             ..EngineReady::default()
@@ -285,11 +291,11 @@ impl World {
     }
 
     /// Delivers up to `number` messages of an engine to the pool.
-    pub(super) fn deliver(&mut self, engine: usize, number: usize) {
-        for _ in 0..number {
-            let said = self.engines[engine].as_mut().and_then(|one| one.said.pop_front());
-            let Some(message) = said else { break };
-            self.board.engine_says(engine, message, b"\xa3raw");
+    pub(super) fn deliver(&mut self, engine: usize, count: usize) {
+        for _ in 0..count {
+            let message = self.engines[engine].as_mut().and_then(|one| one.outbox.pop_front());
+            let Some(message) = message else { break };
+            self.board.handle_engine_message(engine, message, b"\xa3raw");
         }
         self.settle();
     }
@@ -298,47 +304,47 @@ impl World {
     pub(super) fn lose(&mut self, engine: usize, is_silent: bool) {
         if self.engines[engine].take().is_some() {
             self.board.restarting(engine, self.forever);
-            self.board.engine_lost(engine, is_silent, "it was told to die");
+            self.board.on_engine_lost(engine, is_silent, "it was told to die");
             self.settle();
         }
     }
 
-    pub(super) fn come(&mut self) -> u32 {
-        let number = self.board.front_end_came();
+    pub(super) fn connect(&mut self) -> u32 {
+        let number = self.board.add_front_end();
         self.front_ends.insert(number, FakeFrontEnd::default());
         let hello = ToEngine::Hello {
             name: format!("test {number}"),
         };
-        self.board.front_end_says(number, hello).unwrap();
+        self.board.handle_message(number, hello).unwrap();
         self.settle();
         number
     }
 
     pub(super) fn add(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize) -> i64 {
-        self.add_of(front_end, prompt, max_tokens, 0)
+        self.add_with_key(front_end, prompt, max_tokens, 0)
     }
 
-    pub(super) fn add_of(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize, key: i64) -> i64 {
+    pub(super) fn add_with_key(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize, key: i64) -> i64 {
         let requests = &mut self.front_ends.get_mut(&front_end).unwrap().requests;
         let req_id = i64::try_from(requests.len()).unwrap();
-        let got = Got {
+        let received = Received {
             prompt: prompt.clone(),
             max_tokens,
-            ..Got::default()
+            ..Received::default()
         };
-        requests.insert(req_id, got);
+        requests.insert(req_id, received);
         let max_tokens = i64::try_from(max_tokens).unwrap();
-        self.say(front_end, request(req_id, prompt, max_tokens, 0, 0, key));
+        self.send(front_end, request(req_id, prompt, max_tokens, 0, 0, key));
         req_id
     }
 
-    pub(super) fn say(&mut self, front_end: u32, message: ToEngine) {
-        self.board.front_end_says(front_end, message).unwrap();
+    pub(super) fn send(&mut self, front_end: u32, message: ToEngine) {
+        self.board.handle_message(front_end, message).unwrap();
         self.settle();
     }
 
     /// Runs steps of all engines until no request is left. Panics after 1000 rounds.
-    pub(super) fn run_to_the_end(&mut self) {
+    pub(super) fn run_until_idle(&mut self) {
         for _ in 0..1000 {
             for engine in 0..self.engines.len() {
                 if let Some(one) = &mut self.engines[engine] {

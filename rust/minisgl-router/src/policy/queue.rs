@@ -14,39 +14,39 @@ const AGE: i128 = 64;
 
 /// Sort key of a waiting request among those of its API key: requests placed before first, then priority and age, then
 /// arrival.
-pub(super) type Place = (bool, i128, u64);
+pub(super) type QueueKey = (bool, i128, u64);
 
 struct Key {
     share: KeyShare,
     num_inflight: usize,
     /// Cost charged to the key so far: tokens times `MAX_SHARE`, divided by its share.
-    had: u128,
+    cost: u128,
     /// The key has a waiting request and is below its limit of requests in flight.
     active: bool,
-    waiting: BTreeMap<Place, i64>,
+    waiting: BTreeMap<QueueKey, i64>,
 }
 
-pub(super) struct Line {
+pub(super) struct FairQueue {
     keys: Vec<Key>,
     /// Cost at which a key starts that becomes active: what the last served key had been charged before it was served.
-    now: u128,
+    start_cost: u128,
     num_arrivals: u64,
     num_waiting: usize,
 }
 
-impl Line {
+impl FairQueue {
     pub fn new(shares: &[KeyShare]) -> Self {
         let all = std::iter::once(KeyShare::default()).chain(shares.iter().copied());
         let key = |share| Key {
             share,
             num_inflight: 0,
-            had: 0,
+            cost: 0,
             active: false,
             waiting: BTreeMap::new(),
         };
         Self {
             keys: all.map(key).collect(),
-            now: 0,
+            start_cost: 0,
             num_arrivals: 0,
             num_waiting: 0,
         }
@@ -60,7 +60,7 @@ impl Line {
         self.num_waiting
     }
 
-    pub fn push(&mut self, req_id: i64, priority: i64, key: usize, again: bool) -> Place {
+    pub fn push(&mut self, req_id: i64, priority: i64, key: usize, again: bool) -> QueueKey {
         let arrival = self.num_arrivals;
         self.num_arrivals += 1;
         let order = if again {
@@ -68,11 +68,11 @@ impl Line {
         } else {
             i128::from(priority) * AGE + i128::from(arrival)
         };
-        let place = (!again, order, arrival);
-        self.keys[key].waiting.insert(place, req_id);
+        let position = (!again, order, arrival);
+        self.keys[key].waiting.insert(position, req_id);
         self.num_waiting += 1;
         self.refresh(key);
-        place
+        position
     }
 
     /// Returns the API key and the request id of the next request to place, or `None` if no key has an eligible
@@ -80,48 +80,48 @@ impl Line {
     pub fn first(&self) -> Option<(usize, i64)> {
         let active = || self.keys.iter().enumerate().filter(|(_, key)| key.active);
         let back = active().filter_map(|(at, key)| {
-            let (place, &req_id) = key.waiting.first_key_value()?;
-            (!place.0).then_some((place.2, at, req_id))
+            let (position, &req_id) = key.waiting.first_key_value()?;
+            (!position.0).then_some((position.2, at, req_id))
         });
         if let Some((_, at, req_id)) = back.min() {
             return Some((at, req_id));
         }
-        let (at, key) = active().min_by_key(|&(at, key)| (key.had, at))?;
+        let (at, key) = active().min_by_key(|&(at, key)| (key.cost, at))?;
         key.waiting.first_key_value().map(|(_, &req_id)| (at, req_id))
     }
 
     /// Removes the first request of `key`, which was placed and has `prompt_len` tokens, and charges the key for it
     /// once.
-    pub fn placed(&mut self, key: usize, prompt_len: usize) {
+    pub fn pop_placed(&mut self, key: usize, prompt_len: usize) {
         let Some(((first, _, _), _)) = self.keys[key].waiting.pop_first() else {
             return;
         };
         self.num_waiting -= 1;
         self.keys[key].num_inflight += 1;
         if first {
-            self.now = self.now.max(self.keys[key].had);
+            self.start_cost = self.start_cost.max(self.keys[key].cost);
             self.charge(key, prompt_len.max(1));
         }
         self.refresh(key);
     }
 
-    /// Removes a request of `key` that waits at `place`; no-op if it is not there.
-    pub fn leave(&mut self, key: usize, place: Place) {
-        if self.keys[key].waiting.remove(&place).is_some() {
+    /// Removes a request of `key` that waits at `position`; no-op if it is not there.
+    pub fn remove(&mut self, key: usize, position: QueueKey) {
+        if self.keys[key].waiting.remove(&position).is_some() {
             self.num_waiting -= 1;
         }
         self.refresh(key);
     }
 
     /// Counts the end of a placed request of `key`.
-    pub fn ended(&mut self, key: usize) {
+    pub fn record_end(&mut self, key: usize) {
         self.keys[key].num_inflight -= 1;
         self.refresh(key);
     }
 
     pub fn charge(&mut self, key: usize, num_tokens: usize) {
         let key = &mut self.keys[key];
-        key.had += num_tokens as u128 * u128::from(MAX_SHARE) / u128::from(key.share.share);
+        key.cost += num_tokens as u128 * u128::from(MAX_SHARE) / u128::from(key.share.share);
     }
 
     fn refresh(&mut self, key: usize) {
@@ -129,7 +129,7 @@ impl Line {
         let limit = key.share.max_inflight;
         let active = !key.waiting.is_empty() && (limit == 0 || key.num_inflight < limit);
         if active && !key.active {
-            key.had = key.had.max(self.now);
+            key.cost = key.cost.max(self.start_cost);
         }
         key.active = active;
     }
