@@ -1,5 +1,4 @@
-//! Access checks for probes by the request header alone (a subset of `server/core/callers.py`), and random ids. Python
-//! checks all other requests.
+//! Access checks for probes by the request header (a subset of `server/core/callers.py`), and random ids.
 
 use crate::http::{self, Head};
 
@@ -18,7 +17,7 @@ pub fn may_probe(head: &Head, hosts: Option<&[String]>) -> bool {
     name_of(host).is_some_and(|name| is_loopback(&name) || hosts.contains(&name))
 }
 
-/// Returns the client's request id if it is safe in a log and a header, else a new one. `None` if the client sent
+/// Returns the client's request id if it is safe in logs and headers, else a new one. `None` if the client sent
 /// several.
 pub fn request_id(head: &Head) -> Option<String> {
     head.header("x-request-id").ok()?;

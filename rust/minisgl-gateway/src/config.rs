@@ -1,4 +1,4 @@
-//! Configuration that the Python server sends to the gateway once, as JSON, when the engine is ready
+//! Configuration of the gateway, sent by the Python server as JSON when the engine is ready
 //! (`server/gateway_config.py`).
 
 use std::sync::Arc;
@@ -18,15 +18,13 @@ pub const VERSION: u32 = 8;
 pub struct GatewayConfig {
     /// Format version, which must be [`VERSION`].
     pub version: u32,
-    /// Callers with counters of their own: the API keys of a key file, plus index 0 for all others; 0 without a key
-    /// file.
+    /// Callers with counters of their own: the keys of an API key file plus index 0 for all others; 0 without a file.
     pub num_keys: usize,
     /// Limits of requests and connections.
     pub limits: Limits,
     /// Longest silence of a stream.
     pub silence: Silence,
-    /// Host names that the server answers to, in lower case and without ports, in addition to loopback names. `None`:
-    /// any.
+    /// Host names of the server, in lower case and without ports, in addition to loopback names. `None`: any name.
     pub hosts: Option<Vec<String>>,
     /// Headers that keep a web page of another origin from misusing a response that it includes.
     pub harmless_headers: Vec<(String, String)>,

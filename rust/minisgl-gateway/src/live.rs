@@ -12,7 +12,7 @@ use crate::answer::choice::Finish;
 use crate::answer::generation::Generation;
 use crate::message::StepTokens;
 use crate::metrics::Metrics;
-use crate::waiting::QueueReservation;
+use crate::waiting::Reservation;
 
 /// Hasher for consecutive integer ids: one multiplication.
 #[derive(Default)]
@@ -39,7 +39,7 @@ struct LiveRequest {
     generation: Rc<Generation>,
     choice: usize,
     sent: Instant,
-    reservation: Option<QueueReservation>, // in the queue, before its first step
+    reservation: Option<Reservation>, // in the queue, before its first step
 }
 
 /// Table of the gateway's requests in the engine, by request id.
@@ -61,7 +61,7 @@ impl Live {
     }
 
     /// Adds a request for one choice, with its queue reservation, and returns its id.
-    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, reservation: Option<QueueReservation>) -> i64 {
+    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, reservation: Option<Reservation>) -> i64 {
         let id = self.next_id;
         self.next_id += 1;
         let entry = LiveRequest {
@@ -98,9 +98,7 @@ impl Live {
         for logprobs in step.logprobs.drain(..) {
             let entry = step.req_ids.get(logprobs.index).and_then(|id| self.entries.get(id));
             if let Some(entry) = entry {
-                entry
-                    .generation
-                    .update(entry.choice, |choice| choice.add_scored(logprobs));
+                entry.generation.update(entry.choice, |one| one.add_scored(logprobs));
             }
         }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {

@@ -1,8 +1,6 @@
-//! Metrics of the gateway, with the names and bucket bounds of `metrics/server_metrics.py`, which adds those of both
-//! servers.
+//! Metrics of the gateway, with the names and bounds of `metrics/server_metrics.py`, which adds those of both servers.
 //!
-//! Invariants: one thread writes, any thread reads; counting neither locks nor allocates. Histograms count nothing
-//! before `set_bounds`.
+//! Invariants: one thread writes, any reads; counting neither locks nor allocates; histograms need `set_bounds` first.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -102,8 +100,8 @@ impl Meter {
         self.longest.record(ns);
     }
 
-    /// Returns the count, the total seconds, the longest call in seconds, and the longest one in the current and
-    /// previous window.
+    /// Returns the count and seconds: in total, of the longest call, and of the longest in the current and previous
+    /// window.
     pub fn read(&self) -> (u64, f64, f64, f64) {
         let (recent, longest) = self.longest.read();
         let seconds = |ns: u64| ns as f64 / 1e9;
@@ -215,8 +213,7 @@ impl Metrics {
         [("dispatch", &self.dispatch), ("detokenize", &self.detokenize)]
     }
 
-    /// Counts `count` tokens of one request that arrived at once; each gets an equal share of the time since the last
-    /// ones.
+    /// Counts `count` tokens of one request that arrived together; each gets an equal share of the time since the last.
     pub fn tokens(&self, count: usize, arrival: Instant, last: Option<Instant>, now: Instant) {
         self.generated.fetch_add(count as u64, Relaxed);
         match last {

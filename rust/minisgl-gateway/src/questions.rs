@@ -1,8 +1,7 @@
 //! Questions to Python: for each POST, what to do with it, asked once.
 //!
-//! Invariants: a question is answered once, or withdrawn when its client disconnects, and Python is notified and stops
-//! its work; Python is woken when there is something to take, and takes all of it; no thread of the gateway waits for
-//! the interpreter.
+//! Invariants: a question is answered once, or withdrawn when its client disconnects, which stops Python's work; Python
+//! is woken when there is something to take, and takes all of it; no thread of the gateway waits for the interpreter.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -70,8 +69,7 @@ impl Questions {
         })
     }
 
-    /// Returns the socket that is readable when there is a question. The reader must empty it before it takes the
-    /// questions.
+    /// Returns the socket that is readable when there is a question. Empty it before taking the questions.
     pub fn woken(&self) -> &UnixStream {
         &self.woken
     }
@@ -121,8 +119,7 @@ impl Questions {
         std::mem::take(&mut lock(&self.state).waiting)
     }
 
-    /// Answers question `number` with the result of `make`, which is not called if the question was withdrawn. Returns
-    /// false if its client has disconnected.
+    /// Answers question `number` with `make()`. Returns false, without calling `make`, if the question was withdrawn.
     pub fn answer(&self, number: u64, make: impl FnOnce() -> Reply) -> bool {
         let sender = lock(&self.state).senders.remove(&number);
         sender.is_some_and(|sender| sender.send(make()).is_ok())

@@ -1,7 +1,6 @@
 //! The gateway's thread, and the commands of its owner.
 //!
-//! Invariants: clients are accepted from `start` on; all requests are proxied until `serve`, and again from `drain` on;
-//! the thread has ended when `stop` returns.
+//! Invariants: clients are accepted from `start` on; all requests are proxied until `serve` and after `drain`.
 
 use std::io;
 use std::net::TcpListener;
@@ -83,16 +82,15 @@ impl Gateway {
         self.send(Command::Drain);
     }
 
-    /// Ends all requests in progress with the error `reason`, and proxies later ones. Call it before the engine process
-    /// is stopped.
+    /// Ends all requests in progress with the error `reason`, and proxies later ones. Call it before stopping the
+    /// engine.
     pub fn fail(&self, reason: &str) {
         let (sender, done) = channel();
         self.send(Command::Fail(reason.to_owned(), sender));
         let _ = done.recv_timeout(CONNECT_TIMEOUT); // else the thread has ended
     }
 
-    /// Closes all connections, those with a response in progress after it or after `grace`, and waits for the thread to
-    /// end. Idempotent.
+    /// Closes all connections, busy ones after their response or after `grace`; waits for the thread's end. Idempotent.
     pub fn stop(&self, grace: Duration) {
         self.shared.questions.close();
         self.end_thread(grace);

@@ -11,7 +11,7 @@ use crate::config::GatewayConfig;
 use crate::message::prepared::{Generation, Prepared};
 use crate::metrics::{Metrics, Windows};
 use crate::questions::{Questions, lock};
-use crate::waiting::{KeyCounts, QueueReservation, Reservations, Waiting};
+use crate::waiting::{KeyCounts, Reservation, Reservations, Waiting};
 
 /// Configuration and tokenizer of a loaded model, with the counters of API keys.
 pub struct Loaded {
@@ -90,9 +90,7 @@ impl Shared {
         }
         let prompts = generation.prompts.iter();
         let choices = prompts.flat_map(|prompt| std::iter::repeat_n(prompt.len(), generation.n()));
-        choices
-            .map(|tokens| QueueReservation::take(&self.waiting, key, tokens))
-            .collect()
+        choices.map(|len| Reservation::take(&self.waiting, key, len)).collect()
     }
 
     /// Records that the Python server's event loop is running.

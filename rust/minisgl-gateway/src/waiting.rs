@@ -32,25 +32,25 @@ pub struct Waiting {
 
 /// Queue reservation of one choice; dropping it ends the counting.
 #[derive(Debug)]
-pub struct QueueReservation {
+pub struct Reservation {
     waiting: Arc<Waiting>,
     key: Option<Arc<KeyCounts>>,
     tokens: usize,
 }
 
 /// Queue reservations of a request's choices.
-pub type Reservations = Vec<QueueReservation>;
+pub type Reservations = Vec<Reservation>;
 
-impl QueueReservation {
+impl Reservation {
     /// Counts a choice with a prompt of `tokens` tokens as waiting.
-    pub fn take(waiting: &Arc<Waiting>, key: Option<&Arc<KeyCounts>>, tokens: usize) -> QueueReservation {
+    pub fn take(waiting: &Arc<Waiting>, key: Option<&Arc<KeyCounts>>, tokens: usize) -> Reservation {
         waiting.requests.fetch_add(1, Relaxed);
         waiting.tokens.fetch_add(tokens, Relaxed);
         if let Some(key) = key {
             key.num_waiting.fetch_add(1, Relaxed);
             key.num_waiting_tokens.fetch_add(tokens, Relaxed);
         }
-        QueueReservation {
+        Reservation {
             waiting: Arc::clone(waiting),
             key: key.cloned(),
             tokens,
@@ -58,7 +58,7 @@ impl QueueReservation {
     }
 }
 
-impl Drop for QueueReservation {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.waiting.requests.fetch_sub(1, Relaxed);
         self.waiting.tokens.fetch_sub(self.tokens, Relaxed);
@@ -81,10 +81,8 @@ mod tests {
             let key = (&key.num_waiting, &key.num_waiting_tokens);
             (waiting, (key.0.load(Relaxed), key.1.load(Relaxed)))
         };
-        let mut reservations = vec![
-            QueueReservation::take(&waiting, Some(&key), 5),
-            QueueReservation::take(&waiting, None, 7),
-        ];
+        let take = |key, tokens| Reservation::take(&waiting, key, tokens);
+        let mut reservations = vec![take(Some(&key), 5), take(None, 7)];
         assert_eq!(counts(), ((2, 12), (1, 5)));
         reservations.remove(0);
         assert_eq!(counts(), ((1, 7), (0, 0)));

@@ -85,8 +85,7 @@ pub struct Choice {
     scored: Vec<TokenLogprobs>,
     reason: Option<Finish>,
     error: Option<String>,
-    /// Generated tokens, including a stop token that ended the choice. `ids` holds them only if the response shows
-    /// them.
+    /// Generated tokens, including a stop token that ended the choice. `ids` has them only if the response shows them.
     pub num_generated: usize,
     ids: Option<Vec<i32>>,
     watched: Option<i32>,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
-use crate::http::Writer;
+use crate::http::{Writer, pairs};
 use crate::metrics::Metrics;
 use crate::waiting::KeyCounts;
 
@@ -71,8 +71,7 @@ pub struct ResponseContext {
 }
 
 impl Generation {
-    /// Makes a generation with `n` choices for each prompt, in order. `shown` holds the empty output state of each
-    /// choice.
+    /// Makes a generation with `n` choices for each prompt, in order. `shown` has the empty output of each choice.
     pub fn new(
         choices: Vec<Choice>,
         shown: Vec<ChoiceOutput>,
@@ -126,8 +125,7 @@ impl Generation {
     }
 
     /// Handles all updates since the last call and writes the output. Returns the engine ids of requests that a stop
-    /// string has ended, for the caller to finish in the engine. Does nothing while the client of a stream does not
-    /// read.
+    /// string has ended, which the caller must finish. Does nothing while the client of a stream does not read.
     pub fn notify(&self, now: Instant, metrics: &Metrics, scratch: &mut Scratch) -> Vec<i64> {
         let mut inner = self.inner.borrow_mut();
         if inner.outcome.is_some() || (inner.shape.streams() && inner.writer.is_paused()) {
@@ -136,9 +134,7 @@ impl Generation {
         let began = Instant::now();
         #[cfg(feature = "test-panics")]
         assert!(
-            !inner
-                .context
-                .headers
+            !pairs(&inner.context.headers)
                 .iter()
                 .any(|(_, value)| value.starts_with("panic-")),
             "ordered by a test"
@@ -160,8 +156,8 @@ impl Generation {
         stops
     }
 
-    /// Sends a ping if the stream has been silent for too long. Returns the time of the next call; `None`: no further
-    /// call is needed.
+    /// Sends a ping if the stream has been silent for too long. Returns the time of the next call, or `None` if none is
+    /// due.
     pub fn keep_alive(&self, now: Instant) -> Option<Instant> {
         let mut inner = self.inner.borrow_mut();
         if !inner.shape.streams() || inner.outcome.is_some() {
@@ -302,17 +298,12 @@ impl Inner {
         self.num_cached += i64::from(choice.cached_len.unwrap_or(0));
     }
 
-    fn headers(&self) -> Vec<(&str, &str)> {
-        let headers = self.context.headers.iter();
-        headers.map(|(name, value)| (name.as_str(), value.as_str())).collect()
-    }
-
     /// Sends a part of a stream, with the response header before the first part.
     fn send(&mut self, out: &[u8], is_last: bool) {
         if self.record.status.is_none() {
             self.record.status = Some(200);
             let mut headers = vec![("cache-control", "no-cache"), ("x-accel-buffering", "no")];
-            headers.extend(self.headers());
+            headers.extend(pairs(&self.context.headers));
             // of several prompts it is not known yet
             let cached = self.choices.first().filter(|_| self.choices.len() == self.n);
             let cached = cached.and_then(|one| one.cached_len).map(|len| len.to_string());
@@ -335,7 +326,7 @@ impl Inner {
         } else {
             let body = self.shape.whole(&self.choices, &mut self.shown, usage);
             self.record.status = Some(200);
-            let (mut headers, cached) = (self.headers(), usage.cached.to_string());
+            let (mut headers, cached) = (pairs(&self.context.headers), usage.cached.to_string());
             headers.extend([(MAX_TOKENS, self.context.max_tokens.as_str()), (CACHED_TOKENS, &cached)]);
             self.writer.whole(200, "application/json", &headers, &body);
         }
@@ -352,7 +343,7 @@ impl Inner {
             self.writer.end_with(out);
         } else {
             self.record.status = Some(status);
-            let mut headers = self.headers();
+            let mut headers = pairs(&self.context.headers);
             headers.retain(|(name, _)| *name != IGNORED);
             self.writer
                 .whole(status, "application/json", &headers, body.to_string().as_bytes());

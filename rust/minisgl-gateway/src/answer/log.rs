@@ -57,7 +57,18 @@ pub struct AccessLine<'a> {
     pub record: &'a RequestRecord,
 }
 
-impl AccessLine<'_> {
+impl<'a> AccessLine<'a> {
+    /// Makes the line of a request without an API key.
+    pub fn new(request_id: &'a str, head: &'a Head, record: &'a RequestRecord) -> Self {
+        Self {
+            request_id,
+            head,
+            key: None,
+            shortened_to: None,
+            record,
+        }
+    }
+
     fn fields(&self) -> Vec<(&'static str, Value)> {
         let record = self.record;
         let mut fields: Vec<(_, Value)> = vec![

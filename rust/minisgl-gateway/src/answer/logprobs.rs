@@ -1,8 +1,7 @@
 //! Log probabilities in responses, in OpenAI's two shapes (as in `server/core/formatter.py`): one list of objects for
 //! chat, parallel lists for completions.
 //!
-//! Invariants: the same JSON as there; a token is formatted when it arrives, so that a long list is never formatted at
-//! once.
+//! Invariants: the same JSON as there; each token is formatted when it arrives, not in one long pause at the end.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -18,8 +17,8 @@ pub type ScoredToken = (i32, TokenLogprobs);
 /// Formatted log probabilities of one choice that have not been sent.
 pub struct Logprobs {
     tokenizer: Arc<Tokenizer>,
-    /// JSON lists without brackets: one for chat; `tokens`, `token_logprobs`, `top_logprobs` and `text_offset` for
-    /// completions.
+    /// JSON lists without brackets: one for chat; for completions `tokens`, `token_logprobs`, `top_logprobs`,
+    /// `text_offset`.
     lists: Vec<Vec<u8>>,
     offsets: Option<TextOffsets>,
 }
@@ -135,8 +134,7 @@ fn chat_entry(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &m
     out.extend_from_slice(b"]}");
 }
 
-/// Appends the most likely tokens and, as OpenAI does, the token itself as a JSON object. Of tokens with the same text
-/// the last one counts.
+/// Appends a JSON object of the most likely tokens and the token itself; of tokens with the same text the last counts.
 fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mut Vec<u8>) {
     let mut entries: Vec<(String, f64)> = Vec::with_capacity(1 + scored.top_ids.len());
     let top = scored.top_ids.iter().copied().zip(scored.top_logprobs.iter().copied());

@@ -1,5 +1,4 @@
-//! Generations and the shapes of their responses: the part of the Python server's `server/` for chat, completions and
-//! `/generate`.
+//! Generations and the shapes of their responses, for chat, completions and `/generate` (as in Python's `server/`).
 //!
 //! - [`choice`], [`parsed`], [`generation`]: tokens from the engine, their text, and its parts.
 //! - [`shape`], [`logprobs`], [`errors`], [`json`]: how responses show them.

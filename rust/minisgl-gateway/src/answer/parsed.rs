@@ -158,8 +158,8 @@ impl Parsed {
         self.shows_thoughts || !matches!(part, Part::Reasoning(_))
     }
 
-    /// Returns true if the ended answer calls tools. A whole response shows no broken call; a stream with a broken call
-    /// counts as calling none.
+    /// Returns true if the ended answer calls tools. Broken calls do not count, and a stream with one counts as calling
+    /// none.
     fn calls_tools(&self) -> bool {
         if self.stores_parts {
             self.whole_calls().next().is_some()
@@ -177,8 +177,8 @@ impl Parsed {
         }
     }
 
-    /// Returns the number of reasoning tokens, including the end marker. `ended`: generated tokens up to that marker;
-    /// `all`: all generated tokens.
+    /// Returns the number of reasoning tokens with the end marker: `ended`, or `all` generated ones if there is no
+    /// marker.
     pub fn num_reasoning_tokens(&self, ended: Option<usize>, all: usize) -> usize {
         if !self.has_thought {
             0

@@ -1,8 +1,6 @@
-//! Shapes of responses, whole or streamed (as in `server/apis/openai/chat.py`, `completions.py` and
-//! `sglang/endpoint.py`).
+//! Shapes of responses, whole or streamed (`server/apis/openai/chat.py`, `completions.py` and `sglang/endpoint.py`).
 //!
-//! Invariants: the same JSON as there, with the same order of fields; all of an event except its text is formatted
-//! once.
+//! Invariants: the same JSON as there, with the same order of fields; all but an event's text is formatted once.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -114,8 +112,7 @@ impl Shape {
 
     // ------------------------------------------------------------------------------------------------- as a stream
 
-    /// Appends the events before the first text: the roles of chat. They are sent with the first tokens, so that an
-    /// early failure can be an HTTP error.
+    /// Appends the roles of chat. They wait for the first tokens, so that an early failure can still be an HTTP error.
     pub fn begin(&mut self, num_choices: usize, out: &mut Vec<u8>) {
         if std::mem::replace(&mut self.has_begun, true) || self.kind != Kind::Chat {
             return;
@@ -126,8 +123,8 @@ impl Shape {
         }
     }
 
-    /// Appends the events for new output of a choice, and for its end. Log probabilities are those of all new tokens,
-    /// whether or not their text is complete.
+    /// Appends the events for new output of a choice and for its end. Log probabilities are sent for every new token,
+    /// even if its text is not complete yet.
     pub fn event(
         &self,
         index: usize,

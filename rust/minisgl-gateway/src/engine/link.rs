@@ -46,8 +46,7 @@ pub struct EngineLink {
 }
 
 impl EngineLink {
-    /// Connects and sends `Hello` with `name`; retries while the engine does not listen yet. Drop the future to give
-    /// up.
+    /// Connects and sends `Hello` with `name`; retries while the engine does not listen. Drop the future to give up.
     pub async fn connect(path: &Path, name: &str) -> io::Result<Self> {
         let stream = loop {
             match UnixStream::connect(path).await {
@@ -194,8 +193,7 @@ impl Frames {
         Ok(MAX_FRAMES)
     }
 
-    /// Reads available bytes into the buffer without blocking. An error of kind `UnexpectedEof` means that the peer has
-    /// closed.
+    /// Reads available bytes without blocking. An error of kind `UnexpectedEof` means that the peer has closed.
     pub fn fill(&mut self, stream: &UnixStream) -> io::Result<()> {
         self.bytes.drain(..self.at);
         self.at = 0;

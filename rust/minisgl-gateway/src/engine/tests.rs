@@ -249,9 +249,9 @@ const TIMES: WatchTimes = WatchTimes {
 };
 const HALF: Duration = Duration::from_millis(500);
 
-/// Returns the first failure that a watchdog reports within `seconds` (empty: none). `beat` gives the heartbeat at a
-/// time since the start, or `None`.
-fn first_failure(seconds: u32, beat: impl Fn(f64) -> Option<Heartbeat>) -> String {
+/// Returns the first failure that a watchdog reports in `seconds`, or "". `beat(t)`: the heartbeat `t` seconds after
+/// start.
+fn failure(seconds: u32, beat: impl Fn(f64) -> Option<Heartbeat>) -> String {
     let mut watchdog = Watchdog::new(LIMIT_S, TIMES);
     let mut now = Instant::now();
     watchdog.expect(now);
@@ -278,21 +278,18 @@ fn beat(phase: Phase, age_s: f64) -> Option<Heartbeat> {
 
 #[test]
 fn an_engine_that_gets_on_is_well() {
-    assert_eq!(first_failure(1000, |_| beat(Phase::Idle, 1e6)), "");
-    assert_eq!(first_failure(1000, |_| beat(Phase::Working, 1.0)), "");
-    assert_eq!(first_failure(1000, |s| beat(Phase::Forward, s % 9.0)), "");
+    assert_eq!(failure(1000, |_| beat(Phase::Idle, 1e6)), "");
+    assert_eq!(failure(1000, |_| beat(Phase::Working, 1.0)), "");
+    assert_eq!(failure(1000, |s| beat(Phase::Forward, s % 9.0)), "");
 }
 
 #[test]
 fn trouble_has_the_words_of_the_python_server() {
-    assert_eq!(
-        first_failure(20, |_| None),
-        "no heartbeat from the engine process for 3.5 s"
-    );
+    assert_eq!(failure(20, |_| None), "no heartbeat from the engine process for 3.5 s");
     let slow = "the engine process did not finish step 17 in 10.5 s, the limit is 10 (--step-timeout)";
-    assert_eq!(first_failure(20, |s| beat(Phase::Forward, s)), slow);
+    assert_eq!(failure(20, |s| beat(Phase::Forward, s)), slow);
     let stuck = "the step loop of the engine process has not moved for 3.5 s";
-    assert_eq!(first_failure(20, |s| beat(Phase::Working, s)), stuck);
+    assert_eq!(failure(20, |s| beat(Phase::Working, s)), stuck);
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! Failure detection for an engine process by its heartbeats, with the error texts of
-//! `minisgl.message.heartbeat.Watchdog`.
+//! Failure detection for an engine process by heartbeats, with the error texts of `minisgl.message.heartbeat.Watchdog`.
 
 use std::time::{Duration, Instant};
 

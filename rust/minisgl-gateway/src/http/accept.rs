@@ -1,7 +1,6 @@
 //! Accepts new connections.
 //!
-//! Invariants: several are accepted in a turn, up to the connection limit; without free file descriptors it waits
-//! instead of retrying in a busy loop.
+//! Invariants: the number of open connections is limited; without free file descriptors it waits, with no busy loop.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -38,8 +38,8 @@ impl Inbox {
         }
     }
 
-    /// Polls for more bytes. Ready if bytes arrived or the client has closed its half; an I/O error marks `link` as
-    /// lost instead.
+    /// Polls for more bytes. Ready if bytes arrived or the client closed its half; an I/O error marks `link` as lost
+    /// instead.
     pub(crate) fn poll_more(&mut self, context: &mut Context<'_>, link: &Link) -> Poll<()> {
         while !self.has_ended {
             if ready!(self.stream.poll_read_ready(context)).is_err() {
@@ -100,8 +100,7 @@ async fn until_reset(stream: Rc<TcpStream>) {
 }
 
 impl Watch {
-    /// Polls for the client's disconnection. Ready if it has disconnected. The body of the current request must have
-    /// been taken from the inbox.
+    /// Polls for the client's disconnection. The body of the current request must have been taken from the inbox.
     pub(crate) fn poll(
         &mut self,
         context: &mut Context<'_>,

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::client::{Inbox, Watch};
 use super::fallback;
-use super::head::{Finder, HeadSearch};
+use super::head::{Finder, Search};
 use super::link::Link;
 use super::options::{BudgetPermit, Options, SMALL_BYTES, count};
 use super::writer::{Answer, Progress};
@@ -123,8 +123,8 @@ impl<H: Handler> ConnectionTask<H> {
         self.finish(lingers).await;
     }
 
-    /// Reads the next request header. `deadline`: deadline of the connection's first header; a later one has its timeout
-    /// from its first byte.
+    /// Reads the next header. `deadline`: for the connection's first one; a later one has a timeout from its first
+    /// byte.
     async fn next_head(&mut self, deadline: Option<Instant>) -> NextRequest {
         let mut finder = Finder::default();
         let mut head_deadline = deadline;
@@ -132,9 +132,9 @@ impl<H: Handler> ConnectionTask<H> {
         loop {
             if !self.inbox.bytes.is_empty() {
                 match finder.find(&mut self.inbox.bytes, self.link.options.max_head_bytes) {
-                    HeadSearch::Head(head) => return NextRequest::Head(head),
-                    HeadSearch::Odd => return NextRequest::Odd,
-                    HeadSearch::Incomplete => {}
+                    Search::Head(head) => return NextRequest::Head(head),
+                    Search::Odd => return NextRequest::Odd,
+                    Search::Incomplete => {}
                 }
                 head_deadline.get_or_insert_with(|| Instant::now() + self.link.options.slow_client_timeout.get());
             }
@@ -264,8 +264,7 @@ impl<H: Handler> ConnectionTask<H> {
         fallback::proxy(&mut self.inbox, &self.link, head, body).await
     }
 
-    /// Ends the connection after all output is sent; with `lingers`, reads and drops input for a while so that the
-    /// client can read it.
+    /// Sends all output and closes; with `lingers`, drops further input for a while first, so that the client can read.
     async fn finish(mut self, lingers: bool) {
         self.link.drained().await;
         if self.inbox.has_ended || !lingers {

@@ -1,5 +1,4 @@
-//! Proxies requests to the Python server: a new connection to its Unix socket for each request, or for the rest of a
-//! client's connection.
+//! Proxy to the Python server, with a new connection to its Unix socket for each request or tunnelled connection.
 
 use std::future::poll_fn;
 use std::io;
@@ -19,8 +18,7 @@ use super::relay::{Relay, Relayed};
 use super::writer::{Answer, Progress};
 
 const UNREACHABLE: &str = r#"{"error":{"message":"the server that answers this is not there: try again later","type":"server_error","param":null,"code":"fallback_unavailable"}}"#;
-/// Wait before reconnecting while the connection queue of the Python server's socket is full: it is busy or still
-/// starting.
+/// Wait before reconnecting when the connection queue of the Python server's socket is full.
 const QUEUE_IS_FULL_WAIT: Duration = Duration::from_millis(20);
 
 /// Proxies one request, or without `head` all bytes in both directions. `body`: the part of the body that is no longer

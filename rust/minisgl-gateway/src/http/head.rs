@@ -113,7 +113,7 @@ fn length(value: &[u8]) -> Option<usize> {
 
 /// Result of a search for a request header at the start of a connection's bytes.
 #[derive(Debug)]
-pub(crate) enum HeadSearch {
+pub(crate) enum Search {
     /// The header is incomplete.
     Incomplete,
     /// A header, which was taken out of the bytes.
@@ -130,28 +130,28 @@ pub(crate) struct Finder {
 }
 
 impl Finder {
-    pub(crate) fn find(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> HeadSearch {
+    pub(crate) fn find(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Search {
         let result = self.search(bytes, max_head_bytes);
-        if !matches!(result, HeadSearch::Incomplete) {
+        if !matches!(result, Search::Incomplete) {
             *self = Self::default();
         }
         result
     }
 
-    fn search(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> HeadSearch {
+    fn search(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Search {
         let begin = self.searched.saturating_sub(3);
         let end = memmem::find(&bytes[begin..], b"\r\n\r\n").map(|at| begin + at + 4);
         let head = &bytes[..end.unwrap_or(bytes.len())];
         if !begins_like_a_request(head) || head.len() > max_head_bytes || has_bare_line_end(head, self.searched) {
-            return HeadSearch::Odd;
+            return Search::Odd;
         }
         if end.is_some() {
             let head = bytes.split_to(head.len()).freeze();
             return match Head::parse(head.clone()) {
-                Some(head) => HeadSearch::Head(head),
+                Some(head) => Search::Head(head),
                 None => {
                     give_back(bytes, &head);
-                    HeadSearch::Odd
+                    Search::Odd
                 }
             };
         }
@@ -161,10 +161,10 @@ impl Finder {
             let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
             match httparse::Request::new(&mut []).parse_with_uninit_headers(head, &mut headers) {
                 Ok(httparse::Status::Partial) => {}
-                _ => return HeadSearch::Odd,
+                _ => return Search::Odd,
             }
         }
-        HeadSearch::Incomplete
+        Search::Incomplete
     }
 }
 
@@ -196,10 +196,10 @@ pub(crate) fn only_whole_requests(bytes: &[u8], max_head_bytes: usize) -> bool {
     let mut rest = BytesMut::from(bytes);
     while !rest.is_empty() {
         match Finder::default().find(&mut rest, max_head_bytes) {
-            HeadSearch::Incomplete => return false,
-            HeadSearch::Odd => return true,
-            HeadSearch::Head(head) if rest.len() < head.content_length => return false,
-            HeadSearch::Head(head) => drop(rest.split_to(head.content_length)),
+            Search::Incomplete => return false,
+            Search::Odd => return true,
+            Search::Head(head) if rest.len() < head.content_length => return false,
+            Search::Head(head) => drop(rest.split_to(head.content_length)),
         }
     }
     true

@@ -1,7 +1,7 @@
 //! Sending side of a client's connection, with its queue of unsent bytes.
 //!
-//! Invariants: bytes are sent in the order in which they were written; writing never waits; a client that reads nothing
-//! for too long is disconnected.
+//! Invariants: bytes are sent in the order of writing; writing never waits; a client that does not read is
+//! disconnected.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -101,8 +101,8 @@ impl Link {
         }
     }
 
-    /// Writes without blocking and returns the number of bytes that the socket accepted (all of them if the connection
-    /// is lost).
+    /// Writes without blocking and returns the number of bytes accepted by the socket (all of them if the client is
+    /// lost).
     fn try_write(&self, bytes: &[u8]) -> usize {
         let Some(stream) = self.stream.borrow().clone() else {
             return bytes.len();

@@ -23,4 +23,4 @@ pub use connection::serve_connection;
 pub use fallback::{hex, request_id};
 pub use head::Head;
 pub use options::{Budget, BudgetPermit, Counts, Options, SMALL_BYTES, Stop};
-pub use writer::{Answer, Handler, Outcome, Pair, Writer};
+pub use writer::{Answer, Handler, Outcome, Pair, Writer, pairs};

@@ -13,8 +13,7 @@ pub(crate) const READ_BYTES: usize = 64 * 1024;
 /// Largest body in bytes that needs no share of the budget for large bodies.
 pub const SMALL_BYTES: usize = 64 * 1024;
 
-/// Settings of all connections. The times may change at any moment: they arrive with the configuration, after the first
-/// clients.
+/// Settings of all connections. The times change when the configuration arrives, which is after the first clients.
 pub struct Options {
     /// Path of the Python server's Unix socket.
     pub fallback: PathBuf,

@@ -1,7 +1,6 @@
 //! Relay of bytes between a client and the Python server, in both directions.
 //!
-//! Invariants: neither side is read faster than the other accepts data; no byte is changed; the end of one side's
-//! sending is passed to the other.
+//! Invariants: neither side is read faster than the other accepts; bytes are unchanged; each side sees the other's end.
 
 use std::io::ErrorKind;
 use std::task::{Context, Poll};

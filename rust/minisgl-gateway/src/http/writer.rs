@@ -17,6 +17,11 @@ const MAX_SCRATCH_BYTES: usize = 1 << 18;
 /// Name and value of a header.
 pub type Pair<'a> = (&'a str, &'a str);
 
+/// Borrows the names and values of headers.
+pub fn pairs(headers: &[(String, String)]) -> Vec<Pair<'_>> {
+    headers.iter().map(|(name, value)| (&**name, &**value)).collect()
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     None,
@@ -38,8 +43,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Makes the writer of a response. `body` is the request's body, stored until it is certain that the request is not
-    /// proxied.
+    /// Makes the writer of a response. `body` is the request's body, stored until the request cannot be proxied any
+    /// more.
     pub(crate) fn new(link: Rc<Link>, head: Option<&Head>, body: Option<Bytes>) -> Writer {
         Rc::new(Self {
             link,
@@ -123,8 +128,7 @@ impl Answer {
         self.body.take();
     }
 
-    /// Writes a whole response. `head` has further headers; length, date and connection are added. No-op if a response
-    /// has begun.
+    /// Writes a whole response, with further headers `head`. No-op if a response has begun.
     pub fn whole(&self, status: u16, content_type: &str, head: &[Pair<'_>], body: &[u8]) {
         if self.progress.replace(Progress::Ended) != Progress::None {
             return;
@@ -189,8 +193,7 @@ impl Answer {
         });
     }
 
-    /// Returns true if the client has not read all that was written. The caller should then write nothing until the
-    /// callback of `on_resume` is called.
+    /// Returns true if the client has not read all that was written. The caller should wait for `on_resume` then.
     pub fn is_paused(&self) -> bool {
         self.progress.get() != Progress::Ended && self.link.is_blocked()
     }
@@ -239,15 +242,13 @@ pub trait Handler: 'static {
     /// or `None`: the request is proxied unchanged.
     fn route(&self, head: &Head) -> Option<usize>;
 
-    /// Returns true if the caller may send a body larger than [`super::SMALL_BYTES`] that `route` has accepted; if not,
-    /// the request is proxied.
+    /// Returns true if the caller may send a body above [`super::SMALL_BYTES`]; if not, the request is proxied.
     fn can_send_body(&self, head: &Head) -> impl Future<Output = bool> {
         let _ = head;
         std::future::ready(true)
     }
 
-    /// Notifies of a request that `route` accepted and that is proxied all the same: its body is too large for now, or
-    /// arrives too slowly.
+    /// Notifies of a request that `route` accepted but that is proxied: its body is too large for now, or too slow.
     fn on_proxied(&self, head: &Head) {
         let _ = head;
     }

@@ -178,8 +178,8 @@ pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
     Ok(found)
 }
 
-/// Decodes Python's result for a request: a frame of one message, without its length prefix. Fails for an unknown tool
-/// call or reasoning format.
+/// Decodes Python's result, a frame of one message without its length prefix. Fails for unknown tool call or reasoning
+/// formats.
 pub fn decode_prepared(frame: &[u8]) -> Result<Prepared, MessageError> {
     let mut found = None;
     read_each(frame, |message, _| found = Some(message))?;

@@ -104,8 +104,7 @@ pub enum FromEngine {
         /// Reason of a failure, else empty.
         reason: String,
     },
-    /// Fatal error of the engine process, or the reason for which it disconnects this front end. Always the last
-    /// message.
+    /// Fatal error of the engine process, or why it disconnects this front end. Always the last message.
     EngineFailed(String),
 }
 
@@ -193,8 +192,7 @@ pub struct StepTokens {
     pub tokens: Vec<i32>,
     /// Finish reason of each request, as in `minisgl.step.FinishReason`; 0: it continues.
     pub reasons: Vec<i32>,
-    /// Ids of requests that were admitted for the first time since the last message, with their numbers of cached
-    /// prompt tokens.
+    /// Ids of requests admitted for the first time since the last message, with their numbers of cached prompt tokens.
     pub admitted: Vec<(i64, i32)>,
     /// Error texts by request id, for requests that ended with an error.
     pub errors: Pairs<i64, String>,
@@ -314,8 +312,7 @@ pub struct NewRequest {
 
 macro_rules! sampling_params {
     ($($(#[$doc:meta])* $name:ident: $kind:ty = $default:expr,)*) => {
-        /// Sampling parameters and stop conditions of a request: the fields and defaults of
-        /// `minisgl.sampling_params.SamplingParams`.
+        /// Sampling parameters and stop conditions of a request, as in `minisgl.sampling_params.SamplingParams`.
         #[derive(Clone, Debug, PartialEq, Deserialize)]
         #[serde(default)]
         #[allow(missing_docs)]

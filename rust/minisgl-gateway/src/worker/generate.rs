@@ -15,7 +15,7 @@ use crate::answer::generation::{Generation, ResponseContext};
 use crate::answer::log::{AccessLine, RequestRecord};
 use crate::answer::parsed::Parsing;
 use crate::answer::shape::{ChoiceOutput, Shape};
-use crate::http::{Head, Outcome, Writer};
+use crate::http::{Head, Outcome, Writer, pairs};
 use crate::message::prepared::{Generation as GenerationRequest, Prepared, Shape as Kind, Whole};
 use crate::message::{NewRequest, ToEngine};
 use crate::metrics::Reason;
@@ -27,8 +27,7 @@ use crate::waiting::Reservations;
 const LATE_S: f64 = 1.0;
 
 impl Worker {
-    /// Handles a POST. Returns the reason if Python answered it or is to answer it; `None` if the response was written
-    /// here.
+    /// Handles a POST. Returns the reason if Python answered it or is to answer it, else `None`.
     pub(super) async fn answer_post(
         self: Rc<Self>,
         head: &Head,
@@ -84,13 +83,10 @@ impl Worker {
     /// Writes the timeout error in place of Python, whose event loop does not respond, with the same text.
     fn write_too_late(&self, head: &Head, writer: &Writer, loaded: &Loaded, arrival: Instant) {
         let errors = &loaded.config.errors;
-        let (response, body) = (
-            errors.response(&Failure::TooLate),
-            errors.body(&Failure::TooLate).to_string(),
-        );
+        let response = errors.response(&Failure::TooLate);
+        let body = errors.body(&Failure::TooLate).to_string();
         let id = crate::http::request_id(Some(head));
-        let harmless = loaded.config.harmless_headers.iter();
-        let mut headers: Vec<_> = harmless.map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        let mut headers = pairs(&loaded.config.harmless_headers);
         headers.push(("x-request-id", &id));
         writer.whole(response.status, "application/json", &headers, body.as_bytes());
         let record = RequestRecord {
@@ -98,14 +94,7 @@ impl Worker {
             error: Some(response.code.clone()),
             ..RequestRecord::new(arrival)
         };
-        AccessLine {
-            request_id: &id,
-            head,
-            key: None,
-            shortened_to: None,
-            record: &record,
-        }
-        .log(&loaded.config.log);
+        AccessLine::new(&id, head, &record).log(&loaded.config.log);
     }
 
     async fn generate(
@@ -259,14 +248,8 @@ impl Drop for DisconnectGuard<'_> {
         let Some((head, arrival, loaded)) = self.0 else {
             return;
         };
-        AccessLine {
-            request_id: &crate::http::request_id(Some(head)),
-            head,
-            key: None,
-            shortened_to: None,
-            record: &RequestRecord::new(arrival),
-        }
-        .log(&loaded.config.log);
+        let id = crate::http::request_id(Some(head));
+        AccessLine::new(&id, head, &RequestRecord::new(arrival)).log(&loaded.config.log);
     }
 }
 
@@ -279,9 +262,7 @@ fn seconds(given: f64) -> Duration {
 }
 
 fn write_whole(writer: &Writer, whole: &Whole) {
-    let headers = whole.headers.iter();
-    let headers: Vec<_> = headers.map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    writer.whole(whole.status, &whole.content_type, &headers, &whole.body);
+    writer.whole(whole.status, &whole.content_type, &pairs(&whole.headers), &whole.body);
 }
 
 /// Returns the seed of choice `index` of n: the seed itself for the first, then by golden-ratio steps modulo 2^64.

@@ -112,10 +112,8 @@ impl Worker {
     fn route_post(&self, head: &Head) -> Result<usize, Reason> {
         let is_asked = head.method == "POST" && route_of(&head.target).is_some();
         is_asked.then_some(()).ok_or(Reason::Route)?;
-        let max_size = self.serving()?.config.limits.max_body_bytes;
-        (head.content_length <= max_size)
-            .then_some(max_size)
-            .ok_or(Reason::Body)
+        let limit = self.serving()?.config.limits.max_body_bytes;
+        (head.content_length <= limit).then_some(limit).ok_or(Reason::Body)
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Worker;
 use crate::answer::log::{AccessLine, RequestRecord};
 use crate::callers;
-use crate::http::{Head, Outcome, Writer};
+use crate::http::{Head, Outcome, Writer, pairs};
 
 const OK: &[u8] = br#"{"status":"ok"}"#;
 
@@ -14,8 +14,8 @@ type Headers = Vec<(String, String)>;
 
 impl Worker {
     /// Returns body and headers for a probe, or `None`: proxy it. While Python's event loop is blocked, `/livez`
-    /// succeeds for as long as a step of the engine may take, since streams continue; `/readyz` fails earlier, since no
-    /// request is prepared.
+    /// succeeds for as long as a step may take, since streams continue; `/readyz` fails earlier, since no request is
+    /// prepared.
     pub(super) fn probe_response(&self, head: &Head) -> Option<(Vec<u8>, Headers)> {
         let is_livez = head.target == "/livez";
         if head.method != "GET" || head.content_length != 0 || !(is_livez || head.target == "/readyz") {
@@ -47,11 +47,7 @@ impl Worker {
         let Some((body, headers)) = self.probe_response(head) else {
             return Outcome::Proxy;
         };
-        let pairs: Vec<_> = headers
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_str()))
-            .collect();
-        writer.whole(200, "application/json", &pairs, &body);
+        writer.whole(200, "application/json", &pairs(&headers), &body);
         if let Some(loaded) = &*self.loaded.borrow() {
             let log = &loaded.config.log;
             if log.probes {
@@ -59,14 +55,7 @@ impl Worker {
                     status: Some(200),
                     ..RequestRecord::new(arrival)
                 };
-                let line = AccessLine {
-                    request_id: &headers[0].1,
-                    head,
-                    key: None,
-                    shortened_to: None,
-                    record: &record,
-                };
-                line.log(log);
+                AccessLine::new(&headers[0].1, head, &record).log(log);
             }
         }
         Outcome::Answered

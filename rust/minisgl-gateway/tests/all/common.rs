@@ -277,8 +277,7 @@ pub fn plain(answer: &str) -> String {
     lines.collect()
 }
 
-/// Runs `test` in a process of its own, because it exhausts resources of the whole process. `name`: path of the calling
-/// test.
+/// Runs `test` in a process of its own: it exhausts the process's resources. `name`: path of the calling test.
 pub fn alone<F: Future<Output = ()>>(name: &str, test: F) {
     const ALONE: &str = "MINISGL_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {

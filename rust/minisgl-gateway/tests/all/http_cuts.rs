@@ -27,8 +27,7 @@ async fn turns() {
     }
 }
 
-/// Starts a server whose fallback reads up to `|` and sends the response that the byte before it selects, split at
-/// these offsets.
+/// Starts a server whose fallback reads to `|` and sends the response that the byte before selects, split at `places`.
 fn start(places: Vec<prop::sample::Index>) -> Server {
     let mut server = Server::start();
     server.serve_fallback(async move |mut stream, fallback| {

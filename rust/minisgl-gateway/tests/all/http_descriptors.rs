@@ -1,5 +1,4 @@
-//! Tests without free file descriptors: new clients wait, the others are served. Each runs in a process of its own,
-//! whose limit it lowers.
+//! Tests without free file descriptors: new clients wait, others are served. Each runs in a process of its own.
 
 use std::fs::File;
 use std::time::{Duration, Instant};

@@ -1,5 +1,4 @@
-//! Tests of timeouts with a paused clock: headers, bodies, idle connections, clients that do not read, and clients that
-//! have disconnected.
+//! Tests of timeouts with a paused clock: headers, bodies, idle connections, slow and disconnected clients.
 
 use std::time::Duration;
 

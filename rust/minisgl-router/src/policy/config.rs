@@ -12,8 +12,7 @@ pub enum Policy {
     LeastLoad,
     /// A random engine, from a generator seeded with `RouterConfig::seed`.
     Random,
-    /// The engine whose prefix cache holds most of the prompt, if its load is near the least load; else the least
-    /// loaded one.
+    /// The engine whose cache holds most of the prompt, if its load is near the least load; else the least loaded one.
     CacheAware,
 }
 
@@ -47,8 +46,7 @@ pub struct RouterConfig {
     pub num_engines: usize,
     /// Tokens per page of the engines' prefix caches.
     pub page_size: usize,
-    /// Pages of each engine's prefix cache that the router remembers if the engine has not reported its number of
-    /// pages.
+    /// Pages of each engine's prefix cache that are remembered if the engine has not reported its number of pages.
     pub tree_pages: usize,
     /// Requests that may be on all engines together at once; 0: no limit.
     pub max_inflight: usize,

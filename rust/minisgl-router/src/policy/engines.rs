@@ -78,8 +78,7 @@ impl Engines {
         self.all[engine].load + self.all[engine].extra
     }
 
-    /// Returns the engine of `among` with the least load; a tie goes to the one chosen longest ago, then to the lowest
-    /// index.
+    /// Returns the engine of `among` with the least load; of equal ones the one chosen longest ago, then the first.
     fn best(&self, among: impl Iterator<Item = usize>) -> Option<usize> {
         among.min_by_key(|&engine| (self.load(engine), self.all[engine].turn, engine))
     }
@@ -88,14 +87,10 @@ impl Engines {
         self.best(self.available())
     }
 
-    /// Returns the next available engine by index after the one chosen last, wrapping around. `None` if no engine is
-    /// available.
+    /// Returns the next available engine after the one chosen last, wrapping around. `None` if no engine is available.
     pub fn next_in_turn(&self) -> Option<usize> {
-        let (low, high) = (
-            self.available().next(),
-            self.available().find(|&engine| engine >= self.next),
-        );
-        high.or(low)
+        let first = self.available().next();
+        self.available().find(|&engine| engine >= self.next).or(first)
     }
 
     /// Returns a random available engine, or `None` if there is none. The generator is `splitmix64`, written out so
@@ -135,8 +130,7 @@ impl Engines {
     }
 }
 
-/// Load limit for an engine with a prefix match: the least load plus up to `slack` requests, which a match of the whole
-/// prompt is worth.
+/// Load limit for an engine with a prefix match: the least load plus up to `slack` requests for a full match.
 #[derive(Clone, Copy)]
 pub(super) struct BalancedLoad {
     least: usize,

@@ -1,12 +1,10 @@
 //! Index of the pages that the engines' prefix caches are expected to hold: one index for all engines.
 //!
-//! A page is identified by a hash of all tokens from the start of the sequence to the page's end, so a path through the
-//! radix tree is a list of hashes, and no token is stored. A hash collision of two prompts costs no more than a worse
-//! placement.
+//! A page is identified by a hash of all tokens from the start of the sequence to its end, so a path through the radix
+//! tree is a list of hashes, and no token is stored. A hash collision of two prompts costs only a worse placement.
 //!
-//! Invariants: an engine holds at most its `max_pages`, the most recently used ones; an engine that holds a page holds
-//! all pages before it, so fewer engines hold a deeper page of a path. A lookup is O(pages of the path), whatever the
-//! number of engines.
+//! Invariants: an engine holds at most its `max_pages`, the most recently used ones, and with a page all pages before
+//! it, so fewer engines hold a deeper page of a path. A lookup is O(pages of the path), whatever the number of engines.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -188,16 +186,15 @@ impl Prefixes {
         (depth.unwrap_or(0), last.into_iter().flat_map(holders))
     }
 
-    /// Records that `engine` computes a prompt with the page hashes `hashes`. The last `find` must have been for the
-    /// same hashes.
+    /// Records that `engine` computes a prompt with the page hashes `hashes`, which must be those of the last `find`.
     pub fn insert(&mut self, engine: usize, hashes: &[u64]) {
         let max_pages = self.engines[engine].max_pages;
         let num_pages = hashes.len().min(max_pages);
-        let engine_id = engine as u32;
+        let index = engine as u32;
         let mut slots = Vec::new();
         for &page in &self.path[..self.path.len().min(num_pages)] {
             let page = &self.pages[page as usize];
-            let Ok(at) = page.find(engine_id) else { break };
+            let Ok(at) = page.find(index) else { break };
             slots.push(page.holders[at].slot);
         }
         for &slot in &slots {
@@ -211,15 +208,11 @@ impl Prefixes {
                 Some(&page) => page,
                 None => self.page_of(hashes[at]),
             };
-            if let Err(at) = self.pages[page as usize].find(engine_id) {
+            if let Err(at) = self.pages[page as usize].find(index) {
                 let slot = self.engines[engine].allocate_slot(page);
-                self.pages[page as usize].holders.insert(
-                    at,
-                    Holder {
-                        engine: engine_id,
-                        slot,
-                    },
-                );
+                self.pages[page as usize]
+                    .holders
+                    .insert(at, Holder { engine: index, slot });
                 self.engines[engine].push(slot);
             }
         }

@@ -12,8 +12,7 @@ use super::config::{KeyShare, MAX_SHARE};
 /// Arrivals that one step of priority is worth, as in the scheduler.
 const AGE: i128 = 64;
 
-/// Sort key of a waiting request among those of its API key: requests placed before first, then priority and age, then
-/// arrival.
+/// Sort key of a waiting request within its API key: requests placed before first, then priority and age, then arrival.
 pub(super) type QueueKey = (bool, i128, u64);
 
 struct Key {
@@ -75,8 +74,7 @@ impl FairQueue {
         position
     }
 
-    /// Returns the API key and the request id of the next request to place, or `None` if no key has an eligible
-    /// request.
+    /// Returns the API key and the id of the next request to place, or `None` if no key has an eligible request.
     pub fn first(&self) -> Option<(usize, i64)> {
         let active = || self.keys.iter().enumerate().filter(|(_, key)| key.active);
         let back = active().filter_map(|(at, key)| {
@@ -90,8 +88,7 @@ impl FairQueue {
         key.waiting.first_key_value().map(|(_, &req_id)| (at, req_id))
     }
 
-    /// Removes the first request of `key`, which was placed and has `prompt_len` tokens, and charges the key for it
-    /// once.
+    /// Removes the first request of `key`, which was placed, and charges the key for `prompt_len` tokens once.
     pub fn pop_placed(&mut self, key: usize, prompt_len: usize) {
         let Some(((first, _, _), _)) = self.keys[key].waiting.pop_first() else {
             return;

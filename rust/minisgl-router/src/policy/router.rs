@@ -16,8 +16,7 @@ pub struct Placed {
     pub req_id: i64,
     /// Index of the chosen engine.
     pub engine: usize,
-    /// Tokens, in whole pages, that the engine's prefix cache is expected to match; 0 for any policy but
-    /// `Policy::CacheAware`.
+    /// Tokens, in whole pages, that the engine's prefix cache is expected to match; 0 without `Policy::CacheAware`.
     pub matched_len: usize,
 }
 
@@ -80,8 +79,7 @@ impl Router {
         self.prefixes.resize(engine, remembered);
     }
 
-    /// Marks `engine` as down and returns the ids of the requests that it had, in the order of their placement. The
-    /// router forgets these requests.
+    /// Marks `engine` as down, removes its requests and returns their ids in the order of their placement.
     pub fn engine_down(&mut self, engine: usize) -> Vec<i64> {
         self.engines.set_up(engine, false);
         self.prefixes.clear(engine);
@@ -97,8 +95,7 @@ impl Router {
         lost.into_iter().map(|(_, req_id)| req_id).collect()
     }
 
-    /// Sets the load that `engine` reported last. What exceeds the requests placed there counts as load of other
-    /// clients.
+    /// Sets the load that `engine` reported last. What exceeds the requests placed there is load of other clients.
     pub fn report(&mut self, engine: usize, num_waiting: usize, num_running: usize) {
         self.engines.report(engine, num_waiting.saturating_add(num_running));
     }
@@ -171,8 +168,7 @@ impl Router {
         }
     }
 
-    /// Removes a request that has ended or is not wanted any more, and charges its key for `num_generated` tokens.
-    /// No-op if the id is unknown.
+    /// Removes a request and charges its key for `num_generated` tokens. No-op if the id is unknown.
     pub fn remove(&mut self, req_id: i64, num_generated: usize) {
         let Some(request) = self.requests.remove(&req_id) else {
             return;

@@ -51,8 +51,8 @@ impl Engine {
         self.is_restarting || matches!(self.state, State::Starting | State::Ready)
     }
 
-    /// Stores a progress line of the engine's start. A line replaces an earlier one of the same step. Ignored once the
-    /// engine is ready.
+    /// Stores a progress line of the engine's start, in place of an earlier one of the same step. No-op once it is
+    /// ready.
     pub(super) fn store_line(&mut self, line: LoadProgress, raw: &[u8]) {
         if self.state == State::Ready {
             return;
@@ -103,8 +103,7 @@ pub(super) fn wrap_messages(engine: usize, messages: &[&[u8]]) -> FromEngine {
     }
 }
 
-/// Combines the `EngineReady` messages of all engines: the minimum sequence length, the sum of pages. `None` if not all
-/// are ready.
+/// Combines the engines' properties: minimum sequence length, sum of pages. `None` if not all engines are ready.
 pub(super) fn combine_ready(engines: &[Engine]) -> Option<EngineReady> {
     let all: Option<Vec<&EngineReady>> = engines.iter().map(|engine| engine.ready.as_ref()).collect();
     let all = all?;

@@ -1,7 +1,6 @@
 //! Sockets of a pool: sends what the switchboard has queued, and passes messages of front ends to it.
 //!
-//! Invariants: frames leave whole and in order; sending never waits: what a front end does not read yet is queued, up
-//! to a limit.
+//! Invariants: frames leave whole and in order; sending never waits: unread frames are queued, up to a limit.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -247,8 +246,8 @@ impl Peer {
         let _ = self.stream.writable().await;
     }
 
-    /// Writes to the socket without blocking and returns the number of bytes sent. A broken connection accepts
-    /// everything: the reader notices it.
+    /// Writes without blocking and returns the number of bytes sent. A broken connection accepts all: the reader
+    /// notices it.
     fn write(&self, data: &[u8]) -> usize {
         match self.stream.try_write(data) {
             Ok(sent) => sent,

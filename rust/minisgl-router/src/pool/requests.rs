@@ -19,14 +19,13 @@ pub(super) const LENGTH: i32 = 2;
 pub(super) const ABORT: i32 = 3;
 pub(super) const ERROR: i32 = 4;
 
-/// Crash count at which a request ends with an error instead of moving to another engine: it may be what crashes
-/// engines.
+/// Crash count at which a request ends with an error instead of moving on: it may be what crashes engines.
 const MAX_CRASHES: u8 = 4;
 /// Crash count for a request that was admitted to an engine which was lost before it generated a token of it;
-/// `CRASHES_SENT` is for one that was only sent there. (An engine reports an admission after its next step, so a request
+/// `CRASH_SENT` is for one that was only sent there. (An engine reports an admission after its next step, so a request
 /// without such a report may be the cause as well.)
-const CRASHES_ADMITTED: u8 = 2;
-const CRASHES_SENT: u8 = 1;
+const CRASH_ADMITTED: u8 = 2;
+const CRASH_SENT: u8 = 1;
 
 /// Engine that a request is on, and its id there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +59,7 @@ pub(super) struct Request {
     /// The front end was notified of the admission.
     pub(super) reported_admission: bool,
     admitted_here: bool,
-    num_crashes: u8,
+    crashes: u8,
     has_token_here: bool,
 }
 
@@ -83,8 +82,7 @@ impl Request {
         self.front_end.map(|front_end| (front_end, self.given.req_id))
     }
 
-    /// Records a placement and returns the message for the engine. The priority is sent as 0 unless it `counts` in
-    /// engines.
+    /// Records a placement and returns the message for the engine, with priority 0 unless it `counts` in engines.
     pub(super) fn assign(&mut self, assignment: Assignment, counts: bool) -> ToEngine {
         self.assignment = Some(assignment);
         self.admitted_here = false;
@@ -100,7 +98,7 @@ impl Request {
     pub(super) fn push_token(&mut self, token: i32) {
         self.given.tokens.push(token);
         self.has_token_here = true;
-        self.num_crashes = 0;
+        self.crashes = 0;
     }
 
     /// Records an admission and returns true if the front end was not notified of one yet.
@@ -109,8 +107,7 @@ impl Request {
         !std::mem::replace(&mut self.reported_admission, true)
     }
 
-    /// Records the loss of the request's engine and returns what happens to the request. Raises its crash count if the
-    /// engine generated no token of it.
+    /// Records the loss of the request's engine and returns what happens to the request.
     pub(super) fn record_loss(&mut self) -> Fate {
         self.assignment = None;
         if self.front_end.is_none() {
@@ -124,13 +121,9 @@ impl Request {
             return Fate::Ends(LENGTH, None);
         }
         if !self.has_token_here {
-            self.num_crashes += if self.admitted_here {
-                CRASHES_ADMITTED
-            } else {
-                CRASHES_SENT
-            };
+            self.crashes += if self.admitted_here { CRASH_ADMITTED } else { CRASH_SENT };
         }
-        if self.num_crashes >= MAX_CRASHES {
+        if self.crashes >= MAX_CRASHES {
             let text = "one engine after another was lost with this request before it made a token: the request may be \
                         what ends them";
             return Fate::Ends(ERROR, Some(text));
@@ -241,8 +234,7 @@ impl FrontEnd {
         self.greeted = true;
     }
 
-    /// Checks whether the front end may send `message` now. An error is the reason to disconnect it: no `Hello` yet, or
-    /// a request id that does not ascend.
+    /// Checks whether the front end may send `message`: after `Hello`, with ascending ids. An error disconnects it.
     pub(super) fn check(&mut self, message: &ToEngine) -> Result<(), String> {
         if !self.greeted && !matches!(message, ToEngine::Hello { .. }) {
             return Err(self.rules.hello_first.clone());

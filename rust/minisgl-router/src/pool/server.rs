@@ -1,7 +1,6 @@
 //! Thread of a pool, and the commands of its owner.
 //!
-//! Invariants: front ends can connect when `start` returns; the thread has ended and the socket is removed when `stop`
-//! returns.
+//! Invariants: front ends can connect when `start` returns; thread and socket are gone when `stop` returns.
 
 use std::fs::{Permissions, remove_file, set_permissions};
 use std::io;

@@ -26,8 +26,7 @@ impl OwnedStep {
             .then_some(first)
     }
 
-    /// Appends each front end's part of the step to `parts`, with the front end's own request ids, in the order of the
-    /// rows.
+    /// Appends each front end's part of the step to `parts`, with its own request ids, in the order of the rows.
     pub(super) fn split(mut self, parts: &mut Vec<(u32, StepTokens)>) {
         if let Some(front_end) = self.only_front_end() {
             let own = |owner: &Owner| owner.map_or(0, |(_, own_id)| own_id);

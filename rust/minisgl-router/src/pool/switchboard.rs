@@ -59,8 +59,7 @@ pub struct Switchboard {
     pub(super) requests: ById<Request>,
     next_id: i64,
     next_link_id: i64,
-    /// Cached prefixes by API key; `None` without API keys. With keys a priority orders only the queued requests of one
-    /// key, and engines get priority 0.
+    /// Cached prefixes by API key; `None` without keys. With keys a priority orders only the queue, and engines get 0.
     pub(super) own_prefixes: Option<OwnPrefixes>,
     next_front_end: u32,
     rules: Rc<FrontEndRules>,
@@ -195,8 +194,8 @@ impl Switchboard {
         Ok(())
     }
 
-    /// Removes a front end that has disconnected, or must be disconnected for `reason`. Its requests are aborted, and
-    /// the other front ends get a log line.
+    /// Removes a front end that has disconnected, or must be for `reason`. Aborts its requests and logs it to the
+    /// others.
     pub fn remove_front_end(&mut self, id: u32, reason: Option<&str>) {
         let Some(removed) = self.front_ends.remove(&id) else {
             return;

@@ -3,11 +3,11 @@
 use bytes::BytesMut;
 use proptest::prelude::*;
 
-use super::super::head::{Finder, HeadSearch, only_whole_requests};
+use super::super::head::{Finder, Search, only_whole_requests};
 
 const MAX: usize = 64 * 1024;
 
-fn find(sent: &str) -> HeadSearch {
+fn find(sent: &str) -> Search {
     Finder::default().find(&mut BytesMut::from(sent), MAX)
 }
 
@@ -19,7 +19,7 @@ fn with(line: &str) -> String {
 fn a_plain_head_is_taken_apart() {
     let mut bytes =
         BytesMut::from("POST /a?b=c HTTP/1.1\r\nHost: x\r\nX-A:\t 1 2\r\nContent-Length: 12\r\nE:\r\n\r\nbody");
-    let HeadSearch::Head(head) = Finder::default().find(&mut bytes, MAX) else {
+    let Search::Head(head) = Finder::default().find(&mut bytes, MAX) else {
         panic!()
     };
     assert_eq!(
@@ -50,7 +50,7 @@ fn what_ends_the_connection() {
         ("Connection: CLOSE", false),
         ("connection: Keep-Alive", true),
     ] {
-        let HeadSearch::Head(head) = find(&with(line)) else {
+        let Search::Head(head) = find(&with(line)) else {
             panic!("{line}")
         };
         assert_eq!(head.keep_alive, keeps);
@@ -98,7 +98,7 @@ fn odd_heads() {
         let sent = with(line);
         let mut bytes = BytesMut::from(sent.as_str());
         assert!(
-            matches!(Finder::default().find(&mut bytes, MAX), HeadSearch::Odd),
+            matches!(Finder::default().find(&mut bytes, MAX), Search::Odd),
             "{line:?}"
         );
         assert_eq!(&bytes[..], sent.as_bytes(), "it goes on whole");
@@ -128,16 +128,13 @@ fn odd_heads() {
         "PRI * HTTP/2.0",
     ] {
         assert!(
-            matches!(find(&format!("{line}\r\nhost: a\r\n\r\n")), HeadSearch::Odd),
+            matches!(find(&format!("{line}\r\nhost: a\r\n\r\n")), Search::Odd),
             "{line:?}"
         );
     }
     let many: String = (0..130).map(|index| format!("h{index}: a\r\n")).collect();
-    assert!(matches!(find(&with(many.trim_end())), HeadSearch::Odd));
-    assert!(matches!(
-        find(&with(&format!("a: {}", "b".repeat(MAX)))),
-        HeadSearch::Odd
-    ));
+    assert!(matches!(find(&with(many.trim_end())), Search::Odd));
+    assert!(matches!(find(&with(&format!("a: {}", "b".repeat(MAX)))), Search::Odd));
 }
 
 #[test]
@@ -151,9 +148,9 @@ fn some_heads_are_known_to_be_odd_before_their_ends() {
         "GET /\0",
         "GET / HTTP/1.1\r\n a",
     ] {
-        assert!(matches!(find(sent), HeadSearch::Odd), "{sent:?}");
+        assert!(matches!(find(sent), Search::Odd), "{sent:?}");
     }
-    assert!(matches!(find(&format!("GET /{}", "a".repeat(MAX))), HeadSearch::Odd));
+    assert!(matches!(find(&format!("GET /{}", "a".repeat(MAX))), Search::Odd));
     for sent in [
         "G",
         "GET",
@@ -163,7 +160,7 @@ fn some_heads_are_known_to_be_odd_before_their_ends() {
         "GET / HTTP/1.1\r\n",
         "GET / HTTP/1.1\r\na: b\r\n\r",
     ] {
-        assert!(matches!(find(sent), HeadSearch::Incomplete), "{sent:?}");
+        assert!(matches!(find(sent), Search::Incomplete), "{sent:?}");
     }
 }
 
@@ -195,20 +192,20 @@ proptest! {
         let mut places: Vec<_> = places.iter().map(|place| place.index(head.len())).collect();
         places.sort_unstable();
         let (mut finder, mut bytes, mut at) = (Finder::default(), BytesMut::new(), 0);
-        let mut found = HeadSearch::Incomplete;
+        let mut found = Search::Incomplete;
         for place in places.into_iter().chain([head.len()]) {
             bytes.extend_from_slice(&head.as_bytes()[at..place]);
             at = place;
             if !bytes.is_empty() {
                 found = finder.find(&mut bytes, MAX);
             }
-            if !matches!(found, HeadSearch::Incomplete) {
+            if !matches!(found, Search::Incomplete) {
                 break;
             }
         }
         match (whole, found) {
-            (HeadSearch::Head(one), HeadSearch::Head(other)) => assert_eq!(format!("{one:?}"), format!("{other:?}")),
-            (HeadSearch::Incomplete, HeadSearch::Incomplete) | (HeadSearch::Odd, HeadSearch::Odd) => {}
+            (Search::Head(one), Search::Head(other)) => assert_eq!(format!("{one:?}"), format!("{other:?}")),
+            (Search::Incomplete, Search::Incomplete) | (Search::Odd, Search::Odd) => {}
             other => panic!("{other:?}"),
         }
     }

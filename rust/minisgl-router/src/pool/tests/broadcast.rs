@@ -32,7 +32,7 @@ fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
     ] {
         world.send(number, message);
     }
-    assert_eq!(world.engines[0].as_ref().unwrap().received.len(), 9);
+    assert_eq!(world.engine(0).inbox.len(), 9);
     let refused = FromEngine::PrefixChanged {
         prefix_id: 3,
         state: "refused".into(),
@@ -41,16 +41,13 @@ fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
         adapter: 3,
         state: "refused".into(),
     };
-    world.engines[0].as_mut().unwrap().outbox.extend([refused, not_read]);
+    world.engine(0).outbox.extend([refused, not_read]);
     world.deliver(0, 2);
     world.lose(1, false);
     world.send(number, ToEngine::ClearCache); // has nothing to clear there
     world.start(1);
     world.deliver(1, 1);
-    assert_eq!(
-        world.engines[1].as_ref().unwrap().received,
-        [adapter(1), prefix(1, true)]
-    );
+    assert_eq!(world.engine(1).inbox, [adapter(1), prefix(1, true)]);
     let forwarded = |engine: i64| FromEngine::EngineSays {
         engine,
         messages: b"\x91\xa3raw".to_vec(),
@@ -67,9 +64,9 @@ fn a_watch_is_not_told_to_one_that_comes_back() {
         tree: false,
     };
     world.send(number, watch());
-    assert_eq!(world.engines[1].as_ref().unwrap().received, [watch()]);
+    assert_eq!(world.engine(1).inbox, [watch()]);
     world.lose(1, false);
     world.start(1);
     world.deliver(1, 1);
-    assert!(world.engines[1].as_ref().unwrap().received.is_empty());
+    assert!(world.engine(1).inbox.is_empty());
 }

@@ -81,10 +81,10 @@ fn run(world: &mut World, act: Act) {
         } => {
             let Some(number) = pick(world, front_end) else { return };
             let requests = &mut world.front_ends.get_mut(&number).unwrap().requests;
-            let Some(received) = requests.get_mut(&i64::try_from(request).unwrap()) else {
+            let Some(stream) = requests.get_mut(&i64::try_from(request).unwrap()) else {
                 return;
             };
-            received.requested_end.get_or_insert(if abort { ABORT } else { STOP });
+            stream.requested_end.get_or_insert(if abort { ABORT } else { STOP });
             let message = if abort {
                 ToEngine::AbortRequest
             } else {
@@ -137,7 +137,7 @@ proptest! {
         world.run_until_idle();
         for front_end in world.front_ends.values() {
             front_end.check();
-            prop_assert!(front_end.requests.values().all(|received| received.end.is_some()), "each ends once");
+            prop_assert!(front_end.requests.values().all(|stream| stream.end.is_some()), "each ends once");
         }
         prop_assert!(world.board.router.loads().iter().all(|&load| load == 0));
         prop_assert_eq!(world.board.router.num_waiting(), 0);

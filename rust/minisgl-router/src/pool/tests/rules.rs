@@ -6,7 +6,7 @@ use minisgl_gateway::message::{
 
 use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
 use super::super::steps::OwnedStep;
-use super::world::{Received, World, expected_tokens, line, request, rules};
+use super::world::{Stream, World, expected_tokens, line, request, rules};
 use crate::policy::{KeyShare, Policy, RouterConfig};
 
 pub(super) fn config(num_engines: usize) -> RouterConfig {
@@ -17,8 +17,8 @@ pub(super) fn config(num_engines: usize) -> RouterConfig {
     }
 }
 
-fn states(world: &World, front_end: u32) -> Vec<(i64, String)> {
-    let other = &world.front_ends[&front_end].other;
+fn states(world: &World, client: u32) -> Vec<(i64, String)> {
+    let other = &world.front_ends[&client].other;
     let states = other.iter().filter_map(|message| match message {
         FromEngine::EngineState { engine, state, .. } => Some((*engine, state.clone())),
         _ => None,
@@ -29,14 +29,14 @@ fn states(world: &World, front_end: u32) -> Vec<(i64, String)> {
 #[test]
 fn engines_are_one_when_all_are_ready() {
     let mut world = World::new(config(3), false);
-    let front_end = world.connect();
-    let Some(FromEngine::EngineReady(ready)) = world.front_ends[&front_end].other.last() else {
+    let client = world.connect();
+    let Some(FromEngine::EngineReady(ready)) = world.front_ends[&client].other.last() else {
         panic!()
     };
     assert_eq!((ready.max_seq_len, ready.num_pages), (100, 30));
     assert_eq!(ready.engine_details, "3 engines");
     let all: Vec<_> = (0..3).map(|engine| (engine, "ready".to_owned())).collect();
-    assert_eq!(states(&world, front_end), all);
+    assert_eq!(states(&world, client), all);
 }
 
 #[test]
@@ -50,40 +50,40 @@ fn one_that_is_lost_before_all_were_ready_is_the_end() {
 #[test]
 fn requests_go_on_where_they_were() {
     let mut world = World::new(config(2), false);
-    let front_end = world.connect();
-    let id = world.add(front_end, vec![1, 2, 3], 8);
-    world.engines[0].as_mut().unwrap().step(9);
-    world.engines[0].as_mut().unwrap().step(9);
+    let client = world.connect();
+    let id = world.add(client, vec![1, 2, 3], 8);
+    world.engine(0).step(9);
+    world.engine(0).step(9);
     world.deliver(0, 1); // the second token is never read
     world.lose(0, false);
     let ToEngine::AddRequest(NewRequest {
         tokens, num_generated, ..
-    }) = world.engines[1].as_ref().unwrap().received[0].clone()
+    }) = world.engine(1).inbox[0].clone()
     else {
         panic!()
     };
     let whole = expected_tokens(&[1, 2, 3], 8);
     assert_eq!((tokens, num_generated), ([&[1, 2, 3][..], &whole[..1]].concat(), 1));
     world.run_until_idle();
-    let received = &world.front_ends[&front_end].requests[&id];
+    let stream = &world.front_ends[&client].requests[&id];
     assert_eq!(
-        (&received.tokens, received.end, received.num_admitted),
+        (&stream.tokens, stream.end, stream.num_admitted),
         (&whole, Some(LENGTH), 1)
     );
-    assert_eq!(states(&world, front_end).last(), Some(&(0, "dead".to_owned())));
-    let messages = &world.front_ends[&front_end].other;
+    assert_eq!(states(&world, client).last(), Some(&(0, "dead".to_owned())));
+    let messages = &world.front_ends[&client].other;
     assert!(messages.contains(&line("1 request of engine 0 goes on in others")));
 }
 
 #[test]
 fn what_was_asked_of_a_lost_engine_is_done_by_the_pool() {
     let mut world = World::new(config(2), false);
-    let front_end = world.connect();
-    let ids: Vec<i64> = (0..4).map(|_| world.add(front_end, vec![1], 8)).collect();
-    world.send(front_end, ToEngine::AbortRequest(ids[0]));
-    world.send(front_end, ToEngine::FinishRequest(ids[2]));
+    let client = world.connect();
+    let ids: Vec<i64> = (0..4).map(|_| world.add(client, vec![1], 8)).collect();
+    world.send(client, ToEngine::AbortRequest(ids[0]));
+    world.send(client, ToEngine::FinishRequest(ids[2]));
     world.lose(0, true);
-    let requests = &world.front_ends[&front_end].requests;
+    let requests = &world.front_ends[&client].requests;
     let ends: Vec<_> = ids.iter().map(|id| requests[id].end).collect();
     assert_eq!(ends, [Some(ABORT), None, Some(STOP), None]);
     world.run_until_idle();
@@ -92,98 +92,91 @@ fn what_was_asked_of_a_lost_engine_is_done_by_the_pool() {
 #[test]
 fn requests_wait_for_one_that_is_started_again() {
     let mut world = World::new(config(1), true);
-    let front_end = world.connect();
-    let id = world.add(front_end, vec![1], 3);
+    let client = world.connect();
+    let id = world.add(client, vec![1], 3);
     world.lose(0, false);
     assert_eq!(world.board.ended(), None);
-    let late = world.add(front_end, vec![2], 3);
-    world.send(front_end, ToEngine::AbortRequest(late));
+    let late = world.add(client, vec![2], 3);
+    world.send(client, ToEngine::AbortRequest(late));
     assert_eq!(
-        world.front_ends[&front_end].requests[&late].end,
+        world.front_ends[&client].requests[&late].end,
         Some(ABORT),
         "it stood in line"
     );
     world.start(0);
     world.run_until_idle();
-    assert_eq!(
-        world.front_ends[&front_end].requests[&id].tokens,
-        expected_tokens(&[1], 3)
-    );
+    assert_eq!(world.front_ends[&client].requests[&id].tokens, expected_tokens(&[1], 3));
     world.board.on_engine_lost(0, false, "it was told to die"); // nobody starts it again this time
     world.settle();
     let failed = "no engine is left: engine 0: it was told to die";
     assert_eq!(world.board.ended(), Some(failed));
-    let last = world.front_ends[&front_end].other.last();
+    let last = world.front_ends[&client].other.last();
     assert_eq!(last, Some(&FromEngine::EngineFailed(failed.into())));
 }
 
 #[test]
 fn a_request_that_may_be_what_ends_engines_is_not_moved_on() {
     let mut world = World::new(config(3), false);
-    let front_end = world.connect();
-    let id = world.add(front_end, vec![1], 8);
+    let client = world.connect();
+    let id = world.add(client, vec![1], 8);
     for engine in 0..2 {
         let step = StepTokens {
             admitted: vec![(i64::try_from(engine).unwrap(), 0)],
             ..StepTokens::default()
         };
-        world.engines[engine]
-            .as_mut()
-            .unwrap()
-            .outbox
-            .push_back(FromEngine::StepTokens(step));
+        world.engine(engine).outbox.push_back(FromEngine::StepTokens(step));
         world.deliver(engine, 1);
         world.lose(engine, false);
     }
-    let received = &world.front_ends[&front_end].requests[&id];
-    assert_eq!(received.end, Some(ERROR));
-    assert!(received.error.contains("may be what ends them"), "{}", received.error);
+    let stream = &world.front_ends[&client].requests[&id];
+    assert_eq!(stream.end, Some(ERROR));
+    assert!(stream.error.contains("may be what ends them"), "{}", stream.error);
     assert_eq!(world.board.num_live(), 0);
 }
 
 #[test]
 fn one_of_which_nothing_was_heard_is_moved_three_times() {
     let mut world = World::new(config(1), true);
-    let front_end = world.connect();
-    let id = world.add(front_end, vec![1], 8);
+    let client = world.connect();
+    let id = world.add(client, vec![1], 8);
     for turn in 0..4 {
-        assert_eq!(world.front_ends[&front_end].requests[&id].end, None, "{turn}");
+        assert_eq!(world.front_ends[&client].requests[&id].end, None, "{turn}");
         world.lose(0, false);
         world.start(0);
         world.deliver(0, 9);
     }
-    assert_eq!(world.front_ends[&front_end].requests[&id].end, Some(ERROR));
+    assert_eq!(world.front_ends[&client].requests[&id].end, Some(ERROR));
 }
 
 #[test]
 fn a_shutdown_is_no_failure() {
     let mut world = World::new(config(2), false);
-    let front_end = world.connect();
-    world.send(front_end, ToEngine::Shutdown);
+    let client = world.connect();
+    world.send(client, ToEngine::Shutdown);
     for engine in 0..2 {
-        assert_eq!(world.engines[engine].as_ref().unwrap().received, [ToEngine::Shutdown]);
+        assert_eq!(world.engine(engine).inbox, [ToEngine::Shutdown]);
         assert_eq!(world.board.ended(), None);
         world.lose(engine, false);
     }
     assert_eq!(world.board.ended(), Some(""));
     let failed = |message: &FromEngine| matches!(message, FromEngine::EngineFailed(_));
-    assert!(!world.front_ends[&front_end].other.iter().any(failed));
+    assert!(!world.front_ends[&client].other.iter().any(failed));
 }
 
 #[test]
 fn a_key_hears_of_what_it_had_in_the_cache_itself() {
     let keys = vec![KeyShare::default(); 2];
     let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
-    let front_end = world.connect();
+    let client = world.connect();
     let cached = |world: &mut World, tokens: std::ops::Range<i32>, key, runs: bool| {
-        let engine = world.engines[0].as_mut().unwrap();
+        let engine = world.engine(0);
         engine.cached_len = (tokens.end - tokens.start - 1) / 16 * 16;
-        let id = world.add_with_key(front_end, tokens.collect(), 10, key);
+        let id = world.add_with_key(client, tokens.collect(), 10, key);
         if !runs {
-            world.send(front_end, ToEngine::AbortRequest(id));
+            world.send(client, ToEngine::AbortRequest(id));
         }
         world.run_until_idle();
-        world.front_ends[&front_end].requests[&id].cached_len
+        world.front_ends[&client].requests[&id].cached_len
     };
     assert_eq!(cached(&mut world, 0..49, 1, true), 0, "another key's");
     assert_eq!(cached(&mut world, 0..49, 1, true), 48);
@@ -204,17 +197,17 @@ fn a_key_hears_of_what_it_had_in_the_cache_itself() {
 #[test]
 fn nonsense_is_named() {
     let mut world = World::new(config(1), false);
-    let front_end = world.board.add_front_end();
-    let refused = |world: &mut World, message| world.board.handle_message(front_end, message).unwrap_err();
+    let client = world.board.add_front_end();
+    let refused = |world: &mut World, message| world.board.handle_message(client, message).unwrap_err();
     let early = refused(&mut world, ToEngine::ClearCache);
     assert_eq!(early, "no hello");
     let hello = ToEngine::Hello { name: "x".repeat(99) };
-    world.board.handle_message(front_end, hello).unwrap();
+    world.board.handle_message(client, hello).unwrap();
     let add = |req_id, num_generated, key| request(req_id, vec![1, 2], 5, 0, num_generated, key);
     for (req_id, num_generated, key) in [(3, 2, 0), (4, -1, 0), (5, 0, 1), (6, 0, -1)] {
         world
             .board
-            .handle_message(front_end, add(req_id, num_generated, key))
+            .handle_message(client, add(req_id, num_generated, key))
             .unwrap();
     }
     assert_eq!(world.board.num_live(), 0, "each ended with an error");
@@ -224,21 +217,18 @@ fn nonsense_is_named() {
 
 #[test]
 fn between_keys_a_priority_counts_in_the_line_alone() {
-    for (keys, received) in [(vec![], [-4, 0]), (vec![KeyShare::default()], [0, 0])] {
+    for (keys, expected) in [(vec![], [-4, 0]), (vec![KeyShare::default()], [0, 0])] {
         let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
-        let front_end = world.connect();
+        let client = world.connect();
         for (req_id, priority) in [(0, -4), (1, 0)] {
-            world.send(front_end, request(req_id, vec![1, 2], 5, priority, 0, 0));
+            world.send(client, request(req_id, vec![1, 2], 5, priority, 0, 0));
         }
         let priorities = |message: &ToEngine| match message {
             ToEngine::AddRequest(new) => Some(new.priority),
             _ => None,
         };
-        let engine = world.engines[0].as_ref().unwrap();
-        assert_eq!(
-            engine.received.iter().filter_map(priorities).collect::<Vec<_>>(),
-            received
-        );
+        let engine = world.engine(0);
+        assert_eq!(engine.inbox.iter().filter_map(priorities).collect::<Vec<_>>(), expected);
     }
 }
 
@@ -249,33 +239,33 @@ fn in_the_background_comes_last_of_its_key_and_is_said_on() {
         ..config(1)
     };
     let mut world = World::new(limited, false);
-    let front_end = world.connect();
+    let client = world.connect();
     for (req_id, in_background) in [(0, false), (1, true), (2, false)] {
-        let received = Received {
+        let stream = Stream {
             prompt: vec![1, 2],
             max_tokens: 5,
-            ..Received::default()
+            ..Stream::default()
         };
         world
             .front_ends
-            .get_mut(&front_end)
+            .get_mut(&client)
             .unwrap()
             .requests
-            .insert(req_id, received);
+            .insert(req_id, stream);
         let mut message = request(req_id, vec![1, 2], 5, 4, 0, 0);
         if let ToEngine::AddRequest(new) = &mut message {
             new.background = in_background;
         }
-        world.send(front_end, message);
+        world.send(client, message);
     }
     world.run_until_idle();
     let placed = |message: &ToEngine| match message {
         ToEngine::AddRequest(new) => Some(new.background),
         _ => None,
     };
-    let engine = world.engines[0].as_ref().unwrap();
+    let engine = world.engine(0);
     assert_eq!(
-        engine.received.iter().filter_map(placed).collect::<Vec<_>>(),
+        engine.inbox.iter().filter_map(placed).collect::<Vec<_>>(),
         [false, false, true]
     );
 }
@@ -370,9 +360,9 @@ fn a_front_end_that_goes_takes_its_requests_along() {
     assert!(world.front_ends[&stays].other.contains(&line("test 0 gone; 2")));
     world.run_until_idle();
     assert_eq!(world.front_ends[&stays].requests[&id].tokens, expected_tokens(&[3], 5));
-    let received = &world.engines[0].as_ref().unwrap().received;
-    let aborted = received.iter().filter(|one| matches!(one, ToEngine::AbortRequest(_)));
-    let added = received.iter().filter(|one| matches!(one, ToEngine::AddRequest(_)));
+    let inbox = &world.engine(0).inbox;
+    let aborted = inbox.iter().filter(|one| matches!(one, ToEngine::AbortRequest(_)));
+    let added = inbox.iter().filter(|one| matches!(one, ToEngine::AddRequest(_)));
     assert_eq!((aborted.count(), added.count()), (1, 2));
 }
 
@@ -386,16 +376,16 @@ fn the_router_knows_of_a_cache_that_was_cleared() {
         },
         false,
     );
-    let front_end = world.connect();
+    let client = world.connect();
     let mut places: Vec<usize> = Vec::new();
     for turn in 0..4 {
         if turn == 3 {
             let clear = FromEngine::CacheCleared;
-            world.engines[places[0]].as_mut().unwrap().outbox.push_back(clear);
+            world.engine(places[0]).outbox.push_back(clear);
             world.deliver(places[0], 1);
         }
-        world.add(front_end, (0..9).collect(), 1);
-        let engine = usize::from(world.engines[1].as_ref().unwrap().received.len() > places.iter().sum());
+        world.add(client, (0..9).collect(), 1);
+        let engine = usize::from(world.engine(1).inbox.len() > places.iter().sum());
         places.push(engine);
         world.run_until_idle();
     }

@@ -93,7 +93,7 @@ pub(super) struct FakeEngine {
     /// Cached tokens that it reports for each admitted request.
     pub(super) cached_len: i32,
     pub(super) outbox: VecDeque<FromEngine>,
-    pub(super) received: Vec<ToEngine>,
+    pub(super) inbox: Vec<ToEngine>,
 }
 
 impl FakeEngine {
@@ -134,7 +134,7 @@ impl FakeEngine {
             }
             _ => {}
         }
-        self.received.push(message);
+        self.inbox.push(message);
     }
 
     /// Generates a token for up to `most` rows and ends the rows that were aborted or finished.
@@ -167,7 +167,7 @@ impl FakeEngine {
 
 /// Output of one request as a front end received it.
 #[derive(Default)]
-pub(super) struct Received {
+pub(super) struct Stream {
     pub(super) prompt: Vec<i32>,
     pub(super) max_tokens: usize,
     pub(super) tokens: Vec<i32>,
@@ -180,7 +180,7 @@ pub(super) struct Received {
 
 #[derive(Default)]
 pub(super) struct FakeFrontEnd {
-    pub(super) requests: BTreeMap<i64, Received>,
+    pub(super) requests: BTreeMap<i64, Stream>,
     pub(super) other: Vec<FromEngine>,
 }
 
@@ -192,17 +192,17 @@ impl FakeFrontEnd {
                 continue;
             };
             for (id, cached_len) in &step.admitted {
-                let received = self.requests.get_mut(id).unwrap();
-                received.num_admitted += 1;
-                received.cached_len = *cached_len;
+                let stream = self.requests.get_mut(id).unwrap();
+                stream.num_admitted += 1;
+                stream.cached_len = *cached_len;
             }
             for (row, id) in step.req_ids.iter().enumerate() {
-                let received = self.requests.get_mut(id).expect("somebody else's");
-                assert_eq!(received.end, None, "it goes on after its end");
-                received
+                let stream = self.requests.get_mut(id).expect("somebody else's");
+                assert_eq!(stream.end, None, "it goes on after its end");
+                stream
                     .tokens
                     .extend((step.tokens[row] >= 0).then_some(step.tokens[row]));
-                received.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
+                stream.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
             }
             for (id, text) in step.errors.0 {
                 self.requests.get_mut(&id).unwrap().error = text;
@@ -212,22 +212,18 @@ impl FakeFrontEnd {
 
     /// Asserts that each request received a prefix of its expected tokens, or all of them if it ended by length.
     pub(super) fn check(&self) {
-        for (id, received) in &self.requests {
-            let whole = expected_tokens(&received.prompt, received.max_tokens);
+        for (id, stream) in &self.requests {
+            let whole = expected_tokens(&stream.prompt, stream.max_tokens);
+            assert!(whole.starts_with(&stream.tokens), "request {id}: {:?}", stream.tokens);
             assert!(
-                whole.starts_with(&received.tokens),
-                "request {id}: {:?}",
-                received.tokens
-            );
-            assert!(
-                received.num_admitted <= 1,
+                stream.num_admitted <= 1,
                 "request {id} was admitted {} times",
-                received.num_admitted
+                stream.num_admitted
             );
-            match received.end {
-                Some(LENGTH) => assert_eq!(received.tokens, whole, "request {id}"),
-                Some(ERROR) => assert!(received.error.contains("may be what ends them"), "request {id}"),
-                end => assert!(end.is_none() || end == received.requested_end, "request {id}: {end:?}"),
+            match stream.end {
+                Some(LENGTH) => assert_eq!(stream.tokens, whole, "request {id}"),
+                Some(ERROR) => assert!(stream.error.contains("may be what ends them"), "request {id}"),
+                end => assert!(end.is_none() || end == stream.requested_end, "request {id}: {end:?}"),
             }
         }
     }
@@ -257,6 +253,10 @@ impl World {
             world.deliver(engine, 9);
         }
         world
+    }
+
+    pub(super) fn engine(&mut self, index: usize) -> &mut FakeEngine {
+        self.engines[index].as_mut().unwrap()
     }
 
     /// Delivers all queued messages of the pool.
@@ -327,12 +327,12 @@ impl World {
     pub(super) fn add_with_key(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize, key: i64) -> i64 {
         let requests = &mut self.front_ends.get_mut(&front_end).unwrap().requests;
         let req_id = i64::try_from(requests.len()).unwrap();
-        let received = Received {
+        let stream = Stream {
             prompt: prompt.clone(),
             max_tokens,
-            ..Received::default()
+            ..Stream::default()
         };
-        requests.insert(req_id, received);
+        requests.insert(req_id, stream);
         let max_tokens = i64::try_from(max_tokens).unwrap();
         self.send(front_end, request(req_id, prompt, max_tokens, 0, 0, key));
         req_id
