@@ -93,8 +93,7 @@ impl Engines {
         self.available().find(|&engine| engine >= self.next).or(first)
     }
 
-    /// Returns a random available engine, or `None` if there is none. The generator is `splitmix64`, written out so
-    /// that the Python reference gives the same sequence.
+    /// Returns a random available engine, or `None`. The generator is `splitmix64`, as in the Python reference.
     pub fn random(&mut self) -> Option<usize> {
         let count = self.available().count();
         if count == 0 {
@@ -109,8 +108,7 @@ impl Engines {
         self.available().nth(at as usize)
     }
 
-    /// Returns the load limit up to which an engine is chosen for its prefix match; it grows with the matched part of
-    /// the prompt. `None` if no engine is available.
+    /// Returns the load limit for engines with a prefix match, which grows with the match. `None` if none is available.
     pub fn balanced_load(&self) -> Option<BalancedLoad> {
         let least = self.available().map(|engine| self.load(engine)).min()?;
         let slack = self

@@ -137,8 +137,7 @@ impl Prefixes {
         }
     }
 
-    /// Returns a hash for each full page of `tokens`, in order. The hash of `namespace` is spread over all bits, so
-    /// that no first token of another namespace can cancel it.
+    /// Returns a hash for each full page of `tokens`. No first token can cancel the difference of two namespaces.
     pub fn hashes(&self, tokens: &[i32], namespace: u32) -> Vec<u64> {
         let mut chain = u64::from(namespace).wrapping_mul(0xA076_1D64_78BD_642F);
         let next = |page: &[i32]| {

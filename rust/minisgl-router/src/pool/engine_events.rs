@@ -125,15 +125,14 @@ impl Switchboard {
         self.fail_if_no_engine_is_left();
     }
 
-    /// Sets whether the owner of the engine's process restarts it: requests wait for it, or the pool fails if none is
+    /// Sets whether the engine's process is being restarted: requests wait for it, or the pool fails if no engine is
     /// left.
     pub fn restarting(&mut self, engine: usize, yes: bool) {
         self.engines[engine].is_restarting = yes;
         self.fail_if_no_engine_is_left();
     }
 
-    /// Queues the requests of a lost engine in front of all others and returns their number. Those that cannot move
-    /// end.
+    /// Queues the requests of a lost engine in front of all others and returns their number. Others end.
     fn requeue_all(&mut self, engine: usize) -> usize {
         let mut num_moved = 0;
         for id in self.router.engine_down(engine) {

@@ -51,8 +51,7 @@ impl Engine {
         self.is_restarting || matches!(self.state, State::Starting | State::Ready)
     }
 
-    /// Stores a progress line of the engine's start, in place of an earlier one of the same step. No-op once it is
-    /// ready.
+    /// Stores a progress line of the engine's start, in place of the last one of the same step. No-op if it is ready.
     pub(super) fn store_line(&mut self, line: LoadProgress, raw: &[u8]) {
         if self.state == State::Ready {
             return;

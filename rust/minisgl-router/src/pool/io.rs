@@ -196,8 +196,8 @@ impl Peer {
         }
     }
 
-    /// Sends a frame, or queues the rest that the socket does not accept. A `droppable` frame is dropped instead of
-    /// queued. More queued bytes than the rules allow close the connection.
+    /// Sends a frame. The part that the socket does not accept is queued, or all of it dropped if `droppable`. A queue
+    /// above the rules' limit closes the connection.
     pub(super) fn send(&self, frame: &Rc<Vec<u8>>, droppable: bool) {
         if self.is_closing.get() {
             return;
@@ -237,8 +237,7 @@ impl Peer {
         self.queue.borrow().is_empty() && polled.is_ok()
     }
 
-    /// Waits until the socket may accept data; returns at once if the front end has disconnected. Never returns while
-    /// frames are queued: `Io::news` reports the end of that.
+    /// Waits until the socket may accept data or has failed. Never returns while frames are queued: see `Io::news`.
     pub(super) async fn wait_until_writable(&self) {
         if !self.queue.borrow().is_empty() {
             return pending().await;
@@ -246,8 +245,8 @@ impl Peer {
         let _ = self.stream.writable().await;
     }
 
-    /// Writes without blocking and returns the number of bytes sent. A broken connection accepts all: the reader
-    /// notices it.
+    /// Writes without blocking and returns the number of bytes sent: all if the connection is broken, which the reader
+    /// sees.
     fn write(&self, data: &[u8]) -> usize {
         match self.stream.try_write(data) {
             Ok(sent) => sent,

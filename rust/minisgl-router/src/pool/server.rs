@@ -190,8 +190,7 @@ async fn beat(io: Rc<Io>, interval_s: f64) {
     }
 }
 
-/// Configuration of an [`EnginePool`]. Front ends connect to `listen`; engine i listens at `engines[i]`.
-/// `router.num_engines` is set from the length of `engines`.
+/// Configuration of an [`EnginePool`]; `router.num_engines` is set from the length of `engines`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {

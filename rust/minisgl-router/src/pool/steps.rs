@@ -1,5 +1,4 @@
-//! Splits the output of an engine's step by front end, as `minisgl.runner.front_ends` does, but with a table of owners
-//! in place of owners encoded in request ids.
+//! Splits the output of an engine's step by front end (as `minisgl.runner.front_ends`, with owners from a table).
 
 use minisgl_gateway::message::StepTokens;
 

@@ -50,8 +50,7 @@ pub enum Out {
     Close(u32),
 }
 
-/// State machine of a pool: takes the events of engines and front ends, and gives the messages to send
-/// ([`take_out`](Self::take_out)). No I/O, no clock.
+/// State machine of a pool: takes events, and gives the messages to send with `take_out`. No I/O, no clock.
 pub struct Switchboard {
     pub(super) router: Router,
     pub(super) engines: Vec<Engine>,
@@ -194,7 +193,7 @@ impl Switchboard {
         Ok(())
     }
 
-    /// Removes a front end that has disconnected, or must be for `reason`. Aborts its requests and logs it to the
+    /// Removes a front end that has disconnected, or must be for `reason`. Aborts its requests and logs that to the
     /// others.
     pub fn remove_front_end(&mut self, id: u32, reason: Option<&str>) {
         let Some(removed) = self.front_ends.remove(&id) else {

@@ -1,8 +1,6 @@
 //! Tests of the pool's rules, one rule each.
 
-use minisgl_gateway::message::{
-    Embedding, FromEngine, NewRequest, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs,
-};
+use minisgl_gateway::message::{Embedding, FromEngine, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs};
 
 use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
 use super::super::steps::OwnedStep;
@@ -56,14 +54,9 @@ fn requests_go_on_where_they_were() {
     world.engine(0).step(9);
     world.deliver(0, 1); // the second token is never read
     world.lose(0, false);
-    let ToEngine::AddRequest(NewRequest {
-        tokens, num_generated, ..
-    }) = world.engine(1).inbox[0].clone()
-    else {
-        panic!()
-    };
+    let added = world.engine(1).added(|new| (new.tokens.clone(), new.num_generated));
     let whole = expected_tokens(&[1, 2, 3], 8);
-    assert_eq!((tokens, num_generated), ([&[1, 2, 3][..], &whole[..1]].concat(), 1));
+    assert_eq!(added, [([&[1, 2, 3][..], &whole[..1]].concat(), 1)]);
     world.run_until_idle();
     let stream = &world.front_ends[&client].requests[&id];
     assert_eq!(
@@ -98,11 +91,7 @@ fn requests_wait_for_one_that_is_started_again() {
     assert_eq!(world.board.ended(), None);
     let late = world.add(client, vec![2], 3);
     world.send(client, ToEngine::AbortRequest(late));
-    assert_eq!(
-        world.front_ends[&client].requests[&late].end,
-        Some(ABORT),
-        "it stood in line"
-    );
+    assert_eq!(world.front_ends[&client].requests[&late].end, Some(ABORT), "queued");
     world.start(0);
     world.run_until_idle();
     assert_eq!(world.front_ends[&client].requests[&id].tokens, expected_tokens(&[1], 3));
@@ -181,17 +170,9 @@ fn a_key_hears_of_what_it_had_in_the_cache_itself() {
     assert_eq!(cached(&mut world, 0..49, 1, true), 0, "another key's");
     assert_eq!(cached(&mut world, 0..49, 1, true), 48);
     assert_eq!(cached(&mut world, 0..49, 2, false), 0);
-    assert_eq!(
-        cached(&mut world, 0..49, 2, true),
-        0,
-        "one that never ran is not its own"
-    );
+    assert_eq!(cached(&mut world, 0..49, 2, true), 0, "the first never ran");
     assert_eq!(cached(&mut world, 0..33, 2, true), 32);
-    assert_eq!(
-        cached(&mut world, 0..65, 1, true),
-        48,
-        "from there on it is another key's"
-    );
+    assert_eq!(cached(&mut world, 0..65, 1, true), 48, "the rest is another key's");
 }
 
 #[test]
@@ -203,15 +184,12 @@ fn nonsense_is_named() {
     assert_eq!(early, "no hello");
     let hello = ToEngine::Hello { name: "x".repeat(99) };
     world.board.handle_message(client, hello).unwrap();
-    let add = |req_id, num_generated, key| request(req_id, vec![1, 2], 5, 0, num_generated, key);
     for (req_id, num_generated, key) in [(3, 2, 0), (4, -1, 0), (5, 0, 1), (6, 0, -1)] {
-        world
-            .board
-            .handle_message(client, add(req_id, num_generated, key))
-            .unwrap();
+        let message = request(req_id, vec![1, 2], 5, 0, num_generated, key);
+        world.board.handle_message(client, message).unwrap();
     }
     assert_eq!(world.board.num_live(), 0, "each ended with an error");
-    let again = refused(&mut world, add(6, 0, 0));
+    let again = refused(&mut world, request(6, vec![1, 2], 5, 0, 0, 0));
     assert_eq!(again, "6 is not above 6");
 }
 
@@ -223,12 +201,7 @@ fn between_keys_a_priority_counts_in_the_line_alone() {
         for (req_id, priority) in [(0, -4), (1, 0)] {
             world.send(client, request(req_id, vec![1, 2], 5, priority, 0, 0));
         }
-        let priorities = |message: &ToEngine| match message {
-            ToEngine::AddRequest(new) => Some(new.priority),
-            _ => None,
-        };
-        let engine = world.engine(0);
-        assert_eq!(engine.inbox.iter().filter_map(priorities).collect::<Vec<_>>(), expected);
+        assert_eq!(world.engine(0).added(|new| new.priority), expected);
     }
 }
 
@@ -246,12 +219,8 @@ fn in_the_background_comes_last_of_its_key_and_is_said_on() {
             max_tokens: 5,
             ..Stream::default()
         };
-        world
-            .front_ends
-            .get_mut(&client)
-            .unwrap()
-            .requests
-            .insert(req_id, stream);
+        let requests = &mut world.front_ends.get_mut(&client).unwrap().requests;
+        requests.insert(req_id, stream);
         let mut message = request(req_id, vec![1, 2], 5, 4, 0, 0);
         if let ToEngine::AddRequest(new) = &mut message {
             new.background = in_background;
@@ -259,15 +228,7 @@ fn in_the_background_comes_last_of_its_key_and_is_said_on() {
         world.send(client, message);
     }
     world.run_until_idle();
-    let placed = |message: &ToEngine| match message {
-        ToEngine::AddRequest(new) => Some(new.background),
-        _ => None,
-    };
-    let engine = world.engine(0);
-    assert_eq!(
-        engine.inbox.iter().filter_map(placed).collect::<Vec<_>>(),
-        [false, false, true]
-    );
+    assert_eq!(world.engine(0).added(|new| new.background), [false, false, true]);
 }
 
 #[test]

@@ -137,6 +137,15 @@ impl FakeEngine {
         self.inbox.push(message);
     }
 
+    /// Returns a value of each request that was added to this engine.
+    pub(super) fn added<T>(&self, value: impl Fn(&NewRequest) -> T) -> Vec<T> {
+        let values = self.inbox.iter().filter_map(|message| match message {
+            ToEngine::AddRequest(new) => Some(value(new)),
+            _ => None,
+        });
+        values.collect()
+    }
+
     /// Generates a token for up to `most` rows and ends the rows that were aborted or finished.
     pub(super) fn step(&mut self, most: usize) {
         let mut step = StepTokens::default();
@@ -215,11 +224,7 @@ impl FakeFrontEnd {
         for (id, stream) in &self.requests {
             let whole = expected_tokens(&stream.prompt, stream.max_tokens);
             assert!(whole.starts_with(&stream.tokens), "request {id}: {:?}", stream.tokens);
-            assert!(
-                stream.num_admitted <= 1,
-                "request {id} was admitted {} times",
-                stream.num_admitted
-            );
+            assert!(stream.num_admitted <= 1, "request {id} was admitted again");
             match stream.end {
                 Some(LENGTH) => assert_eq!(stream.tokens, whole, "request {id}"),
                 Some(ERROR) => assert!(stream.error.contains("may be what ends them"), "request {id}"),
