@@ -27,10 +27,10 @@ pub fn request_id(head: &Head) -> Option<String> {
 /// Returns `len` random characters of `alphabet`, which must be 1 to 256 ASCII characters.
 pub fn random_id(len: usize, alphabet: &str) -> String {
     let mut id = String::with_capacity(len);
-    let fair = 256 / alphabet.len() * alphabet.len(); // bytes beyond would favour the first
+    let fair = 256 / alphabet.len() * alphabet.len(); // a byte above would favour the alphabet's first characters
     while id.len() < len {
         let mut bytes = [0_u8; 16];
-        // so few bytes come whole or not at all, and only before the system has started not at all
+        // 16 bytes are filled completely, or not at all while the system starts
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         for byte in bytes.map(usize::from) {
             if byte < fair && id.len() < len {

@@ -48,7 +48,7 @@ impl GatewayConfig {
         let Versioned { version } = serde_json::from_str(json).map_err(|error| error.to_string())?;
         if version != VERSION {
             return Err(format!(
-                "it has version {version}, the extension reads {VERSION}: build the extension again"
+                "version {version}: the extension reads version {VERSION}: build the extension again"
             ));
         }
         serde_json::from_str(json).map_err(|error| error.to_string())
@@ -93,10 +93,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_of_another_version_is_refused_by_its_number() {
+    fn other_configuration_version_is_refused_by_number() {
         let error = |json| GatewayConfig::read(json).err().unwrap_or_default();
         let other = error(r#"{"version": 0, "no_such_field": 1}"#);
-        assert!(other.starts_with("it has version 0, the extension reads 8"), "{other}");
+        assert!(other.starts_with("version 0: the extension reads version 8"), "{other}");
         assert!(error(r#"{"version": 8}"#).contains("missing field"));
         assert!(error("{}").contains("version"));
     }

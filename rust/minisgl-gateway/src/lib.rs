@@ -13,7 +13,7 @@
 
 pub mod answer;
 pub mod callers;
-#[allow(missing_docs)] // of fields that Python describes
+#[allow(missing_docs)] // `server/gateway_config.py` describes the fields
 pub mod config;
 pub mod engine;
 pub mod http;

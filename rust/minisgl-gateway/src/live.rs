@@ -39,7 +39,7 @@ struct LiveRequest {
     generation: Rc<Generation>,
     choice: usize,
     sent: Instant,
-    reservation: Option<Reservation>, // in the queue, before its first step
+    reservation: Option<Reservation>, // `None` once admitted
 }
 
 /// Table of the gateway's requests in the engine, by request id.
@@ -102,7 +102,7 @@ impl Live {
             }
         }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
-            let Some(entry) = self.entries.get(&id) else { continue }; // aborted here, the engine did not know yet
+            let Some(entry) = self.entries.get(&id) else { continue }; // removed already, before the engine knew
             let reason = Finish::from_reason(reason);
             let error = reason.and_then(|_| {
                 let at = step.errors.0.iter().position(|(one, _)| *one == id)?;

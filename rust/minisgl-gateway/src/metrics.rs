@@ -25,14 +25,14 @@ pub struct MetricsConfig {
 /// Histogram; its last bucket counts values above all bounds.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    buckets: OnceLock<Vec<(f64, AtomicU64)>>, // upper ends, and counts
+    buckets: OnceLock<Vec<(f64, AtomicU64)>>, // upper bounds and counts
     sum: AtomicU64,                           // the bits of a float
 }
 
 impl Histogram {
     fn set_bounds(&self, bounds: &[f64]) {
         let ends = bounds.iter().copied().chain([f64::INFINITY]);
-        let _ = self.buckets.set(ends.map(|end| (end, AtomicU64::new(0))).collect()); // or it was told already
+        let _ = self.buckets.set(ends.map(|end| (end, AtomicU64::new(0))).collect()); // the first bounds stay
     }
 
     /// Adds `value`, observed `count` times.

@@ -36,7 +36,7 @@ pub struct Question {
 #[derive(Default)]
 struct State {
     next: u64,
-    waiting: Vec<Question>, // by number
+    waiting: Vec<Question>, // in the order of their ids
     withdrawn: Vec<u64>,
     senders: HashMap<u64, oneshot::Sender<Reply>>,
     closed: bool,
@@ -105,7 +105,7 @@ impl Questions {
 
     fn wake(&self, is_first: bool) {
         if is_first {
-            let _ = (&self.wake).write(&[1]); // full: it is woken already
+            let _ = (&self.wake).write(&[1]); // an error means that the socket is full: Python is woken already
         }
     }
 
@@ -150,7 +150,7 @@ impl Drop for WithdrawGuard {
         let is_first = state.is_empty();
         state.withdrawn.push(number);
         if let Ok(at) = state.waiting.binary_search_by_key(&number, |one| one.number) {
-            state.waiting[at].body = None; // it may be large, and Python far from taking it
+            state.waiting[at].body = None; // frees the body, which may be large
         }
         drop(state);
         questions.wake(is_first);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn python_is_woken_once_and_answers_each() {
+    async fn python_is_woken_once_for_all_questions() {
         let questions = Arc::new(Questions::new().unwrap());
         let ask = |text: &'static [u8]| {
             let questions = Arc::clone(&questions);
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leaves_withdraws_and_who_closes_answers_nobody() {
+    async fn disconnect_withdraws_and_close_ends_questions() {
         let questions = Arc::new(Questions::new().unwrap());
         let head = head();
         let left = tokio::time::timeout(std::time::Duration::ZERO, questions.ask(&head, None));

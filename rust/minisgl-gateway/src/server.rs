@@ -87,7 +87,7 @@ impl Gateway {
     pub fn fail(&self, reason: &str) {
         let (sender, done) = channel();
         self.send(Command::Fail(reason.to_owned(), sender));
-        let _ = done.recv_timeout(CONNECT_TIMEOUT); // else the thread has ended
+        let _ = done.recv_timeout(CONNECT_TIMEOUT); // an error means that the thread has ended
     }
 
     /// Closes all connections, busy ones after their response or after `grace`; waits for the thread's end. Idempotent.
@@ -110,13 +110,13 @@ impl Gateway {
     }
 
     fn send(&self, command: Command) {
-        let _ = self.commands.send(command); // the thread has ended: nothing is to be done
+        let _ = self.commands.send(command); // an error means that the thread has ended
     }
 }
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.shared.questions.close(); // whoever drops it may be who answers them
+        self.shared.questions.close(); // the thread that drops the gateway may be the one that answers questions
         self.end_thread(Duration::ZERO);
     }
 }
@@ -137,13 +137,13 @@ async fn run(
             Some(Command::Serve(loaded, connected)) => {
                 configure(&options, &loaded.config);
                 worker.serve(loaded, connected);
-                // not before: its last words are for the Python server, which tells why it did not start
+                // not before: a fatal error during the start goes to the Python server, which reports it
                 following.get_or_insert_with(|| spawn_local(follow(Rc::clone(&worker), engine.clone())));
             }
             Some(Command::Drain) => worker.drain(),
             Some(Command::Fail(reason, done)) => {
                 worker.fail(&reason);
-                let _ = done.send(()); // or nobody waits any more
+                let _ = done.send(()); // an error means that the receiver is gone
             }
             Some(Command::Stop(grace)) => break grace,
             None => break Duration::ZERO,
@@ -178,7 +178,7 @@ async fn until_idle(options: &Options) {
 
 async fn accept_clients(listener: TcpListener, worker: Rc<Worker>, options: Rc<Options>) {
     if let Err(error) = accept(listener, worker, options).await {
-        log_line("error", &format!("gateway: no client can connect any more: {error}"));
+        log_line("error", &format!("gateway: no further client can connect: {error}"));
     }
 }
 
@@ -187,7 +187,7 @@ async fn follow(worker: Rc<Worker>, engine: PathBuf) {
         Ok(link) => worker.follow(link).await,
         Err(error) => log_line(
             "error",
-            &format!("gateway: the engine process cannot be reached: {error}"),
+            &format!("gateway: cannot connect to the engine process: {error}"),
         ),
     }
 }

@@ -129,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_waits_for_keeps_no_room() {
+    fn disconnected_client_keeps_no_reservation() {
         let shared = Shared::new().unwrap();
         let generation = Generation {
             prompts: vec![vec![1, 2, 3], vec![4]],

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_room_is_given_back_once() {
+    fn dropped_reservation_stops_counting_once() {
         let (waiting, key) = (Arc::<Waiting>::default(), Arc::<KeyCounts>::default());
         let counts = || {
             let waiting = (waiting.requests.load(Relaxed), waiting.tokens.load(Relaxed));

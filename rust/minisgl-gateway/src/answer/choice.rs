@@ -186,7 +186,7 @@ impl Choice {
             self.matched = new.last().map(ToString::to_string);
         }
         self.finish = self.reason;
-        let num_shown = self.tokens.len().saturating_sub(usize::from(by_token)); // a stop token is no text
+        let num_shown = self.tokens.len().saturating_sub(usize::from(by_token)); // a stop token has no text
         let shown = new.iter().copied().take(num_shown);
         let scored = shown.zip(self.scored.drain(..)).collect();
         self.tokens.clear();

@@ -45,7 +45,7 @@ struct Inner {
     n: usize,
     num_open: usize,
     shape: Shape,
-    shown: Vec<ChoiceOutput>, // by choice
+    shown: Vec<ChoiceOutput>, // one for each choice
     writer: Writer,
     context: ResponseContext,
     outcome: Option<Result<(), Failure>>,
@@ -304,7 +304,7 @@ impl Inner {
             self.record.status = Some(200);
             let mut headers = vec![("cache-control", "no-cache"), ("x-accel-buffering", "no")];
             headers.extend(pairs(&self.context.headers));
-            // of several prompts it is not known yet
+            // with several prompts the total is not known yet
             let cached = self.choices.first().filter(|_| self.choices.len() == self.n);
             let cached = cached.and_then(|one| one.cached_len).map(|len| len.to_string());
             headers.push((MAX_TOKENS, &self.context.max_tokens));

@@ -134,7 +134,7 @@ fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: 
         }
         out.push('}');
     } else {
-        let shown = |char: char| char == '\n' || !char.is_control(); // else a terminal would take it for a code
+        let shown = |char: char| char == '\n' || !char.is_control(); // a terminal would interpret control characters
         for char in event.chars() {
             if shown(char) {
                 out.push(char);
@@ -158,7 +158,7 @@ fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: 
 }
 
 fn write_line(line: &str) {
-    let _ = std::io::stderr().lock().write_all(line.as_bytes()); // whoever read it is gone: nobody to tell
+    let _ = std::io::stderr().lock().write_all(line.as_bytes()); // an error means that stderr is closed
 }
 
 /// Returns the current UTC time with milliseconds, in ISO 8601.

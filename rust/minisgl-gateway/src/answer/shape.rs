@@ -361,7 +361,7 @@ fn write_end(logprobs: Option<&mut Logprobs>, end: End<'_>, out: &mut Vec<u8>) {
 }
 
 fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
-    let _ = serde_json::to_writer(&mut *out, &end.reason); // none is null
+    let _ = serde_json::to_writer(&mut *out, &end.reason); // `None` is written as null
     if let Some(matched) = end.matched {
         let _ = write!(out, r#","matched_stop":{matched}"#);
     }

@@ -197,8 +197,8 @@ impl Frames {
     pub fn fill(&mut self, stream: &UnixStream) -> io::Result<()> {
         self.bytes.drain(..self.at);
         self.at = 0;
-        // as much as the frame that has begun lacks, or the usual; room is made as it comes, not as a length claims
-        let begun = frame_length(&self.bytes).ok().flatten(); // one that cannot be was not taken: nobody reads on
+        // read what the current frame lacks, or `READ_BYTES`; memory grows with the input, not with a claimed length
+        let begun = frame_length(&self.bytes).ok().flatten(); // after an invalid length nothing is read any more
         let missing = begun.map_or(0, |length| length + LENGTH_BYTES - self.bytes.len());
         let room = missing.clamp(READ_BYTES, 32 * READ_BYTES);
         self.bytes.reserve(room);

@@ -79,7 +79,7 @@ fn steps(messages: &[FromEngine]) -> Vec<i64> {
 }
 
 #[test]
-fn it_connects_when_somebody_listens() {
+fn connect_waits_until_the_engine_listens() {
     run(async {
         let (_folder, path) = socket_path();
         let waiting = spawn_local({
@@ -98,7 +98,7 @@ fn it_connects_when_somebody_listens() {
 }
 
 #[test]
-fn messages_of_one_turn_leave_in_one_frame() {
+fn messages_of_one_turn_share_a_frame() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let messages: Vec<_> = (0..3).map(ToEngine::AbortRequest).collect();
@@ -110,7 +110,7 @@ fn messages_of_one_turn_leave_in_one_frame() {
 }
 
 #[test]
-fn sending_waits_for_nobody_and_loses_nothing() {
+fn send_never_blocks_and_loses_nothing() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let sent = |req_id| {
@@ -121,7 +121,7 @@ fn sending_waits_for_nobody_and_loses_nothing() {
             })
         };
         for req_id in 0..3 {
-            link.send(sent(req_id)); // more than a socket takes
+            link.send(sent(req_id)); // more than the socket's buffer holds
             yield_now().await;
         }
         link.send(ToEngine::AbortRequest(3));
@@ -137,7 +137,7 @@ fn sending_waits_for_nobody_and_loses_nothing() {
 }
 
 #[test]
-fn frames_are_taken_whole_and_at_most_eight_at_once() {
+fn receive_returns_up_to_eight_complete_frames() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let bytes: Vec<u8> = (1..=20).flat_map(step).collect();
@@ -162,7 +162,7 @@ fn frames_are_taken_whole_and_at_most_eight_at_once() {
 }
 
 #[test]
-fn frames_that_nobody_asks_for_stay_where_they_are() {
+fn frames_stay_in_the_socket_until_receive() {
     run(async {
         let (_folder, link, peer) = connected().await;
         let mut number = 0u8;
@@ -184,7 +184,7 @@ fn frames_that_nobody_asks_for_stay_where_they_are() {
 }
 
 #[test]
-fn a_large_frame_comes_whole() {
+fn large_frame_is_received_whole() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let failed = FromEngine::EngineFailed("x".repeat(3_000_000));
@@ -201,14 +201,14 @@ fn a_large_frame_comes_whole() {
 }
 
 #[test]
-fn last_words_come_before_the_end() {
+fn fatal_error_is_received_before_the_disconnect() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let failed = FromEngine::EngineFailed("gone".into());
         peer.write_all(&encode_from_engine(std::slice::from_ref(&failed)))
             .await
             .unwrap();
-        link.send(ToEngine::AbortRequest(1)); // nobody will read it
+        link.send(ToEngine::AbortRequest(1)); // the engine never reads it
         yield_now().await;
         drop(peer);
         let mut messages = Vec::new();
@@ -220,7 +220,7 @@ fn last_words_come_before_the_end() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error() {
+fn invalid_frames_are_errors() {
     for bytes in [
         b"\x02\0\0\0\x07\0".to_vec(),
         b"\xff\xff\xff\xff".to_vec(),
@@ -277,14 +277,14 @@ fn beat(phase: Phase, age_s: f64) -> Option<Heartbeat> {
 }
 
 #[test]
-fn an_engine_that_gets_on_is_well() {
+fn watchdog_accepts_a_working_engine() {
     assert_eq!(failure(1000, |_| beat(Phase::Idle, 1e6)), "");
     assert_eq!(failure(1000, |_| beat(Phase::Working, 1.0)), "");
     assert_eq!(failure(1000, |s| beat(Phase::Forward, s % 9.0)), "");
 }
 
 #[test]
-fn trouble_has_the_words_of_the_python_server() {
+fn failure_texts_match_the_python_server() {
     assert_eq!(failure(20, |_| None), "no heartbeat from the engine process for 3.5 s");
     let slow = "the engine process did not finish step 17 in 10.5 s, the limit is 10 (--step-timeout)";
     assert_eq!(failure(20, |s| beat(Phase::Forward, s)), slow);
@@ -293,7 +293,7 @@ fn trouble_has_the_words_of_the_python_server() {
 }
 
 #[test]
-fn time_in_which_this_process_stood_still_does_not_count() {
+fn pause_of_this_process_is_no_failure() {
     let mut watchdog = Watchdog::new(LIMIT_S, TIMES);
     let mut now = Instant::now();
     watchdog.expect(now);

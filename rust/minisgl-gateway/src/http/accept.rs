@@ -38,9 +38,9 @@ pub async fn accept<H: Handler>(listener: TcpListener, handler: Rc<H>, options: 
                 Ok((stream, address)) => {
                     is_short = false;
                     let Some(permit) = limiter.acquire(address.ip()) else {
-                        let _ = stream.try_write(FULL); // whoever cannot take that much is gone
+                        let _ = stream.try_write(FULL); // a client whose socket does not accept it has disconnected
                         if !is_full {
-                            (options.log)("there are as many connections as may be: no more are taken until some end");
+                            (options.log)("connection limit reached: new clients get status 503 until others leave");
                         }
                         is_full = true;
                         continue;
@@ -56,7 +56,7 @@ pub async fn accept<H: Handler>(listener: TcpListener, handler: Rc<H>, options: 
                 Err(error) if is_of_one_client(&error) => {}
                 Err(error) => {
                     if !is_short {
-                        (options.log)(&format!("no new connection can be taken: {error}"));
+                        (options.log)(&format!("cannot accept a new connection: {error}"));
                     }
                     is_short = true;
                     sleep(WAIT_FOR_DESCRIPTORS).await;
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_address_keeps_all_others_out() {
+    fn one_address_gets_at_most_three_quarters_of_connections() {
         let limiter = ConnectionLimiter::of(8);
         let [one, other] = [[1, 2, 3, 4], [5, 6, 7, 8]].map(IpAddr::from);
         let mut permits: Vec<_> = (0..9).filter_map(|_| limiter.acquire(one)).collect();

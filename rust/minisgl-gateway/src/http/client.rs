@@ -96,7 +96,7 @@ struct Probe {
 }
 
 async fn until_reset(stream: Rc<TcpStream>) {
-    let _ = stream.ready(Interest::ERROR).await; // either way it is of no use any more
+    let _ = stream.ready(Interest::ERROR).await; // an error means the same: the connection is lost
 }
 
 impl Watch {

@@ -49,7 +49,7 @@ pub async fn serve_connection<H: Handler>(stream: TcpStream, handler: Rc<H>, opt
     let mut task = pin!(task.run());
     let mut failed = pin!(stream.ready(Interest::ERROR));
     poll_fn(|context| {
-        // what waits is written first: the other two look at what is left
+        // queued bytes are written first: the other two check what is left
         if link.poll_flush(context).is_ready() || failed.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
@@ -117,7 +117,7 @@ impl<H: Handler> ConnectionTask<H> {
             if self.inbox.bytes.is_empty() {
                 self.inbox.release();
             } else {
-                yield_now().await; // others' turn before the next one of many
+                yield_now().await; // let other connections run before the next pipelined request
             }
         };
         self.finish(lingers).await;
@@ -184,7 +184,7 @@ impl<H: Handler> ConnectionTask<H> {
             if permit.is_none() {
                 return Body::Proxy;
             }
-            self.inbox.bytes.reserve(size.saturating_sub(self.inbox.bytes.len())); // once, and nothing is moved
+            self.inbox.bytes.reserve(size.saturating_sub(self.inbox.bytes.len())); // a single allocation
         }
         let slow = self.link.options.slow_client_timeout.get();
         let deadline = Instant::now() + slow;
@@ -197,7 +197,7 @@ impl<H: Handler> ConnectionTask<H> {
                 return Body::Proxy;
             }
             if size > SMALL_BYTES {
-                yield_now().await; // others' turn between the pieces of a large one
+                yield_now().await; // let other connections run between the parts of a large body
             }
         }
         let body = self.inbox.bytes.split_to(size).freeze();
@@ -216,7 +216,7 @@ impl<H: Handler> ConnectionTask<H> {
                 .poll(context, &mut self.inbox, &self.link, || answer.progress())
                 .is_ready()
             {
-                return Poll::Ready(None); // it is gone
+                return Poll::Ready(None); // the client has disconnected
             }
             if self.link.options.stop.is_closing() {
                 answer.end_connection();
@@ -241,7 +241,7 @@ impl<H: Handler> ConnectionTask<H> {
                 answer.close();
                 match body {
                     Some(body) if is_fresh => self.proxy(Some(&head), body).await,
-                    _ => false, // nothing is left to pass on
+                    _ => false, // the body is dropped already: nothing can be proxied
                 }
             }
             Some(Ok(Outcome::Answered)) => answer.close(),
@@ -253,7 +253,7 @@ impl<H: Handler> ConnectionTask<H> {
         let text = text
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
             .unwrap_or("?");
-        (self.link.options.log)(&format!("{}: a panic: {text}", self.link.name.borrow()));
+        (self.link.options.log)(&format!("{}: the handler panicked: {text}", self.link.name.borrow()));
         count(&self.link.options.counts.panics);
         answer.whole(500, "application/json", &[], PANICKED.as_bytes());
         answer.close()

@@ -17,7 +17,7 @@ use super::options::count;
 use super::relay::{Relay, Relayed};
 use super::writer::{Answer, Progress};
 
-const UNREACHABLE: &str = r#"{"error":{"message":"the server that answers this is not there: try again later","type":"server_error","param":null,"code":"fallback_unavailable"}}"#;
+const UNREACHABLE: &str = r#"{"error":{"message":"the Python server, which handles this request, is unavailable: try again later","type":"server_error","param":null,"code":"fallback_unavailable"}}"#;
 /// Wait before reconnecting when the connection queue of the Python server's socket is full.
 const QUEUE_IS_FULL_WAIT: Duration = Duration::from_millis(20);
 
@@ -35,7 +35,7 @@ pub(crate) async fn proxy(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head
     let mut relay = Relay::new(upstream, head, body, left);
     let mut watch = Watch::default();
     let relayed = poll_fn(|context| relay.poll(context, inbox, link, &mut watch)).await;
-    drop(relay); // the server knows that all is done
+    drop(relay); // closes the connection to the server
     link.drained().await;
     link.name.borrow_mut().clear();
     match relayed {
@@ -66,7 +66,7 @@ fn write_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, le
     if left <= inbox.bytes.len() {
         let _ = inbox.bytes.split_to(left);
     } else {
-        answer.end_connection(); // nobody reads the rest
+        answer.end_connection(); // the rest of the body is not read
     }
     debug_assert_eq!(answer.progress(), Progress::None);
     let id = request_id(head);
@@ -77,7 +77,7 @@ fn write_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, le
 
 /// Returns the client's request id if it is safe in a log and a header, else a new one.
 pub fn request_id(head: Option<&Head>) -> String {
-    // of several the last one counts, as for the Python server
+    // the last of several counts, as in the Python server
     let given = head.and_then(|head| head.headers.iter().rev().find(|(name, _)| name == "x-request-id"));
     let is_plain = |one: &u8| one.is_ascii_alphanumeric() || b"._:/+=@-".contains(one);
     match given.and_then(|(_, value)| std::str::from_utf8(value).ok()) {

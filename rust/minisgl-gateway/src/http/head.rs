@@ -83,7 +83,7 @@ impl Head {
 
     /// Handles one header field. `None` if it makes the request odd.
     fn add_field(&mut self, name: &str, value: &Bytes, raw: &Bytes) -> Option<()> {
-        // the parser of the Python server keeps spaces at the end of a value, ours does not
+        // the Python server's parser keeps spaces at the end of a value, httparse does not
         let is_padded = !value.is_empty() && {
             let end = value.as_ptr() as usize - raw.as_ptr() as usize + value.len();
             raw.get(end..end + 2) != Some(b"\r\n")
@@ -157,7 +157,7 @@ impl Finder {
         }
         self.searched = head.len();
         if head.len() > self.parsed + self.parsed / 8 {
-            self.parsed = head.len(); // not at each byte, and not all of them again and again
+            self.parsed = head.len(); // parse again only after growth by an eighth: linear time in total
             let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
             match httparse::Request::new(&mut []).parse_with_uninit_headers(head, &mut headers) {
                 Ok(httparse::Status::Partial) => {}

@@ -18,7 +18,7 @@ use super::options::{Options, count};
 
 pub(crate) struct Link {
     stream: RefCell<Option<Rc<TcpStream>>>,
-    waiting: RefCell<BytesMut>, // written, not taken yet
+    waiting: RefCell<BytesMut>, // written, but not accepted by the socket
     /// The queued bytes wait to be sent together with later ones, not for the client to read.
     is_deferred: Cell<bool>,
     is_lost: Cell<bool>,
@@ -186,7 +186,7 @@ impl Link {
     }
 
     fn resume(&self) {
-        let call = self.on_resume.borrow_mut().take(); // it may write, and set another one
+        let call = self.on_resume.borrow_mut().take(); // the callback may write, and set another callback
         if let Some(call) = call {
             call();
             self.on_resume.borrow_mut().get_or_insert(call);
@@ -225,7 +225,7 @@ impl Link {
         ));
         count(&self.options.counts.dropped);
         if let Some(stream) = &*self.stream.borrow() {
-            let _ = stream.set_zero_linger(); // what waits in the kernel is nothing to wait for either
+            let _ = stream.set_zero_linger(); // drops the bytes in the kernel's buffer, too
         }
         self.is_lost.set(true);
         Poll::Ready(())

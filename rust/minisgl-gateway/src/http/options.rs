@@ -202,7 +202,7 @@ impl Stop {
 
     async fn reached(&self, phase: Phase) {
         while self.phase.get() < phase {
-            self.changed.notified().await; // one thread: nothing happens between the check and this
+            self.changed.notified().await; // a single thread: the phase cannot change between the check and this
         }
     }
 }

@@ -104,7 +104,7 @@ impl Relay {
             }
         }
         if inbox.is_last() {
-            self.shut(); // how long it is waited for is the server's to decide
+            self.shut(); // the server decides how long it goes on with the response
             return Poll::Pending;
         }
         let disconnected = watch.poll(context, inbox, link, || self.progress());
@@ -138,7 +138,7 @@ impl Relay {
                 Poll::Ready(Ok(())) => match self.upstream.try_write(bytes) {
                     Ok(size) => bytes.advance(size),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    Err(_) => self.is_refused = true, // it may have answered all the same
+                    Err(_) => self.is_refused = true, // the server may have responded nevertheless
                 },
             }
         }
@@ -170,7 +170,7 @@ impl Relay {
                 .unwrap_or(0);
             link.write(&input[..used]);
             if used < size {
-                return Poll::Ready(Relayed::Answered { keep: false }); // no answer, or more than one
+                return Poll::Ready(Relayed::Answered { keep: false }); // an invalid response, or bytes after its end
             }
             if let Some(id) = self.end.as_mut().and_then(|end| end.request_id.take()) {
                 *link.name.borrow_mut() = id;
@@ -183,7 +183,7 @@ impl Relay {
     fn server_has_ended(&self, inbox: &Inbox) -> Relayed {
         let has_answered = self.end.as_ref().is_none_or(|end| end.has_begun());
         if has_answered || (inbox.has_ended && self.left != Some(0)) {
-            return Relayed::Answered { keep: false }; // also if it was cut off: so is ours
+            return Relayed::Answered { keep: false }; // a truncated response is truncated for the client, too
         }
         Relayed::Unanswered { left: self.left }
     }
@@ -236,7 +236,7 @@ impl AnswerEnd {
 
     pub(crate) fn progress(&self) -> Progress {
         match self.state {
-            State::Head => Progress::None, // an interim answer is none
+            State::Head => Progress::None, // an interim response does not count
             State::Ended => Progress::Ended,
             _ => Progress::Begun,
         }

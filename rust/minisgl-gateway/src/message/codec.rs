@@ -183,7 +183,7 @@ pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
 pub fn decode_prepared(frame: &[u8]) -> Result<Prepared, MessageError> {
     let mut found = None;
     read_each(frame, |message, _| found = Some(message))?;
-    let found = found.ok_or_else(|| malformed("a frame without a message"))?;
+    let found = found.ok_or_else(|| malformed("the frame has no message"))?;
     if let Prepared::Generation(one) = &found {
         one.check().map_err(malformed)?;
     }
@@ -198,7 +198,7 @@ fn read_each<M: Message>(frame: &[u8], mut each: impl FnMut(M, &[u8])) -> Result
     let mut rest = body(frame)?;
     let count = rmp::decode::read_array_len(&mut rest).map_err(malformed)?;
     for left in (0..count).rev() {
-        // nearly always there is one, and its end is known
+        // nearly always a frame has one message, whose end is known
         let end = if left == 0 { rest.len() } else { length_of_first(rest)? };
         let (first, after) = rest.split_at(end);
         each(read_one(first)?, first);
@@ -216,7 +216,7 @@ fn read_one<M: Message>(bytes: &[u8]) -> Result<M, MessageError> {
     reader.set_max_depth(MAX_DEPTH);
     let One(message) = One::deserialize(&mut reader).map_err(malformed)?;
     match IgnoredAny::deserialize(&mut reader) {
-        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(message), // nothing is left
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(message), // the end of the bytes
         _ => Err(trailing_bytes()),
     }
 }
@@ -229,7 +229,7 @@ fn length_of_first(bytes: &[u8]) -> Result<usize, MessageError> {
 }
 
 fn trailing_bytes() -> MessageError {
-    malformed("bytes are left behind the messages")
+    malformed("the frame has bytes after its last message")
 }
 
 fn body(frame: &[u8]) -> Result<&[u8], MessageError> {
@@ -242,7 +242,7 @@ fn body(frame: &[u8]) -> Result<&[u8], MessageError> {
         return Ok(rest);
     }
     if version == SCHEMA_VERSION | STAMPED {
-        return rest.get(8..).ok_or_else(|| malformed("the frame is cut short"));
+        return rest.get(8..).ok_or_else(|| malformed("the frame is truncated"));
     }
     Err(MessageError::Version(version & !STAMPED))
 }
@@ -284,7 +284,7 @@ impl<'de, M: Message> Visitor<'de> for OneVisitor<M> {
 
 fn next<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(fields: &mut A) -> Result<T, A::Error> {
     let found = fields.next_element()?;
-    found.ok_or_else(|| Error::custom("a message lacks a field"))
+    found.ok_or_else(|| Error::custom("a field of the message is missing"))
 }
 
 /// Decodes a field, or returns its default if the message ends before it.
@@ -436,15 +436,17 @@ fn step_tokens<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<StepTokens, A::
     let admitted: (PackedVec<i64>, PackedVec<i32>) = (or_default(fields)?, or_default(fields)?);
     let rows = req_ids.0.len();
     let found = checked(step, (req_ids.0, tokens.0, reasons.0), (admitted.0.0, admitted.1.0));
-    let mut found = found.ok_or_else(|| Error::custom("arrays of a step have different lengths"))?;
+    let mut found = found.ok_or_else(|| Error::custom("the arrays of a step have different lengths"))?;
     found.errors = or_default(fields)?;
     found.logprobs = or_default(fields)?;
     for one in &found.logprobs {
         if one.index >= rows {
-            return Err(Error::custom("log probabilities of a token that is not there"));
+            return Err(Error::custom("log probabilities: index out of range"));
         }
         if one.top_ids.len() != one.top_logprobs.len() {
-            return Err(Error::custom("log probabilities without their tokens"));
+            return Err(Error::custom(
+                "log probabilities: top_ids and top_logprobs have different lengths",
+            ));
         }
     }
     found.prompt_logprobs = or_default(fields)?;

@@ -89,10 +89,10 @@ impl Generation {
     pub(crate) fn check(&self) -> Result<(), String> {
         let Some(parts) = &self.parts else { return Ok(()) };
         if let Some(index) = parts.tool_format.filter(|&index| index >= TOOL_FORMATS.len()) {
-            return Err(format!("no format of calls has the place {index}"));
+            return Err(format!("tool_format {index}: must be below {}", TOOL_FORMATS.len()));
         }
         match &parts.thinking {
-            Some(name) if Thinking::named(name).is_none() => Err(format!("no format of reasoning has the name {name}")),
+            Some(name) if Thinking::named(name).is_none() => Err(format!("thinking {name}: unknown reasoning format")),
             _ => Ok(()),
         }
     }

@@ -22,7 +22,7 @@ fn frame(name: &str) -> Vec<u8> {
 
 /// The contents are compared in `tests/message/test_codec_recode.py`, which has Python's codec.
 #[test]
-fn every_recorded_frame_is_read() {
+fn every_recorded_frame_is_decoded() {
     let names = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
     let names: Vec<_> = names
         .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
@@ -42,7 +42,7 @@ fn every_recorded_frame_is_read() {
 
 /// Some messages have more fields than are decoded here, and cannot be encoded again.
 #[test]
-fn what_is_read_in_part() {
+fn partly_decoded_messages_have_their_known_fields() {
     let beat = |phase, age_s, step| FromEngine::Heartbeat(Heartbeat { phase, age_s, step });
     let beats = [beat(Phase::Idle, 0.5, -1), beat(Phase::Forward, 1.25, 17)];
     assert_eq!(decode(&frame("heartbeat")).unwrap(), beats);
@@ -68,7 +68,7 @@ fn what_is_read_in_part() {
 }
 
 #[test]
-fn what_python_prepares() {
+fn prepared_results_are_decoded() {
     let prepared = decode_prepared(&frame("prepared_generation")).unwrap();
     let text = str::to_owned;
     let expected = Generation {
@@ -137,7 +137,7 @@ fn what_python_prepares() {
 }
 
 #[test]
-fn defaults_are_those_that_python_leaves_out() {
+fn default_fields_are_omitted_as_in_python() {
     let add = |tokens, frequency_penalty| {
         let sampling = Box::new(SamplingParams {
             frequency_penalty,
@@ -161,14 +161,14 @@ fn defaults_are_those_that_python_leaves_out() {
 
 /// Fields that a later version adds at the end are skipped.
 #[test]
-fn more_fields_are_stepped_over() {
+fn unknown_trailing_fields_are_skipped() {
     let mut body = SCHEMA_VERSION.to_le_bytes().to_vec();
     body.extend(b"\x91\x96\xa6failed\xa1x\x93\x01\x81\xa1a\xc4\x02ab\xcb\0\0\0\0\0\0\0\0\x92\x90\x80\xc0\xd9\x01y");
     assert_eq!(decode(&body), Ok(vec![FromEngine::EngineFailed("x".into())]));
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn malformed_frames_are_errors() {
     let with = |rest: &[u8]| [&SCHEMA_VERSION.to_le_bytes(), rest].concat();
     assert_eq!(decode(b""), Err(MessageError::Version(0)));
     let refused: [&[u8]; 10] = [
@@ -203,14 +203,14 @@ fn what_does_not_fit_is_refused() {
 proptest! {
     /// A truncated or changed frame is refused at worst.
     #[test]
-    fn broken_frames_do_no_harm(
+    fn broken_frames_do_not_panic(
         name in prop::sample::select(vec!["step_every_field", "ready_every_field", "stats_every_field", "progress"]),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         end in any::<prop::sample::Index>(),
         cut in any::<bool>(),
     ) {
         let mut bytes = frame(name);
-        let is_changed = !changes.is_empty(); // maybe to a shorter one, which is whole when it is cut
+        let is_changed = !changes.is_empty(); // a changed length may make a truncated frame complete
         for (at, value) in changes {
             let at = at.index(bytes.len());
             bytes[at] = value;

@@ -28,7 +28,7 @@ impl Worker {
             self.notify_all(&mut due);
             self.publish_counts();
             self.shared.metrics.dispatch.add(began.elapsed(), 1);
-            tokio::task::yield_now().await; // others' turn
+            tokio::task::yield_now().await; // let other tasks run
         };
         self.engine_gone(&reason);
     }
@@ -44,12 +44,12 @@ impl Worker {
                 FromEngine::EngineReady(_) => {
                     self.is_ready.set(true);
                     if let Some(waits) = self.connected.borrow_mut().take() {
-                        let _ = waits.send(()); // or nobody waits any more
+                        let _ = waits.send(()); // an error means that the receiver is gone
                     }
                     self.with_watchdog(Watchdog::expect);
                 }
                 FromEngine::EngineFailed(text) => return Some(text),
-                _ => {} // for the Python server
+                _ => {} // only the Python server uses the others
             }
         }
         None
@@ -113,7 +113,7 @@ impl Worker {
 
     /// Polls the watchdog. Call it every half second: `is_healthy` has the result.
     pub fn poll_watchdog(&self) {
-        self.with_watchdog(|watchdog, now| drop(watchdog.poll(now))); // who asks later learns of it
+        self.with_watchdog(|watchdog, now| drop(watchdog.poll(now))); // `is_healthy` computes the failure itself
     }
 
     fn with_watchdog(&self, what: impl FnOnce(&mut Watchdog, Instant)) {

@@ -56,7 +56,7 @@ impl Worker {
                 write_whole(&writer, &whole);
                 (Outcome::Answered, Some(Reason::Error))
             }
-            Ok(_) => (Outcome::Proxy, Some(Reason::Field)), // or nobody prepares any more: the relay finds out
+            Ok(_) => (Outcome::Proxy, Some(Reason::Field)), // or the queue of questions is closed: the proxy reports it
             Err(TooLate) => {
                 self.write_too_late(head, &writer, &loaded, arrival);
                 (Outcome::Answered, Some(Reason::Error))
@@ -72,7 +72,7 @@ impl Worker {
         loaded: &Loaded,
     ) -> Result<Option<Reply>, TooLate> {
         let result = self.shared.questions.ask(head, Some(body));
-        // Python's own comes first, and knows its caller
+        // Python's own timeout error comes first: it knows the caller
         let limit_s = loaded.config.limits.request_timeout.map(|limit_s| limit_s + LATE_S);
         match deadline(arrival, limit_s) {
             None => Ok(result.await),
@@ -180,7 +180,7 @@ impl Worker {
     /// Sends a request's choices to the engine.
     fn submit(&self, generation: &Rc<Generation>, request: GenerationRequest, reserved: Reservations) {
         let n = request.n();
-        let seed = request.sampling.seed.unwrap_or_default(); // Python has drawn one
+        let seed = request.sampling.seed.unwrap_or_default(); // Python always sets a seed
         let mut reservations = reserved.into_iter();
         let (mut ids, mut messages) = (Vec::new(), Vec::new());
         for (prompt, &max_tokens) in request.prompts.into_iter().zip(&request.max_tokens) {

@@ -41,11 +41,11 @@ pub struct Worker {
     loaded: RefCell<Option<Arc<Loaded>>>,
     live: RefCell<Live>,
     link: RefCell<Option<Rc<EngineLink>>>,
-    watchdog: RefCell<Option<Watchdog>>, // since there is something to serve
+    watchdog: RefCell<Option<Watchdog>>, // set by `serve`
     is_ready: Cell<bool>,
     connected: RefCell<Option<Sender<()>>>,
     scratch: RefCell<Scratch>,
-    failure: RefCell<Option<String>>, // why the engine is gone
+    failure: RefCell<Option<String>>, // why the engine was lost
     draining: Cell<bool>,
     me: Weak<Worker>,
 }

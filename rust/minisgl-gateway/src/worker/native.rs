@@ -24,7 +24,7 @@ impl Worker {
         let id = ("x-request-id".to_owned(), callers::request_id(head)?);
         let loaded = self.loaded.borrow().clone();
         let Some(loaded) = loaded else {
-            // the configuration is not here yet: only for callers that any would let in
+            // without a configuration only callers that every configuration accepts
             (is_livez && callers::may_probe(head, Some(&[]))).then_some(())?;
             return Some((OK.to_vec(), vec![id]));
         };

@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_cutting_gives_the_same_answers(
+    fn any_split_gives_the_same_responses(
         requests in prop::collection::vec(one_request(), 0..10),
         end in end(),
         places in prop::collection::vec(any::<prop::sample::Index>(), 0..60),

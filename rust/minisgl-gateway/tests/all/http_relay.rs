@@ -30,7 +30,7 @@ fn after_head(server: &mut Server, script: impl AsyncFn(UnixStream, Rc<Fallback>
 }
 
 #[test]
-fn large_bodies_both_ways_at_once() {
+fn large_bodies_are_proxied_both_ways_at_once() {
     for is_tunnel in [false, true] {
         run(async {
             let size = 6 << 20;
@@ -66,7 +66,7 @@ fn large_bodies_both_ways_at_once() {
 }
 
 #[test]
-fn neither_side_is_read_faster_than_the_other_takes_it() {
+fn proxy_reads_no_faster_than_it_writes() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, fallback| {
@@ -88,7 +88,7 @@ fn neither_side_is_read_faster_than_the_other_takes_it() {
                 server.exchange(last("POST", "/echo", "others go on").as_bytes()).await;
             }
             if server.fallback.ended.get() == before {
-                break; // it is stuck, since nobody reads
+                break; // blocked: the other side does not read
             }
             before = server.fallback.ended.get();
         }
@@ -100,7 +100,7 @@ fn neither_side_is_read_faster_than_the_other_takes_it() {
 }
 
 #[test]
-fn an_answer_before_the_bodys_end() {
+fn response_before_the_end_of_the_body_is_proxied() {
     run(async {
         let early = b"HTTP/1.1 413 No\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno";
         let mut server = Server::start();
@@ -125,7 +125,7 @@ fn an_answer_before_the_bodys_end() {
 }
 
 #[test]
-fn an_early_answer_that_keeps_the_connection() {
+fn early_response_keeps_the_connection() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, fallback| {
@@ -145,7 +145,7 @@ fn an_early_answer_that_keeps_the_connection() {
 }
 
 #[test]
-fn a_server_that_dies() {
+fn dying_server_gives_503_or_a_truncated_response() {
     let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
     for (said, expected) in [
         (&b""[..], "HTTP/1.1 503 "),
@@ -183,7 +183,7 @@ fn a_server_that_dies() {
 }
 
 #[test]
-fn answers_without_bodies() {
+fn responses_without_body_are_proxied() {
     run(async {
         for (method, answer) in [
             ("HEAD", &b"HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n"[..]),
@@ -200,7 +200,7 @@ fn answers_without_bodies() {
             let mut server = Server::start();
             after_head(&mut server, async move |mut stream, _| {
                 stream.write_all(answer).await.unwrap();
-                let _ = stream.read_u8().await; // it stays open
+                let _ = stream.read_u8().await; // the connection stays open
             });
             let sent = [request(method, "/other", ""), last("POST", "/echo", "next")].concat();
             let found = server.exchange(sent.as_bytes()).await;
@@ -211,7 +211,7 @@ fn answers_without_bodies() {
 }
 
 #[test]
-fn who_leaves_is_told_of() {
+fn server_sees_the_clients_disconnect() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, fallback| {
@@ -238,11 +238,11 @@ fn who_leaves_is_told_of() {
 }
 
 #[test]
-fn who_closes_his_half_is_answered_by_the_server() {
+fn half_closed_client_gets_the_servers_response() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, _| {
-            let _ = stream.read_to_end(&mut Vec::new()).await; // the client's end
+            let _ = stream.read_to_end(&mut Vec::new()).await; // the client closes
             stream.write_all(OK).await.unwrap();
         });
         for sent in [request("GET", "/other", ""), "GET / HTTP/1.0\r\n\r\n".to_owned()] {
@@ -255,7 +255,7 @@ fn who_closes_his_half_is_answered_by_the_server() {
 }
 
 #[test]
-fn large_bodies_beyond_the_bound_go_on() {
+fn large_bodies_beyond_the_budget_are_proxied() {
     run(async {
         let server = Server::with_fallback(OK);
         server.options.bodies.set_max(150_000);

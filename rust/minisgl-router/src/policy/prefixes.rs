@@ -177,7 +177,7 @@ impl Prefixes {
         let mut seen = 0;
         let depth = (1..=path.len()).rev().find(|&depth| {
             let num_holders = self.pages[path[depth - 1] as usize].holders.len();
-            // as many as one page deeper: the same
+            // the same number of holders as one page deeper: the same engines
             num_holders != std::mem::replace(&mut seen, num_holders)
                 && holders(path[depth - 1]).any(|engine| suits(engine, depth))
         });

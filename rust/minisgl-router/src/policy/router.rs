@@ -205,7 +205,7 @@ impl Router {
                 let load = self.engines.balanced_load()?;
                 let (engines, size) = (&self.engines, self.config.page_size);
                 self.prefixes.find(hashes);
-                // an engine computes at least one token
+                // an engine always computes at least the last prompt token
                 let max_pages = prompt_len.saturating_sub(1) / size;
                 let (depth, engine) = {
                     let (depth, holders) = self.prefixes.deepest(max_pages, |engine, depth| {

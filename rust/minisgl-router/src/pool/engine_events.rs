@@ -49,7 +49,7 @@ impl Switchboard {
             FromEngine::Narration(_) | FromEngine::Watched => self.forward(engine, raw, true),
             FromEngine::PrefixChanged { prefix_id, state } => {
                 if state == "refused" {
-                    self.prefixes.remove(&prefix_id); // it would be refused again, or not: nobody would know
+                    self.prefixes.remove(&prefix_id); // do not send a refused prefix to other engines later
                 }
                 self.forward(engine, raw, false);
             }
@@ -61,11 +61,11 @@ impl Switchboard {
             }
             FromEngine::CacheCleared => {
                 if record.state == State::Ready {
-                    self.register_with_router(engine); // as it is already, but with an empty cache
+                    self.register_with_router(engine); // it is up already: this clears the pages remembered of it
                 }
                 self.forward(engine, raw, false);
             }
-            // these are for whoever holds the connection, or come from no engine
+            // handled by the connection, or never sent by an engine
             FromEngine::Heartbeat(_)
             | FromEngine::EngineFailed(_)
             | FromEngine::EngineSays { .. }
@@ -118,8 +118,9 @@ impl Switchboard {
             self.engines[engine].num_losses += 1;
             let num_moved = self.requeue_all(engine);
             if num_moved > 0 {
-                let (s, go) = if num_moved == 1 { ("", "goes") } else { ("s", "go") };
-                self.send_log_line(format!("{num_moved} request{s} of engine {engine} {go} on in others"));
+                let s = if num_moved == 1 { "" } else { "s" };
+                let moved = format!("{num_moved} request{s} moved to other engines");
+                self.send_log_line(format!("engine {engine} was lost: {moved}"));
             }
         }
         self.fail_if_no_engine_is_left();

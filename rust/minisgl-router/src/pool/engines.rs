@@ -108,7 +108,7 @@ pub(super) fn combine_ready(engines: &[Engine]) -> Option<EngineReady> {
     let all = all?;
     let first = *all.first()?;
     let prefix = match all.len() {
-        1 => String::new(), // behind a pool for its limits
+        1 => String::new(), // a single engine needs no count
         several => format!("{several} engines"),
     };
     Some(EngineReady {

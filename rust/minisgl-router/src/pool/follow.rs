@@ -44,7 +44,7 @@ async fn connect(path: &Path) -> UnixStream {
     loop {
         match UnixStream::connect(path).await {
             Ok(stream) => return stream,
-            Err(_) => sleep(wait).await, // nobody listens, or whatever it is, it may pass
+            Err(_) => sleep(wait).await, // the engine does not listen yet, or another error that may pass
         }
         wait = (wait * 2).min(MAX_RETRY);
     }
@@ -60,7 +60,7 @@ async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -
             biased;
             () = io.wait_until_writable() => {}
             _ = polls.tick() => {
-                watchdog.borrow_mut().restart_silence(Instant::now()); // what it says is not read
+                watchdog.borrow_mut().restart_silence(Instant::now()); // messages were not read in the meantime
                 continue;
             }
         }
@@ -80,7 +80,7 @@ async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -
                 reason,
             };
         }
-        yield_now().await; // others' turn
+        yield_now().await; // let other tasks run
     }
 }
 

@@ -111,7 +111,7 @@ impl Io {
     pub(super) fn add_peer(&self, peer: &Rc<Peer>) -> u32 {
         let id = self.board.borrow_mut().add_front_end();
         self.peers.borrow_mut().insert(id, Rc::clone(peer));
-        self.act(|_| ()); // what was said to it
+        self.act(|_| ()); // sends the queued snapshot
         id
     }
 
@@ -153,7 +153,7 @@ impl Io {
                 if is_any { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
-            yield_now().await; // to who sends what is queued: nothing above waits for it
+            yield_now().await; // lets the tasks that send queues run: nothing above waits for them
         }
     }
 
@@ -182,7 +182,7 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn new(stream: UnixStream, rules: &Rc<FrontEndRules>) -> Self {
-        // the kernel doubles it; where it does not follow, there is only more or less room
+        // the kernel doubles the value; on an error the default size is as good
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, rules.send_buffer_bytes / 2);
         Self {
             stream,
@@ -226,7 +226,7 @@ impl Peer {
     /// Returns true if nothing is queued and the socket's send buffer has free space. Never blocks.
     pub(super) fn can_send(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // asked of the kernel: what tokio remembers is true until the socket is full
+        // polls the kernel: tokio's readiness stays set until a write fails
         let polled = self.stream.try_io(Interest::WRITABLE, || {
             let mut descriptors = [PollFd::new(&self.stream, PollFlags::OUT)];
             match poll(&mut descriptors, Some(&now)) {
@@ -272,7 +272,7 @@ impl Peer {
     async fn send_queue(&self, io: &Io) {
         loop {
             while !self.queue.borrow().is_empty() {
-                let _ = self.stream.writable().await; // one that is gone takes everything
+                let _ = self.stream.writable().await; // a broken connection accepts everything
                 self.flush();
             }
             io.news.notify_waiters();
@@ -349,6 +349,6 @@ pub(super) fn serve(io: &Rc<Io>, stream: UnixStream) {
 /// Sends `frame`, if the socket accepts it, to a front end that is refused.
 pub(super) async fn refuse(stream: &UnixStream, frame: &[u8]) {
     if stream.writable().await.is_ok() {
-        let _ = stream.try_write(frame); // or it has gone
+        let _ = stream.try_write(frame); // an error means that it has disconnected
     }
 }

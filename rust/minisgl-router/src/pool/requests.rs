@@ -124,8 +124,8 @@ impl Request {
             self.crashes += if self.admitted_here { CRASH_ADMITTED } else { CRASH_SENT };
         }
         if self.crashes >= MAX_CRASHES {
-            let text = "one engine after another was lost with this request before it made a token: the request may be \
-                        what ends them";
+            let text =
+                "several engines were lost with this request before it got a token: the request may crash engines";
             return Fate::Ends(ERROR, Some(text));
         }
         Fate::Moves

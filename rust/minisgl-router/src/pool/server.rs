@@ -50,12 +50,12 @@ impl EnginePool {
     pub fn start(mut config: PoolConfig) -> io::Result<Self> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         if config.engines.is_empty() {
-            return Err(invalid("engines: there must be one at least".to_owned()));
+            return Err(invalid("engines: must name at least one socket".to_owned()));
         }
         let num_engines = config.engines.len();
         config.router.num_engines = num_engines;
         let readings = Arc::new(Mutex::new(Readings::default()));
-        // the one that is used is made in the thread, where it stays
+        // only checks the configuration: the switchboard in use is made in its thread
         let rules = Rc::new(config.front_ends.clone());
         let board = Switchboard::new(config.router.clone(), rules).map_err(invalid)?;
         board.write_metrics(&mut readings.lock().unwrap_or_else(PoisonError::into_inner));
@@ -74,7 +74,7 @@ impl EnginePool {
             let tasks = LocalSet::new();
             let io = Rc::new(Io::new(board, num_engines, seen, rules));
             runtime.block_on(tasks.run_until(run(io, &config, listener, receiver)));
-            let _ = remove_file(&config.listen); // it may be gone with its folder
+            let _ = remove_file(&config.listen); // the socket may be removed already
         })?;
         Ok(Self {
             commands,
@@ -91,9 +91,9 @@ impl EnginePool {
     pub fn restarting(&self, engine: usize, yes: bool) -> Result<(), String> {
         let num_engines = self.num_engines;
         if engine >= num_engines {
-            return Err(format!("engine {engine}: there are {num_engines}"));
+            return Err(format!("engine {engine}: must be below {num_engines}"));
         }
-        let _ = self.commands.send(Command::Restarting(engine, yes)); // the thread has ended: nothing is to be done
+        let _ = self.commands.send(Command::Restarting(engine, yes)); // an error means that the thread has ended
         Ok(())
     }
 
@@ -177,7 +177,7 @@ async fn accept(io: Rc<Io>, listener: UnixListener) {
                 let text = io.rules.too_many.clone();
                 refuse(&stream, &encode_from_engine(&[FromEngine::EngineFailed(text)])).await;
             }
-            Err(_) => sleep(Duration::from_millis(10)).await, // who came has gone already, or descriptors are short
+            Err(_) => sleep(Duration::from_millis(10)).await, // it has disconnected, or no descriptor is free
         }
     }
 }

@@ -185,7 +185,7 @@ impl Switchboard {
                     ToEngine::RemovePrefix(prefix_id) => drop(self.prefixes.remove(&prefix_id)),
                     ToEngine::LoadAdapter { adapter, .. } => drop(self.adapters.insert(adapter, for_all.clone())),
                     ToEngine::UnloadAdapter(adapter) => drop(self.adapters.remove(&adapter)),
-                    _ => {} // the cache is emptied, or steps are watched
+                    _ => {} // `ClearCache` and `Watch` leave no state
                 }
                 self.send_to_ready(&for_all);
             }
@@ -251,7 +251,7 @@ impl Switchboard {
     pub(super) fn enqueue(&mut self, id: i64, request: &Request, again: bool) -> Result<(), String> {
         let given = &request.given;
         let Ok(key) = usize::try_from(given.key) else {
-            return Err(format!("key: {}: there is no such key", given.key));
+            return Err(format!("key {}: must be at least 0", given.key));
         };
         let namespace = u32::try_from(given.sampling.adapter).unwrap_or(0);
         let priority = if given.background { i64::MAX } else { given.priority };
@@ -261,7 +261,7 @@ impl Switchboard {
     /// Ends a request early (abort or finish): forwards `message` to its engine, or ends it here if it is queued.
     fn end_early(&mut self, front_end: u32, own_id: i64, reason: i32, message: fn(i64) -> ToEngine) {
         let Some(id) = self.front_ends.get(&front_end).and_then(|one| one.live.get(&own_id)) else {
-            return; // it has ended meanwhile
+            return; // the request has ended in the meantime
         };
         let id = *id;
         let Some(request) = self.requests.get_mut(&id) else {

@@ -16,7 +16,7 @@ fn with(line: &str) -> String {
 }
 
 #[test]
-fn a_plain_head_is_taken_apart() {
+fn plain_header_is_parsed() {
     let mut bytes =
         BytesMut::from("POST /a?b=c HTTP/1.1\r\nHost: x\r\nX-A:\t 1 2\r\nContent-Length: 12\r\nE:\r\n\r\nbody");
     let Search::Head(head) = Finder::default().find(&mut bytes, MAX) else {
@@ -44,7 +44,7 @@ fn a_plain_head_is_taken_apart() {
 }
 
 #[test]
-fn what_ends_the_connection() {
+fn connection_header_sets_keep_alive() {
     for (line, keeps) in [
         ("connection: close", false),
         ("Connection: CLOSE", false),
@@ -58,7 +58,7 @@ fn what_ends_the_connection() {
 }
 
 #[test]
-fn odd_heads() {
+fn odd_headers_are_left_unparsed() {
     let odd = [
         "transfer-encoding: identity",
         "expect: 100-continue",
@@ -138,7 +138,7 @@ fn odd_heads() {
 }
 
 #[test]
-fn some_heads_are_known_to_be_odd_before_their_ends() {
+fn odd_headers_are_detected_before_their_end() {
     for sent in [
         "\u{16}\u{3}",
         "X",
@@ -165,7 +165,7 @@ fn some_heads_are_known_to_be_odd_before_their_ends() {
 }
 
 #[test]
-fn whole_requests_only() {
+fn only_whole_requests_rejects_partial_ones() {
     let whole = with("content-length: 2") + "ab";
     for (sent, is_whole) in [
         (String::new(), true),
@@ -184,7 +184,7 @@ proptest! {
 
     /// An odd header may be recognized earlier in some splits than in others, but every split has the same result.
     #[test]
-    fn cutting_changes_nothing(
+    fn any_split_of_a_header_has_the_same_result(
         head in "(GET|POST|PUT) /[a-z]{0,9} HTTP/1.1\r\n([A-Za-z]{1,5}: ?[a-z 0-9]{0,9}[ \t\r\n]{0,2}\r\n){0,9}\r\n[a-z\r\n]{0,9}",
         places in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
     ) {

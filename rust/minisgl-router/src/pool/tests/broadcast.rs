@@ -6,7 +6,7 @@ use super::rules::config;
 use super::world::World;
 
 #[test]
-fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
+fn restarted_engine_gets_prefixes_and_adapters() {
     let mut world = World::new(config(2), true);
     let number = world.connect();
     let prefix = |prefix_id, pin| ToEngine::AddPrefix {
@@ -44,7 +44,7 @@ fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
     world.engine(0).outbox.extend([refused, not_read]);
     world.deliver(0, 2);
     world.lose(1, false);
-    world.send(number, ToEngine::ClearCache); // has nothing to clear there
+    world.send(number, ToEngine::ClearCache); // not repeated to an engine that starts later
     world.start(1);
     world.deliver(1, 1);
     assert_eq!(world.engine(1).inbox, [adapter(1), prefix(1, true)]);
@@ -56,7 +56,7 @@ fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
 }
 
 #[test]
-fn a_watch_is_not_told_to_one_that_comes_back() {
+fn restarted_engine_gets_no_watch() {
     let mut world = World::new(config(2), true);
     let number = world.connect();
     let watch = || ToEngine::Watch {

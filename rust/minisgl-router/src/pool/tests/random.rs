@@ -117,7 +117,7 @@ fn run(world: &mut World, act: Act) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
-    fn nothing_is_lost_repeated_or_changed(
+    fn streams_survive_random_losses_unchanged(
         num_engines in 1..4usize,
         policy in prop::sample::select(vec![Policy::RoundRobin, Policy::LeastLoad, Policy::Random, Policy::CacheAware]),
         max_inflight_per_engine in 0..4usize,

@@ -25,7 +25,7 @@ fn states(world: &World, client: u32) -> Vec<(i64, String)> {
 }
 
 #[test]
-fn engines_are_one_when_all_are_ready() {
+fn ready_is_sent_when_all_engines_are_ready() {
     let mut world = World::new(config(3), false);
     let client = world.connect();
     let Some(FromEngine::EngineReady(ready)) = world.front_ends[&client].other.last() else {
@@ -38,7 +38,7 @@ fn engines_are_one_when_all_are_ready() {
 }
 
 #[test]
-fn one_that_is_lost_before_all_were_ready_is_the_end() {
+fn loss_before_all_are_ready_fails_the_pool() {
     let mut board = super::super::Switchboard::new(config(2), rules()).unwrap();
     board.on_engine_connected(0);
     board.on_engine_lost(0, false, "out of memory");
@@ -46,13 +46,13 @@ fn one_that_is_lost_before_all_were_ready_is_the_end() {
 }
 
 #[test]
-fn requests_go_on_where_they_were() {
+fn requests_of_a_lost_engine_continue_in_another() {
     let mut world = World::new(config(2), false);
     let client = world.connect();
     let id = world.add(client, vec![1, 2, 3], 8);
     world.engine(0).step(9);
     world.engine(0).step(9);
-    world.deliver(0, 1); // the second token is never read
+    world.deliver(0, 1); // the second token is never delivered
     world.lose(0, false);
     let added = world.engine(1).added(|new| (new.tokens.clone(), new.num_generated));
     let whole = expected_tokens(&[1, 2, 3], 8);
@@ -65,11 +65,11 @@ fn requests_go_on_where_they_were() {
     );
     assert_eq!(states(&world, client).last(), Some(&(0, "dead".to_owned())));
     let messages = &world.front_ends[&client].other;
-    assert!(messages.contains(&line("1 request of engine 0 goes on in others")));
+    assert!(messages.contains(&line("engine 0 was lost: 1 request moved to other engines")));
 }
 
 #[test]
-fn what_was_asked_of_a_lost_engine_is_done_by_the_pool() {
+fn aborts_sent_to_a_lost_engine_end_requests() {
     let mut world = World::new(config(2), false);
     let client = world.connect();
     let ids: Vec<i64> = (0..4).map(|_| world.add(client, vec![1], 8)).collect();
@@ -83,7 +83,7 @@ fn what_was_asked_of_a_lost_engine_is_done_by_the_pool() {
 }
 
 #[test]
-fn requests_wait_for_one_that_is_started_again() {
+fn requests_wait_for_a_restarting_engine() {
     let mut world = World::new(config(1), true);
     let client = world.connect();
     let id = world.add(client, vec![1], 3);
@@ -95,7 +95,7 @@ fn requests_wait_for_one_that_is_started_again() {
     world.start(0);
     world.run_until_idle();
     assert_eq!(world.front_ends[&client].requests[&id].tokens, expected_tokens(&[1], 3));
-    world.board.on_engine_lost(0, false, "it was told to die"); // nobody starts it again this time
+    world.board.on_engine_lost(0, false, "it was told to die"); // this time the engine is not restarted
     world.settle();
     let failed = "no engine is left: engine 0: it was told to die";
     assert_eq!(world.board.ended(), Some(failed));
@@ -104,7 +104,7 @@ fn requests_wait_for_one_that_is_started_again() {
 }
 
 #[test]
-fn a_request_that_may_be_what_ends_engines_is_not_moved_on() {
+fn request_that_may_crash_engines_ends_with_an_error() {
     let mut world = World::new(config(3), false);
     let client = world.connect();
     let id = world.add(client, vec![1], 8);
@@ -119,12 +119,12 @@ fn a_request_that_may_be_what_ends_engines_is_not_moved_on() {
     }
     let stream = &world.front_ends[&client].requests[&id];
     assert_eq!(stream.end, Some(ERROR));
-    assert!(stream.error.contains("may be what ends them"), "{}", stream.error);
+    assert!(stream.error.contains("may crash engines"), "{}", stream.error);
     assert_eq!(world.board.num_live(), 0);
 }
 
 #[test]
-fn one_of_which_nothing_was_heard_is_moved_three_times() {
+fn request_without_admission_is_moved_three_times() {
     let mut world = World::new(config(1), true);
     let client = world.connect();
     let id = world.add(client, vec![1], 8);
@@ -138,7 +138,7 @@ fn one_of_which_nothing_was_heard_is_moved_three_times() {
 }
 
 #[test]
-fn a_shutdown_is_no_failure() {
+fn shutdown_ends_without_failure() {
     let mut world = World::new(config(2), false);
     let client = world.connect();
     world.send(client, ToEngine::Shutdown);
@@ -153,7 +153,7 @@ fn a_shutdown_is_no_failure() {
 }
 
 #[test]
-fn a_key_hears_of_what_it_had_in_the_cache_itself() {
+fn key_sees_only_its_own_cached_tokens() {
     let keys = vec![KeyShare::default(); 2];
     let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
     let client = world.connect();
@@ -176,7 +176,7 @@ fn a_key_hears_of_what_it_had_in_the_cache_itself() {
 }
 
 #[test]
-fn nonsense_is_named() {
+fn invalid_messages_are_refused_by_name() {
     let mut world = World::new(config(1), false);
     let client = world.board.add_front_end();
     let refused = |world: &mut World, message| world.board.handle_message(client, message).unwrap_err();
@@ -194,7 +194,7 @@ fn nonsense_is_named() {
 }
 
 #[test]
-fn between_keys_a_priority_counts_in_the_line_alone() {
+fn with_keys_engines_get_no_priorities() {
     for (keys, expected) in [(vec![], [-4, 0]), (vec![KeyShare::default()], [0, 0])] {
         let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
         let client = world.connect();
@@ -206,7 +206,7 @@ fn between_keys_a_priority_counts_in_the_line_alone() {
 }
 
 #[test]
-fn in_the_background_comes_last_of_its_key_and_is_said_on() {
+fn background_requests_are_placed_last_of_their_key() {
     let limited = RouterConfig {
         max_inflight: 1,
         ..config(1)
@@ -232,7 +232,7 @@ fn in_the_background_comes_last_of_its_key_and_is_said_on() {
 }
 
 #[test]
-fn a_step_is_split_by_owner() {
+fn step_is_split_by_owner() {
     let logprobs = |index| TokenLogprobs {
         index,
         logprob: -0.5,
@@ -302,7 +302,7 @@ fn a_step_is_split_by_owner() {
 }
 
 #[test]
-fn a_front_end_that_goes_takes_its_requests_along() {
+fn disconnected_front_end_aborts_its_requests() {
     let mut world = World::new(
         RouterConfig {
             max_inflight_per_engine: 1,
@@ -328,7 +328,7 @@ fn a_front_end_that_goes_takes_its_requests_along() {
 }
 
 #[test]
-fn the_router_knows_of_a_cache_that_was_cleared() {
+fn cleared_cache_loses_its_prefix_matches() {
     let mut world = World::new(
         RouterConfig {
             policy: Policy::CacheAware,
