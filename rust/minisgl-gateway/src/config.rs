@@ -28,11 +28,11 @@ pub struct GatewayConfig {
     pub hosts: Option<Vec<String>>,
     /// Headers that keep a web page of another origin from misusing a response that it includes.
     pub harmless_headers: Vec<(String, String)>,
-    /// Error responses for accepted requests.
+    /// Error responses for requests that fail after they were accepted.
     pub errors: Arc<Errors>,
     /// Log settings for answered requests.
     pub log: LogConfig,
-    /// Histogram settings.
+    /// Bucket bounds and window of the metrics.
     pub metrics: MetricsConfig,
     /// Heartbeat timing: when the engine process counts as failed.
     pub watch: WatchTimes,
@@ -78,13 +78,13 @@ pub struct Silence {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// Lines are JSON objects instead of plain text.
+    /// Whether log lines are JSON objects instead of plain text.
     pub json: bool,
-    /// Plain text lines begin with the time.
+    /// Whether plain text lines begin with the time.
     pub times: bool,
-    /// A line for each request.
+    /// Whether each answered request gets an access log line.
     pub access: bool,
-    /// Lines for probes, too.
+    /// Whether answered probes get access log lines, too.
     pub probes: bool,
 }
 

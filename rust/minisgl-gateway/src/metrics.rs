@@ -35,7 +35,7 @@ impl Histogram {
         let _ = self.buckets.set(ends.map(|end| (end, AtomicU64::new(0))).collect()); // the first bounds stay
     }
 
-    /// Adds `value`, observed `count` times.
+    /// Adds `count` observations of `value`.
     pub fn observe(&self, value: f64, count: u64) {
         let buckets = self.buckets.get().map_or(&[][..], Vec::as_slice);
         let at = buckets.partition_point(|(end, _)| *end < value);
@@ -56,7 +56,7 @@ impl Histogram {
     }
 }
 
-/// Maximum of a value, since the start and recently.
+/// Largest value of a count, since the start and recently.
 #[derive(Debug, Default)]
 pub struct Peak {
     max: AtomicU64,
@@ -65,7 +65,7 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Records that the value is `now`.
+    /// Records `now` as the current value.
     pub fn record(&self, now: u64) {
         self.window.fetch_max(now, Relaxed);
     }
@@ -83,7 +83,7 @@ impl Peak {
     }
 }
 
-/// Count and duration of an operation.
+/// Number of calls of an operation, and their total and longest duration.
 #[derive(Debug, Default)]
 pub struct Meter {
     count: AtomicU64,
@@ -145,7 +145,7 @@ impl Requests {
     /// Label values of the routes; the last one counts all other paths.
     pub const ROUTES: [&'static str; 4] = ["/v1/chat/completions", "/v1/completions", "/generate", "other"];
 
-    /// Counts a request; `None`: the gateway answered it.
+    /// Counts a request to `route`, with the reason for which Python handles it; `None`: the gateway answered it.
     pub fn add(&self, route: &str, reason: Option<Reason>) {
         let of_route = Self::ROUTES.iter().position(|one| *one == route);
         let of_route = &self.0[of_route.unwrap_or(Self::ROUTES.len() - 1)];
@@ -165,7 +165,7 @@ impl Requests {
     }
 }
 
-/// All metrics of the gateway.
+/// All metrics of the gateway: peaks, counters, histograms and meters.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Metrics {
@@ -208,7 +208,7 @@ impl Metrics {
         ]
     }
 
-    /// Returns the meters with their names.
+    /// Returns the duration meters with their names.
     pub fn meters(&self) -> [(&'static str, &Meter); 2] {
         [("dispatch", &self.dispatch), ("detokenize", &self.detokenize)]
     }
@@ -245,7 +245,7 @@ impl Metrics {
 #[derive(Debug)]
 pub struct Windows(Instant);
 
-/// Starts the first window now.
+/// Starts the first metrics window now.
 impl Default for Windows {
     fn default() -> Windows {
         Windows(Instant::now())

@@ -21,9 +21,9 @@ pub type Reply = (Prepared, Option<Reservations>);
 /// A request as Python is asked about it.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// Id of the question.
+    /// Id of the question, for its answer.
     pub number: u64,
-    /// Method, which is `POST`.
+    /// HTTP method of the request, `POST`.
     pub method: String,
     /// Request target as it was sent, with the query.
     pub target: String,
@@ -43,7 +43,7 @@ struct State {
 }
 
 impl State {
-    /// Returns true if there is nothing for Python to take.
+    /// Returns true if there is neither a question nor a withdrawal for Python to take.
     fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.withdrawn.is_empty()
     }
@@ -114,7 +114,7 @@ impl Questions {
         std::mem::take(&mut lock(&self.state).withdrawn)
     }
 
-    /// Takes all waiting questions, in order.
+    /// Takes all waiting questions to Python, in the order of their ids.
     pub fn take(&self) -> Vec<Question> {
         std::mem::take(&mut lock(&self.state).waiting)
     }

@@ -15,7 +15,7 @@ use crate::waiting::{KeyCounts, Reservation, Reservations, Waiting};
 
 /// Configuration and tokenizer of a loaded model, with the counters of API keys.
 pub struct Loaded {
-    /// Configuration that Python sent.
+    /// Configuration of the gateway that Python sent.
     pub config: GatewayConfig,
     /// Tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,

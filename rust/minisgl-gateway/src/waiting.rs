@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 /// Usage counters of one API key. Any thread may read them.
 #[derive(Debug, Default)]
 pub struct KeyCounts {
-    /// Choices that the engine has not admitted.
+    /// Choices of this key that the engine has not admitted.
     pub num_waiting: AtomicUsize,
     /// Prompt tokens of the choices in `num_waiting`.
     pub num_waiting_tokens: AtomicUsize,
@@ -17,16 +17,16 @@ pub struct KeyCounts {
     pub num_requests: AtomicU64,
     /// Prompt tokens in total, each prompt counted once per request.
     pub num_prompt: AtomicU64,
-    /// Generated tokens in total.
+    /// Tokens generated for this key, in total.
     pub num_generated: AtomicU64,
 }
 
 /// Count of choices that the engine has not admitted, and of their prompt tokens.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// Number of choices.
+    /// Number of choices that the engine has not admitted.
     pub requests: AtomicUsize,
-    /// Prompt tokens of these choices.
+    /// Prompt tokens of the choices that the engine has not admitted.
     pub tokens: AtomicUsize,
 }
 

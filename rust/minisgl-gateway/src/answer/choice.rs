@@ -17,11 +17,11 @@ use super::logprobs::ScoredToken;
 /// Finish reason of a request, as in `step.FinishReason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// A stop token or a stop string.
+    /// The request ended with a stop token or a stop string.
     Stop,
-    /// The limit of generated tokens, or the end of the context.
+    /// The request reached its limit of generated tokens, or the end of the context.
     Length,
-    /// Aborted: no client waits for the request.
+    /// The request was aborted: no client waits for it.
     Abort,
     /// The forward pass of the request failed.
     Error,
@@ -53,20 +53,20 @@ impl Finish {
 /// End of a choice as a response shows it. `matched` is the stop that ended it, as JSON.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct End<'a> {
-    /// Finish reason; `None` while the choice continues.
+    /// Finish reason of the choice; `None` while it continues.
     pub reason: Option<&'static str>,
     /// JSON of the stop string, or of the id of the stop token, which may be the model's EOS token.
     pub matched: Option<&'a str>,
 }
 
-/// Result of [`Choice::take`].
+/// Result of [`Choice::take`]: what is new since the last call.
 #[derive(Debug, PartialEq)]
 pub struct NewOutput {
-    /// Finish reason, if the choice has ended.
+    /// Finish reason, if the choice has ended; else `None`.
     pub finish: Option<Finish>,
     /// A stop string ended the choice: the engine does not know that yet.
     pub hit_stop: bool,
-    /// Generated tokens since the last call.
+    /// Number of generated tokens since the last call.
     pub num_new: usize,
     /// New tokens of the text with their log probabilities, if the request asks for them.
     pub scored: Vec<ScoredToken>,
@@ -76,7 +76,7 @@ pub struct NewOutput {
 pub struct Choice {
     /// Request id in the engine; -1 before submission.
     pub req_id: i64,
-    /// Tokens of the choice's prompt.
+    /// Number of tokens of the choice's prompt.
     pub num_prompt: usize,
     /// Prompt tokens found in the prefix cache; `None` before the engine admits the request.
     pub cached_len: Option<i32>,
@@ -94,7 +94,7 @@ pub struct Choice {
     /// Finish reason; `None` until the choice has ended.
     pub finish: Option<Finish>,
     matched: Option<String>,
-    /// Time at which the last tokens were handled.
+    /// Time at which the choice's last tokens were handled.
     pub last_time: Option<Instant>,
     stream: TextStream,
 }

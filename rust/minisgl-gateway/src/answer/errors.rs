@@ -6,7 +6,7 @@
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Error of a request that was accepted.
+/// Error of a request that failed after it was accepted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
     /// The forward pass failed, with the engine's error text; the client may try again.
@@ -25,9 +25,9 @@ pub enum Failure {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ErrorResponse {
-    /// HTTP status code.
+    /// HTTP status code of the error response.
     pub status: u16,
-    /// Machine-readable error code.
+    /// Machine-readable error code of the error response.
     pub code: String,
     body: Value,
 }

@@ -26,7 +26,7 @@ const IGNORED: &str = "x-minisgl-ignored";
 const MAX_TOKENS: &str = "x-minisgl-max-tokens";
 const CACHED_TOKENS: &str = "x-minisgl-cached-tokens";
 
-/// Output buffer shared by all generations of a thread.
+/// Buffer for output, shared by all generations of a thread.
 #[derive(Default)]
 pub struct Scratch {
     out: Vec<u8>,
@@ -56,11 +56,11 @@ struct Inner {
 
 /// Headers of a response, its error texts, and the counters that it belongs to.
 pub struct ResponseContext {
-    /// Headers in addition to content type and length.
+    /// Response headers in addition to content type and length.
     pub headers: Vec<(String, String)>,
     /// Limits of generated tokens by prompt, as a header value.
     pub max_tokens: String,
-    /// Error responses, for a request that fails.
+    /// Error responses from which one is chosen if the request fails.
     pub errors: Arc<Errors>,
     /// Counters of the caller's API key, if there are several keys.
     pub counts: Option<Arc<KeyCounts>>,
@@ -101,7 +101,7 @@ impl Generation {
         }
     }
 
-    /// Sets the choices' request ids in the engine, in order.
+    /// Sets the request ids that the choices have in the engine, in order.
     pub fn set_ids(&self, ids: &[i64]) {
         for (choice, id) in self.inner.borrow_mut().choices.iter_mut().zip(ids) {
             choice.req_id = *id;
@@ -189,7 +189,7 @@ impl Generation {
         }
     }
 
-    /// Counts all choices that have not ended as aborted.
+    /// Ends all choices that still run, and counts them as aborted in `metrics`.
     pub fn abort(&self, metrics: &Metrics) {
         let mut inner = self.inner.borrow_mut();
         for at in 0..inner.choices.len() {

@@ -23,9 +23,9 @@ pub struct RequestRecord {
     pub tokens: Option<(usize, i64, usize)>,
     /// Time to the first token, in seconds.
     pub ttft_s: Option<f64>,
-    /// Finish reasons of the choices.
+    /// Finish reasons of the request's choices, in the order of their ends.
     pub finish_reasons: Vec<&'static str>,
-    /// Error code, if the request failed.
+    /// Error code, if the request failed; else `None`.
     pub error: Option<String>,
 }
 
@@ -53,7 +53,7 @@ pub struct AccessLine<'a> {
     pub key: Option<&'a str>,
     /// Default token limit that a busy server reduced for the request.
     pub shortened_to: Option<&'a str>,
-    /// Outcome of the request.
+    /// Outcome of the request that the line describes.
     pub record: &'a RequestRecord,
 }
 

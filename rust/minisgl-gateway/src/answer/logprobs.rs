@@ -62,7 +62,7 @@ impl Logprobs {
         self.lists[0].is_empty()
     }
 
-    /// Formats the log probabilities of new tokens.
+    /// Formats the log probabilities of new tokens for the next `write`.
     pub fn add(&mut self, tokens: &[ScoredToken]) {
         for (token, scored) in tokens {
             for list in &mut self.lists {

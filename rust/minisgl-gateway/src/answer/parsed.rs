@@ -18,7 +18,7 @@ pub struct Parsing {
     thinking: Option<(&'static Thinking, Option<bool>)>,
     /// Tools that the model may call.
     tools: Arc<Tools>,
-    /// Settings as Python sent them.
+    /// Parser settings as Python sent them, unresolved.
     pub parts: Parts,
 }
 
@@ -55,7 +55,7 @@ impl Parsing {
 
 /// A tool call, complete or as far as it was generated.
 pub struct Call {
-    /// Random id of the call.
+    /// Random id of the tool call, as in the response.
     pub id: String,
     /// Name of the called tool.
     pub name: String,
@@ -67,9 +67,9 @@ pub struct Call {
 pub struct Parsed {
     parser: AnswerParser,
     tokenizer: Arc<Tokenizer>,
-    /// Reasoning is separated from the content.
+    /// Whether reasoning is separated from the content.
     pub thinks: bool,
-    /// Reasoning is part of the response.
+    /// Whether the response shows the reasoning.
     pub shows_thoughts: bool,
     think_end: Option<i32>,
     named_call: bool,
@@ -153,7 +153,7 @@ impl Parsed {
         calls.filter(|(at, _)| !self.broken.contains(at)).map(|(_, call)| call)
     }
 
-    /// Returns true if a stream shows `part`.
+    /// Returns true if a streamed response shows `part`: reasoning may be hidden.
     pub fn shows(&self, part: &Part) -> bool {
         self.shows_thoughts || !matches!(part, Part::Reasoning(_))
     }

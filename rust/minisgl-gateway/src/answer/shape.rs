@@ -33,7 +33,7 @@ impl Usage {
 
 /// Unsent output of a choice; for a whole response, all of its output.
 pub struct ChoiceOutput {
-    /// Detokenized text.
+    /// Detokenized text that has not been sent.
     pub text: String,
     /// Log probabilities, if the request asks for them.
     pub logprobs: Option<Logprobs>,
@@ -97,7 +97,7 @@ impl Shape {
         }
     }
 
-    /// Returns the media type of a stream.
+    /// Returns the media type of a streamed response.
     pub fn media_type(&self) -> &'static str {
         match self.kind {
             Kind::Generate => "application/x-ndjson",
@@ -278,7 +278,7 @@ fn write_content(text: &str, out: &mut Vec<u8>) {
     write_text(out, text);
 }
 
-/// Appends the fields of a chat delta for one part.
+/// Appends the fields of a chat delta (content, reasoning or a tool call) for one part.
 fn write_part(part: &Part, out: &mut Vec<u8>) {
     match part {
         Part::Text(text) => write_content(text, out),

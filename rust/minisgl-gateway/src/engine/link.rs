@@ -58,7 +58,7 @@ impl EngineLink {
         Ok(Self::over(stream, name))
     }
 
-    /// Sends `Hello` with `name` on an existing connection.
+    /// Makes a link over an existing connection and sends `Hello` with `name`.
     pub fn over(stream: UnixStream, name: &str) -> Self {
         let stream = Rc::new(stream);
         let outbox = Rc::new(Outbox::default());
@@ -169,7 +169,7 @@ const READ_BYTES: usize = 32 * 1024;
 /// Frames that one call of `take` handles at most.
 const MAX_FRAMES: usize = 8;
 
-/// Receive buffer that splits a byte stream into frames.
+/// Receive buffer that splits a byte stream into length-prefixed frames.
 #[derive(Default)]
 pub struct Frames {
     bytes: Vec<u8>,

@@ -49,13 +49,13 @@ impl Watchdog {
         }
     }
 
-    /// Records a heartbeat.
+    /// Records a heartbeat that arrived at `now`.
     pub fn on_heartbeat(&mut self, beat: Heartbeat, now: Instant) {
         self.last_heard = Some(now);
         self.beat = beat;
     }
 
-    /// Starts counting silence at `now`.
+    /// Starts counting the engine's silence at `now`, as if a heartbeat had arrived.
     pub fn expect(&mut self, now: Instant) {
         self.last_heard = Some(now);
     }

@@ -71,7 +71,7 @@ impl Inbox {
         poll_fn(|context| self.poll_more(context, link)).await;
     }
 
-    /// Frees the empty buffer's memory.
+    /// Frees the memory of the empty receive buffer.
     pub(crate) fn release(&mut self) {
         self.bytes = BytesMut::new();
     }

@@ -24,9 +24,9 @@ const ONCE: [&str; 3] = ["host", "content-length", "connection"];
 /// Header of a plain HTTP/1.1 request, raw and parsed.
 #[derive(Debug)]
 pub struct Head {
-    /// Raw bytes, including the empty line.
+    /// Raw bytes of the header, including the empty line at its end.
     pub raw: Bytes,
-    /// Method: `GET`, `POST`, ...
+    /// HTTP method: `GET`, `POST`, ...
     pub method: String,
     /// Request target as it was sent, with the query.
     pub target: String,
@@ -122,7 +122,7 @@ pub(crate) enum Search {
     Odd,
 }
 
-/// Incremental search for the next request header.
+/// Incremental search for the next request header in a growing buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Finder {
     searched: usize,

@@ -25,11 +25,11 @@ pub struct Options {
     pub probe_after: Cell<Duration>,
     /// Longest request header in bytes; the Python server refuses a longer one.
     pub max_head_bytes: usize,
-    /// Callback for warnings to log.
+    /// Callback that writes a warning to the log.
     pub log: Box<dyn Fn(&str)>,
-    /// Budget for large bodies.
+    /// Budget of bytes for large request bodies.
     pub bodies: Arc<Budget>,
-    /// Shutdown signal for connections.
+    /// Shutdown signal for the listener and all connections.
     pub stop: Stop,
     /// Counters of connections and requests.
     pub counts: Counts,
@@ -104,7 +104,7 @@ impl Budget {
         self.max.store(max, Ordering::Relaxed);
     }
 
-    /// Returns the number of bytes taken now.
+    /// Returns the number of bytes that are taken from the budget now.
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -133,7 +133,7 @@ impl Drop for BudgetPermit {
 /// Counters of connections and requests since the start.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Open connections.
+    /// Number of open connections.
     pub open: Cell<usize>,
     /// Accepted connections in total.
     pub accepted: Cell<u64>,

@@ -36,7 +36,7 @@ pub(crate) enum Relayed {
     Unanswered {
         left: Option<usize>,
     },
-    /// The client disconnected.
+    /// The client disconnected before the exchange was complete.
     Gone,
 }
 

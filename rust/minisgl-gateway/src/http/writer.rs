@@ -73,7 +73,7 @@ impl Answer {
         is_whole && self.keep_alive.get()
     }
 
-    /// Closes the connection after this response.
+    /// Makes the connection close after this response.
     pub(crate) fn end_connection(&self) {
         self.keep_alive.set(false);
     }
@@ -116,7 +116,7 @@ impl Answer {
         }
     }
 
-    /// Sets the name of the request for log lines.
+    /// Sets the request's name, which log lines about the connection use.
     pub fn set_name(&self, name: &str) {
         if self.progress.get() != Progress::Ended {
             name.clone_into(&mut self.link.name.borrow_mut());
@@ -163,7 +163,7 @@ impl Answer {
         self.write(bytes, false);
     }
 
-    /// Ends a streamed response.
+    /// Ends a streamed response. No-op if none is in progress.
     pub fn end(&self) {
         self.write(b"", true);
     }
@@ -253,6 +253,6 @@ pub trait Handler: 'static {
         let _ = head;
     }
 
-    /// Handles a request whose whole body has arrived.
+    /// Answers a request whose whole body has arrived, through `writer`, unless it returns `Outcome::Proxy`.
     fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> impl Future<Output = Outcome>;
 }

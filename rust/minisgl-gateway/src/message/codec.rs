@@ -19,7 +19,7 @@ use super::types::{
     ToEngine,
 };
 
-/// Nesting depth of messages at most.
+/// Maximum nesting depth of a message; a deeper one is an error.
 const MAX_DEPTH: usize = 32;
 
 // ------------------------------------------------------------------------------------------------------------ writing
@@ -42,7 +42,7 @@ pub fn encode_from_engine(messages: &[FromEngine]) -> Vec<u8> {
     frame(messages, estimate, put_from_engine)
 }
 
-/// Joins encoded messages to an encoded list.
+/// Joins encoded messages to one encoded list of messages.
 #[must_use]
 pub fn list_of(messages: &[&[u8]]) -> Vec<u8> {
     let mut list = Vec::with_capacity(5 + messages.iter().map(|one| one.len()).sum::<usize>());

@@ -201,7 +201,7 @@ fn malformed_frames_are_errors() {
 }
 
 proptest! {
-    /// A truncated or changed frame is refused at worst.
+    /// Decoding a truncated or changed frame never panics; at worst it is an error.
     #[test]
     fn broken_frames_do_not_panic(
         name in prop::sample::select(vec!["step_every_field", "ready_every_field", "stats_every_field", "progress"]),

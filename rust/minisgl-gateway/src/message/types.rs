@@ -72,7 +72,7 @@ pub enum FromEngine {
     Narration(Vec<String>),
     /// New state of a cached prefix; only the Python server uses it.
     PrefixChanged {
-        /// Id from its [`ToEngine::AddPrefix`].
+        /// Id of the prefix, from its [`ToEngine::AddPrefix`].
         prefix_id: i64,
         /// State: `warming`, `ready`, `refused`, `removed` or `unknown`.
         state: String,
@@ -81,9 +81,9 @@ pub enum FromEngine {
     CacheCleared,
     /// New state of a LoRA adapter; only the Python server uses it.
     AdapterChanged {
-        /// Id from its [`ToEngine::LoadAdapter`].
+        /// Id of the adapter, from its [`ToEngine::LoadAdapter`].
         adapter: i64,
-        /// State: `loaded`, `refused` or `unloaded`.
+        /// New state of the adapter: `loaded`, `refused` or `unloaded`.
         state: String,
     },
     /// Details of the last steps; only the Python server uses them.
@@ -99,9 +99,9 @@ pub enum FromEngine {
     EngineState {
         /// Index of the engine.
         engine: i64,
-        /// State: `starting`, `ready`, `silent` or `dead`.
+        /// New state of the engine: `starting`, `ready`, `silent` or `dead`.
         state: String,
-        /// Reason of a failure, else empty.
+        /// Reason for which the engine was lost, else empty.
         reason: String,
     },
     /// Fatal error of the engine process, or why it disconnects this front end. Always the last message.
@@ -157,11 +157,11 @@ pub struct EngineStats {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Idle, or doing work that cannot hang.
+    /// The step loop is idle, or doing work that cannot hang.
     Idle,
-    /// Working on a step.
+    /// The step loop is working on a step.
     Working,
-    /// Waiting for the forward pass of a step.
+    /// The step loop is waiting for the forward pass of a step.
     Forward,
 }
 
@@ -170,9 +170,9 @@ pub enum Phase {
 pub struct Heartbeat {
     /// Activity of the step loop.
     pub phase: Phase,
-    /// Time since the activity began, in seconds.
+    /// Time since that activity began, in seconds.
     pub age_s: f64,
-    /// Step of the forward pass, or -1.
+    /// Step count of the forward pass in progress, or -1.
     #[serde(default = "none")]
     pub step: i64,
 }
@@ -186,7 +186,7 @@ fn none() -> i64 {
 pub struct StepTokens {
     /// Step count of the engine.
     pub step: i64,
-    /// Ids of the requests with a token or an end.
+    /// Ids of the requests with a token or an end in this step.
     pub req_ids: Vec<i64>,
     /// Token id of each request; -1: only its end.
     pub tokens: Vec<i32>,
@@ -207,7 +207,7 @@ pub struct StepTokens {
 /// Embedding of one prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embedding {
-    /// Request id.
+    /// Id of the request whose prompt this is the embedding of.
     pub req_id: i64,
     /// Embedding values as little-endian float32 bytes.
     #[serde(with = "bytes")]
@@ -230,7 +230,7 @@ pub struct TokenLogprobs {
 /// Log probabilities of the prompt tokens from position `first` on. They may be sent again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptLogprobs {
-    /// Request id.
+    /// Id of the request whose prompt this is.
     pub req_id: i64,
     /// Prompt position of the first entry.
     pub first: i64,
@@ -247,10 +247,10 @@ pub struct PromptLogprobs {
 pub enum ToEngine {
     /// First message of a connection: the front end's name, for the engine's log.
     Hello {
-        /// Name such as "gateway".
+        /// Name of the front end, such as "gateway".
         name: String,
     },
-    /// A new request.
+    /// Adds a request to the engine.
     AddRequest(NewRequest),
     /// Aborts a request of this id: no client waits for it.
     AbortRequest(i64),
@@ -282,9 +282,9 @@ pub enum ToEngine {
     UnloadAdapter(i64),
     /// Requests details of steps, or of the radix tree, for a few seconds.
     Watch {
-        /// Send the batches of steps.
+        /// Whether to send the batches of steps.
         steps: bool,
-        /// Send the radix tree, once.
+        /// Whether to send the radix tree, once.
         tree: bool,
     },
     /// Aborts all requests, closes the engine, and exits with status 0.

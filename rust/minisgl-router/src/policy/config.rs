@@ -6,7 +6,7 @@ use serde::Deserialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// Engines in turn, by index.
+    /// Each engine in turn, by index.
     RoundRobin,
     /// The engine with the fewest requests.
     LeastLoad,

@@ -12,9 +12,9 @@ use super::queue::{FairQueue, QueueKey};
 /// Placement of one request on one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Id that the request was added with.
+    /// Id of the placed request.
     pub req_id: i64,
-    /// Index of the chosen engine.
+    /// Index of the engine that was chosen.
     pub engine: usize,
     /// Tokens, in whole pages, that the engine's prefix cache is expected to match; 0 without `Policy::CacheAware`.
     pub matched_len: usize,

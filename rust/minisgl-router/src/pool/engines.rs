@@ -33,9 +33,9 @@ impl State {
 pub(super) struct Engine {
     pub(super) state: State,
     pub(super) reason: String,
-    /// The owner of the engine's process is restarting it.
+    /// Whether the owner of the engine's process is restarting it.
     pub(super) is_restarting: bool,
-    /// A connection to the engine exists.
+    /// Whether the pool is connected to the engine.
     pub(super) is_linked: bool,
     /// Pool ids of the requests on this engine, by their ids on its connection.
     pub(super) ids: ById<i64>,
@@ -68,7 +68,7 @@ impl Engine {
         self.stats = Some(raw.to_vec());
     }
 
-    /// Drops all state of a process that has exited.
+    /// Drops all state that belongs to an engine process that has exited.
     pub(super) fn forget(&mut self) {
         self.ids.clear();
         self.start_lines.clear();

@@ -17,7 +17,7 @@ use super::io::Io;
 const RETRY: Duration = Duration::from_millis(5);
 const MAX_RETRY: Duration = Duration::from_millis(100);
 
-/// Cause of a lost connection to an engine.
+/// Cause of a lost connection to an engine: missing heartbeats or an error.
 struct Loss {
     is_silent: bool,
     reason: String,

@@ -35,7 +35,7 @@ pub(super) struct Assignment {
     pub(super) link_id: i64,
 }
 
-/// Outcome for a request whose engine was lost.
+/// Outcome for a request whose engine was lost: it moves, is dropped, or ends.
 pub(super) enum Fate {
     /// The request continues in another engine.
     Moves,
@@ -52,11 +52,11 @@ pub(super) struct Request {
     /// The request as its front end sent it, except that `tokens` is the prompt and all generated tokens.
     pub(super) given: NewRequest,
     pub(super) num_prompt: usize,
-    /// Engine of the request; `None` while it is queued.
+    /// Engine that the request is on; `None` while it is queued.
     pub(super) assignment: Option<Assignment>,
     /// Finish reason if the front end has aborted or finished the request.
     pub(super) ending: Option<i32>,
-    /// The front end was notified of the admission.
+    /// Whether the front end was notified of the request's admission.
     pub(super) reported_admission: bool,
     admitted_here: bool,
     crashes: u8,
@@ -138,7 +138,7 @@ pub(super) struct OwnPrefixes {
     page_size: usize,
     /// Hash state with a secret: clients cannot construct two sequences of the same hash.
     state: RandomState,
-    /// Page hashes by key: the recent set and the one before it.
+    /// Hashes of the pages that each API key has had: a recent set, and the set before it.
     pages: HashMap<i64, [HashSet<u64>; 2]>,
 }
 

@@ -15,7 +15,7 @@ use super::engines::{Engine, State, wrap_messages};
 use super::requests::{ABORT, Assignment, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Request, STOP, as_i64};
 use crate::policy::{Placed, Router, RouterConfig};
 
-/// Metrics snapshot of a pool.
+/// Metrics snapshot of a pool: loads, states and counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Readings {
     /// Number of requests on each engine.
@@ -24,9 +24,9 @@ pub struct Readings {
     pub states: Vec<&'static str>,
     /// Number of times that each engine was lost while ready.
     pub num_losses_total: Vec<u64>,
-    /// Unfinished requests.
+    /// Number of unfinished requests.
     pub num_live: usize,
-    /// Unfinished requests that are queued.
+    /// Number of unfinished requests that are queued.
     pub num_waiting: usize,
     /// Requests that were moved from a lost engine to another one, in total.
     pub num_moved_total: u64,
@@ -35,11 +35,11 @@ pub struct Readings {
 /// A message to be sent, or a connection to be closed.
 #[derive(Clone, Debug)]
 pub enum Out {
-    /// A message to the engine of this index.
+    /// A message for the engine of this index.
     Engine(usize, ToEngine),
-    /// An encoded frame to a front end.
+    /// An encoded frame for one front end.
     Frame {
-        /// Id of the front end.
+        /// Id of the front end that gets the frame.
         to: u32,
         /// Encoded messages with the length prefix.
         frame: Rc<Vec<u8>>,

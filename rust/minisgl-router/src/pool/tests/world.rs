@@ -27,7 +27,7 @@ pub(super) fn rules() -> Rc<FrontEndRules> {
     })
 }
 
-/// Returns the token that follows `tokens`.
+/// Returns the fake token that follows `tokens`: a hash of all of them.
 pub(super) fn next_token(tokens: &[i32]) -> i32 {
     let hash = tokens.iter().fold(7u64, |hash, &token| {
         hash.wrapping_mul(0x0100_0000_01B3) ^ u64::from(token.unsigned_abs())
@@ -90,7 +90,7 @@ struct Row {
 pub(super) struct FakeEngine {
     rows: BTreeMap<i64, Row>,
     last_id: i64,
-    /// Cached tokens that it reports for each admitted request.
+    /// Number of cached tokens that the fake engine reports for each admitted request.
     pub(super) cached_len: i32,
     pub(super) outbox: VecDeque<FromEngine>,
     pub(super) inbox: Vec<ToEngine>,
