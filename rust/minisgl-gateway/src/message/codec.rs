@@ -72,7 +72,7 @@ fn frame<M>(messages: &[M], estimate: impl Fn(&M) -> usize, put: impl Fn(&mut Ve
     out
 }
 
-/// Appends an encoded value. Writing to memory does not fail, so the result is ignored, here and below.
+/// Appends an encoded value. Writing to memory does not fail, so the result is ignored.
 fn put(out: &mut Vec<u8>, value: &impl Serialize) {
     let _ = value.serialize(&mut Serializer::new(out));
 }

@@ -111,7 +111,7 @@ pub enum FromEngine {
 /// A log line of the engine's start, or with `total` the progress of the step `text`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadProgress {
-    /// Log line, or name of the step.
+    /// Log line, or name of the step whose progress it is.
     pub text: String,
     /// Completed part of `total`.
     #[serde(default)]

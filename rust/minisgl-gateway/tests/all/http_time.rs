@@ -16,7 +16,7 @@ async fn small_client(server: &Server) -> TcpStream {
     socket.connect(server.address).await.unwrap()
 }
 
-/// Writes until the client does not keep up, and returns the number of bytes.
+/// Writes until the client's unread bytes pause the stream, and returns the number of bytes written.
 fn fill(writer: &minisgl_gateway::http::Writer) -> usize {
     let part = [b'x'; 10_000];
     let mut size = 0;

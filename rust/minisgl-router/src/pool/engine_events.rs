@@ -133,7 +133,7 @@ impl Switchboard {
         self.fail_if_no_engine_is_left();
     }
 
-    /// Queues the requests of a lost engine in front of all others and returns their number. Others end.
+    /// Queues a lost engine's requests in front of all others and returns their number. Those that cannot move end.
     fn requeue_all(&mut self, engine: usize) -> usize {
         let mut num_moved = 0;
         for id in self.router.engine_down(engine) {

@@ -237,7 +237,8 @@ impl Peer {
         self.queue.borrow().is_empty() && polled.is_ok()
     }
 
-    /// Waits until the socket may accept data or has failed. Never returns while frames are queued: see `Io::news`.
+    /// Waits until the socket may accept data or has failed. Never returns while frames are queued: `Io::news` tells of
+    /// that.
     pub(super) async fn wait_until_writable(&self) {
         if !self.queue.borrow().is_empty() {
             return pending().await;

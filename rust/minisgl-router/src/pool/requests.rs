@@ -154,8 +154,7 @@ impl OwnPrefixes {
         }
     }
 
-    /// Returns how many of `cached_len` tokens its key may know of: those of the key's earlier prefixes, in whole
-    /// pages.
+    /// Returns how many of `cached_len` tokens the request's API key may know of: those of its own earlier prefixes.
     pub(super) fn visible_len(&self, request: &Request, cached_len: i32) -> i32 {
         let most = usize::try_from(cached_len).unwrap_or(0) / self.page_size;
         let Some([late, before]) = self.pages.get(&request.given.key) else {
