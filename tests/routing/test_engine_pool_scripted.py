@@ -117,7 +117,7 @@ def test_an_invalid_pool_configuration_is_an_error() -> None:
         with pytest.raises(OSError):
             EnginePool(msgspec.json.encode({**good, "listen": f"{folder}/nowhere/pool"}).decode())
         pool = EnginePool(msgspec.json.encode(good).decode())
-        with pytest.raises(ValueError, match="engine 1: there are 1"):
+        with pytest.raises(ValueError, match="engine 1: must be below 1"):
             pool.restarting(1, True)
         pool.stop()
 

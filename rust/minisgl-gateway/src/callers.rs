@@ -1,10 +1,9 @@
-//! Who may ask for a probe, by the head of a request alone (`server/core/callers.py` for those who plainly may), and ids of
-//! calls. All other requests are Python's to judge.
+//! Access checks for probes by the request header (a subset of `server/core/callers.py`), and random ids.
 
 use crate::http::{self, Head};
 
-/// Whether a request plainly comes from no page of another origin and asks for a name of the server: one of loopback, or
-/// of `hosts` (None: any).
+/// Returns true if the request carries no sign of a web page of another origin, and its Host header is a loopback name
+/// or one of `hosts` (`None`: any host). False means that Python decides.
 pub fn may_probe(head: &Head, hosts: Option<&[String]>) -> bool {
     let is_foreign = ["origin", "sec-fetch-site"]
         .iter()
@@ -18,30 +17,31 @@ pub fn may_probe(head: &Head, hosts: Option<&[String]>) -> bool {
     name_of(host).is_some_and(|name| is_loopback(&name) || hosts.contains(&name))
 }
 
-/// The client's own id if it can stand in a log and a header, else a new one; None: it gave several.
+/// Returns the client's request id if it is safe in logs and headers, else a new one. `None` if the client sent
+/// several.
 pub fn request_id(head: &Head) -> Option<String> {
     head.header("x-request-id").ok()?;
     Some(http::request_id(Some(head)))
 }
 
-/// So many random characters of these, which are at most 256 and plain ones.
+/// Returns `len` random characters of `alphabet`, which must be 1 to 256 ASCII characters.
 pub fn random_id(len: usize, alphabet: &str) -> String {
-    let mut found = String::with_capacity(len);
-    let fair = 256 / alphabet.len() * alphabet.len(); // bytes beyond would favour the first
-    while found.len() < len {
+    let mut id = String::with_capacity(len);
+    let fair = 256 / alphabet.len() * alphabet.len(); // a byte above would favour the alphabet's first characters
+    while id.len() < len {
         let mut bytes = [0_u8; 16];
-        // so few bytes come whole or not at all, and only before the system has started not at all
+        // 16 bytes are filled completely, or not at all while the system starts
         let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         for byte in bytes.map(usize::from) {
-            if byte < fair && found.len() < len {
-                found.push(char::from(alphabet.as_bytes()[byte % alphabet.len()]));
+            if byte < fair && id.len() < len {
+                id.push(char::from(alphabet.as_bytes()[byte % alphabet.len()]));
             }
         }
     }
-    found
+    id
 }
 
-/// The name in a `Host` header without its port, in lower case; None for what is not plainly a name or an address.
+/// Returns the name in a `Host` header without its port, in lower case. `None` if it is not a plain name or address.
 fn name_of(host: &str) -> Option<String> {
     let (name, port) = match host.strip_prefix('[') {
         Some(rest) => {

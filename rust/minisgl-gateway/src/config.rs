@@ -1,4 +1,5 @@
-//! What the Python server tells the gateway once, as JSON, when the engine is ready (`server/gateway_config.py`).
+//! Configuration of the gateway, sent by the Python server as JSON when the engine is ready
+//! (`server/gateway_config.py`).
 
 use std::sync::Arc;
 
@@ -8,38 +9,37 @@ use crate::answer::errors::Errors;
 use crate::engine::WatchTimes;
 use crate::metrics::MetricsConfig;
 
-/// What is told has it. Another one is refused.
+/// Version of the configuration's format. Another version is refused.
 pub const VERSION: u32 = 8;
 
-/// Everything that an answer depends on beside what Python prepared of its request.
+/// Settings of the gateway that do not depend on a single request.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GatewayConfig {
-    /// See [`VERSION`].
+    /// Format version, which must be [`VERSION`].
     pub version: u32,
-    /// Callers whose use is counted apart: the API keys of a file, and number 0 for all others; 0 without a file.
+    /// Callers with counters of their own: the keys of an API key file plus index 0 for all others; 0 without a file.
     pub num_keys: usize,
-    /// What the HTTP side takes on.
+    /// Limits of requests and connections.
     pub limits: Limits,
-    /// How long a stream says nothing.
+    /// Longest silence of a stream.
     pub silence: Silence,
-    /// Names that the server answers to, in lower case and without ports; loopback addresses are among them always.
-    /// None: to any.
+    /// Host names of the server, in lower case and without ports, in addition to loopback names. `None`: any name.
     pub hosts: Option<Vec<String>>,
-    /// What keeps an answer from being taken for something else by a foreign page that includes it.
+    /// Headers that keep a web page of another origin from misusing a response that it includes.
     pub harmless_headers: Vec<(String, String)>,
-    /// What is said where a request fails that was accepted.
+    /// Error responses for requests that fail after they were accepted.
     pub errors: Arc<Errors>,
-    /// How answered requests are logged.
+    /// Log settings for answered requests.
     pub log: LogConfig,
-    /// How what happens is measured.
+    /// Bucket bounds and window of the metrics.
     pub metrics: MetricsConfig,
-    /// When the engine process is in trouble.
+    /// Heartbeat timing: when the engine process counts as failed.
     pub watch: WatchTimes,
 }
 
 impl GatewayConfig {
-    /// Reads it; the version first, so that another one is not taken for a mistake.
+    /// Parses the configuration. Checks the version first, so that an error names it and not an unknown field.
     pub fn read(json: &str) -> Result<GatewayConfig, String> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -48,14 +48,14 @@ impl GatewayConfig {
         let Versioned { version } = serde_json::from_str(json).map_err(|error| error.to_string())?;
         if version != VERSION {
             return Err(format!(
-                "it has version {version}, the extension reads {VERSION}: build the extension again"
+                "version {version}: the extension reads version {VERSION}: build the extension again"
             ));
         }
         serde_json::from_str(json).map_err(|error| error.to_string())
     }
 }
 
-/// See `minisgl.config.Limits`, which has more; times in seconds.
+/// Request and connection limits, a subset of `minisgl.config.Limits`. All times are in seconds.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Limits {
     pub max_body_bytes: usize,
@@ -66,7 +66,7 @@ pub struct Limits {
     pub step_timeout: f64,
 }
 
-/// See `minisgl.config.Silence`; seconds.
+/// Longest times without output on a stream, in seconds, as in `minisgl.config.Silence`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Silence {
@@ -74,17 +74,17 @@ pub struct Silence {
     pub longest: f64,
 }
 
-/// How answered requests are logged.
+/// Log settings for answered requests.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// One JSON object a line instead of plain text.
+    /// Whether log lines are JSON objects instead of plain text.
     pub json: bool,
-    /// Lines of plain text begin with the time.
+    /// Whether plain text lines begin with the time.
     pub times: bool,
-    /// A line for each request.
+    /// Whether each answered request gets an access log line.
     pub access: bool,
-    /// Lines for probes too.
+    /// Whether answered probes get access log lines, too.
     pub probes: bool,
 }
 
@@ -93,10 +93,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_of_another_version_is_refused_by_its_number() {
+    fn other_configuration_version_is_refused_by_number() {
         let error = |json| GatewayConfig::read(json).err().unwrap_or_default();
         let other = error(r#"{"version": 0, "no_such_field": 1}"#);
-        assert!(other.starts_with("it has version 0, the extension reads 8"), "{other}");
+        assert!(other.starts_with("version 0: the extension reads version 8"), "{other}");
         assert!(error(r#"{"version": 8}"#).contains("missing field"));
         assert!(error("{}").contains("version"));
     }

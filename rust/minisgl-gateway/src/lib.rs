@@ -1,17 +1,19 @@
-//! HTTP in front of an engine process: connections of clients, and every token of an answer. What happens once a request
-//! is Python's: it says what is to be generated for a POST, or what the whole answer is, or answers it itself.
+//! HTTP server in front of an engine process: client connections, and the streams of generated tokens. Python handles
+//! each request once: for a POST it returns what to generate, or the whole response, or it serves the request through
+//! the proxy.
 //!
-//! Start with [`worker`], all steps of a request; [`http`] has connections, [`answer`] generations and the shapes of answers,
-//! [`engine`] the connection to an engine process, [`questions`] what Python is asked, [`server`] what its owner sees.
+//! Start with [`worker`], all steps of a request; [`http`] has connections, [`answer`] the shapes of responses,
+//! [`engine`] the connection to an engine process, [`questions`] the requests to Python, [`server`] the interface for
+//! the owner.
 //!
-//! Invariants: a request is answered by exactly one of the two sides; a slow Python stops no stream; a panic in one request
-//! is that request's error only.
+//! Invariants: each request is answered by exactly one of the two servers; a slow Python stops no stream; a panic in
+//! one request is an error of that request only.
 
 #![deny(unsafe_code)]
 
 pub mod answer;
 pub mod callers;
-#[allow(missing_docs)] // of fields that Python describes
+#[allow(missing_docs)] // `server/gateway_config.py` describes the fields
 pub mod config;
 pub mod engine;
 pub mod http;

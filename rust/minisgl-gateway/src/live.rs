@@ -1,7 +1,7 @@
-//! The requests that are in the engine (`frontend/output_processor.py`, `engine_client.py`).
+//! Requests of the gateway in the engine (as in `frontend/output_processor.py` and `engine_client.py`).
 //!
-//! Invariants: ids are never reused; every submitted request ends exactly once, also when the engine dies; a generation
-//! is notified once of all that came for its choices.
+//! Invariants: ids are never reused; every submitted request ends exactly once, also when the engine exits; a
+//! generation is notified once for all updates of its choices in a batch of messages.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -12,9 +12,9 @@ use crate::answer::choice::Finish;
 use crate::answer::generation::Generation;
 use crate::message::StepTokens;
 use crate::metrics::Metrics;
-use crate::waiting::Room;
+use crate::waiting::Reservation;
 
-/// Ids are numbers in a row: they spread by themselves.
+/// Hasher for consecutive integer ids: one multiplication.
 #[derive(Default)]
 pub struct IdHasher(u64);
 
@@ -35,81 +35,81 @@ impl Hasher for IdHasher {
     }
 }
 
-struct Entry {
+struct LiveRequest {
     generation: Rc<Generation>,
     choice: usize,
     sent: Instant,
-    room: Option<Room>, // in the queue, before its first step
+    reservation: Option<Reservation>, // `None` once admitted
 }
 
-/// See the module.
+/// Table of the gateway's requests in the engine, by request id.
 #[derive(Default)]
 pub struct Live {
-    entries: HashMap<i64, Entry, BuildHasherDefault<IdHasher>>,
+    entries: HashMap<i64, LiveRequest, BuildHasherDefault<IdHasher>>,
     next_id: i64,
 }
 
 impl Live {
-    /// How many there are.
+    /// Returns the number of requests.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether there is none.
+    /// Returns true if there is no request.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
-    /// A new request, which has this room in the queue; returns its id.
-    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, room: Option<Room>) -> i64 {
+    /// Adds a request for one choice, with its queue reservation, and returns its id.
+    pub fn add(&mut self, generation: &Rc<Generation>, choice: usize, reservation: Option<Reservation>) -> i64 {
         let id = self.next_id;
         self.next_id += 1;
-        let entry = Entry {
+        let entry = LiveRequest {
             generation: Rc::clone(generation),
             choice,
             sent: Instant::now(),
-            room,
+            reservation,
         };
         self.entries.insert(id, entry);
         id
     }
 
-    /// What still comes for it is dropped. False if it has ended.
+    /// Removes a request; later output for it is dropped. Returns false if it has ended already.
     pub fn remove(&mut self, id: i64) -> bool {
         self.entries.remove(&id).is_some()
     }
 
-    /// Everything that lives, which lives no longer: the engine is gone.
+    /// Removes all requests and returns their generations, one for each request: the engine has exited.
     pub fn take_all(&mut self) -> Vec<Rc<Generation>> {
         self.entries.drain().map(|(_, entry)| entry.generation).collect()
     }
 
-    /// Adds what a step brought to its requests; `due` gets the generations that are to be notified.
+    /// Applies a step's output to the choices. Appends to `due` the generations that must be notified.
     pub fn process(&mut self, step: &mut StepTokens, metrics: &Metrics, due: &mut Vec<Rc<Generation>>) {
         for &(id, cached_len) in &step.admitted {
             if let Some(entry) = self.entries.get_mut(&id) {
                 entry
                     .generation
-                    .tell(entry.choice, |choice| choice.cached_len = Some(cached_len));
+                    .update(entry.choice, |choice| choice.cached_len = Some(cached_len));
                 metrics.queue.observe(entry.sent.elapsed().as_secs_f64(), 1);
-                entry.room = None;
+                entry.reservation = None;
             }
         }
-        for found in step.logprobs.drain(..) {
-            let entry = step.req_ids.get(found.index).and_then(|id| self.entries.get(id));
+        for logprobs in step.logprobs.drain(..) {
+            let entry = step.req_ids.get(logprobs.index).and_then(|id| self.entries.get(id));
             if let Some(entry) = entry {
-                entry.generation.tell(entry.choice, |choice| choice.add_scored(found));
+                entry.generation.update(entry.choice, |one| one.add_scored(logprobs));
             }
         }
         for ((&id, &token), &reason) in step.req_ids.iter().zip(&step.tokens).zip(&step.reasons) {
-            let Some(entry) = self.entries.get(&id) else { continue }; // aborted here, the engine did not know yet
-            let reason = Finish::of(reason);
+            let Some(entry) = self.entries.get(&id) else { continue }; // removed already, before the engine knew
+            let reason = Finish::from_reason(reason);
             let error = reason.and_then(|_| {
                 let at = step.errors.0.iter().position(|(one, _)| *one == id)?;
                 Some(step.errors.0.swap_remove(at).1)
             });
             let generation = &entry.generation;
-            generation.tell(entry.choice, |choice| choice.add(token, reason, error));
+            generation.update(entry.choice, |choice| choice.add(token, reason, error));
             if !generation.is_due.replace(true) {
                 due.push(Rc::clone(generation));
             }

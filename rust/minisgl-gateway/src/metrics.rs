@@ -1,7 +1,6 @@
-//! What the gateway measures, in the words and bounds of `metrics/server_metrics.py`, which adds both up.
+//! Metrics of the gateway, with the names and bounds of `metrics/server_metrics.py`, which adds those of both servers.
 //!
-//! Invariants: one thread counts, any thread reads; counting neither locks nor allocates. Nothing is observed before the
-//! bounds are told.
+//! Invariants: one thread writes, any reads; counting neither locks nor allocates; histograms need `set_bounds` first.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -11,32 +10,32 @@ use serde::Deserialize;
 
 use crate::answer::choice::Finish;
 
-/// How it is measured: `server/gateway_config.py`.
+/// Bucket bounds and window of the metrics, from `server/gateway_config.py`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MetricsConfig {
-    /// Upper ends of the buckets of times.
+    /// Upper bounds of the time buckets, in seconds.
     pub seconds: Vec<f64>,
-    /// Upper ends of the buckets of lengths.
+    /// Upper bounds of the length buckets, in tokens.
     pub tokens: Vec<f64>,
-    /// What is recent began in the last one or in the one before.
+    /// Length of a window in seconds. Recent values are those of the current and the previous window.
     pub window_s: f64,
 }
 
-/// Counts by bucket; the last is of what lies beyond the bounds.
+/// Histogram; its last bucket counts values above all bounds.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    buckets: OnceLock<Vec<(f64, AtomicU64)>>, // upper ends, and counts
+    buckets: OnceLock<Vec<(f64, AtomicU64)>>, // upper bounds and counts
     sum: AtomicU64,                           // the bits of a float
 }
 
 impl Histogram {
-    fn bind(&self, bounds: &[f64]) {
+    fn set_bounds(&self, bounds: &[f64]) {
         let ends = bounds.iter().copied().chain([f64::INFINITY]);
-        let _ = self.buckets.set(ends.map(|end| (end, AtomicU64::new(0))).collect()); // or it was told already
+        let _ = self.buckets.set(ends.map(|end| (end, AtomicU64::new(0))).collect()); // the first bounds stay
     }
 
-    /// `value` was seen `count` times.
+    /// Adds `count` observations of `value`.
     pub fn observe(&self, value: f64, count: u64) {
         let buckets = self.buckets.get().map_or(&[][..], Vec::as_slice);
         let at = buckets.partition_point(|(end, _)| *end < value);
@@ -47,7 +46,7 @@ impl Histogram {
         self.sum.store(sum.to_bits(), Relaxed);
     }
 
-    /// Counts by bucket, none before there are any, and the sum.
+    /// Returns the count of each bucket (empty before `set_bounds`) and the sum of all values.
     pub fn read(&self) -> (Vec<u64>, f64) {
         let counts = self.buckets.get().into_iter().flatten();
         (
@@ -57,34 +56,34 @@ impl Histogram {
     }
 }
 
-/// The most that something has been.
+/// Largest value of a count, since the start and recently.
 #[derive(Debug, Default)]
 pub struct Peak {
-    most: AtomicU64,
+    max: AtomicU64,
     window: AtomicU64,
     before: AtomicU64,
 }
 
 impl Peak {
-    /// It is so many now.
-    pub fn see(&self, now: u64) {
+    /// Records `now` as the current value.
+    pub fn record(&self, now: u64) {
         self.window.fetch_max(now, Relaxed);
     }
 
     fn next_window(&self) {
         let window = self.window.swap(0, Relaxed);
-        self.most.fetch_max(window, Relaxed);
+        self.max.fetch_max(window, Relaxed);
         self.before.store(window, Relaxed);
     }
 
-    /// In this window and the one before, and since the start.
+    /// Returns the maximum in the current and the previous window, and the maximum since the start.
     pub fn read(&self) -> (u64, u64) {
         let recent = self.window.load(Relaxed).max(self.before.load(Relaxed));
-        (recent, self.most.load(Relaxed).max(recent))
+        (recent, self.max.load(Relaxed).max(recent))
     }
 }
 
-/// How often something happened, and how long it took, in nanoseconds.
+/// Number of calls of an operation, and their total and longest duration.
 #[derive(Debug, Default)]
 pub struct Meter {
     count: AtomicU64,
@@ -93,15 +92,16 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// `count` things took `took` together.
+    /// Adds `count` operations that took `took` together.
     pub fn add(&self, took: Duration, count: u64) {
         let ns = took.as_nanos() as u64;
         self.count.fetch_add(count, Relaxed);
         self.total.fetch_add(ns, Relaxed);
-        self.longest.see(ns);
+        self.longest.record(ns);
     }
 
-    /// Count, and seconds: altogether, at most, at most in this window and the one before.
+    /// Returns the count and seconds: in total, of the longest call, and of the longest in the current and previous
+    /// window.
     pub fn read(&self) -> (u64, f64, f64, f64) {
         let (recent, longest) = self.longest.read();
         let seconds = |ns: u64| ns as f64 / 1e9;
@@ -115,44 +115,44 @@ impl Meter {
     }
 }
 
-/// Why Python answers a request: the label `reason` of `minisgl:gateway_requests_total`.
+/// Reason for which Python handles a request: the label `reason` of `minisgl:gateway_requests_total`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Only the Python server has it.
+    /// The gateway does not handle this route.
     Route,
-    /// It was asked, and had the whole answer: an error.
+    /// Python returned a whole response: an error.
     Error,
-    /// It was asked, and answers it: it has fields that only the Python server shows.
+    /// The request has fields that only the Python server handles.
     Field,
-    /// There is no room for a body as large, or its client sends it slowly.
+    /// The body is too large for the free memory, or the client sends it slowly.
     Body,
-    /// The model is not there yet.
+    /// The model is still loading.
     Loading,
-    /// The server ends.
+    /// The server is shutting down.
     Draining,
 }
 
 impl Reason {
-    /// All, in order, as they are shown.
+    /// Label values of all reasons, in the order of the variants.
     pub const NAMES: [&'static str; 6] = ["route", "error", "field", "body", "loading", "draining"];
 }
 
-/// Requests by route, and by what became of them.
+/// Request counts by route and by reason.
 #[derive(Debug, Default)]
 pub struct Requests([[AtomicU64; Reason::NAMES.len() + 1]; Requests::ROUTES.len()]);
 
 impl Requests {
-    /// As they are shown; whatever else is asked for is the last one.
+    /// Label values of the routes; the last one counts all other paths.
     pub const ROUTES: [&'static str; 4] = ["/v1/chat/completions", "/v1/completions", "/generate", "other"];
 
-    /// One more; None: it was answered here.
-    pub fn add(&self, route: &str, passed_on: Option<Reason>) {
+    /// Counts a request to `route`, with the reason for which Python handles it; `None`: the gateway answered it.
+    pub fn add(&self, route: &str, reason: Option<Reason>) {
         let of_route = Self::ROUTES.iter().position(|one| *one == route);
         let of_route = &self.0[of_route.unwrap_or(Self::ROUTES.len() - 1)];
-        of_route[passed_on.map_or(0, |reason| 1 + reason as usize)].fetch_add(1, Relaxed);
+        of_route[reason.map_or(0, |reason| 1 + reason as usize)].fetch_add(1, Relaxed);
     }
 
-    /// Those that there are: route, reason (empty: answered), how many.
+    /// Returns route, reason (empty: answered by the gateway) and count of all counts above 0.
     pub fn read(&self) -> Vec<(&'static str, &'static str, u64)> {
         let reasons = || std::iter::once("").chain(Reason::NAMES);
         let routes = Self::ROUTES.iter().zip(&self.0);
@@ -165,7 +165,7 @@ impl Requests {
     }
 }
 
-/// See the module.
+/// All metrics of the gateway: peaks, counters, histograms and meters.
 #[derive(Debug, Default)]
 #[allow(missing_docs)]
 pub struct Metrics {
@@ -186,17 +186,17 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// From now on histograms count.
-    pub fn bind(&self, config: &MetricsConfig) {
+    /// Sets the bucket bounds; histograms count from now on.
+    pub fn set_bounds(&self, config: &MetricsConfig) {
         for one in [&self.ttft, &self.itl, &self.e2e, &self.queue] {
-            one.bind(&config.seconds);
+            one.set_bounds(&config.seconds);
         }
         for one in [&self.prompt, &self.answer] {
-            one.bind(&config.tokens);
+            one.set_bounds(&config.tokens);
         }
     }
 
-    /// The histograms by name.
+    /// Returns the histograms with their names.
     pub fn histograms(&self) -> [(&'static str, &Histogram); 6] {
         [
             ("ttft", &self.ttft),
@@ -208,12 +208,12 @@ impl Metrics {
         ]
     }
 
-    /// The meters by name.
+    /// Returns the duration meters with their names.
     pub fn meters(&self) -> [(&'static str, &Meter); 2] {
         [("dispatch", &self.dispatch), ("detokenize", &self.detokenize)]
     }
 
-    /// `count` tokens of one request came at once; the time since the last is shared among them.
+    /// Counts `count` tokens of one request that arrived together; each gets an equal share of the time since the last.
     pub fn tokens(&self, count: usize, arrival: Instant, last: Option<Instant>, now: Instant) {
         self.generated.fetch_add(count as u64, Relaxed);
         match last {
@@ -224,7 +224,7 @@ impl Metrics {
         }
     }
 
-    /// Tokens of its prompt and of its answer.
+    /// Counts the end of a choice, with its numbers of prompt tokens and generated tokens.
     pub fn ended(&self, reason: Finish, arrival: Instant, num_prompt: usize, num_generated: usize) {
         let at = match reason {
             Finish::Stop => 0,
@@ -241,11 +241,11 @@ impl Metrics {
     }
 }
 
-/// Turns the meters' windows over.
+/// Timer that starts new windows of the peaks; holds the start of the current one.
 #[derive(Debug)]
 pub struct Windows(Instant);
 
-/// The first begins.
+/// Starts the first metrics window now.
 impl Default for Windows {
     fn default() -> Windows {
         Windows(Instant::now())
@@ -253,7 +253,7 @@ impl Default for Windows {
 }
 
 impl Windows {
-    /// Called before meters are read.
+    /// Starts a new window if the current one is at least `window_s` seconds old. Call it before reading meters.
     pub fn turn(&mut self, metrics: &Metrics, window_s: f64) {
         if self.0.elapsed().as_secs_f64() >= window_s {
             self.0 = Instant::now();

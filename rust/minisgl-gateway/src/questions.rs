@@ -1,8 +1,7 @@
-//! What Python is asked: what is to become of a POST, once for each.
+//! Questions to Python: for each POST, what to do with it, asked once.
 //!
-//! Invariants: a question is answered once, or withdrawn when whoever asks has gone: Python hears of it, and ends what it
-//! does for it; Python is woken when there is something to take, and takes all; no thread of the gateway waits for the
-//! interpreter.
+//! Invariants: a question is answered once, or withdrawn when its client disconnects, which stops Python's work; Python
+//! is woken when there is something to take, and takes all of it; no thread of the gateway waits for the interpreter.
 
 use std::collections::HashMap;
 use std::io::{self, Write as _};
@@ -14,151 +13,151 @@ use tokio::sync::oneshot;
 
 use crate::http::Head;
 use crate::message::prepared::Prepared;
-use crate::waiting::Reserved;
+use crate::waiting::Reservations;
 
-/// Python's answer, with the room that its choices take in the queue from now on.
-pub type Answer = (Prepared, Option<Reserved>);
+/// Python's result, with the queue reservations of its choices.
+pub type Reply = (Prepared, Option<Reservations>);
 
-/// A request, as Python is asked about it.
+/// A request as Python is asked about it.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// Its own.
+    /// Id of the question, for its answer.
     pub number: u64,
-    /// `POST`.
+    /// HTTP method of the request, `POST`.
     pub method: String,
-    /// As it was sent.
+    /// Request target as it was sent, with the query.
     pub target: String,
-    /// Names in lower case, in their order.
+    /// Headers in order, with names in lower case.
     pub headers: Vec<(String, Bytes)>,
-    /// None: may the caller send one of this length?
+    /// Request body. `None`: the question is whether the caller may send a body of the length that the headers give.
     pub body: Option<Bytes>,
 }
 
 #[derive(Default)]
-struct Open {
+struct State {
     next: u64,
-    waiting: Vec<Question>, // by number
+    waiting: Vec<Question>, // in the order of their ids
     withdrawn: Vec<u64>,
-    asked: HashMap<u64, oneshot::Sender<Answer>>,
+    senders: HashMap<u64, oneshot::Sender<Reply>>,
     closed: bool,
 }
 
-impl Open {
-    /// Nothing is to be taken.
+impl State {
+    /// Returns true if there is neither a question nor a withdrawal for Python to take.
     fn is_empty(&self) -> bool {
         self.waiting.is_empty() && self.withdrawn.is_empty()
     }
 }
 
-/// See the module.
+/// Queue of questions to Python, shared by the gateway's thread and Python's.
 pub struct Questions {
-    open: Mutex<Open>,
+    state: Mutex<State>,
     wake: UnixStream,
     woken: UnixStream,
 }
 
 impl Questions {
-    /// None is asked yet.
+    /// Makes an empty queue and its wake-up socket pair.
     pub fn new() -> io::Result<Questions> {
         let (wake, woken) = UnixStream::pair()?;
         wake.set_nonblocking(true)?;
         woken.set_nonblocking(true)?;
         Ok(Questions {
-            open: Mutex::default(),
+            state: Mutex::default(),
             wake,
             woken,
         })
     }
 
-    /// Can be read when there is a question; whoever takes them reads it empty first.
+    /// Returns the socket that is readable when there is a question. Empty it before taking the questions.
     pub fn woken(&self) -> &UnixStream {
         &self.woken
     }
 
-    /// Asks, and waits. None: nobody answers any more. Dropping the future withdraws the question.
-    pub async fn ask(self: &Arc<Self>, head: &Head, body: Option<Bytes>) -> Option<Answer> {
+    /// Asks Python and waits for its result. `None` if the queue is closed. Dropping the future withdraws the question.
+    pub async fn ask(self: &Arc<Self>, head: &Head, body: Option<Bytes>) -> Option<Reply> {
         let (sender, receiver) = oneshot::channel();
         let number = self.add(head, body, sender)?;
-        let _asked = Asked(Arc::clone(self), number);
+        let _guard = WithdrawGuard(Arc::clone(self), number);
         receiver.await.ok()
     }
 
-    fn add(&self, head: &Head, body: Option<Bytes>, sender: oneshot::Sender<Answer>) -> Option<u64> {
-        let mut open = lock(&self.open);
-        if open.closed {
+    fn add(&self, head: &Head, body: Option<Bytes>, sender: oneshot::Sender<Reply>) -> Option<u64> {
+        let mut state = lock(&self.state);
+        if state.closed {
             return None;
         }
-        let number = open.next;
-        open.next += 1;
-        open.asked.insert(number, sender);
-        let is_first = open.is_empty();
-        open.waiting.push(Question {
+        let number = state.next;
+        state.next += 1;
+        state.senders.insert(number, sender);
+        let is_first = state.is_empty();
+        state.waiting.push(Question {
             number,
             method: head.method.clone(),
             target: head.target.clone(),
             headers: head.headers.clone(),
             body,
         });
-        drop(open);
+        drop(state);
         self.wake(is_first);
         Some(number)
     }
 
     fn wake(&self, is_first: bool) {
         if is_first {
-            let _ = (&self.wake).write(&[1]); // full: it is woken already
+            let _ = (&self.wake).write(&[1]); // an error means that the socket is full: Python is woken already
         }
     }
 
-    /// The numbers of questions that were withdrawn, taken before these or among them.
+    /// Takes the ids of withdrawn questions, which Python may have taken before or will take with the next `take`.
     pub fn withdrawn(&self) -> Vec<u64> {
-        std::mem::take(&mut lock(&self.open).withdrawn)
+        std::mem::take(&mut lock(&self.state).withdrawn)
     }
 
-    /// Those that wait, in order.
+    /// Takes all waiting questions to Python, in the order of their ids.
     pub fn take(&self) -> Vec<Question> {
-        std::mem::take(&mut lock(&self.open).waiting)
+        std::mem::take(&mut lock(&self.state).waiting)
     }
 
-    /// Answers the question of a number by what `make` makes. False: nobody waits for it any more.
-    pub fn answer(&self, number: u64, make: impl FnOnce() -> Answer) -> bool {
-        let sender = lock(&self.open).asked.remove(&number);
+    /// Answers question `number` with `make()`. Returns false, without calling `make`, if the question was withdrawn.
+    pub fn answer(&self, number: u64, make: impl FnOnce() -> Reply) -> bool {
+        let sender = lock(&self.state).senders.remove(&number);
         sender.is_some_and(|sender| sender.send(make()).is_ok())
     }
 
-    /// Nobody answers any more: neither those that wait nor later ones.
+    /// Closes the queue: waiting and later questions get no answer.
     pub fn close(&self) {
-        let mut open = lock(&self.open);
-        open.closed = true;
-        open.waiting.clear();
-        open.withdrawn.clear();
-        let asked = std::mem::take(&mut open.asked);
-        drop(open);
-        drop(asked);
+        let mut state = lock(&self.state);
+        state.closed = true;
+        state.waiting.clear();
+        state.withdrawn.clear();
+        let senders = std::mem::take(&mut state.senders);
+        drop(state);
+        drop(senders);
     }
 }
 
-/// Withdraws a question, if it was not answered.
-struct Asked(Arc<Questions>, u64);
+/// Guard that withdraws a question on drop, unless it was answered.
+struct WithdrawGuard(Arc<Questions>, u64);
 
-impl Drop for Asked {
+impl Drop for WithdrawGuard {
     fn drop(&mut self) {
         let (questions, number) = (&self.0, self.1);
-        let mut open = lock(&questions.open);
-        if open.asked.remove(&number).is_none() {
+        let mut state = lock(&questions.state);
+        if state.senders.remove(&number).is_none() {
             return;
         }
-        let is_first = open.is_empty();
-        open.withdrawn.push(number);
-        if let Ok(at) = open.waiting.binary_search_by_key(&number, |one| one.number) {
-            open.waiting[at].body = None; // it may be large, and Python far from taking it
+        let is_first = state.is_empty();
+        state.withdrawn.push(number);
+        if let Ok(at) = state.waiting.binary_search_by_key(&number, |one| one.number) {
+            state.waiting[at].body = None; // frees the body, which may be large
         }
-        drop(open);
+        drop(state);
         questions.wake(is_first);
     }
 }
 
-/// Whoever panicked while it was held left it whole.
+/// Locks a mutex and ignores poisoning: no code that panics leaves the data inconsistent.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -187,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn python_is_woken_once_and_answers_each() {
+    async fn python_is_woken_once_for_all_questions() {
         let questions = Arc::new(Questions::new().unwrap());
         let ask = |text: &'static [u8]| {
             let questions = Arc::clone(&questions);
@@ -212,7 +211,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_leaves_withdraws_and_who_closes_answers_nobody() {
+    async fn disconnect_withdraws_and_close_ends_questions() {
         let questions = Arc::new(Questions::new().unwrap());
         let head = head();
         let left = tokio::time::timeout(std::time::Duration::ZERO, questions.ask(&head, None));
@@ -224,8 +223,8 @@ mod tests {
         );
         assert_eq!(woken(&questions), 1);
         let closing = async { questions.close() };
-        let (found, ()) = tokio::join!(questions.ask(&head, None), closing);
-        assert!(found.is_none());
+        let (reply, ()) = tokio::join!(questions.ask(&head, None), closing);
+        assert!(reply.is_none());
         assert!(questions.ask(&head, None).await.is_none(), "from now on");
     }
 }

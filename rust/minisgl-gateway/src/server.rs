@@ -1,7 +1,6 @@
-//! A gateway: its thread, and how its owner tells it what to do.
+//! The gateway's thread, and the commands of its owner.
 //!
-//! Invariants: clients are accepted from `start` on; everything is passed on until `serve`, and again from `drain` on;
-//! the thread has ended when `stop` returns.
+//! Invariants: clients are accepted from `start` on; all requests are proxied until `serve` and after `drain`.
 
 use std::io;
 use std::net::TcpListener;
@@ -16,7 +15,7 @@ use minisgl_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::{LocalSet, spawn_local};
 
-use crate::answer::log::say;
+use crate::answer::log::log_line;
 use crate::config::GatewayConfig;
 use crate::engine::EngineLink;
 use crate::http::{Options, accept};
@@ -24,14 +23,14 @@ use crate::shared::{Loaded, Shared};
 use crate::worker::Worker;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-const IDLE_EVERY: Duration = Duration::from_millis(10);
+const WATCHDOG_INTERVAL: Duration = Duration::from_millis(500);
+const IDLE_INTERVAL: Duration = Duration::from_millis(10);
 
 enum Command {
-    /// Told when the engine process is connected.
+    /// Serve requests; the sender is notified when the engine process is connected.
     Serve(Arc<Loaded>, Sender<()>),
     Drain,
-    /// Told when it is done.
+    /// Fail all requests; the sender is notified when that is done.
     Fail(String, Sender<()>),
     Stop(Duration),
 }
@@ -44,8 +43,8 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Accept clients on `listener`. `engine` and `fallback` are the Unix sockets of the engine process and of the Python
-    /// server; neither needs to be there yet.
+    /// Starts the thread, which accepts clients on `listener`. `engine` and `fallback` are the paths of the Unix
+    /// sockets of the engine process and of the Python server, which need not exist yet.
     pub fn start(listener: TcpListener, engine: PathBuf, fallback: PathBuf) -> io::Result<Gateway> {
         listener.set_nonblocking(true)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -67,57 +66,57 @@ impl Gateway {
         })
     }
 
-    /// From now on requests for text are answered: Python is asked what is to be generated for each. False: not before the
-    /// engine process answers.
+    /// Starts answering generation requests: Python is asked what to generate for each. Blocks up to 5 s; returns false
+    /// if the engine process is not connected and ready by then.
     pub fn serve(&self, config: GatewayConfig, tokenizer: Arc<Tokenizer>) -> bool {
         let loaded = Arc::new(Loaded::new(config, tokenizer));
-        self.shared.metrics.bind(&loaded.config.metrics);
+        self.shared.metrics.set_bounds(&loaded.config.metrics);
         self.shared.set_loaded(&loaded);
         let (sender, connected) = channel();
-        self.tell(Command::Serve(loaded, sender));
+        self.send(Command::Serve(loaded, sender));
         connected.recv_timeout(CONNECT_TIMEOUT).is_ok()
     }
 
-    /// From now on everything is passed on.
+    /// Proxies all later requests to the Python server.
     pub fn drain(&self) {
-        self.tell(Command::Drain);
+        self.send(Command::Drain);
     }
 
-    /// Ends what it is answering with this error, before the engine process is told to end.
+    /// Ends all requests in progress with the error `reason`, and proxies later ones. Call it before stopping the
+    /// engine.
     pub fn fail(&self, reason: &str) {
         let (sender, done) = channel();
-        self.tell(Command::Fail(reason.to_owned(), sender));
-        let _ = done.recv_timeout(CONNECT_TIMEOUT); // else the thread has ended
+        self.send(Command::Fail(reason.to_owned(), sender));
+        let _ = done.recv_timeout(CONNECT_TIMEOUT); // an error means that the thread has ended
     }
 
-    /// Closes connections: those that are being answered after their answers, all at the latest after `grace`.
-    /// Idempotent.
+    /// Closes all connections, busy ones after their response or after `grace`; waits for the thread's end. Idempotent.
     pub fn stop(&self, grace: Duration) {
         self.shared.questions.close();
         self.end_thread(grace);
     }
 
     fn end_thread(&self, grace: Duration) {
-        self.tell(Command::Stop(grace));
+        self.send(Command::Stop(grace));
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             let _ = thread.join(); // whether it panicked or not, it has ended
         }
     }
 
-    /// What is measured and counted.
+    /// Returns the state shared with the gateway's thread: metrics, counters and questions.
     pub fn shared(&self) -> &Shared {
         &self.shared
     }
 
-    fn tell(&self, command: Command) {
-        let _ = self.commands.send(command); // the thread has ended: nothing is to be done
+    fn send(&self, command: Command) {
+        let _ = self.commands.send(command); // an error means that the thread has ended
     }
 }
 
 impl Drop for Gateway {
     fn drop(&mut self) {
-        self.shared.questions.close(); // whoever drops it may be who answers them
+        self.shared.questions.close(); // the thread that drops the gateway may be the one that answers questions
         self.end_thread(Duration::ZERO);
     }
 }
@@ -129,22 +128,22 @@ async fn run(
     fallback: PathBuf,
     mut commands: UnboundedReceiver<Command>,
 ) {
-    let options = Rc::new(Options::new(fallback, Box::new(|line| say("warning", line))));
-    let accepting = spawn_local(take_clients(listener, Rc::clone(&worker), Rc::clone(&options)));
+    let options = Rc::new(Options::new(fallback, Box::new(|line| log_line("warning", line))));
+    let accepting = spawn_local(accept_clients(listener, Rc::clone(&worker), Rc::clone(&options)));
     let mut following = None;
-    let looking = spawn_local(look(Rc::clone(&worker)));
+    let polling = spawn_local(poll_watchdog(Rc::clone(&worker)));
     let grace = loop {
         match commands.recv().await {
             Some(Command::Serve(loaded, connected)) => {
                 configure(&options, &loaded.config);
                 worker.serve(loaded, connected);
-                // not before: its last words are for the Python server, which tells why it did not start
+                // not before: a fatal error during the start goes to the Python server, which reports it
                 following.get_or_insert_with(|| spawn_local(follow(Rc::clone(&worker), engine.clone())));
             }
             Some(Command::Drain) => worker.drain(),
             Some(Command::Fail(reason, done)) => {
                 worker.fail(&reason);
-                let _ = done.send(()); // or nobody waits any more
+                let _ = done.send(()); // an error means that the receiver is gone
             }
             Some(Command::Stop(grace)) => break grace,
             None => break Duration::ZERO,
@@ -154,7 +153,7 @@ async fn run(
     options.stop.close();
     let _ = tokio::time::timeout(grace, until_idle(&options)).await;
     options.stop.cut();
-    for task in [accepting, looking].into_iter().chain(following) {
+    for task in [accepting, polling].into_iter().chain(following) {
         task.abort();
     }
     let _ = tokio::time::timeout(Duration::from_millis(200), until_idle(&options)).await;
@@ -168,34 +167,34 @@ fn configure(options: &Options, config: &GatewayConfig) {
     options
         .keep_alive_timeout
         .set(Duration::from_secs(config.limits.keep_alive_timeout));
-    options.bodies.set_most(config.limits.max_encoding_bytes);
+    options.bodies.set_max(config.limits.max_encoding_bytes);
 }
 
 async fn until_idle(options: &Options) {
     while options.counts.open.get() > 0 {
-        tokio::time::sleep(IDLE_EVERY).await;
+        tokio::time::sleep(IDLE_INTERVAL).await;
     }
 }
 
-async fn take_clients(listener: TcpListener, worker: Rc<Worker>, options: Rc<Options>) {
+async fn accept_clients(listener: TcpListener, worker: Rc<Worker>, options: Rc<Options>) {
     if let Err(error) = accept(listener, worker, options).await {
-        say("error", &format!("gateway: no client can connect any more: {error}"));
+        log_line("error", &format!("gateway: no further client can connect: {error}"));
     }
 }
 
 async fn follow(worker: Rc<Worker>, engine: PathBuf) {
     match EngineLink::connect(&engine, "gateway").await {
         Ok(link) => worker.follow(link).await,
-        Err(error) => say(
+        Err(error) => log_line(
             "error",
-            &format!("gateway: the engine process cannot be reached: {error}"),
+            &format!("gateway: cannot connect to the engine process: {error}"),
         ),
     }
 }
 
-async fn look(worker: Rc<Worker>) {
+async fn poll_watchdog(worker: Rc<Worker>) {
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
-        worker.look();
+        tokio::time::sleep(WATCHDOG_INTERVAL).await;
+        worker.poll_watchdog();
     }
 }

@@ -1,4 +1,4 @@
-//! What the gateway's thread and its owner's threads both see.
+//! State shared by the gateway's thread and its owner's threads.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -11,20 +11,20 @@ use crate::config::GatewayConfig;
 use crate::message::prepared::{Generation, Prepared};
 use crate::metrics::{Metrics, Windows};
 use crate::questions::{Questions, lock};
-use crate::waiting::{KeyCounts, Reserved, Room, Waiting};
+use crate::waiting::{KeyCounts, Reservation, Reservations, Waiting};
 
-/// What the answers of a model need.
+/// Configuration and tokenizer of a loaded model, with the counters of API keys.
 pub struct Loaded {
-    /// What Python told.
+    /// Configuration of the gateway that Python sent.
     pub config: GatewayConfig,
-    /// The model's.
+    /// Tokenizer of the model.
     pub tokenizer: Arc<Tokenizer>,
-    /// What API keys of a file use, by number.
+    /// Usage counters of the API keys, by index in the key file.
     pub keys: Vec<Arc<KeyCounts>>,
 }
 
 impl Loaded {
-    /// With no key that has used anything.
+    /// Makes the state of a model, with all counters 0.
     pub fn new(config: GatewayConfig, tokenizer: Arc<Tokenizer>) -> Loaded {
         let keys = (0..config.num_keys).map(|_| Arc::default()).collect();
         Loaded {
@@ -35,17 +35,17 @@ impl Loaded {
     }
 }
 
-/// What the gateway's thread and its owner's threads share.
+/// State shared by the gateway's thread and its owner's threads.
 pub struct Shared {
-    /// What the gateway measures.
+    /// Metrics of the gateway.
     pub metrics: Metrics,
-    /// What Python is asked.
+    /// Questions to Python.
     pub questions: Arc<Questions>,
     /// Requests that the gateway is answering.
     pub num_open: AtomicUsize,
     /// Choices of the gateway in the engine.
     pub num_live: AtomicUsize,
-    /// Prepared choices without a row in the engine.
+    /// Prepared choices that the engine has not admitted.
     pub waiting: Arc<Waiting>,
     loaded: Mutex<Option<Arc<Loaded>>>,
     windows: Mutex<Windows>,
@@ -53,7 +53,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Nothing has happened.
+    /// Makes the initial state, without a model.
     pub fn new() -> io::Result<Shared> {
         Ok(Shared {
             metrics: Metrics::default(),
@@ -67,8 +67,8 @@ impl Shared {
         })
     }
 
-    /// Answers the question of this number. What is to be generated waits, and is used by its caller's key, from now on.
-    /// False: nobody waits for it any more.
+    /// Answers question `number`. The choices of a generation count as waiting and as used by the caller's API key from
+    /// now on. Returns false if the client has disconnected.
     pub fn answer(&self, number: u64, prepared: Prepared) -> bool {
         self.questions.answer(number, || {
             let reserved = match &prepared {
@@ -79,7 +79,7 @@ impl Shared {
         })
     }
 
-    fn reserve(&self, generation: &Generation) -> Reserved {
+    fn reserve(&self, generation: &Generation) -> Reservations {
         let loaded = self.loaded();
         let key = loaded.as_ref().and_then(|one| one.keys.get(generation.key));
         if let Some(counts) = key {
@@ -90,30 +90,30 @@ impl Shared {
         }
         let prompts = generation.prompts.iter();
         let choices = prompts.flat_map(|prompt| std::iter::repeat_n(prompt.len(), generation.n()));
-        choices.map(|tokens| Room::take(&self.waiting, key, tokens)).collect()
+        choices.map(|len| Reservation::take(&self.waiting, key, len)).collect()
     }
 
-    /// The Python server's event loop runs.
+    /// Records that the Python server's event loop is running.
     pub fn beat(&self) {
         *lock(&self.python_beat) = Some(Instant::now());
     }
 
-    /// For how long it has not run, in seconds; 0 before its first beat, when it is starting.
+    /// Returns the seconds since the last `beat`; 0 before the first one, while the server is starting.
     pub fn python_silence_s(&self) -> f64 {
         lock(&self.python_beat).map_or(0.0, |beat| beat.elapsed().as_secs_f64())
     }
 
-    /// What the model needs, once it is loaded.
+    /// Returns the model's configuration and tokenizer, or `None` before it is loaded.
     pub fn loaded(&self) -> Option<Arc<Loaded>> {
         lock(&self.loaded).clone()
     }
 
-    /// From now on.
+    /// Sets the model's configuration and tokenizer.
     pub fn set_loaded(&self, loaded: &Arc<Loaded>) {
         *lock(&self.loaded) = Some(Arc::clone(loaded));
     }
 
-    /// Before the meters are read.
+    /// Starts a new window of the meters if it is time. Call it before reading them.
     pub fn turn_windows(&self) {
         if let Some(loaded) = self.loaded() {
             let mut windows = lock(&self.windows);
@@ -129,21 +129,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_waits_for_keeps_no_room() {
+    fn disconnected_client_keeps_no_reservation() {
         let shared = Shared::new().unwrap();
         let generation = Generation {
             prompts: vec![vec![1, 2, 3], vec![4]],
             ..Generation::default()
         };
-        let room = shared.reserve(&generation);
+        let reservation = shared.reserve(&generation);
         let waiting = || {
             (
                 shared.waiting.requests.load(Relaxed),
                 shared.waiting.tokens.load(Relaxed),
             )
         };
-        assert_eq!((room.len(), waiting()), (2, (2, 4)));
-        drop(room);
+        assert_eq!((reservation.len(), waiting()), (2, (2, 4)));
+        drop(reservation);
         assert_eq!(waiting(), (0, 0));
         assert!(!shared.answer(7, Prepared::Generation(Box::new(generation))));
         assert_eq!(waiting(), (0, 0), "its client has gone");

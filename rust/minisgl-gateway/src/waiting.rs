@@ -1,56 +1,56 @@
-//! What waits in the gateway, counted where Python reads it (`server/core/waiting.py`, `server/core/api_keys.py`).
+//! Counters of waiting choices, which Python reads (`server/core/waiting.py`, `server/core/api_keys.py`).
 //!
-//! Invariants: choices count from the moment in which Python prepared them, so that what it prepares at once stays within
-//! its limits; each stops counting once, when it has a row in the engine or nobody waits for it any more.
+//! Invariants: a choice counts from the moment in which Python prepared it, so that requests prepared at the same time
+//! stay within its limits; it stops counting once, when the engine admits it or its client has disconnected.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// The counts of one API key. Any thread reads them.
+/// Usage counters of one API key. Any thread may read them.
 #[derive(Debug, Default)]
 pub struct KeyCounts {
-    /// Requests without a row in the engine.
+    /// Choices of this key that the engine has not admitted.
     pub num_waiting: AtomicUsize,
-    /// Their prompts have as many tokens.
+    /// Prompt tokens of the choices in `num_waiting`.
     pub num_waiting_tokens: AtomicUsize,
-    /// Given to the engine.
+    /// Choices that Python prepared for the engine, in total.
     pub num_requests: AtomicU64,
-    /// Tokens of prompts, each once.
+    /// Prompt tokens in total, each prompt counted once per request.
     pub num_prompt: AtomicU64,
-    /// Tokens of answers.
+    /// Tokens generated for this key, in total.
     pub num_generated: AtomicU64,
 }
 
-/// Choices without a row in the engine, and the tokens of their prompts.
+/// Count of choices that the engine has not admitted, and of their prompt tokens.
 #[derive(Debug, Default)]
 pub struct Waiting {
-    /// How many.
+    /// Number of choices that the engine has not admitted.
     pub requests: AtomicUsize,
-    /// Their prompts have as many tokens.
+    /// Prompt tokens of the choices that the engine has not admitted.
     pub tokens: AtomicUsize,
 }
 
-/// The room of one choice in the queue; given back when it is dropped.
+/// Queue reservation of one choice; dropping it ends the counting.
 #[derive(Debug)]
-pub struct Room {
+pub struct Reservation {
     waiting: Arc<Waiting>,
     key: Option<Arc<KeyCounts>>,
     tokens: usize,
 }
 
-/// The rooms of the choices of one request.
-pub type Reserved = Vec<Room>;
+/// Queue reservations of a request's choices.
+pub type Reservations = Vec<Reservation>;
 
-impl Room {
-    /// Takes the room of a choice with a prompt of so many tokens.
-    pub fn take(waiting: &Arc<Waiting>, key: Option<&Arc<KeyCounts>>, tokens: usize) -> Room {
+impl Reservation {
+    /// Counts a choice with a prompt of `tokens` tokens as waiting.
+    pub fn take(waiting: &Arc<Waiting>, key: Option<&Arc<KeyCounts>>, tokens: usize) -> Reservation {
         waiting.requests.fetch_add(1, Relaxed);
         waiting.tokens.fetch_add(tokens, Relaxed);
         if let Some(key) = key {
             key.num_waiting.fetch_add(1, Relaxed);
             key.num_waiting_tokens.fetch_add(tokens, Relaxed);
         }
-        Room {
+        Reservation {
             waiting: Arc::clone(waiting),
             key: key.cloned(),
             tokens,
@@ -58,7 +58,7 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.waiting.requests.fetch_sub(1, Relaxed);
         self.waiting.tokens.fetch_sub(self.tokens, Relaxed);
@@ -74,18 +74,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_room_is_given_back_once() {
+    fn dropped_reservation_stops_counting_once() {
         let (waiting, key) = (Arc::<Waiting>::default(), Arc::<KeyCounts>::default());
         let counts = || {
             let waiting = (waiting.requests.load(Relaxed), waiting.tokens.load(Relaxed));
             let key = (&key.num_waiting, &key.num_waiting_tokens);
             (waiting, (key.0.load(Relaxed), key.1.load(Relaxed)))
         };
-        let mut rooms = vec![Room::take(&waiting, Some(&key), 5), Room::take(&waiting, None, 7)];
+        let take = |key, tokens| Reservation::take(&waiting, key, tokens);
+        let mut reservations = vec![take(Some(&key), 5), take(None, 7)];
         assert_eq!(counts(), ((2, 12), (1, 5)));
-        rooms.remove(0);
+        reservations.remove(0);
         assert_eq!(counts(), ((1, 7), (0, 0)));
-        drop(rooms);
+        drop(reservations);
         assert_eq!(counts(), ((0, 0), (0, 0)));
     }
 }

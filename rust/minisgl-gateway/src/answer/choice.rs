@@ -1,6 +1,7 @@
-//! One choice of a request: what came for it from the engine, and its text so far (`frontend/output_processor.py`).
+//! A choice of a request: its unhandled tokens from the engine, and its detokenized text (as
+//! `frontend/output_processor.py` has it).
 //!
-//! Invariants: the text does not depend on how many of its tokens come at once.
+//! Invariants: the text does not depend on how many tokens arrive at once.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,24 +12,24 @@ use serde_json::Value;
 
 use crate::message::{SamplingParams, TokenLogprobs};
 
-use super::logprobs::Scored;
+use super::logprobs::ScoredToken;
 
-/// Why a request ended, in the numbers of `step.FinishReason`.
+/// Finish reason of a request, as in `step.FinishReason`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// A stop token or a stop string.
+    /// The request ended with a stop token or a stop string.
     Stop,
-    /// As many tokens as asked for, or the end of the context.
+    /// The request reached its limit of generated tokens, or the end of the context.
     Length,
-    /// Nobody waits for it.
+    /// The request was aborted: no client waits for it.
     Abort,
-    /// Its forward failed.
+    /// The forward pass of the request failed.
     Error,
 }
 
 impl Finish {
-    /// None for 0: it goes on.
-    pub fn of(reason: i32) -> Option<Finish> {
+    /// Converts the integer of an engine message. `None` for 0: the request continues. Unknown values are errors.
+    pub fn from_reason(reason: i32) -> Option<Finish> {
         match reason {
             1 => Some(Finish::Stop),
             2 => Some(Finish::Length),
@@ -38,7 +39,7 @@ impl Finish {
         }
     }
 
-    /// As clients see it.
+    /// Returns the name that clients see in `finish_reason`.
     pub fn name(self) -> &'static str {
         match self {
             Finish::Stop => "stop",
@@ -49,58 +50,58 @@ impl Finish {
     }
 }
 
-/// The end of a choice, as it is shown; `matched`: the stop that ended it, as JSON.
+/// End of a choice as a response shows it. `matched` is the stop that ended it, as JSON.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct End<'a> {
-    /// None: it goes on.
+    /// Finish reason of the choice; `None` while it continues.
     pub reason: Option<&'static str>,
-    /// A stop string, or the id of a stop token, which may be the model's own end of text.
+    /// JSON of the stop string, or of the id of the stop token, which may be the model's EOS token.
     pub matched: Option<&'a str>,
 }
 
-/// What `take` found.
+/// Result of [`Choice::take`]: what is new since the last call.
 #[derive(Debug, PartialEq)]
-pub struct Taken {
-    /// The choice has ended.
+pub struct NewOutput {
+    /// Finish reason, if the choice has ended; else `None`.
     pub finish: Option<Finish>,
-    /// A stop string ended it: the engine does not know.
-    pub found_stop: bool,
-    /// Tokens of the answer that came since the last time.
+    /// A stop string ended the choice: the engine does not know that yet.
+    pub hit_stop: bool,
+    /// Number of generated tokens since the last call.
     pub num_new: usize,
-    /// Those of the text with log probabilities, if the request asks for them.
-    pub scored: Vec<Scored>,
+    /// New tokens of the text with their log probabilities, if the request asks for them.
+    pub scored: Vec<ScoredToken>,
 }
 
-/// See the module.
+/// A choice of a request: tokens since the last `take`, and the state of its detokenized text.
 pub struct Choice {
-    /// In the engine.
+    /// Request id in the engine; -1 before submission.
     pub req_id: i64,
-    /// Its prompt's.
+    /// Number of tokens of the choice's prompt.
     pub num_prompt: usize,
-    /// How many of these were in the cache; None before it has a row.
+    /// Prompt tokens found in the prefix cache; `None` before the engine admits the request.
     pub cached_len: Option<i32>,
-    /// Came and not taken yet, as the next one.
+    /// Tokens that arrived since the last `take`; `scored` has their log probabilities.
     tokens: Vec<i32>,
     scored: Vec<TokenLogprobs>,
     reason: Option<Finish>,
     error: Option<String>,
-    /// Ids of the answer, the stop token that ended it included; all of them only if they are to be shown.
+    /// Generated tokens, including a stop token that ended the choice. `ids` has them only if the response shows them.
     pub num_generated: usize,
     ids: Option<Vec<i32>>,
     watched: Option<i32>,
-    /// How many there were with the first that is watched for.
+    /// Generated tokens up to and including the first `watched` token; `None` if it has not been generated.
     pub num_watched: Option<usize>,
-    /// Set once it has ended.
+    /// Finish reason; `None` until the choice has ended.
     pub finish: Option<Finish>,
     matched: Option<String>,
-    /// When its tokens came last.
+    /// Time at which the choice's last tokens were handled.
     pub last_time: Option<Instant>,
     stream: TextStream,
 }
 
 impl Choice {
-    /// `min_tokens` fit into its length; `keeps_ids`: they are part of the answer; `shown`: special tokens that are
-    /// text; `watched`: see `num_watched`.
+    /// Makes a choice without tokens. `min_tokens`: tokens before which no stop string ends it; `keeps_ids`: whether
+    /// the response shows token ids; `shown`: special tokens that are kept in the text; `watched`: see `num_watched`.
     pub fn new(
         tokenizer: &Arc<Tokenizer>,
         sampling: &SamplingParams,
@@ -129,17 +130,17 @@ impl Choice {
         }
     }
 
-    /// Looks for stop strings in the content alone of an answer that is taken apart.
+    /// Restricts the search for stop strings to the content of the answer, without reasoning and tool calls.
     pub fn search_within(&mut self, scan: ContentScan) {
         self.stream.search_within(scan);
     }
 
-    /// A step brought this for the next token that it adds.
-    pub fn add_scored(&mut self, found: TokenLogprobs) {
-        self.scored.push(found);
+    /// Adds the log probabilities of the next token that `add` adds.
+    pub fn add_scored(&mut self, logprobs: TokenLogprobs) {
+        self.scored.push(logprobs);
     }
 
-    /// A step brought this.
+    /// Adds a token of a step (negative: none), and the finish reason and error text if the request has ended.
     pub fn add(&mut self, token: i32, reason: Option<Finish>, error: Option<String>) {
         if token >= 0 {
             self.tokens.push(token);
@@ -150,8 +151,8 @@ impl Choice {
         }
     }
 
-    /// Why its forward failed, if that has come.
-    pub fn failed(&mut self) -> Option<String> {
+    /// Returns the error text if the forward pass has failed, else `None`.
+    pub fn take_error(&mut self) -> Option<String> {
         (self.reason == Some(Finish::Error)).then(|| {
             self.error
                 .take()
@@ -159,13 +160,13 @@ impl Choice {
         })
     }
 
-    /// Whether anything came since the last time.
-    pub fn has_news(&self) -> bool {
+    /// Returns true if tokens or the end arrived since the last `take`.
+    pub fn has_updates(&self) -> bool {
         self.finish.is_none() && (!self.tokens.is_empty() || self.reason.is_some())
     }
 
-    /// Appends the text of what came since the last time.
-    pub fn take(&mut self, out: &mut String) -> Taken {
+    /// Appends the text of the new tokens to `out`, and returns what else is new.
+    pub fn take(&mut self, out: &mut String) -> NewOutput {
         let by_token = self.reason == Some(Finish::Stop);
         let num_new = self.stream.take(&self.tokens, self.reason.is_some(), by_token, out);
         let new = &self.tokens[..num_new];
@@ -177,27 +178,27 @@ impl Choice {
         if let Some(ids) = &mut self.ids {
             ids.extend_from_slice(new);
         }
-        let found_stop = self.stream.stopped();
-        if found_stop {
+        let hit_stop = self.stream.stopped();
+        if hit_stop {
             self.reason = Some(Finish::Stop);
             self.matched = self.stream.matched_stop().map(|stop| Value::from(stop).to_string());
         } else if by_token {
             self.matched = new.last().map(ToString::to_string);
         }
         self.finish = self.reason;
-        let num_shown = self.tokens.len().saturating_sub(usize::from(by_token)); // a stop token is no text
+        let num_shown = self.tokens.len().saturating_sub(usize::from(by_token)); // a stop token has no text
         let shown = new.iter().copied().take(num_shown);
         let scored = shown.zip(self.scored.drain(..)).collect();
         self.tokens.clear();
-        Taken {
+        NewOutput {
             finish: self.finish,
-            found_stop,
+            hit_stop,
             num_new,
             scored,
         }
     }
 
-    /// How it has ended.
+    /// Returns the finish reason and the stop that matched.
     pub fn end(&self) -> End<'_> {
         End {
             reason: self.finish.map(Finish::name),
@@ -205,7 +206,7 @@ impl Choice {
         }
     }
 
-    /// Ids of the answer, if they are part of it.
+    /// Returns the generated token ids if the response shows them, else an empty slice.
     pub fn ids(&self) -> &[i32] {
         self.ids.as_deref().unwrap_or_default()
     }

@@ -1,52 +1,53 @@
-//! Errors after a request was accepted, in the words and shapes that the Python server told (`server/gateway_config.py`).
+//! Errors of accepted requests, with the texts and shapes that the Python server configures
+//! (`server/gateway_config.py`).
 //!
-//! Python finds everything that can be wrong before that.
+//! Python reports all errors that it can find before a request is accepted.
 
 use serde::Deserialize;
 use serde_json::Value;
 
-/// Why a request that was accepted cannot be answered.
+/// Error of a request that failed after it was accepted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
-    /// Its forward failed; the client may try again.
+    /// The forward pass failed, with the engine's error text; the client may try again.
     Engine(String),
-    /// The engine could not compile its grammar.
+    /// The engine could not compile the grammar, with its error text.
     Grammar(String),
-    /// The engine process is gone.
+    /// The engine process has exited or does not respond, with the reason.
     EngineGone(String),
-    /// It took longer than the limit.
+    /// The request exceeded the time limit.
     TooLate,
-    /// A bug.
+    /// A bug in the gateway.
     Internal,
 }
 
-/// One error with its body: the message is empty where the engine has the words.
+/// An error response as Python configures it; its message is empty where the engine's error text is filled in.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Told {
-    /// HTTP has it.
+pub struct ErrorResponse {
+    /// HTTP status code of the error response.
     pub status: u16,
-    /// The machine-readable reason.
+    /// Machine-readable error code of the error response.
     pub code: String,
     body: Value,
 }
 
-/// The errors by [`Failure`].
+/// Error responses for each [`Failure`].
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Errors {
-    /// So the engine's words for a grammar begin that it cannot compile.
+    /// Prefix of the engine's error text for a grammar that it cannot compile.
     grammar_refused: String,
-    engine: Told,
-    grammar: Told,
-    engine_gone: Told,
-    too_late: Told,
-    bug: Told,
+    engine: ErrorResponse,
+    grammar: ErrorResponse,
+    engine_gone: ErrorResponse,
+    too_late: ErrorResponse,
+    bug: ErrorResponse,
 }
 
 impl Errors {
-    /// What the engine says of a request.
-    pub fn of_engine(&self, text: String) -> Failure {
+    /// Converts an engine's error text for a request to a failure.
+    pub fn from_engine(&self, text: String) -> Failure {
         if text.starts_with(&self.grammar_refused) {
             Failure::Grammar(text)
         } else {
@@ -54,8 +55,8 @@ impl Errors {
         }
     }
 
-    /// Status and code.
-    pub fn of(&self, failure: &Failure) -> &Told {
+    /// Returns the error response, with status and code, for `failure`.
+    pub fn response(&self, failure: &Failure) -> &ErrorResponse {
         match failure {
             Failure::Engine(_) => &self.engine,
             Failure::Grammar(_) => &self.grammar,
@@ -65,12 +66,12 @@ impl Errors {
         }
     }
 
-    /// The body in the shape of OpenAI's API.
+    /// Returns the response body in the shape of OpenAI's API, with the failure's own text if it has one.
     pub fn body(&self, failure: &Failure) -> Value {
-        let mut found = self.of(failure).body.clone();
+        let mut body = self.response(failure).body.clone();
         if let Failure::Engine(text) | Failure::Grammar(text) | Failure::EngineGone(text) = failure {
-            found["error"]["message"] = text.as_str().into();
+            body["error"]["message"] = text.as_str().into();
         }
-        found
+        body
     }
 }

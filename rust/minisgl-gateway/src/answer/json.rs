@@ -1,24 +1,24 @@
-//! Pieces of JSON that answers of several shapes have.
+//! JSON fragments that responses of several shapes share.
 
 use std::io::Write as _;
 
 use super::choice::Choice;
 
-/// Tokens of a request: each prompt counts once, however many choices it has.
+/// Token usage of a request. Each prompt counts once, however many choices it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// Tokens of the prompts.
     pub prompt: usize,
-    /// Tokens of the answers.
+    /// Generated tokens of all choices.
     pub completion: usize,
-    /// Tokens of the prompts that were in the cache.
+    /// Prompt tokens that were found in the prefix cache.
     pub cached: i64,
-    /// Tokens of what models thought; None: that is not told.
+    /// Reasoning tokens; `None` if the response does not report them.
     pub reasoning: Option<usize>,
 }
 
 impl Usage {
-    /// The usage of choices in order, `n` of each prompt.
+    /// Sums the usage of `choices`, which are in order with `n` choices for each prompt.
     pub fn of(choices: &[Choice], n: usize) -> Usage {
         let prompts = || choices.iter().step_by(n);
         Usage {
@@ -29,7 +29,7 @@ impl Usage {
         }
     }
 
-    /// As OpenAI's APIs show it, at the end of `out`.
+    /// Appends the usage as JSON in the shape of OpenAI's APIs.
     pub fn write(&self, out: &mut Vec<u8>) {
         let total = self.prompt + self.completion;
         let _ = write!(
@@ -44,12 +44,12 @@ impl Usage {
     }
 }
 
-/// A text as JSON, at the end of `out`.
+/// Appends `text` as a JSON string.
 pub fn write_text(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text); // writing to memory does not fail
 }
 
-/// A text as JSON.
+/// Returns `text` as a JSON string.
 pub fn json_text(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -1,5 +1,5 @@
-//! The access log: one line on stderr for each request that the gateway answered, as `server/core/request.py` and `log.py`
-//! write it. A line is one write: lines of both servers do not mix.
+//! Access log: one line on stderr for each request that the gateway answered, in the format of `server/core/request.py`
+//! and `log.py`. Each line is a single write, so lines of both servers do not mix.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -12,27 +12,27 @@ use crate::http::Head;
 
 use super::json::json_text;
 
-/// What became of a request.
+/// Outcome of a request, for the access log.
 #[derive(Clone, Debug)]
-pub struct About {
-    /// When it came.
+pub struct RequestRecord {
+    /// Time at which the request arrived.
     pub arrival: Instant,
-    /// None: the client left before an answer began.
+    /// HTTP status; `None` if the client disconnected before a response began.
     pub status: Option<u16>,
-    /// Tokens of all prompts and choices: given, found in the cache (of those that have ended), generated.
+    /// Tokens of all prompts and choices: prompt tokens, cached tokens (of ended choices), generated tokens.
     pub tokens: Option<(usize, i64, usize)>,
-    /// Time to the first token.
+    /// Time to the first token, in seconds.
     pub ttft_s: Option<f64>,
-    /// How its choices ended.
+    /// Finish reasons of the request's choices, in the order of their ends.
     pub finish_reasons: Vec<&'static str>,
-    /// The code of its error.
+    /// Error code, if the request failed; else `None`.
     pub error: Option<String>,
 }
 
-impl About {
-    /// Nothing has, but that it came.
-    pub fn new(arrival: Instant) -> About {
-        About {
+impl RequestRecord {
+    /// Makes the record of a request that has just arrived.
+    pub fn new(arrival: Instant) -> RequestRecord {
+        RequestRecord {
             arrival,
             status: None,
             tokens: None,
@@ -43,49 +43,60 @@ impl About {
     }
 }
 
-/// What the line of one request tells.
-pub struct Line<'a> {
-    /// Its id.
+/// Fields of a line of the access log, which describes a single request.
+pub struct AccessLine<'a> {
+    /// Request id, as in the `x-request-id` header.
     pub request_id: &'a str,
-    /// It has method and path.
+    /// Request header, with method and path.
     pub head: &'a Head,
-    /// Name of its caller's API key, where there are several.
+    /// Name of the caller's API key, if there are several keys.
     pub key: Option<&'a str>,
-    /// Its default length, if the server was busy.
+    /// Default token limit that a busy server reduced for the request.
     pub shortened_to: Option<&'a str>,
-    /// The rest.
-    pub about: &'a About,
+    /// Outcome of the request that the line describes.
+    pub record: &'a RequestRecord,
 }
 
-impl Line<'_> {
+impl<'a> AccessLine<'a> {
+    /// Makes the line of a request without an API key.
+    pub fn new(request_id: &'a str, head: &'a Head, record: &'a RequestRecord) -> Self {
+        Self {
+            request_id,
+            head,
+            key: None,
+            shortened_to: None,
+            record,
+        }
+    }
+
     fn fields(&self) -> Vec<(&'static str, Value)> {
-        let about = self.about;
-        let mut found: Vec<(_, Value)> = vec![
+        let record = self.record;
+        let mut fields: Vec<(_, Value)> = vec![
             ("request_id", self.request_id.into()),
             ("method", self.head.method.as_str().into()),
             ("path", self.head.target.as_str().into()),
-            ("status", about.status.map_or("gone".into(), Value::from)),
-            ("e2e_s", seconds(about.arrival.elapsed().as_secs_f64())),
+            ("status", record.status.map_or("gone".into(), Value::from)),
+            ("e2e_s", seconds(record.arrival.elapsed().as_secs_f64())),
         ];
-        found.extend(self.key.map(|name| ("key", name.into())));
-        if let Some((prompt, cached, generated)) = about.tokens {
-            found.push(("prompt_tokens", prompt.into()));
-            found.push(("cached_tokens", cached.into()));
-            found.push(("generated_tokens", generated.into()));
+        fields.extend(self.key.map(|name| ("key", name.into())));
+        if let Some((prompt, cached, generated)) = record.tokens {
+            fields.push(("prompt_tokens", prompt.into()));
+            fields.push(("cached_tokens", cached.into()));
+            fields.push(("generated_tokens", generated.into()));
         }
-        found.extend(self.shortened_to.map(|lengths| ("shortened_to", lengths.into())));
-        found.extend(about.ttft_s.map(|ttft_s| ("ttft_s", seconds(ttft_s))));
-        if !about.finish_reasons.is_empty() {
-            let mut reasons = about.finish_reasons.clone();
+        fields.extend(self.shortened_to.map(|lengths| ("shortened_to", lengths.into())));
+        fields.extend(record.ttft_s.map(|ttft_s| ("ttft_s", seconds(ttft_s))));
+        if !record.finish_reasons.is_empty() {
+            let mut reasons = record.finish_reasons.clone();
             reasons.sort_unstable();
             reasons.dedup();
-            found.push(("finish_reason", reasons.join(",").into()));
+            fields.push(("finish_reason", reasons.join(",").into()));
         }
-        found.extend(about.error.as_deref().map(|code| ("error", code.into())));
-        found
+        fields.extend(record.error.as_deref().map(|code| ("error", code.into())));
+        fields
     }
 
-    /// Writes it.
+    /// Writes the line to stderr if access logging is on.
     pub fn log(&self, config: &LogConfig) {
         if config.access {
             let time = if config.times {
@@ -99,12 +110,12 @@ impl Line<'_> {
     }
 }
 
-/// A line of the server's own.
-pub fn say(level: &str, message: &str) {
+/// Writes a log line of the gateway itself to stderr. Times are not added.
+pub fn log_line(level: &str, message: &str) {
     write_line(&text(level, "minisgl.server", message, &[], false));
 }
 
-/// As Python shows a number of seconds rounded to four places.
+/// Converts seconds, rounded to four decimal places, to a JSON number.
 fn seconds(value: f64) -> Value {
     format!("{value:.4}").parse::<f64>().unwrap_or(value).into()
 }
@@ -123,7 +134,7 @@ fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: 
         }
         out.push('}');
     } else {
-        let shown = |char: char| char == '\n' || !char.is_control(); // else a terminal would take it for a code
+        let shown = |char: char| char == '\n' || !char.is_control(); // a terminal would interpret control characters
         for char in event.chars() {
             if shown(char) {
                 out.push(char);
@@ -147,10 +158,10 @@ fn text(level: &str, logger: &str, event: &str, fields: &[(&str, Value)], json: 
 }
 
 fn write_line(line: &str) {
-    let _ = std::io::stderr().lock().write_all(line.as_bytes()); // whoever read it is gone: nobody to tell
+    let _ = std::io::stderr().lock().write_all(line.as_bytes()); // an error means that stderr is closed
 }
 
-/// UTC with milliseconds.
+/// Returns the current UTC time with milliseconds, in ISO 8601.
 fn now() -> String {
     chrono::Utc::now().format("%Y-%m-%dT%H:%M:%S%.3fZ").to_string()
 }

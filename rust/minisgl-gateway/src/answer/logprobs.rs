@@ -1,7 +1,7 @@
-//! Log probabilities as clients see them: `server/core/formatter.py`, in OpenAI's two shapes, chat's list of tokens and
-//! completions' parallel lists.
+//! Log probabilities in responses, in OpenAI's two shapes (as in `server/core/formatter.py`): one list of objects for
+//! chat, parallel lists for completions.
 //!
-//! Invariants: the same JSON as there; a token is written when it comes, so that a long list is never written at once.
+//! Invariants: the same JSON as there; each token is formatted when it arrives, not in one long pause at the end.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -11,39 +11,40 @@ use serde::Serialize;
 
 use crate::message::TokenLogprobs;
 
-/// A token that came, with its log probabilities.
-pub type Scored = (i32, TokenLogprobs);
+/// Token id and its log probabilities.
+pub type ScoredToken = (i32, TokenLogprobs);
 
-/// Those of one choice that are not sent yet.
+/// Formatted log probabilities of one choice that have not been sent.
 pub struct Logprobs {
     tokenizer: Arc<Tokenizer>,
-    /// Chat has one list, completions have `tokens`, `token_logprobs`, `top_logprobs`, `text_offset`: without brackets.
+    /// JSON lists without brackets: one for chat; for completions `tokens`, `token_logprobs`, `top_logprobs`,
+    /// `text_offset`.
     lists: Vec<Vec<u8>>,
-    place: Option<Place>,
+    offsets: Option<TextOffsets>,
 }
 
-/// Where the tokens of a completion begin in its text, in characters.
-struct Place {
+/// Offsets of a completion's tokens in its text, in characters.
+struct TextOffsets {
     decoder: Decoder,
     at: usize,
-    /// The token before stands there, in the same lists: what is not shown stands where text goes on.
+    /// Offset of the previous token in the unsent lists: offsets never decrease, also for tokens without text.
     last: usize,
     text: String,
 }
 
 impl Logprobs {
-    /// Chat's shape.
-    pub fn of_chat(tokenizer: &Arc<Tokenizer>) -> Logprobs {
+    /// Makes an empty list in the shape of chat completions.
+    pub fn for_chat(tokenizer: &Arc<Tokenizer>) -> Logprobs {
         Logprobs {
             tokenizer: Arc::clone(tokenizer),
             lists: vec![Vec::new()],
-            place: None,
+            offsets: None,
         }
     }
 
-    /// That of completions.
-    pub fn of_completion(tokenizer: &Arc<Tokenizer>) -> Logprobs {
-        let place = Place {
+    /// Makes empty lists in the shape of text completions.
+    pub fn for_completion(tokenizer: &Arc<Tokenizer>) -> Logprobs {
+        let offsets = TextOffsets {
             decoder: tokenizer.decoder(true),
             at: 0,
             last: 0,
@@ -52,40 +53,40 @@ impl Logprobs {
         Logprobs {
             tokenizer: Arc::clone(tokenizer),
             lists: vec![Vec::new(); 4],
-            place: Some(place),
+            offsets: Some(offsets),
         }
     }
 
-    /// Whether nothing waits to be sent.
+    /// Returns true if no log probabilities wait to be sent.
     pub fn is_empty(&self) -> bool {
         self.lists[0].is_empty()
     }
 
-    /// These came.
-    pub fn add(&mut self, found: &[Scored]) {
-        for (token, scored) in found {
+    /// Formats the log probabilities of new tokens for the next `write`.
+    pub fn add(&mut self, tokens: &[ScoredToken]) {
+        for (token, scored) in tokens {
             for list in &mut self.lists {
                 if !list.is_empty() {
                     list.push(b',');
                 }
             }
-            match &mut self.place {
+            match &mut self.offsets {
                 None => chat_entry(&self.tokenizer, *token, scored, &mut self.lists[0]),
-                Some(place) => {
+                Some(offsets) => {
                     write(&mut self.lists[0], &shown(&self.tokenizer, *token));
                     write(&mut self.lists[1], &scored.logprob);
                     write_top(&self.tokenizer, *token, scored, &mut self.lists[2]);
-                    let offset = place.next(*token);
+                    let offset = offsets.next(*token);
                     let _ = write!(&mut self.lists[3], "{offset}");
                 }
             }
         }
     }
 
-    /// Writes all that waits; it waits no longer.
+    /// Appends the unsent log probabilities to `out` as JSON and clears them.
     pub fn write(&mut self, out: &mut Vec<u8>) {
-        if let Some(place) = &mut self.place {
-            place.last = 0;
+        if let Some(offsets) = &mut self.offsets {
+            offsets.last = 0;
             let names = ["tokens", "token_logprobs", "top_logprobs", "text_offset"];
             for (at, (name, list)) in names.iter().zip(&mut self.lists).enumerate() {
                 let _ = write!(out, r#"{}"{name}":["#, if at == 0 { '{' } else { ',' });
@@ -101,7 +102,7 @@ impl Logprobs {
     }
 }
 
-impl Place {
+impl TextOffsets {
     fn next(&mut self, token: i32) -> usize {
         self.text.clear();
         let before = self.decoder.place(token, &mut self.text);
@@ -133,19 +134,19 @@ fn chat_entry(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &m
     out.extend_from_slice(b"]}");
 }
 
-/// The most likely ones and, as OpenAI has it, the token itself; of tokens that are shown alike the last one counts.
+/// Appends a JSON object of the most likely tokens and the token itself; of tokens with the same text the last counts.
 fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mut Vec<u8>) {
-    let mut found: Vec<(String, f64)> = Vec::with_capacity(1 + scored.top_ids.len());
+    let mut entries: Vec<(String, f64)> = Vec::with_capacity(1 + scored.top_ids.len());
     let top = scored.top_ids.iter().copied().zip(scored.top_logprobs.iter().copied());
     for (token, logprob) in top.chain([(token, scored.logprob)]) {
         let text = shown(tokenizer, token);
-        match found.iter_mut().find(|(one, _)| *one == text) {
+        match entries.iter_mut().find(|(one, _)| *one == text) {
             Some(one) => one.1 = logprob,
-            None => found.push((text, logprob)),
+            None => entries.push((text, logprob)),
         }
     }
     out.push(b'{');
-    for (at, (text, logprob)) in found.iter().enumerate() {
+    for (at, (text, logprob)) in entries.iter().enumerate() {
         if at > 0 {
             out.push(b',');
         }
@@ -156,7 +157,7 @@ fn write_top(tokenizer: &Tokenizer, token: i32, scored: &TokenLogprobs, out: &mu
     out.push(b'}');
 }
 
-/// The token's text, or its bytes spelled out where they are no whole text.
+/// Returns the token's text, or its bytes as `bytes:\xNN...` if they are not valid UTF-8.
 fn shown(tokenizer: &Tokenizer, token: i32) -> String {
     let bytes = tokenizer.token_bytes(token);
     std::str::from_utf8(bytes).map_or_else(
@@ -169,7 +170,7 @@ fn shown(tokenizer: &Tokenizer, token: i32) -> String {
     )
 }
 
-/// A number that is not finite is null.
+/// Appends `value` as JSON; a float that is not finite becomes null.
 fn write<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T) {
     let _ = serde_json::to_writer(out, value); // writing to memory does not fail
 }

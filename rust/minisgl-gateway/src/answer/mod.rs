@@ -1,8 +1,7 @@
-//! Generations, and the shapes of their answers: what the Python server's `server/` does, for chat, completions and
-//! `/generate`.
+//! Generations and the shapes of their responses, for chat, completions and `/generate` (as in Python's `server/`).
 //!
-//! - [`choice`], [`parsed`], [`generation`]: what came from the engine, its text, and the parts of that.
-//! - [`shape`], [`logprobs`], [`errors`], [`json`]: how that is shown.
+//! - [`choice`], [`parsed`], [`generation`]: tokens from the engine, their text, and its parts.
+//! - [`shape`], [`logprobs`], [`errors`], [`json`]: how responses show them.
 //! - [`log`]: the access log.
 
 pub mod choice;

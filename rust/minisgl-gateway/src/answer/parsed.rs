@@ -1,4 +1,4 @@
-//! An answer that is taken apart into content, reasoning and calls (`server/core/turn.py`).
+//! Parsing of an answer into content, reasoning and tool calls (as in `server/core/turn.py`).
 
 use std::sync::Arc;
 
@@ -9,24 +9,24 @@ use super::choice::Finish;
 use crate::callers;
 use crate::message::prepared::Parts;
 
-/// How the answers of a request are taken apart.
+/// Parser settings for the answers of a request.
 #[derive(Clone, Debug)]
 pub struct Parsing {
-    /// None: no tool may be called.
+    /// Tool call format; `None` if the request has no tools.
     format: Option<&'static ToolFormat>,
-    /// The model thinks, and that is told from the content: whether an answer begins within it.
+    /// Reasoning format of the model, if reasoning is parsed, and whether an answer begins within the reasoning.
     thinking: Option<(&'static Thinking, Option<bool>)>,
-    /// Those that may be called.
+    /// Tools that the model may call.
     tools: Arc<Tools>,
-    /// The fields as Python sent them.
+    /// Parser settings as Python sent them, unresolved.
     pub parts: Parts,
 }
 
 impl Parsing {
-    /// Reads what Python says. None: a schema is no JSON, or a format is not known here.
+    /// Resolves the settings that Python sent. `None` if a schema is not JSON or a format is unknown here.
     pub fn new(parts: Parts) -> Option<Parsing> {
         let format = match parts.tool_format {
-            Some(place) => Some(TOOL_FORMATS.get(place)?),
+            Some(index) => Some(TOOL_FORMATS.get(index)?),
             None => None,
         };
         let thinking = match &parts.thinking {
@@ -47,48 +47,48 @@ impl Parsing {
 }
 
 impl Parsing {
-    /// Tells the content of an answer from the rest.
+    /// Returns a scanner that separates an answer's content from reasoning and tool calls.
     pub fn scan(&self) -> ContentScan {
         ContentScan::new(self.format, self.thinking, &self.tools)
     }
 }
 
-/// A call as it grows.
+/// A tool call, complete or as far as it was generated.
 pub struct Call {
-    /// New with each answer.
+    /// Random id of the tool call, as in the response.
     pub id: String,
-    /// The tool has it.
+    /// Name of the called tool.
     pub name: String,
-    /// JSON text, as far as it has come.
+    /// JSON text of the arguments, as far as it was generated.
     pub arguments: String,
 }
 
-/// One answer as it grows.
+/// Parser state of one answer, with the parsed parts of a response that is not streamed.
 pub struct Parsed {
     parser: AnswerParser,
     tokenizer: Arc<Tokenizer>,
-    /// What the model thinks is told from the content.
+    /// Whether reasoning is separated from the content.
     pub thinks: bool,
-    /// And is sent.
+    /// Whether the response shows the reasoning.
     pub shows_thoughts: bool,
     think_end: Option<i32>,
     named_call: bool,
-    keeps: bool,
+    stores_parts: bool,
     has_thought: bool,
     has_called: bool,
-    /// Numbers of calls that are not shown as a whole: their arguments are not what the model meant.
+    /// Indices of calls that a whole response omits: their arguments are incomplete or invalid.
     broken: Vec<usize>,
-    /// If it is kept.
+    /// Content so far, if the response is not streamed.
     pub content: String,
-    /// The same.
+    /// Reasoning so far, if the response is not streamed or reasoning tokens are counted by text.
     pub reasoning: String,
-    /// The same.
+    /// Tool calls so far, if the response is not streamed.
     pub calls: Vec<Call>,
 }
 
 impl Parsed {
-    /// Nothing has come. `keeps`: it is shown as a whole.
-    pub fn new(parsing: &Parsing, tokenizer: &Arc<Tokenizer>, keeps: bool) -> Parsed {
+    /// Makes the parser of one answer. `stores_parts`: the parts are stored, for a response that is not streamed.
+    pub fn new(parsing: &Parsing, tokenizer: &Arc<Tokenizer>, stores_parts: bool) -> Parsed {
         let new_id = Box::new(callers::random_id);
         Parsed {
             parser: AnswerParser::new(parsing.format, parsing.thinking, Arc::clone(&parsing.tools), new_id),
@@ -97,7 +97,7 @@ impl Parsed {
             shows_thoughts: parsing.parts.shows_thoughts,
             think_end: parsing.parts.think_end,
             named_call: parsing.parts.named_call,
-            keeps,
+            stores_parts,
             has_thought: false,
             has_called: false,
             broken: Vec::new(),
@@ -107,7 +107,7 @@ impl Parsed {
         }
     }
 
-    /// What is new, with all that was held back if the answer ends.
+    /// Parses new text and returns the new parts, including text that was held back if the answer ends with `finish`.
     pub fn take(&mut self, text: &str, finish: Option<Finish>) -> Vec<Part> {
         let mut parts = self.parser.push(text);
         if let Some(finish) = finish {
@@ -121,16 +121,16 @@ impl Parsed {
 
     fn note(&mut self, part: &Part) {
         match part {
-            Part::Text(text) if self.keeps => self.content.push_str(text),
+            Part::Text(text) if self.stores_parts => self.content.push_str(text),
             Part::Reasoning(text) => {
                 self.has_thought = true;
-                if self.keeps || self.think_end.is_none() {
+                if self.stores_parts || self.think_end.is_none() {
                     self.reasoning.push_str(text);
                 }
             }
             Part::CallBegun { id, name, .. } => {
                 self.has_called = true;
-                if self.keeps {
+                if self.stores_parts {
                     self.calls.push(Call {
                         id: id.clone(),
                         name: name.clone(),
@@ -147,28 +147,28 @@ impl Parsed {
         }
     }
 
-    /// Those that are whole, once the answer has ended.
+    /// Returns the complete tool calls of an answer that has ended.
     pub fn whole_calls(&self) -> impl Iterator<Item = &Call> {
         let calls = self.calls.iter().enumerate();
         calls.filter(|(at, _)| !self.broken.contains(at)).map(|(_, call)| call)
     }
 
-    /// Whether a stream has it.
+    /// Returns true if a streamed response shows `part`: reasoning may be hidden.
     pub fn shows(&self, part: &Part) -> bool {
         self.shows_thoughts || !matches!(part, Part::Reasoning(_))
     }
 
-    /// Whether the answer calls tools, once it has ended. A whole answer shows no broken call, a stream has shown its
-    /// pieces.
+    /// Returns true if the ended answer calls tools. Broken calls do not count, and a stream with one counts as calling
+    /// none.
     fn calls_tools(&self) -> bool {
-        if self.keeps {
+        if self.stores_parts {
             self.whole_calls().next().is_some()
         } else {
             self.has_called && self.broken.is_empty()
         }
     }
 
-    /// OpenAI's reason.
+    /// Returns OpenAI's finish reason: `tool_calls` instead of `stop` if the answer calls tools that it chose itself.
     pub fn reason(&self, finish: &'static str) -> &'static str {
         if finish == "stop" && !self.named_call && self.calls_tools() {
             "tool_calls"
@@ -177,9 +177,9 @@ impl Parsed {
         }
     }
 
-    /// Tokens of what was thought, with the marker that ends it; `ended`: how many of the answer's `all` had come with
-    /// that marker.
-    pub fn num_thought(&self, ended: Option<usize>, all: usize) -> usize {
+    /// Returns the number of reasoning tokens with the end marker: `ended`, or `all` generated ones if there is no
+    /// marker.
+    pub fn num_reasoning_tokens(&self, ended: Option<usize>, all: usize) -> usize {
         if !self.has_thought {
             0
         } else if self.think_end.is_some() {

@@ -1,6 +1,6 @@
-//! The shapes of answers, whole or streamed: `server/apis/openai/chat.py`, `completions.py` and `sglang/endpoint.py`.
+//! Shapes of responses, whole or streamed (`server/apis/openai/chat.py`, `completions.py` and `sglang/endpoint.py`).
 //!
-//! Invariants: the same JSON as there, in the same order; all but the text of an event is formatted once.
+//! Invariants: the same JSON as there, with the same order of fields; all but an event's text is formatted once.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -15,65 +15,65 @@ use super::logprobs::Logprobs;
 use super::parsed::{Parsed, Parsing};
 use crate::message::prepared::{Generation, Shape as Kind};
 
-/// vLLM's clients read these fields of whole answers without looking whether they are there.
-const NOT_ASKED_FOR: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
+/// Fields that vLLM's clients read from whole responses without checking that they exist.
+const NULL_FIELDS: &[u8] = br#","prompt_logprobs":null,"prompt_token_ids":null"#;
 const DONE: &str = "data: [DONE]\n\n";
 
 impl Usage {
-    /// With what was thought, once all has come.
-    pub fn with_thoughts(mut self, choices: &[Choice], shown: &[Shown]) -> Usage {
+    /// Adds the number of reasoning tokens, for choices that have ended.
+    pub fn with_reasoning(mut self, choices: &[Choice], shown: &[ChoiceOutput]) -> Usage {
         let parsed = choices.iter().zip(shown).filter_map(|(choice, shown)| {
             let parsed = shown.parsed.as_ref().filter(|one| one.thinks)?;
-            Some(parsed.num_thought(choice.num_watched, choice.num_generated))
+            Some(parsed.num_reasoning_tokens(choice.num_watched, choice.num_generated))
         });
         self.reasoning = parsed.reduce(|sum, one| sum + one);
         self
     }
 }
 
-/// What has come of a choice and is not sent yet: as a whole all of it.
-pub struct Shown {
-    /// Its text.
+/// Unsent output of a choice; for a whole response, all of its output.
+pub struct ChoiceOutput {
+    /// Detokenized text that has not been sent.
     pub text: String,
-    /// If the request asks for them.
+    /// Log probabilities, if the request asks for them.
     pub logprobs: Option<Logprobs>,
-    /// If it is taken apart.
+    /// Parser, if the answer is parsed into content, reasoning and tool calls.
     pub parsed: Option<Parsed>,
 }
 
-impl Shown {
-    /// It belongs to a choice of which nothing has come.
-    pub fn new(asked: &Generation, parsing: Option<&Parsing>, tokenizer: &Arc<Tokenizer>) -> Shown {
-        let logprobs = asked.shows_logprobs.then(|| match asked.shape {
-            Kind::Completion => Logprobs::of_completion(tokenizer),
-            _ => Logprobs::of_chat(tokenizer),
+impl ChoiceOutput {
+    /// Makes the empty output state of one choice of the request.
+    pub fn new(request: &Generation, parsing: Option<&Parsing>, tokenizer: &Arc<Tokenizer>) -> ChoiceOutput {
+        let logprobs = request.shows_logprobs.then(|| match request.shape {
+            Kind::Completion => Logprobs::for_completion(tokenizer),
+            _ => Logprobs::for_chat(tokenizer),
         });
-        Shown {
+        ChoiceOutput {
             text: String::new(),
             logprobs,
-            parsed: parsing.map(|parsing| Parsed::new(parsing, tokenizer, !asked.stream)),
+            parsed: parsing.map(|parsing| Parsed::new(parsing, tokenizer, !request.stream)),
         }
     }
 }
 
-/// How one request is shown.
+/// Shape of the response to one request, with the state of its stream.
 pub struct Shape {
     kind: Kind,
     stream: bool,
     include_usage: bool,
     has_begun: bool,
-    /// Up to the choices of an event, or of the whole answer.
+    /// JSON before the choices of an event, or of the whole response.
     head: Vec<u8>,
-    /// After the choices of an event.
+    /// JSON after the choices of an event.
     tail: &'static [u8],
 }
 
 impl Shape {
-    /// Begins the answer to this request.
-    pub fn new(asked: &Generation) -> Shape {
-        let (id, created, model) = (&asked.id, asked.created, json_text(&asked.model));
-        let chunk = if asked.stream { ".chunk" } else { "" };
-        let head = match asked.shape {
+    /// Makes the shape of the response to a request.
+    pub fn new(request: &Generation) -> Shape {
+        let (id, created, model) = (&request.id, request.created, json_text(&request.model));
+        let chunk = if request.stream { ".chunk" } else { "" };
+        let head = match request.shape {
             Kind::Chat => format!(
                 r#"{{"id":"{id}","created":{created},"model":{model},"object":"chat.completion{chunk}","choices":["#
             ),
@@ -82,22 +82,22 @@ impl Shape {
             }
             Kind::Generate => String::new(),
         };
-        let tail: &[u8] = if asked.include_usage {
+        let tail: &[u8] = if request.include_usage {
             b"],\"usage\":null}\n\n"
         } else {
             b"]}\n\n"
         };
         Shape {
-            kind: asked.shape,
-            stream: asked.stream,
-            include_usage: asked.include_usage,
+            kind: request.shape,
+            stream: request.stream,
+            include_usage: request.include_usage,
             has_begun: false,
             head: head.into_bytes(),
             tail,
         }
     }
 
-    /// The media type of a stream.
+    /// Returns the media type of a streamed response.
     pub fn media_type(&self) -> &'static str {
         match self.kind {
             Kind::Generate => "application/x-ndjson",
@@ -105,14 +105,14 @@ impl Shape {
         }
     }
 
-    /// Whether the answer is streamed.
+    /// Returns true if the response is streamed.
     pub fn streams(&self) -> bool {
         self.stream
     }
 
     // ------------------------------------------------------------------------------------------------- as a stream
 
-    /// What comes before the first text: the roles go with the first tokens, an early failure is an HTTP error.
+    /// Appends the roles of chat. They wait for the first tokens, so that an early failure can still be an HTTP error.
     pub fn begin(&mut self, num_choices: usize, out: &mut Vec<u8>) {
         if std::mem::replace(&mut self.has_begun, true) || self.kind != Kind::Chat {
             return;
@@ -123,12 +123,12 @@ impl Shape {
         }
     }
 
-    /// What is new of a choice, and its end. Log probabilities are those of the tokens that came, whatever has become
-    /// of their text so far.
+    /// Appends the events for new output of a choice and for its end. Log probabilities are sent for every new token,
+    /// even if its text is not complete yet.
     pub fn event(
         &self,
         index: usize,
-        shown: &mut Shown,
+        shown: &mut ChoiceOutput,
         finish: Option<Finish>,
         mut end: End<'_>,
         usage: Usage,
@@ -156,7 +156,7 @@ impl Shape {
                 }
             }
             _ => {
-                let Shown { text, logprobs, parsed } = shown;
+                let ChoiceOutput { text, logprobs, parsed } = shown;
                 let mut logprobs = logprobs.as_mut().filter(|one| !one.is_empty());
                 let none = End::default();
                 if let Some(parsed) = parsed {
@@ -195,7 +195,7 @@ impl Shape {
         out.extend_from_slice(self.tail);
     }
 
-    /// What says that the stream lives, and nothing else; it may come between any two parts.
+    /// Returns the event that keeps an idle stream alive. It may be sent between any two events.
     pub fn ping(&self) -> &'static [u8] {
         match self.kind {
             Kind::Generate => b"{\"text_delta\":\"\"}\n",
@@ -203,7 +203,7 @@ impl Shape {
         }
     }
 
-    /// What comes after every choice has ended.
+    /// Appends the last events of a stream, after all choices have ended.
     pub fn end(&self, usage: Usage, out: &mut Vec<u8>) {
         if self.kind == Kind::Generate {
             return;
@@ -218,7 +218,7 @@ impl Shape {
         out.extend_from_slice(DONE.as_bytes());
     }
 
-    /// The last part instead, if a choice fails.
+    /// Appends the last event of a stream that fails.
     pub fn error(&self, body: &Value, out: &mut Vec<u8>) {
         let _ = match self.kind {
             Kind::Generate => writeln!(out, "{body}"),
@@ -228,8 +228,8 @@ impl Shape {
 
     // ---------------------------------------------------------------------------------------------------- as a whole
 
-    /// The whole answer; `shown` by choice.
-    pub fn whole(&self, choices: &[Choice], shown: &mut [Shown], usage: Usage) -> Vec<u8> {
+    /// Returns the body of a whole response; `shown` holds the output of each choice.
+    pub fn whole(&self, choices: &[Choice], shown: &mut [ChoiceOutput], usage: Usage) -> Vec<u8> {
         let mut out = self.head.clone();
         let shown = choices.iter().zip(shown);
         if self.kind == Kind::Generate {
@@ -253,7 +253,7 @@ impl Shape {
             if self.kind == Kind::Completion {
                 completion_choice(index, shown, choice.end(), &mut out);
                 out.pop();
-                out.extend_from_slice(NOT_ASKED_FOR);
+                out.extend_from_slice(NULL_FIELDS);
                 out.push(b'}');
                 continue;
             }
@@ -266,7 +266,7 @@ impl Shape {
         out.extend_from_slice(br#"],"usage":"#);
         usage.write(&mut out);
         if self.kind == Kind::Chat {
-            out.extend_from_slice(NOT_ASKED_FOR);
+            out.extend_from_slice(NULL_FIELDS);
         }
         out.push(b'}');
         out
@@ -278,7 +278,7 @@ fn write_content(text: &str, out: &mut Vec<u8>) {
     write_text(out, text);
 }
 
-/// As a delta has it.
+/// Appends the fields of a chat delta (content, reasoning or a tool call) for one part.
 fn write_part(part: &Part, out: &mut Vec<u8>) {
     match part {
         Part::Text(text) => write_content(text, out),
@@ -301,7 +301,7 @@ fn write_part(part: &Part, out: &mut Vec<u8>) {
     }
 }
 
-/// The rest of a call's object.
+/// Appends the fields and the closing braces of a tool call object.
 fn write_call(id: &str, name: &str, arguments: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(br#""id":"#);
     write_text(out, id);
@@ -312,7 +312,7 @@ fn write_call(id: &str, name: &str, arguments: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(b"}}");
 }
 
-/// A whole message of this text, or of its parts.
+/// Appends a chat message object, from `text` or from the parts of the parsed answer.
 fn write_message(text: &str, parsed: Option<&Parsed>, out: &mut Vec<u8>) {
     let text_or_null = |text: &str, out: &mut Vec<u8>| {
         let _ = serde_json::to_writer(out, &Some(text).filter(|text| !text.is_empty()));
@@ -342,13 +342,13 @@ fn write_message(text: &str, parsed: Option<&Parsed>, out: &mut Vec<u8>) {
     out.extend_from_slice(if has_calls { b"]}" } else { b"}" });
 }
 
-fn completion_choice(index: usize, shown: &mut Shown, end: End<'_>, out: &mut Vec<u8>) {
+fn completion_choice(index: usize, shown: &mut ChoiceOutput, end: End<'_>, out: &mut Vec<u8>) {
     let _ = write!(out, r#"{{"index":{index},"text":"#);
     write_text(out, &shown.text);
     write_end(shown.logprobs.as_mut(), end, out);
 }
 
-/// The rest of a choice's object.
+/// Appends the last fields of a choice object and its closing brace.
 fn write_end(logprobs: Option<&mut Logprobs>, end: End<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(br#","logprobs":"#);
     match logprobs {
@@ -361,7 +361,7 @@ fn write_end(logprobs: Option<&mut Logprobs>, end: End<'_>, out: &mut Vec<u8>) {
 }
 
 fn write_finish(out: &mut Vec<u8>, end: End<'_>) {
-    let _ = serde_json::to_writer(&mut *out, &end.reason); // none is null
+    let _ = serde_json::to_writer(&mut *out, &end.reason); // `None` is written as null
     if let Some(matched) = end.matched {
         let _ = write!(out, r#","matched_stop":{matched}"#);
     }

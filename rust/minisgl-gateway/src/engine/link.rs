@@ -1,4 +1,4 @@
-//! A connection to an engine process, for one thread.
+//! Connection to an engine process, for one thread.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,13 +15,13 @@ use tokio::time::sleep;
 
 use crate::message::{FromEngine, LENGTH_BYTES, MessageError, ToEngine, decode, encode, estimate, frame_length};
 
-/// Between two attempts to connect.
+/// Time between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(5);
-/// Messages of one turn leave in one frame, but for those beyond.
+/// Size up to which the messages of one turn leave in one frame, in bytes.
 const MAX_SENT_BYTES: usize = 64 << 20;
 
-/// Why nothing more comes: the engine process is gone, or reading or writing failed otherwise.
-fn lost(error: io::Error) -> String {
+/// Returns the reason for a lost connection: the engine process has exited, or an I/O error.
+fn loss_reason(error: io::Error) -> String {
     match error.kind() {
         ErrorKind::ConnectionReset | ErrorKind::BrokenPipe | ErrorKind::UnexpectedEof => {
             "the engine process died".to_owned()
@@ -30,14 +30,14 @@ fn lost(error: io::Error) -> String {
     }
 }
 
-/// What waits to be sent.
+/// Messages that wait to be sent.
 #[derive(Default)]
 struct Outbox {
     messages: RefCell<VecDeque<ToEngine>>,
     filled: Notify,
 }
 
-/// A connection to an engine process. Use within a `LocalSet` of a `current_thread` runtime.
+/// Connection to an engine process. Use within a `LocalSet` of a `current_thread` runtime.
 pub struct EngineLink {
     stream: Rc<UnixStream>,
     outbox: Rc<Outbox>,
@@ -46,7 +46,7 @@ pub struct EngineLink {
 }
 
 impl EngineLink {
-    /// Connect and say hello as `name`; tries again while nobody listens. Drop the future to give up.
+    /// Connects and sends `Hello` with `name`; retries while the engine does not listen. Drop the future to give up.
     pub async fn connect(path: &Path, name: &str) -> io::Result<Self> {
         let stream = loop {
             match UnixStream::connect(path).await {
@@ -58,7 +58,7 @@ impl EngineLink {
         Ok(Self::over(stream, name))
     }
 
-    /// Say hello as `name` on a connection that was made already.
+    /// Makes a link over an existing connection and sends `Hello` with `name`.
     pub fn over(stream: UnixStream, name: &str) -> Self {
         let stream = Rc::new(stream);
         let outbox = Rc::new(Outbox::default());
@@ -73,15 +73,15 @@ impl EngineLink {
         link
     }
 
-    /// Soon and in order; all messages of one turn of the event loop leave in one frame. Never waits: what the engine
-    /// process does not take yet is kept.
+    /// Queues a message. Messages are sent in order; all of one turn of the event loop leave in one frame. Never waits:
+    /// what the engine process does not read yet stays queued, without a limit.
     pub fn send(&self, message: ToEngine) {
         self.outbox.messages.borrow_mut().push_back(message);
         self.outbox.filled.notify_one();
     }
 
-    /// Waits for at least one frame; takes what is there, up to eight. One call at a time. Nothing is lost when the
-    /// future is dropped. Err: why nothing more comes.
+    /// Waits for at least one frame and appends the messages of up to eight. One call at a time. Nothing is lost if the
+    /// future is dropped. An error is the reason for which no more messages will arrive.
     pub async fn receive(&self, into: &mut Vec<FromEngine>) -> Result<(), String> {
         self.receive_frames(|frame| {
             into.extend(decode(frame)?);
@@ -90,15 +90,16 @@ impl EngineLink {
         .await
     }
 
-    /// The same, with the frames as they came, without their lengths.
+    /// Waits for at least one frame and passes up to eight to `take`, undecoded and without their length prefix. Cancel
+    /// safety and errors are those of [`receive`](Self::receive).
     pub async fn receive_frames(&self, mut take: impl FnMut(&[u8]) -> Result<(), MessageError>) -> Result<(), String> {
-        let unreadable = |error| format!("a message from the engine cannot be read: {error}");
+        let invalid = |error| format!("a message from the engine cannot be read: {error}");
         loop {
-            if self.inbox.borrow_mut().take(&mut take).map_err(unreadable)? > 0 {
+            if self.inbox.borrow_mut().take(&mut take).map_err(invalid)? > 0 {
                 return Ok(());
             }
-            self.stream.readable().await.map_err(lost)?;
-            self.inbox.borrow_mut().fill(&self.stream).map_err(lost)?;
+            self.stream.readable().await.map_err(loss_reason)?;
+            self.inbox.borrow_mut().fill(&self.stream).map_err(loss_reason)?;
         }
     }
 }
@@ -109,7 +110,7 @@ impl Drop for EngineLink {
     }
 }
 
-/// Nobody listens yet, or too many connect just now.
+/// Returns true if the engine does not listen yet, or its connection queue is full.
 fn is_early(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -117,7 +118,7 @@ fn is_early(error: &io::Error) -> bool {
     )
 }
 
-/// Sends what comes into the outbox, until the connection ends; who receives notices that.
+/// Sends queued messages until the connection ends. The receiving side reports the end.
 async fn write(stream: Rc<UnixStream>, outbox: Rc<Outbox>) {
     loop {
         let frame = outbox.next_frame();
@@ -128,7 +129,7 @@ async fn write(stream: Rc<UnixStream>, outbox: Rc<Outbox>) {
         let mut left = &frame[..];
         while !left.is_empty() {
             match stream.try_write(left) {
-                Ok(taken) => left = &left[taken..],
+                Ok(size) => left = &left[size..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     if stream.ready(Interest::WRITABLE).await.is_err() {
                         return;
@@ -141,11 +142,11 @@ async fn write(stream: Rc<UnixStream>, outbox: Rc<Outbox>) {
 }
 
 impl Outbox {
-    /// Empty if nothing waits.
+    /// Takes queued messages and encodes them as one frame; empty if none is queued.
     fn next_frame(&self) -> Vec<u8> {
         let mut waiting = self.messages.borrow_mut();
         let mut bytes = 0;
-        let number = waiting
+        let count = waiting
             .iter()
             .take_while(|message| {
                 let fits = bytes == 0 || bytes + estimate(message) <= MAX_SENT_BYTES;
@@ -153,22 +154,22 @@ impl Outbox {
                 fits
             })
             .count();
-        if number == 0 {
+        if count == 0 {
             return Vec::new();
         }
         waiting.make_contiguous();
-        let frame = encode(&waiting.as_slices().0[..number]);
-        waiting.drain(..number);
+        let frame = encode(&waiting.as_slices().0[..count]);
+        waiting.drain(..count);
         frame
     }
 }
 
-/// Taken out of the socket at once: as many frames as one call of `take` takes, but those in which much stands.
+/// Bytes that one read takes from the socket at least: enough for the frames of one `take`, unless they are large.
 const READ_BYTES: usize = 32 * 1024;
-/// One call of `take` takes no more.
+/// Frames that one call of `take` handles at most.
 const MAX_FRAMES: usize = 8;
 
-/// What came and was not taken yet.
+/// Receive buffer that splits a byte stream into length-prefixed frames.
 #[derive(Default)]
 pub struct Frames {
     bytes: Vec<u8>,
@@ -176,15 +177,15 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Take up to `MAX_FRAMES` that are here whole, each without its length; how many.
+    /// Passes up to `MAX_FRAMES` complete frames to `take`, each without its length prefix, and returns their number.
     pub fn take(&mut self, mut take: impl FnMut(&[u8]) -> Result<(), MessageError>) -> Result<usize, MessageError> {
-        for taken in 0..MAX_FRAMES {
+        for num_frames in 0..MAX_FRAMES {
             let rest = &self.bytes[self.at..];
             let Some(length) = frame_length(rest)? else {
-                return Ok(taken);
+                return Ok(num_frames);
             };
             let Some(frame) = rest[LENGTH_BYTES..].get(..length) else {
-                return Ok(taken);
+                return Ok(num_frames);
             };
             take(frame)?;
             self.at += LENGTH_BYTES + length;
@@ -192,12 +193,12 @@ impl Frames {
         Ok(MAX_FRAMES)
     }
 
-    /// Read what is there, as much as fits beside what stands here already.
+    /// Reads available bytes without blocking. An error of kind `UnexpectedEof` means that the peer has closed.
     pub fn fill(&mut self, stream: &UnixStream) -> io::Result<()> {
         self.bytes.drain(..self.at);
         self.at = 0;
-        // as much as the frame that has begun lacks, or the usual; room is made as it comes, not as a length claims
-        let begun = frame_length(&self.bytes).ok().flatten(); // one that cannot be was not taken: nobody reads on
+        // read what the current frame lacks, or `READ_BYTES`; memory grows with the input, not with a claimed length
+        let begun = frame_length(&self.bytes).ok().flatten(); // after an invalid length nothing is read any more
         let missing = begun.map_or(0, |length| length + LENGTH_BYTES - self.bytes.len());
         let room = missing.clamp(READ_BYTES, 32 * READ_BYTES);
         self.bytes.reserve(room);

@@ -1,7 +1,7 @@
-//! The connection to an engine process.
+//! Connection to an engine process.
 //!
-//! Invariants: frames are left in the socket until the caller asks for them, so that the engine waits for a gateway that
-//! cannot follow; nothing here waits for the engine to read.
+//! Invariants: frames stay in the socket until the caller asks for them, so that the engine waits for a gateway that is
+//! too slow; nothing here waits for the engine to read.
 
 mod link;
 mod watchdog;

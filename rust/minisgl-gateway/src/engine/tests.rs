@@ -1,4 +1,4 @@
-//! A connection to somebody who speaks as an engine process does; and who does not get on, by a clock.
+//! Tests of the connection with a fake engine process, and of the watchdog with a fake clock.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,15 +26,15 @@ fn run(test: impl Future<Output = ()>) {
     runtime.block_on(set.run_until(async { timeout(HANG, test).await.expect("hangs") }));
 }
 
-fn place() -> (TempDir, PathBuf) {
+fn socket_path() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("engine");
     (folder, path)
 }
 
-/// Both ends of a connection; the peer has read the hello.
+/// Returns both ends of a connection whose `Hello` was read.
 async fn connected() -> (TempDir, EngineLink, UnixStream) {
-    let (folder, path) = place();
+    let (folder, path) = socket_path();
     let listener = UnixListener::bind(&path).unwrap();
     let link = EngineLink::connect(&path, "gateway").await.unwrap();
     let (mut peer, _) = listener.accept().await.unwrap();
@@ -54,7 +54,7 @@ async fn next_frame(peer: &mut UnixStream) -> Vec<u8> {
     frame
 }
 
-/// A step of one row.
+/// Returns the frame of a step with one row.
 fn step(number: u8) -> Vec<u8> {
     encode_from_engine(&[FromEngine::StepTokens(StepTokens {
         step: number.into(),
@@ -79,9 +79,9 @@ fn steps(messages: &[FromEngine]) -> Vec<i64> {
 }
 
 #[test]
-fn it_connects_when_somebody_listens() {
+fn connect_waits_until_the_engine_listens() {
     run(async {
-        let (_folder, path) = place();
+        let (_folder, path) = socket_path();
         let waiting = spawn_local({
             let path = path.clone();
             async move { EngineLink::connect(&path, "gateway").await }
@@ -98,7 +98,7 @@ fn it_connects_when_somebody_listens() {
 }
 
 #[test]
-fn messages_of_one_turn_leave_in_one_frame() {
+fn messages_of_one_turn_share_a_frame() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let messages: Vec<_> = (0..3).map(ToEngine::AbortRequest).collect();
@@ -110,7 +110,7 @@ fn messages_of_one_turn_leave_in_one_frame() {
 }
 
 #[test]
-fn sending_waits_for_nobody_and_loses_nothing() {
+fn send_never_blocks_and_loses_nothing() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let sent = |req_id| {
@@ -121,15 +121,15 @@ fn sending_waits_for_nobody_and_loses_nothing() {
             })
         };
         for req_id in 0..3 {
-            link.send(sent(req_id)); // more than a socket takes
+            link.send(sent(req_id)); // more than the socket's buffer holds
             yield_now().await;
         }
         link.send(ToEngine::AbortRequest(3));
-        let mut found = next_frame(&mut peer).await;
-        assert_eq!(found, encode(&[sent(0)]));
-        found = next_frame(&mut peer).await;
+        let mut frame = next_frame(&mut peer).await;
+        assert_eq!(frame, encode(&[sent(0)]));
+        frame = next_frame(&mut peer).await;
         assert_eq!(
-            found,
+            frame,
             encode(&[sent(1), sent(2), ToEngine::AbortRequest(3)]),
             "what waited leaves together"
         );
@@ -137,15 +137,15 @@ fn sending_waits_for_nobody_and_loses_nothing() {
 }
 
 #[test]
-fn frames_are_taken_whole_and_at_most_eight_at_once() {
+fn receive_returns_up_to_eight_complete_frames() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
         let bytes: Vec<u8> = (1..=20).flat_map(step).collect();
         peer.write_all(&bytes).await.unwrap();
-        for wanted in [1..9, 9..17, 17..21] {
-            let mut found = Vec::new();
-            link.receive(&mut found).await.unwrap();
-            assert_eq!(steps(&found), wanted.collect::<Vec<i64>>());
+        for expected in [1..9, 9..17, 17..21] {
+            let mut messages = Vec::new();
+            link.receive(&mut messages).await.unwrap();
+            assert_eq!(steps(&messages), expected.collect::<Vec<i64>>());
         }
         let piecewise = spawn_local(async move {
             for byte in step(21) {
@@ -154,73 +154,73 @@ fn frames_are_taken_whole_and_at_most_eight_at_once() {
             }
             peer
         });
-        let mut found = Vec::new();
-        link.receive(&mut found).await.unwrap();
-        assert_eq!(steps(&found), [21]);
+        let mut messages = Vec::new();
+        link.receive(&mut messages).await.unwrap();
+        assert_eq!(steps(&messages), [21]);
         drop(piecewise.await.unwrap());
     });
 }
 
 #[test]
-fn frames_that_nobody_asks_for_stay_where_they_are() {
+fn frames_stay_in_the_socket_until_receive() {
     run(async {
         let (_folder, link, peer) = connected().await;
         let mut number = 0u8;
         let mut sent = 0;
         loop {
             match peer.try_write(&step(number)) {
-                Ok(taken) if taken == step(number).len() => (number, sent) = (number.wrapping_add(1), sent + 1),
+                Ok(size) if size == step(number).len() => (number, sent) = (number.wrapping_add(1), sent + 1),
                 Ok(_) => panic!("cut"),
                 Err(_) => break,
             }
             yield_now().await;
         }
-        let mut found = Vec::new();
-        while found.len() < sent {
-            link.receive(&mut found).await.unwrap();
+        let mut messages = Vec::new();
+        while messages.len() < sent {
+            link.receive(&mut messages).await.unwrap();
         }
-        assert_eq!(found.len(), sent);
+        assert_eq!(messages.len(), sent);
     });
 }
 
 #[test]
-fn a_large_frame_comes_whole() {
+fn large_frame_is_received_whole() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
-        let said = FromEngine::EngineFailed("x".repeat(3_000_000));
-        let frame = encode_from_engine(std::slice::from_ref(&said));
+        let failed = FromEngine::EngineFailed("x".repeat(3_000_000));
+        let frame = encode_from_engine(std::slice::from_ref(&failed));
         let writing = spawn_local(async move {
             peer.write_all(&frame).await.unwrap();
             peer
         });
-        let mut found = Vec::new();
-        link.receive(&mut found).await.unwrap();
-        assert!(found == [said]);
+        let mut messages = Vec::new();
+        link.receive(&mut messages).await.unwrap();
+        assert!(messages == [failed]);
         drop(writing.await.unwrap());
     });
 }
 
 #[test]
-fn last_words_come_before_the_end() {
+fn fatal_error_is_received_before_the_disconnect() {
     run(async {
         let (_folder, link, mut peer) = connected().await;
-        let said = FromEngine::EngineFailed("gone".into());
-        peer.write_all(&encode_from_engine(std::slice::from_ref(&said)))
+        let failed = FromEngine::EngineFailed("gone".into());
+        peer.write_all(&encode_from_engine(std::slice::from_ref(&failed)))
             .await
             .unwrap();
-        link.send(ToEngine::AbortRequest(1)); // nobody will read it
+        link.send(ToEngine::AbortRequest(1)); // the engine never reads it
         yield_now().await;
         drop(peer);
-        let mut found = Vec::new();
-        link.receive(&mut found).await.unwrap();
-        assert_eq!(found, [said]);
-        let error = link.receive(&mut found).await.unwrap_err();
+        let mut messages = Vec::new();
+        link.receive(&mut messages).await.unwrap();
+        assert_eq!(messages, [failed]);
+        let error = link.receive(&mut messages).await.unwrap_err();
         assert_eq!(error, "the engine process died");
     });
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error() {
+fn invalid_frames_are_errors() {
     for bytes in [
         b"\x02\0\0\0\x07\0".to_vec(),
         b"\xff\xff\xff\xff".to_vec(),
@@ -249,19 +249,20 @@ const TIMES: WatchTimes = WatchTimes {
 };
 const HALF: Duration = Duration::from_millis(500);
 
-/// The first trouble of so many seconds, looking on; a heartbeat by the time since the start, if there is one.
-fn trouble(seconds: u32, beat: impl Fn(f64) -> Option<Heartbeat>) -> String {
+/// Returns the first failure that a watchdog reports in `seconds`, or "". `beat(t)`: the heartbeat `t` seconds after
+/// start.
+fn failure(seconds: u32, beat: impl Fn(f64) -> Option<Heartbeat>) -> String {
     let mut watchdog = Watchdog::new(LIMIT_S, TIMES);
     let mut now = Instant::now();
     watchdog.expect(now);
-    assert_eq!(watchdog.look(now), None);
+    assert_eq!(watchdog.poll(now), None);
     for turn in 1..=2 * seconds {
         now += HALF;
         if let Some(beat) = beat(f64::from(turn) * 0.5) {
-            watchdog.hear(beat, now);
+            watchdog.on_heartbeat(beat, now);
         }
-        if let Some(found) = watchdog.look(now) {
-            return found;
+        if let Some(reason) = watchdog.poll(now) {
+            return reason;
         }
     }
     String::new()
@@ -276,30 +277,30 @@ fn beat(phase: Phase, age_s: f64) -> Option<Heartbeat> {
 }
 
 #[test]
-fn an_engine_that_gets_on_is_well() {
-    assert_eq!(trouble(1000, |_| beat(Phase::Idle, 1e6)), "");
-    assert_eq!(trouble(1000, |_| beat(Phase::Working, 1.0)), "");
-    assert_eq!(trouble(1000, |s| beat(Phase::Forward, s % 9.0)), "");
+fn watchdog_accepts_a_working_engine() {
+    assert_eq!(failure(1000, |_| beat(Phase::Idle, 1e6)), "");
+    assert_eq!(failure(1000, |_| beat(Phase::Working, 1.0)), "");
+    assert_eq!(failure(1000, |s| beat(Phase::Forward, s % 9.0)), "");
 }
 
 #[test]
-fn trouble_has_the_words_of_the_python_server() {
-    assert_eq!(trouble(20, |_| None), "no heartbeat from the engine process for 3.5 s");
+fn failure_texts_match_the_python_server() {
+    assert_eq!(failure(20, |_| None), "no heartbeat from the engine process for 3.5 s");
     let slow = "the engine process did not finish step 17 in 10.5 s, the limit is 10 (--step-timeout)";
-    assert_eq!(trouble(20, |s| beat(Phase::Forward, s)), slow);
+    assert_eq!(failure(20, |s| beat(Phase::Forward, s)), slow);
     let stuck = "the step loop of the engine process has not moved for 3.5 s";
-    assert_eq!(trouble(20, |s| beat(Phase::Working, s)), stuck);
+    assert_eq!(failure(20, |s| beat(Phase::Working, s)), stuck);
 }
 
 #[test]
-fn time_in_which_this_process_stood_still_does_not_count() {
+fn pause_of_this_process_is_no_failure() {
     let mut watchdog = Watchdog::new(LIMIT_S, TIMES);
     let mut now = Instant::now();
     watchdog.expect(now);
-    watchdog.look(now);
+    watchdog.poll(now);
     now += Duration::from_secs(1000);
-    assert_eq!(watchdog.look(now), None);
-    watchdog.hear(beat(Phase::Forward, 1000.0).unwrap(), now);
+    assert_eq!(watchdog.poll(now), None);
+    watchdog.on_heartbeat(beat(Phase::Forward, 1000.0).unwrap(), now);
     now += HALF;
-    assert_eq!(watchdog.look(now), None);
+    assert_eq!(watchdog.poll(now), None);
 }

@@ -1,4 +1,4 @@
-//! Whether the engine process gets on, by its heartbeats: `minisgl.message.heartbeat.Watchdog` of one process, with its words.
+//! Failure detection for an engine process by heartbeats, with the error texts of `minisgl.message.heartbeat.Watchdog`.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use crate::message::{Heartbeat, Phase};
 
 const NAME: &str = "the engine process";
 
-/// `minisgl.message.heartbeat.WatchTimes`, in seconds.
+/// Heartbeat timing in seconds, as in `minisgl.message.heartbeat.WatchTimes`.
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -19,19 +19,19 @@ pub struct WatchTimes {
     pub loop_timeout_s: f64,
 }
 
-/// Whether the engine process gets on. Silence counts from the first heartbeat or [`Watchdog::expect`] on.
+/// Failure detector for an engine process. Silence counts from the first heartbeat or [`Watchdog::expect`] on.
 #[derive(Debug)]
 pub struct Watchdog {
     step_timeout: Duration,
     times: WatchTimes,
     began: Option<Instant>,
-    last_look: Option<Instant>,
-    heard: Option<Instant>,
+    last_poll: Option<Instant>,
+    last_heard: Option<Instant>,
     beat: Heartbeat,
 }
 
 impl Watchdog {
-    /// A forward may take `step_timeout_s`; any time, if that is no length of time.
+    /// Makes a watchdog. One forward pass may take `step_timeout_s` seconds; any time if that is not a valid duration.
     #[must_use]
     pub fn new(step_timeout_s: f64, times: WatchTimes) -> Self {
         let beat = Heartbeat {
@@ -43,53 +43,53 @@ impl Watchdog {
             step_timeout: Duration::try_from_secs_f64(step_timeout_s).unwrap_or(Duration::MAX / 8),
             times,
             began: None,
-            last_look: None,
-            heard: None,
+            last_poll: None,
+            last_heard: None,
             beat,
         }
     }
 
-    /// A heartbeat came.
-    pub fn hear(&mut self, beat: Heartbeat, now: Instant) {
-        self.heard = Some(now);
+    /// Records a heartbeat that arrived at `now`.
+    pub fn on_heartbeat(&mut self, beat: Heartbeat, now: Instant) {
+        self.last_heard = Some(now);
         self.beat = beat;
     }
 
-    /// From now on silence counts.
+    /// Starts counting the engine's silence at `now`, as if a heartbeat had arrived.
     pub fn expect(&mut self, now: Instant) {
-        self.heard = Some(now);
+        self.last_heard = Some(now);
     }
 
-    /// What it says was not read meanwhile: silence counts from now on, if it counted already.
-    pub fn was_not_read(&mut self, now: Instant) {
-        self.heard = self.heard.map(|_| now);
+    /// Restarts counting silence at `now` if it was counted: the engine's messages were not read until then.
+    pub fn restart_silence(&mut self, now: Instant) {
+        self.last_heard = self.last_heard.map(|_| now);
     }
 
-    /// So often [`Watchdog::look`] wants to be called.
+    /// Returns the interval at which [`Watchdog::poll`] must be called.
     #[must_use]
-    pub fn look_every(&self) -> Duration {
+    pub fn poll_interval(&self) -> Duration {
         let interval = Duration::try_from_secs_f64(self.times.interval_s);
         interval.unwrap_or(Duration::ZERO).min(self.step_timeout / 4)
     }
 
-    /// What is wrong with the engine process, if anything, for who asks every [`Watchdog::look_every`]: time in which
-    /// this process itself stood still does not count.
-    pub fn look(&mut self, now: Instant) -> Option<String> {
+    /// Returns the reason if the engine process has failed. Call it every [`Watchdog::poll_interval`]: after a longer
+    /// pause this process itself was stopped, and that time does not count.
+    pub fn poll(&mut self, now: Instant) -> Option<String> {
         let late = self
-            .last_look
+            .last_poll
             .replace(now)
             .is_none_or(|last| now.saturating_duration_since(last).as_secs_f64() > self.times.silent_s);
         if late {
             self.began = Some(now);
-            self.heard = self.heard.map(|_| now);
+            self.last_heard = self.last_heard.map(|_| now);
         }
-        self.trouble(now)
+        self.failure(now)
     }
 
-    /// What is wrong now; None if the engine process gets on.
+    /// Returns the reason if the engine process counts as failed at `now`, else `None`.
     #[must_use]
-    pub fn trouble(&self, now: Instant) -> Option<String> {
-        let silent_s = now.saturating_duration_since(self.heard?).as_secs_f64();
+    pub fn failure(&self, now: Instant) -> Option<String> {
+        let silent_s = now.saturating_duration_since(self.last_heard?).as_secs_f64();
         let watched = self.began.map_or(f64::INFINITY, |began| {
             now.saturating_duration_since(began).as_secs_f64()
         });

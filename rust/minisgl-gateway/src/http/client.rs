@@ -1,7 +1,7 @@
-//! What a client sends: its bytes, its end, and whether it is still there while it waits.
+//! The receiving side of a client's connection: its bytes, its end, and whether it is still connected while it waits.
 //!
-//! Invariants: what is read ahead is bounded; a client that closes its half before its answer begins is still
-//! answered, and asked with interim answers, which those who wait skip, whether it is gone.
+//! Invariants: bytes read ahead are bounded; a client that closes its sending half before its response begins still
+//! gets it, and is probed with interim responses, which clients ignore.
 
 use std::future::poll_fn;
 use std::io::ErrorKind;
@@ -25,7 +25,7 @@ const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 pub(crate) struct Inbox {
     stream: Rc<TcpStream>,
     pub(crate) bytes: BytesMut,
-    /// The client sends nothing more.
+    /// The client has closed its sending half.
     pub(crate) has_ended: bool,
 }
 
@@ -38,11 +38,12 @@ impl Inbox {
         }
     }
 
-    /// Ready: there are more bytes, or it has ended. A connection that is lost is its link's matter.
+    /// Polls for more bytes. Ready if bytes arrived or the client closed its half; an I/O error marks `link` as lost
+    /// instead.
     pub(crate) fn poll_more(&mut self, context: &mut Context<'_>, link: &Link) -> Poll<()> {
         while !self.has_ended {
             if ready!(self.stream.poll_read_ready(context)).is_err() {
-                link.lose();
+                link.mark_lost();
                 return Poll::Pending;
             }
             let mut input = link.options.input.borrow_mut();
@@ -54,7 +55,7 @@ impl Inbox {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => {
-                    link.lose();
+                    link.mark_lost();
                     return Poll::Pending;
                 }
             }
@@ -70,18 +71,18 @@ impl Inbox {
         poll_fn(|context| self.poll_more(context, link)).await;
     }
 
-    /// Nothing is there: let go of the memory.
-    pub(crate) fn rest(&mut self) {
+    /// Frees the memory of the empty receive buffer.
+    pub(crate) fn release(&mut self) {
         self.bytes = BytesMut::new();
     }
 
-    /// The end has come, and there is no request behind the one that is answered.
+    /// Returns true if the client sends nothing more and no further request is buffered.
     pub(crate) fn is_last(&self) -> bool {
         self.has_ended && self.bytes.is_empty()
     }
 }
 
-/// Whether a client is there while its request is answered.
+/// Detects that a client has disconnected while its request is answered.
 #[derive(Default)]
 pub(crate) struct Watch {
     probe: Option<Probe>,
@@ -90,16 +91,16 @@ pub(crate) struct Watch {
 struct Probe {
     timer: Pin<Box<Sleep>>,
     wait: Duration,
-    /// Ready: what was sent came back as a reset, also once the answer has begun and nothing more is asked.
+    /// Ready once the connection was reset, in response to a probe or at any later time.
     reset: Pin<Box<dyn Future<Output = ()>>>,
 }
 
 async fn until_reset(stream: Rc<TcpStream>) {
-    let _ = stream.ready(Interest::ERROR).await; // either way it is of no use any more
+    let _ = stream.ready(Interest::ERROR).await; // an error means the same: the connection is lost
 }
 
 impl Watch {
-    /// Ready: it is gone. The body of the request that is answered is not in the inbox any more.
+    /// Polls for the client's disconnection. The body of the current request must have been taken from the inbox.
     pub(crate) fn poll(
         &mut self,
         context: &mut Context<'_>,

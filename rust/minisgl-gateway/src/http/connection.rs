@@ -1,7 +1,7 @@
-//! A client's connection: its requests, one after the other.
+//! A client connection and its requests, handled one after the other.
 //!
-//! Invariants: answers come in the order of the requests; a head or body that does not come in time keeps nothing busy;
-//! a panic in one request is that request's error only.
+//! Invariants: responses are in the order of the requests; a header or body that arrives too slowly blocks no other
+//! work; a panic in one request is an error of that request only.
 
 use std::any::Any;
 use std::future::poll_fn;
@@ -20,45 +20,45 @@ use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::client::{Inbox, Watch};
 use super::fallback;
-use super::head::{Finder, Found};
+use super::head::{Finder, Search};
 use super::link::Link;
-use super::options::{Held, Options, SMALL_BYTES, count};
+use super::options::{BudgetPermit, Options, SMALL_BYTES, count};
 use super::writer::{Answer, Progress};
 use super::{Handler, Head, Outcome};
 
-/// A body that pauses as long goes on: the Python server knows what to say of it.
+/// Pause in a body after which the request is proxied: the Python server reports the timeout.
 const BODY_PAUSE: Duration = Duration::from_secs(1);
-/// A client that was told nothing more may send as long, so that it gets to read the last answer.
+/// Time that a client may go on sending after the last response, so that it can read that response.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 4 << 20;
 const PANICKED: &str =
     r#"{"error":{"message":"internal error: panic","type":"server_error","param":null,"code":"internal_error"}}"#;
 
-/// Serve one client until it goes, or its connection ends.
+/// Serves one client until its connection ends.
 pub async fn serve_connection<H: Handler>(stream: TcpStream, handler: Rc<H>, options: Rc<Options>) {
     let _ = stream.set_nodelay(true);
     let stream = Rc::new(stream);
     let link = Rc::new(Link::new(stream.clone(), options));
     let _open = Open::new(link.clone());
     let (inbox, own_link) = (Inbox::new(stream.clone()), link.clone());
-    let talk = Talk {
+    let task = ConnectionTask {
         inbox,
         link: own_link,
         handler,
     };
-    let mut talk = pin!(talk.run());
+    let mut task = pin!(task.run());
     let mut failed = pin!(stream.ready(Interest::ERROR));
     poll_fn(|context| {
-        // what waits is written first: the other two look at what is left
+        // queued bytes are written first: the other two check what is left
         if link.poll_flush(context).is_ready() || failed.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
-        talk.as_mut().poll(context)
+        task.as_mut().poll(context)
     })
     .await;
 }
 
-/// Counts a connection, and closes it whoever still holds its link.
+/// Counts an open connection. Dropping it closes the socket, whatever else still holds the link.
 struct Open(Rc<Link>);
 
 impl Open {
@@ -77,13 +77,13 @@ impl Drop for Open {
     }
 }
 
-struct Talk<H> {
+struct ConnectionTask<H> {
     inbox: Inbox,
     link: Rc<Link>,
     handler: Rc<H>,
 }
 
-enum Next {
+enum NextRequest {
     Head(Head),
     Odd,
     End,
@@ -91,81 +91,82 @@ enum Next {
 
 enum Body {
     Whole(Bytes),
-    /// It goes on, with what has come of it.
-    PassOn,
+    /// Proxy the request; the bytes that arrived are still in the inbox.
+    Proxy,
     End,
 }
 
-impl<H: Handler> Talk<H> {
+impl<H: Handler> ConnectionTask<H> {
     async fn run(mut self) {
-        let mut first_until = Some(Instant::now() + self.link.options.slow_client_timeout.get());
+        let mut first_deadline = Some(Instant::now() + self.link.options.slow_client_timeout.get());
         let lingers = loop {
-            match self.next_head(first_until).await {
-                Next::End => break false,
-                Next::Odd => {
+            match self.next_head(first_deadline).await {
+                NextRequest::End => break false,
+                NextRequest::Odd => {
                     count(&self.link.options.counts.tunnelled);
-                    self.pass_on(None, Bytes::new()).await;
+                    self.proxy(None, Bytes::new()).await;
                     break true;
                 }
-                Next::Head(head) => {
+                NextRequest::Head(head) => {
                     if !self.request(Rc::new(head)).await {
                         break true;
                     }
                 }
             }
-            first_until = None;
+            first_deadline = None;
             if self.inbox.bytes.is_empty() {
-                self.inbox.rest();
+                self.inbox.release();
             } else {
-                yield_now().await; // others' turn before the next one of many
+                yield_now().await; // let other connections run before the next pipelined request
             }
         };
         self.finish(lingers).await;
     }
 
-    /// `until`: the end of the time for the first head; later ones have it from their first byte.
-    async fn next_head(&mut self, until: Option<Instant>) -> Next {
+    /// Reads the next header. `deadline`: for the connection's first one; a later one has a timeout from its first
+    /// byte.
+    async fn next_head(&mut self, deadline: Option<Instant>) -> NextRequest {
         let mut finder = Finder::default();
-        let mut head_until = until;
+        let mut head_deadline = deadline;
         let idle_until = Instant::now() + self.link.options.keep_alive_timeout.get();
         loop {
             if !self.inbox.bytes.is_empty() {
                 match finder.find(&mut self.inbox.bytes, self.link.options.max_head_bytes) {
-                    Found::Head(head) => return Next::Head(head),
-                    Found::Odd => return Next::Odd,
-                    Found::Part => {}
+                    Search::Head(head) => return NextRequest::Head(head),
+                    Search::Odd => return NextRequest::Odd,
+                    Search::Incomplete => {}
                 }
-                head_until.get_or_insert_with(|| Instant::now() + self.link.options.slow_client_timeout.get());
+                head_deadline.get_or_insert_with(|| Instant::now() + self.link.options.slow_client_timeout.get());
             }
             if self.inbox.has_ended || self.link.options.stop.is_closing() {
-                return Next::End;
+                return NextRequest::End;
             }
             tokio::select! {
                 biased;
                 () = self.inbox.more(&self.link) => {}
-                () = sleep_until(head_until.unwrap_or(idle_until)) => return Next::End,
+                () = sleep_until(head_deadline.unwrap_or(idle_until)) => return NextRequest::End,
                 () = self.link.options.stop.closing() => {}
             }
         }
     }
 
-    /// Whether the connection goes on.
+    /// Handles one request and returns whether the connection stays open.
     async fn request(&mut self, head: Rc<Head>) -> bool {
-        let most = match catch_unwind(AssertUnwindSafe(|| self.handler.route(&head))) {
-            Ok(most) => most,
-            Err(panic) => return self.say_panic(&Answer::new(self.link.clone(), None, None), &*panic),
+        let max_size = match catch_unwind(AssertUnwindSafe(|| self.handler.route(&head))) {
+            Ok(max_size) => max_size,
+            Err(panic) => return self.write_panic(&Answer::new(self.link.clone(), None, None), &*panic),
         };
-        let body = match most {
-            Some(most) if head.content_length <= most => self.body(&head).await,
-            _ => Body::PassOn,
+        let body = match max_size {
+            Some(max_size) if head.content_length <= max_size => self.body(&head).await,
+            _ => Body::Proxy,
         };
         let keep = match body {
             Body::End => return false,
-            Body::PassOn => {
-                if most.is_some() {
-                    self.handler.passed_on(&head);
+            Body::Proxy => {
+                if max_size.is_some() {
+                    self.handler.on_proxied(&head);
                 }
-                self.pass_on(Some(&head), Bytes::new()).await
+                self.proxy(Some(&head), Bytes::new()).await
             }
             Body::Whole(body) => self.answer(head, body).await,
         };
@@ -174,35 +175,35 @@ impl<H: Handler> Talk<H> {
     }
 
     async fn body(&mut self, head: &Head) -> Body {
-        let (size, mut held) = (head.content_length, None);
+        let (size, mut permit) = (head.content_length, None);
         if size > SMALL_BYTES {
-            if !self.handler.may_send(head).await {
-                return Body::PassOn;
+            if !self.handler.can_send_body(head).await {
+                return Body::Proxy;
             }
-            held = self.link.options.bodies.take(size);
-            if held.is_none() {
-                return Body::PassOn;
+            permit = self.link.options.bodies.take(size);
+            if permit.is_none() {
+                return Body::Proxy;
             }
-            self.inbox.bytes.reserve(size.saturating_sub(self.inbox.bytes.len())); // once, and nothing is moved
+            self.inbox.bytes.reserve(size.saturating_sub(self.inbox.bytes.len())); // a single allocation
         }
         let slow = self.link.options.slow_client_timeout.get();
-        let until = Instant::now() + slow;
+        let deadline = Instant::now() + slow;
         while self.inbox.bytes.len() < size {
             if self.inbox.has_ended {
                 return Body::End;
             }
-            let pause = (Instant::now() + BODY_PAUSE.min(slow / 4)).min(until);
+            let pause = (Instant::now() + BODY_PAUSE.min(slow / 4)).min(deadline);
             if timeout_at(pause, self.inbox.more(&self.link)).await.is_err() {
-                return Body::PassOn;
+                return Body::Proxy;
             }
             if size > SMALL_BYTES {
-                yield_now().await; // others' turn between the pieces of a large one
+                yield_now().await; // let other connections run between the parts of a large body
             }
         }
         let body = self.inbox.bytes.split_to(size).freeze();
-        Body::Whole(match held {
+        Body::Whole(match permit {
             None => body,
-            Some(held) => Bytes::from_owner(LargeBody { body, _held: held }),
+            Some(permit) => Bytes::from_owner(LargeBody { body, _permit: permit }),
         })
     }
 
@@ -215,13 +216,13 @@ impl<H: Handler> Talk<H> {
                 .poll(context, &mut self.inbox, &self.link, || answer.progress())
                 .is_ready()
             {
-                return Poll::Ready(None); // it is gone
+                return Poll::Ready(None); // the client has disconnected
             }
             if self.link.options.stop.is_closing() {
                 answer.end_connection();
             }
             match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(context))) {
-                Ok(found) => found.map(|outcome| Some(Ok(outcome))),
+                Ok(poll) => poll.map(|outcome| Some(Ok(outcome))),
                 Err(panic) => Poll::Ready(Some(Err(panic))),
             }
         })
@@ -230,40 +231,40 @@ impl<H: Handler> Talk<H> {
         match outcome {
             None => {
                 answer.close();
-                self.link.lose();
+                self.link.mark_lost();
                 false
             }
-            Some(Err(panic)) => self.say_panic(&answer, &*panic),
-            Some(Ok(Outcome::PassOn)) => {
+            Some(Err(panic)) => self.write_panic(&answer, &*panic),
+            Some(Ok(Outcome::Proxy)) => {
                 let body = answer.take_body();
                 let is_fresh = answer.progress() == Progress::None;
                 answer.close();
                 match body {
-                    Some(body) if is_fresh => self.pass_on(Some(&head), body).await,
-                    _ => false, // nothing is left to pass on
+                    Some(body) if is_fresh => self.proxy(Some(&head), body).await,
+                    _ => false, // the body is dropped already: nothing can be proxied
                 }
             }
             Some(Ok(Outcome::Answered)) => answer.close(),
         }
     }
 
-    fn say_panic(&self, answer: &Answer, panic: &(dyn Any + Send)) -> bool {
+    fn write_panic(&self, answer: &Answer, panic: &(dyn Any + Send)) -> bool {
         let text = panic.downcast_ref::<&str>().copied();
         let text = text
             .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
             .unwrap_or("?");
-        (self.link.options.log)(&format!("{}: a panic: {text}", self.link.name.borrow()));
+        (self.link.options.log)(&format!("{}: the handler panicked: {text}", self.link.name.borrow()));
         count(&self.link.options.counts.panics);
         answer.whole(500, "application/json", &[], PANICKED.as_bytes());
         answer.close()
     }
 
-    /// None as head: the whole rest of the connection. Whether the connection goes on.
-    async fn pass_on(&mut self, head: Option<&Head>, body: Bytes) -> bool {
-        fallback::pass_on(&mut self.inbox, &self.link, head, body).await
+    /// Proxies a request (without `head`: the rest of the connection) and returns whether the connection stays open.
+    async fn proxy(&mut self, head: Option<&Head>, body: Bytes) -> bool {
+        fallback::proxy(&mut self.inbox, &self.link, head, body).await
     }
 
-    /// The client gets what was written for it, also while it still sends.
+    /// Sends all output and closes; with `lingers`, drops further input for a while first, so that the client can read.
     async fn finish(mut self, lingers: bool) {
         self.link.drained().await;
         if self.inbox.has_ended || !lingers {
@@ -282,10 +283,10 @@ impl<H: Handler> Talk<H> {
     }
 }
 
-/// Its room is given back when it is dropped, wherever that is.
+/// A large request body; dropping it returns its bytes to the budget.
 struct LargeBody {
     body: Bytes,
-    _held: Held,
+    _permit: BudgetPermit,
 }
 
 impl AsRef<[u8]> for LargeBody {

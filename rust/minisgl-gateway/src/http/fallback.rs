@@ -1,5 +1,4 @@
-//! What goes on to the Python server: a fresh connection to its Unix socket for each request, or for the rest of a
-//! client's connection.
+//! Proxy to the Python server, with a new connection to its Unix socket for each request or tunnelled connection.
 
 use std::future::poll_fn;
 use std::io;
@@ -18,34 +17,34 @@ use super::options::count;
 use super::relay::{Relay, Relayed};
 use super::writer::{Answer, Progress};
 
-const UNREACHABLE: &str = r#"{"error":{"message":"the server that answers this is not there: try again later","type":"server_error","param":null,"code":"fallback_unavailable"}}"#;
-/// The queue of the Python server's socket is full: it is busy, or only just starts.
+const UNREACHABLE: &str = r#"{"error":{"message":"the Python server, which handles this request, is unavailable: try again later","type":"server_error","param":null,"code":"fallback_unavailable"}}"#;
+/// Wait before reconnecting when the connection queue of the Python server's socket is full.
 const QUEUE_IS_FULL_WAIT: Duration = Duration::from_millis(20);
 
-/// Without a head: all that the client sends, and all that comes back. `body`: what has come of it and is not in the
-/// inbox. Whether the connection goes on.
-pub(crate) async fn pass_on(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, body: Bytes) -> bool {
+/// Proxies one request, or without `head` all bytes in both directions. `body`: the part of the body that is no longer
+/// in the inbox. Returns whether the connection stays open.
+pub(crate) async fn proxy(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, body: Bytes) -> bool {
     if head.is_some() {
-        count(&link.options.counts.passed_on);
+        count(&link.options.counts.proxied);
     }
     let left = head.map(|head| head.content_length - body.len());
     let upstream = match connect(&link.options.fallback).await {
         Ok(upstream) => upstream,
-        Err(_) => return say_unreachable(inbox, link, head, left),
+        Err(_) => return write_unreachable(inbox, link, head, left),
     };
     let mut relay = Relay::new(upstream, head, body, left);
     let mut watch = Watch::default();
     let relayed = poll_fn(|context| relay.poll(context, inbox, link, &mut watch)).await;
-    drop(relay); // the server knows that all is done
+    drop(relay); // closes the connection to the server
     link.drained().await;
     link.name.borrow_mut().clear();
     match relayed {
         Relayed::Answered { keep } => keep && head.is_some_and(|head| head.keep_alive),
         Relayed::Gone => {
-            link.lose();
+            link.mark_lost();
             false
         }
-        Relayed::Unanswered { left } => say_unreachable(inbox, link, head, left),
+        Relayed::Unanswered { left } => write_unreachable(inbox, link, head, left),
     }
 }
 
@@ -53,13 +52,13 @@ pub(super) async fn connect(path: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(path).await {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(QUEUE_IS_FULL_WAIT).await,
-            found => return found,
+            result => return result,
         }
     }
 }
 
-/// 503, for this request only.
-fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> bool {
+/// Answers one request with status 503. Returns whether the connection stays open.
+fn write_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left: Option<usize>) -> bool {
     count(&link.options.counts.unreachable);
     link.is_last.set(inbox.is_last());
     let answer = Answer::new(link.clone(), head, None);
@@ -67,7 +66,7 @@ fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left
     if left <= inbox.bytes.len() {
         let _ = inbox.bytes.split_to(left);
     } else {
-        answer.end_connection(); // nobody reads the rest
+        answer.end_connection(); // the rest of the body is not read
     }
     debug_assert_eq!(answer.progress(), Progress::None);
     let id = request_id(head);
@@ -76,9 +75,9 @@ fn say_unreachable(inbox: &mut Inbox, link: &Rc<Link>, head: Option<&Head>, left
     answer.close()
 }
 
-/// The client's own id if it can stand in a log and a header, else a new one.
+/// Returns the client's request id if it is safe in a log and a header, else a new one.
 pub fn request_id(head: Option<&Head>) -> String {
-    // of several the last one counts, as for the Python server
+    // the last of several counts, as in the Python server
     let given = head.and_then(|head| head.headers.iter().rev().find(|(name, _)| name == "x-request-id"));
     let is_plain = |one: &u8| one.is_ascii_alphanumeric() || b"._:/+=@-".contains(one);
     match given.and_then(|(_, value)| std::str::from_utf8(value).ok()) {
@@ -91,7 +90,7 @@ pub fn request_id(head: Option<&Head>) -> String {
     }
 }
 
-/// Two digits a byte.
+/// Returns the bytes as lower-case hexadecimal, two digits per byte.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,17 +1,17 @@
-//! The head of a request, and where it ends.
+//! Parser of request headers, which also finds where a header ends.
 //!
-//! Invariants: what is taken apart here, the Python server's parser takes apart in the same way; all else is odd, and
-//! goes on as bytes. Reading costs no more than a few passes over what came, however it is cut.
+//! Invariants: a header that is parsed here is parsed by the Python server in the same way; any other one is odd and is
+//! proxied as bytes. Parsing costs at most a few passes over the bytes, however they are split.
 
 use std::mem::MaybeUninit;
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memchr_iter, memmem};
 
-/// More headers are odd.
+/// Header fields of a request at most; a request with more is odd.
 const MAX_HEADERS: usize = 128;
 const METHODS: [&str; 7] = ["GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH"];
-/// They change how a request is framed, or what its connection is for.
+/// Header fields that make a request odd: they change its framing or the purpose of its connection.
 const ODD: [&str; 5] = [
     "transfer-encoding",
     "expect",
@@ -21,35 +21,35 @@ const ODD: [&str; 5] = [
 ];
 const ONCE: [&str; 3] = ["host", "content-length", "connection"];
 
-/// The head of a plain HTTP/1.1 request, as it came and taken apart.
+/// Header of a plain HTTP/1.1 request, raw and parsed.
 #[derive(Debug)]
 pub struct Head {
-    /// The bytes, up to and with the empty line.
+    /// Raw bytes of the header, including the empty line at its end.
     pub raw: Bytes,
-    /// `GET`, `POST`, ...
+    /// HTTP method: `GET`, `POST`, ...
     pub method: String,
-    /// As it was sent, with the query.
+    /// Request target as it was sent, with the query.
     pub target: String,
-    /// Names in lower case, in their order.
+    /// Header fields in order, with names in lower case.
     pub headers: Vec<(String, Bytes)>,
-    /// 0 without a body.
+    /// Body length in bytes; 0 without a body.
     pub content_length: usize,
-    /// Whether the connection stays open after the answer.
+    /// Whether the connection stays open after the response.
     pub keep_alive: bool,
 }
 
 impl Head {
-    /// The only header of a name; an error if it comes more than once.
+    /// Returns the value of the only header field `name`, or `None` without one. An error if there are several.
     #[allow(clippy::result_unit_err)]
     pub fn header(&self, name: &str) -> Result<Option<&[u8]>, ()> {
-        let mut found = self.headers.iter().filter(|(one, _)| one == name);
-        match (found.next(), found.next()) {
+        let mut fields = self.headers.iter().filter(|(one, _)| one == name);
+        match (fields.next(), fields.next()) {
             (_, Some(_)) => Err(()),
             (first, None) => Ok(first.map(|(_, value)| value.as_ref())),
         }
     }
 
-    /// None: it is odd. `raw` ends with the empty line.
+    /// Parses a header that ends with the empty line. `None` if it is odd.
     fn parse(raw: Bytes) -> Option<Self> {
         let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
         let mut request = httparse::Request::new(&mut []);
@@ -74,16 +74,16 @@ impl Head {
         for header in request.headers.iter() {
             let name = header.name.to_ascii_lowercase();
             let value = raw.slice_ref(header.value);
-            head.take(&name, &value, &raw)?;
+            head.add_field(&name, &value, &raw)?;
             head.headers.push((name, value));
         }
         head.raw = raw;
         Some(head)
     }
 
-    /// None: the header is odd.
-    fn take(&mut self, name: &str, value: &Bytes, raw: &Bytes) -> Option<()> {
-        // the parser of the Python server keeps spaces at the end of a value, ours does not
+    /// Handles one header field. `None` if it makes the request odd.
+    fn add_field(&mut self, name: &str, value: &Bytes, raw: &Bytes) -> Option<()> {
+        // the Python server's parser keeps spaces at the end of a value, httparse does not
         let is_padded = !value.is_empty() && {
             let end = value.as_ptr() as usize - raw.as_ptr() as usize + value.len();
             raw.get(end..end + 2) != Some(b"\r\n")
@@ -102,7 +102,7 @@ impl Head {
     }
 }
 
-/// Digits without a zero before them, of a number that fits.
+/// Parses a content length: at most 15 digits without a leading zero.
 fn length(value: &[u8]) -> Option<usize> {
     let is_plain = (1..=15).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
     if !is_plain || (value[0] == b'0' && value.len() > 1) {
@@ -111,60 +111,60 @@ fn length(value: &[u8]) -> Option<usize> {
     std::str::from_utf8(value).ok()?.parse().ok()
 }
 
-/// What the bytes of a connection begin with.
+/// Result of a search for a request header at the start of a connection's bytes.
 #[derive(Debug)]
-pub(crate) enum Found {
-    /// A head that needs more bytes.
-    Part,
-    /// A head, which was taken out.
+pub(crate) enum Search {
+    /// The header is incomplete.
+    Incomplete,
+    /// A header, which was taken out of the bytes.
     Head(Head),
     /// No plain request. All bytes are still there.
     Odd,
 }
 
-/// Looks for the head that comes next, while it comes.
+/// Incremental search for the next request header in a growing buffer.
 #[derive(Debug, Default)]
 pub(crate) struct Finder {
-    looked_at: usize,
+    searched: usize,
     parsed: usize,
 }
 
 impl Finder {
-    pub(crate) fn find(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Found {
-        let found = self.look(bytes, max_head_bytes);
-        if !matches!(found, Found::Part) {
+    pub(crate) fn find(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Search {
+        let result = self.search(bytes, max_head_bytes);
+        if !matches!(result, Search::Incomplete) {
             *self = Self::default();
         }
-        found
+        result
     }
 
-    fn look(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Found {
-        let begin = self.looked_at.saturating_sub(3);
+    fn search(&mut self, bytes: &mut BytesMut, max_head_bytes: usize) -> Search {
+        let begin = self.searched.saturating_sub(3);
         let end = memmem::find(&bytes[begin..], b"\r\n\r\n").map(|at| begin + at + 4);
         let head = &bytes[..end.unwrap_or(bytes.len())];
-        if !begins_like_a_request(head) || head.len() > max_head_bytes || has_bare_line_end(head, self.looked_at) {
-            return Found::Odd;
+        if !begins_like_a_request(head) || head.len() > max_head_bytes || has_bare_line_end(head, self.searched) {
+            return Search::Odd;
         }
         if end.is_some() {
             let head = bytes.split_to(head.len()).freeze();
             return match Head::parse(head.clone()) {
-                Some(head) => Found::Head(head),
+                Some(head) => Search::Head(head),
                 None => {
                     give_back(bytes, &head);
-                    Found::Odd
+                    Search::Odd
                 }
             };
         }
-        self.looked_at = head.len();
+        self.searched = head.len();
         if head.len() > self.parsed + self.parsed / 8 {
-            self.parsed = head.len(); // not at each byte, and not all of them again and again
+            self.parsed = head.len(); // parse again only after growth by an eighth: linear time in total
             let mut headers = [const { MaybeUninit::uninit() }; MAX_HEADERS];
             match httparse::Request::new(&mut []).parse_with_uninit_headers(head, &mut headers) {
                 Ok(httparse::Status::Partial) => {}
-                _ => return Found::Odd,
+                _ => return Search::Odd,
             }
         }
-        Found::Part
+        Search::Incomplete
     }
 }
 
@@ -186,20 +186,20 @@ fn begins_like_a_request(head: &[u8]) -> bool {
     })
 }
 
-/// A line feed alone: an end for one parser and none for another.
-fn has_bare_line_end(head: &[u8], looked_at: usize) -> bool {
-    memchr_iter(b'\n', &head[looked_at..]).any(|at| looked_at + at == 0 || head[looked_at + at - 1] != b'\r')
+/// Returns true if a line feed has no carriage return before it: some parsers take that as a line end, others do not.
+fn has_bare_line_end(head: &[u8], searched: usize) -> bool {
+    memchr_iter(b'\n', &head[searched..]).any(|at| searched + at == 0 || head[searched + at - 1] != b'\r')
 }
 
-/// Whether nothing but whole requests is there: what is odd counts as whole, since nobody here knows its end.
+/// Returns true if the bytes are complete requests only. An odd request counts as complete, since its end is unknown.
 pub(crate) fn only_whole_requests(bytes: &[u8], max_head_bytes: usize) -> bool {
     let mut rest = BytesMut::from(bytes);
     while !rest.is_empty() {
         match Finder::default().find(&mut rest, max_head_bytes) {
-            Found::Part => return false,
-            Found::Odd => return true,
-            Found::Head(head) if rest.len() < head.content_length => return false,
-            Found::Head(head) => drop(rest.split_to(head.content_length)),
+            Search::Incomplete => return false,
+            Search::Odd => return true,
+            Search::Head(head) if rest.len() < head.content_length => return false,
+            Search::Head(head) => drop(rest.split_to(head.content_length)),
         }
     }
     true

@@ -1,7 +1,7 @@
-//! A client's socket, and what waits for it.
+//! Sending side of a client's connection, with its queue of unsent bytes.
 //!
-//! Invariants: bytes go out in the order in which they were written; whoever writes never waits; a client that reads
-//! nothing for too long is dropped.
+//! Invariants: bytes are sent in the order of writing; writing never waits; a client that does not read is
+//! disconnected.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -18,15 +18,15 @@ use super::options::{Options, count};
 
 pub(crate) struct Link {
     stream: RefCell<Option<Rc<TcpStream>>>,
-    waiting: RefCell<BytesMut>, // written, not taken yet
-    /// What waits waits for more to go with, not for the client.
-    is_held: Cell<bool>,
+    waiting: RefCell<BytesMut>, // written, but not accepted by the socket
+    /// The queued bytes wait to be sent together with later ones, not for the client to read.
+    is_deferred: Cell<bool>,
     is_lost: Cell<bool>,
-    /// The client has closed its half, or the server ends: the answer that begins now is the last one.
+    /// The client has closed its half, or the server shuts down: the next response is the last one.
     pub(crate) is_last: Cell<bool>,
-    /// A stream is under way: its client must catch up now and then.
+    /// A stream is in progress: its client must read all queued bytes from time to time.
     pub(crate) is_stream: Cell<bool>,
-    /// The name of the request that is answered, for the log.
+    /// Name of the current request, for the log.
     pub(crate) name: RefCell<String>,
     on_resume: RefCell<Option<Box<dyn Fn()>>>,
     task: RefCell<Option<Waker>>,
@@ -34,7 +34,7 @@ pub(crate) struct Link {
     pub(crate) options: Rc<Options>,
 }
 
-/// While bytes wait.
+/// Slow client timer, while bytes are queued.
 struct Slow {
     since: Instant,
     progress: Instant,
@@ -46,7 +46,7 @@ impl Link {
         Self {
             stream: RefCell::new(Some(stream)),
             waiting: RefCell::default(),
-            is_held: Cell::new(false),
+            is_deferred: Cell::new(false),
             is_lost: Cell::new(false),
             is_last: Cell::new(false),
             is_stream: Cell::new(false),
@@ -58,39 +58,39 @@ impl Link {
         }
     }
 
-    /// Whether bytes wait for the client.
+    /// Returns true if bytes wait for the client to read.
     pub(crate) fn is_blocked(&self) -> bool {
-        !self.is_held.get() && !self.waiting.borrow().is_empty()
+        !self.is_deferred.get() && !self.waiting.borrow().is_empty()
     }
 
     pub(crate) fn write(&self, bytes: &[u8]) {
         if self.is_lost.get() {
             return;
         }
-        if self.is_held.get() {
-            self.is_held.set(false);
+        if self.is_deferred.get() {
+            self.is_deferred.set(false);
             self.waiting.borrow_mut().extend_from_slice(bytes);
-            let taken = self.try_write(&self.waiting.borrow());
-            self.waiting.borrow_mut().advance(taken);
+            let sent = self.try_write(&self.waiting.borrow());
+            self.waiting.borrow_mut().advance(sent);
         } else if self.is_blocked() {
             self.waiting.borrow_mut().extend_from_slice(bytes);
             return;
         } else {
-            let taken = self.try_write(bytes);
-            self.waiting.borrow_mut().extend_from_slice(&bytes[taken..]);
+            let sent = self.try_write(bytes);
+            self.waiting.borrow_mut().extend_from_slice(&bytes[sent..]);
         }
         if self.is_blocked() {
             self.wake();
         }
     }
 
-    /// Write with what comes next, or after what else happens now.
-    pub(crate) fn hold(&self, bytes: &[u8]) {
+    /// Queues bytes to be sent with the next write, or at the end of this turn of the event loop.
+    pub(crate) fn write_deferred(&self, bytes: &[u8]) {
         if self.is_blocked() || self.is_lost.get() {
             self.write(bytes);
         } else {
             self.waiting.borrow_mut().extend_from_slice(bytes);
-            self.is_held.set(true);
+            self.is_deferred.set(true);
             self.wake();
         }
     }
@@ -101,7 +101,8 @@ impl Link {
         }
     }
 
-    /// How much the socket takes now.
+    /// Writes without blocking and returns the number of bytes accepted by the socket (all of them if the client is
+    /// lost).
     fn try_write(&self, bytes: &[u8]) -> usize {
         let Some(stream) = self.stream.borrow().clone() else {
             return bytes.len();
@@ -110,24 +111,24 @@ impl Link {
             Ok(size) => size,
             Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
             Err(_) => {
-                self.lose();
+                self.mark_lost();
                 bytes.len()
             }
         }
     }
 
-    /// The client is gone.
-    pub(crate) fn lose(&self) {
+    /// Marks the connection as lost and wakes its task.
+    pub(crate) fn mark_lost(&self) {
         self.is_lost.set(true);
         self.wake();
     }
 
-    /// Set what is called when what waited was taken; None ends it.
+    /// Sets the callback for when all queued bytes were sent; `None` removes it.
     pub(crate) fn set_on_resume(&self, call: Option<Box<dyn Fn()>>) {
         *self.on_resume.borrow_mut() = call;
     }
 
-    /// Returns when nothing waits. For the connection's own task, which polls [`Link::poll_flush`] first.
+    /// Waits until no bytes are queued. Only for the connection's own task, which polls [`Link::poll_flush`] first.
     pub(crate) async fn drained(&self) {
         poll_fn(|_| {
             if self.waiting.borrow().is_empty() {
@@ -139,7 +140,7 @@ impl Link {
         .await;
     }
 
-    /// Write what waits. Ready: the client is gone, or was dropped.
+    /// Sends queued bytes. Ready if the client has disconnected or was disconnected for reading too slowly.
     pub(crate) fn poll_flush(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_lost.get() {
             return Poll::Ready(());
@@ -152,7 +153,7 @@ impl Link {
         {
             *self.task.borrow_mut() = Some(context.waker().clone());
         }
-        self.is_held.set(false);
+        self.is_deferred.set(false);
         if self.waiting.borrow().is_empty() {
             return Poll::Pending;
         }
@@ -163,11 +164,11 @@ impl Link {
         while !self.waiting.borrow().is_empty() {
             match stream.poll_write_ready(context) {
                 Poll::Pending => return self.poll_slow(context, has_progress),
-                Poll::Ready(Err(_)) => self.lose(),
+                Poll::Ready(Err(_)) => self.mark_lost(),
                 Poll::Ready(Ok(())) => {
-                    let taken = self.try_write(&self.waiting.borrow());
-                    has_progress |= taken > 0;
-                    self.waiting.borrow_mut().advance(taken);
+                    let sent = self.try_write(&self.waiting.borrow());
+                    has_progress |= sent > 0;
+                    self.waiting.borrow_mut().advance(sent);
                 }
             }
             if self.is_lost.get() {
@@ -185,7 +186,7 @@ impl Link {
     }
 
     fn resume(&self) {
-        let call = self.on_resume.borrow_mut().take(); // it may write, and set another one
+        let call = self.on_resume.borrow_mut().take(); // the callback may write, and set another callback
         if let Some(call) = call {
             call();
             self.on_resume.borrow_mut().get_or_insert(call);
@@ -194,8 +195,8 @@ impl Link {
 
     fn poll_slow(&self, context: &mut Context<'_>, has_progress: bool) -> Poll<()> {
         let now = Instant::now();
-        let mut found = self.slow.borrow_mut();
-        let slow = found.get_or_insert_with(|| Slow {
+        let mut timer = self.slow.borrow_mut();
+        let slow = timer.get_or_insert_with(|| Slow {
             since: now,
             progress: now,
             timer: Box::pin(sleep_until(now)),
@@ -224,13 +225,13 @@ impl Link {
         ));
         count(&self.options.counts.dropped);
         if let Some(stream) = &*self.stream.borrow() {
-            let _ = stream.set_zero_linger(); // what waits in the kernel is nothing to wait for either
+            let _ = stream.set_zero_linger(); // drops the bytes in the kernel's buffer, too
         }
         self.is_lost.set(true);
         Poll::Ready(())
     }
 
-    /// Let go of the socket, whoever still holds this.
+    /// Closes the socket and drops all queued bytes and callbacks, whatever else still holds the link.
     pub(crate) fn close(&self) {
         self.is_lost.set(true);
         *self.stream.borrow_mut() = None;

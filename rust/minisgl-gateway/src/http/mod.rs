@@ -1,10 +1,10 @@
-//! Connections of clients, and passing requests on.
+//! Client connections, and the proxy to the Python server.
 //!
-//! One thread, one event loop, no locks: a connection's task reads heads and bodies and waits; whoever answers writes
-//! through a [`Writer`], from any task of the same thread, without waking the connection's own.
+//! One thread, one event loop, no locks: a connection's task reads headers and bodies and waits; responses are written
+//! through a [`Writer`], from any task of the same thread, without waking the connection's task.
 //!
-//! Invariants: what is no plain HTTP/1.1 request goes on byte for byte; a client that is gone ends what is done for it;
-//! what waits for a client is bounded.
+//! Invariants: what is not a plain HTTP/1.1 request is proxied byte for byte; the work for a client ends when it
+//! disconnects; the bytes queued for a client are bounded.
 
 mod accept;
 mod client;
@@ -22,5 +22,5 @@ pub use accept::accept;
 pub use connection::serve_connection;
 pub use fallback::{hex, request_id};
 pub use head::Head;
-pub use options::{Budget, Counts, Held, Options, SMALL_BYTES, Stop};
-pub use writer::{Answer, Handler, Outcome, Pair, Writer};
+pub use options::{Budget, BudgetPermit, Counts, Options, SMALL_BYTES, Stop};
+pub use writer::{Answer, Handler, Outcome, Pair, Writer, pairs};

@@ -1,4 +1,4 @@
-//! What all connections of a gateway share: limits, counts, and the end of it all.
+//! State shared by all connections of a gateway: limits, counters, and shutdown.
 
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -8,30 +8,30 @@ use std::time::{Duration, SystemTime};
 
 use tokio::sync::Notify;
 
-/// What is read at once, and at most read ahead of the request that is answered.
+/// Bytes of one read, and of input that is read ahead of the current request at most.
 pub(crate) const READ_BYTES: usize = 64 * 1024;
-/// Bodies up to here wait for nobody.
+/// Largest body in bytes that needs no share of the budget for large bodies.
 pub const SMALL_BYTES: usize = 64 * 1024;
 
-/// Times may change at any moment: they come with the configuration, after the first clients.
+/// Settings of all connections. The times change when the configuration arrives, which is after the first clients.
 pub struct Options {
-    /// The Unix socket of the Python server.
+    /// Path of the Python server's Unix socket.
     pub fallback: PathBuf,
-    /// For a head to come, and for what was written to be read.
+    /// Time limit for a request header to arrive, and for written bytes to be read.
     pub slow_client_timeout: Cell<Duration>,
-    /// How long a connection without a request stays open.
+    /// Time that a connection without a request stays open.
     pub keep_alive_timeout: Cell<Duration>,
-    /// After a client has closed its half, until the first interim answer.
+    /// Time from the close of a client's sending half to the first interim response.
     pub probe_after: Cell<Duration>,
-    /// The longest head; a longer one is for the Python server to refuse.
+    /// Longest request header in bytes; the Python server refuses a longer one.
     pub max_head_bytes: usize,
-    /// Takes lines for the log, as warnings.
+    /// Callback that writes a warning to the log.
     pub log: Box<dyn Fn(&str)>,
-    /// The room for large bodies.
+    /// Budget of bytes for large request bodies.
     pub bodies: Arc<Budget>,
-    /// Ends connections.
+    /// Shutdown signal for the listener and all connections.
     pub stop: Stop,
-    /// What became of connections and requests.
+    /// Counters of connections and requests.
     pub counts: Counts,
     pub(crate) scratch: RefCell<Vec<u8>>,
     pub(crate) input: RefCell<Box<[u8]>>,
@@ -39,7 +39,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// With Python's times and bounds.
+    /// Makes options with the default times and limits of the Python server.
     pub fn new(fallback: PathBuf, log: Box<dyn Fn(&str)>) -> Self {
         Self {
             fallback,
@@ -57,7 +57,7 @@ impl Options {
         }
     }
 
-    /// Append a `date` header's value.
+    /// Appends the value of a `date` header.
     pub(crate) fn push_date(&self, to: &mut Vec<u8>) {
         let now = SystemTime::now();
         let second = now
@@ -76,76 +76,76 @@ impl Options {
     }
 }
 
-/// So many bytes of large bodies may be in hand at once; shared with whoever reads bodies as well.
+/// Budget of bytes for large bodies that are in memory at once; shared with all readers of bodies.
 #[derive(Debug)]
 pub struct Budget {
-    most: AtomicUsize,
-    held: AtomicUsize,
+    max: AtomicUsize,
+    used: AtomicUsize,
 }
 
-/// Bytes of a [`Budget`], until it is dropped.
+/// Bytes taken from a [`Budget`]; dropping it returns them.
 #[derive(Debug)]
-pub struct Held {
+pub struct BudgetPermit {
     budget: Arc<Budget>,
     size: usize,
 }
 
 impl Budget {
-    /// A budget of `most` bytes.
-    pub fn new(most: usize) -> Self {
+    /// Makes a budget of `max` bytes.
+    pub fn new(max: usize) -> Self {
         Self {
-            most: AtomicUsize::new(most),
-            held: AtomicUsize::new(0),
+            max: AtomicUsize::new(max),
+            used: AtomicUsize::new(0),
         }
     }
 
-    /// From now on. What is in hand stays.
-    pub fn set_most(&self, most: usize) {
-        self.most.store(most, Ordering::Relaxed);
+    /// Changes the size of the budget for later calls of `take`. Bytes already taken stay taken.
+    pub fn set_max(&self, max: usize) {
+        self.max.store(max, Ordering::Relaxed);
     }
 
-    /// In hand.
-    pub fn held(&self) -> usize {
-        self.held.load(Ordering::Relaxed)
+    /// Returns the number of bytes that are taken from the budget now.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
     }
 
-    /// None: there is no room now.
-    pub fn take(self: &Arc<Self>, size: usize) -> Option<Held> {
-        let most = self.most.load(Ordering::Relaxed);
-        self.held
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
-                held.checked_add(size).filter(|sum| *sum <= most)
+    /// Takes `size` bytes of the budget. `None` if that many are not free now.
+    pub fn take(self: &Arc<Self>, size: usize) -> Option<BudgetPermit> {
+        let max = self.max.load(Ordering::Relaxed);
+        self.used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |used| {
+                used.checked_add(size).filter(|sum| *sum <= max)
             })
             .ok()
-            .map(|_| Held {
+            .map(|_| BudgetPermit {
                 budget: self.clone(),
                 size,
             })
     }
 }
 
-impl Drop for Held {
+impl Drop for BudgetPermit {
     fn drop(&mut self) {
-        self.budget.held.fetch_sub(self.size, Ordering::Relaxed);
+        self.budget.used.fetch_sub(self.size, Ordering::Relaxed);
     }
 }
 
-/// What became of connections and requests, since the start.
+/// Counters of connections and requests since the start.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Connections now.
+    /// Number of open connections.
     pub open: Cell<usize>,
-    /// Connections ever.
+    /// Accepted connections in total.
     pub accepted: Cell<u64>,
-    /// Requests that went on.
-    pub passed_on: Cell<u64>,
-    /// Connections that went on as bytes.
+    /// Requests that were proxied to the Python server.
+    pub proxied: Cell<u64>,
+    /// Connections that were proxied as bytes.
     pub tunnelled: Cell<u64>,
-    /// How many of those two found no Python server.
+    /// Proxied requests and connections for which the Python server was unreachable.
     pub unreachable: Cell<u64>,
-    /// Connections whose clients read nothing.
+    /// Connections that were closed because their clients read nothing.
     pub dropped: Cell<u64>,
-    /// Requests whose answer panicked.
+    /// Requests whose handler panicked.
     pub panics: Cell<u64>,
 }
 
@@ -153,7 +153,7 @@ pub(crate) fn count(cell: &Cell<u64>) {
     cell.set(cell.get() + 1);
 }
 
-/// Ends what [`crate::http::accept`] and its connections do.
+/// Shutdown signal for [`crate::http::accept`] and its connections.
 #[derive(Default)]
 pub struct Stop {
     phase: Cell<Phase>,
@@ -169,22 +169,22 @@ enum Phase {
 }
 
 impl Stop {
-    /// No more connections; those without a request are closed, the others after the answer under way. Idempotent.
+    /// Ends accepting; closes idle connections at once and the others after their current response. Idempotent.
     pub fn close(&self) {
         self.go_to(Phase::Closing);
     }
 
-    /// All connections end now. Idempotent.
+    /// Ends all connections now. Idempotent.
     pub fn cut(&self) {
         self.go_to(Phase::Cut);
     }
 
-    /// Whether [`Stop::close`] or [`Stop::cut`] was called.
+    /// Returns true if [`Stop::close`] or [`Stop::cut`] was called.
     pub fn is_closing(&self) -> bool {
         self.phase.get() >= Phase::Closing
     }
 
-    /// Returns when [`Stop::close`] or [`Stop::cut`] is called.
+    /// Waits until [`Stop::close`] or [`Stop::cut`] is called.
     pub async fn closing(&self) {
         self.reached(Phase::Closing).await;
     }
@@ -202,7 +202,7 @@ impl Stop {
 
     async fn reached(&self, phase: Phase) {
         while self.phase.get() < phase {
-            self.changed.notified().await; // one thread: nothing happens between the check and this
+            self.changed.notified().await; // a single thread: the phase cannot change between the check and this
         }
     }
 }

@@ -1,7 +1,6 @@
-//! Bytes between a client and the Python server, both ways, as they come.
+//! Relay of bytes between a client and the Python server, in both directions.
 //!
-//! Invariants: neither side is read faster than the other one takes it; nothing is changed; the end of one side's
-//! sending is the other's to know.
+//! Invariants: neither side is read faster than the other accepts; bytes are unchanged; each side sees the other's end.
 
 use std::io::ErrorKind;
 use std::task::{Context, Poll};
@@ -15,15 +14,15 @@ use super::client::{Inbox, Watch};
 use super::link::Link;
 use super::writer::Progress;
 
-/// One poll reads so often at most: others want to be read as well.
+/// Reads of one poll at most, so that other connections get their turn.
 const MAX_READS: usize = 8;
 
 pub(crate) struct Relay {
     upstream: UnixStream,
     to_send: [Bytes; 2],
-    /// What is left of the body beside those bytes; None: no end is known.
+    /// Bytes of the body that remain, without those in `to_send`; `None` if the end is unknown.
     left: Option<usize>,
-    /// None: it ends with the connection.
+    /// Finder of the response's end; `None` if the response ends with the connection.
     end: Option<AnswerEnd>,
     is_shut: bool,
     is_refused: bool,
@@ -33,11 +32,11 @@ pub(crate) enum Relayed {
     Answered {
         keep: bool,
     },
-    /// The server went away before it answered; `left` as it was.
+    /// The server closed before a response began; `left` is the rest of the body.
     Unanswered {
         left: Option<usize>,
     },
-    /// The client went away.
+    /// The client disconnected before the exchange was complete.
     Gone,
 }
 
@@ -74,7 +73,7 @@ impl Relay {
         self.left == Some(0) && self.to_send.iter().all(Bytes::is_empty)
     }
 
-    /// To the server. Ready: the client is gone.
+    /// Sends the client's bytes to the server. Ready if the client has disconnected.
     fn poll_client(
         &mut self,
         context: &mut Context<'_>,
@@ -105,15 +104,15 @@ impl Relay {
             }
         }
         if inbox.is_last() {
-            self.shut(); // how long it is waited for is the server's to decide
+            self.shut(); // the server decides how long it goes on with the response
             return Poll::Pending;
         }
-        let found = watch.poll(context, inbox, link, || self.progress());
+        let disconnected = watch.poll(context, inbox, link, || self.progress());
         if inbox.is_last() {
             self.shut();
             return Poll::Pending;
         }
-        found
+        disconnected
     }
 
     fn shut(&mut self) {
@@ -123,7 +122,7 @@ impl Relay {
         }
     }
 
-    /// Ready: nothing waits to be sent.
+    /// Sends the bytes of `to_send`. Ready if none are left.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             let Some(bytes) = self.to_send.iter_mut().find(|bytes| !bytes.is_empty()) else {
@@ -139,13 +138,13 @@ impl Relay {
                 Poll::Ready(Ok(())) => match self.upstream.try_write(bytes) {
                     Ok(size) => bytes.advance(size),
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                    Err(_) => self.is_refused = true, // it may have answered all the same
+                    Err(_) => self.is_refused = true, // the server may have responded nevertheless
                 },
             }
         }
     }
 
-    /// To the client.
+    /// Sends the server's bytes to the client. Ready if the exchange has ended.
     fn poll_server(&mut self, context: &mut Context<'_>, inbox: &Inbox, link: &Link) -> Poll<Relayed> {
         for _ in 0..MAX_READS {
             if self.progress() == Progress::Ended && (self.has_sent_all() || self.is_refused || inbox.has_ended) {
@@ -171,7 +170,7 @@ impl Relay {
                 .unwrap_or(0);
             link.write(&input[..used]);
             if used < size {
-                return Poll::Ready(Relayed::Answered { keep: false }); // no answer, or more than one
+                return Poll::Ready(Relayed::Answered { keep: false }); // an invalid response, or bytes after its end
             }
             if let Some(id) = self.end.as_mut().and_then(|end| end.request_id.take()) {
                 *link.name.borrow_mut() = id;
@@ -182,9 +181,9 @@ impl Relay {
     }
 
     fn server_has_ended(&self, inbox: &Inbox) -> Relayed {
-        let has_answered = self.end.as_ref().is_none_or(|end| end.has_come());
+        let has_answered = self.end.as_ref().is_none_or(|end| end.has_begun());
         if has_answered || (inbox.has_ended && self.left != Some(0)) {
-            return Relayed::Answered { keep: false }; // also if it was cut off: so is ours
+            return Relayed::Answered { keep: false }; // a truncated response is truncated for the client, too
         }
         Relayed::Unanswered { left: self.left }
     }
@@ -193,14 +192,14 @@ impl Relay {
 const MAX_HEAD_BYTES: usize = 1 << 20;
 const MAX_HEADERS: usize = 256;
 
-/// Fed with the bytes of one answer.
+/// Incremental parser that finds the end of one response.
 pub(crate) struct AnswerEnd {
     is_to_head: bool,
     state: State,
     head: Vec<u8>,
     /// Whether the server keeps the connection open.
     pub(crate) keep_alive: bool,
-    /// As it says.
+    /// Value of the response's `x-request-id` header.
     pub(crate) request_id: Option<String>,
 }
 
@@ -214,13 +213,13 @@ enum State {
     Data(u64),
     DataEnd,
     DataLineEnd,
-    /// Bytes of the trailer's line that were there.
+    /// A trailer line, with its length so far in bytes.
     Trailer(usize),
     UntilClose,
     Ended,
 }
 
-/// No answer that we know.
+/// Error for bytes that are not a valid HTTP/1 response.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Broken;
 
@@ -237,18 +236,18 @@ impl AnswerEnd {
 
     pub(crate) fn progress(&self) -> Progress {
         match self.state {
-            State::Head => Progress::None, // an interim answer is none
+            State::Head => Progress::None, // an interim response does not count
             State::Ended => Progress::Ended,
             _ => Progress::Begun,
         }
     }
 
-    /// Some of it was passed on: no other answer may begin.
-    pub(crate) fn has_come(&self) -> bool {
+    /// Returns true if any byte of the response was handled: it was sent to the client, so no other response may begin.
+    pub(crate) fn has_begun(&self) -> bool {
         self.progress() != Progress::None || !self.head.is_empty()
     }
 
-    /// How many of these bytes belong to the answer.
+    /// Parses the next bytes and returns how many of them belong to the response.
     pub(crate) fn feed(&mut self, bytes: &[u8]) -> Result<usize, Broken> {
         let mut at = 0;
         while at < bytes.len() && self.state != State::Ended {

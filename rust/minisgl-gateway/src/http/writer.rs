@@ -1,6 +1,6 @@
-//! The way of one answer to its client.
+//! Writer of one response to its client.
 //!
-//! Invariants: one answer to a request, and nothing behind its end; framing as uvicorn writes it.
+//! Invariants: one response per request, and nothing after its end; the same framing as uvicorn.
 
 use std::cell::{Cell, RefCell};
 use std::io::Write;
@@ -11,11 +11,16 @@ use bytes::Bytes;
 use super::Head;
 use super::link::Link;
 
-/// A larger buffer is not kept for the next answer.
+/// Capacity in bytes up to which a buffer is reused for the next response.
 const MAX_SCRATCH_BYTES: usize = 1 << 18;
 
 /// Name and value of a header.
 pub type Pair<'a> = (&'a str, &'a str);
+
+/// Borrows the names and values of headers.
+pub fn pairs(headers: &[(String, String)]) -> Vec<Pair<'_>> {
+    headers.iter().map(|(name, value)| (&**name, &**value)).collect()
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -24,11 +29,11 @@ pub(crate) enum Progress {
     Ended,
 }
 
-/// Writes one answer. Cheap to clone; nothing here blocks or wakes a task: bytes go to the socket at once, what it does
-/// not take waits in a buffer.
+/// Shared handle that writes one response. It never blocks and wakes no task: bytes go to the socket at once, and those
+/// that the socket does not accept are queued.
 pub type Writer = Rc<Answer>;
 
-/// The answer that is under way.
+/// State of the response to one request.
 pub struct Answer {
     link: Rc<Link>,
     is_head: bool,
@@ -38,7 +43,8 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// `body`: to pass on if the request is.
+    /// Makes the writer of a response. `body` is the request's body, stored until the request cannot be proxied any
+    /// more.
     pub(crate) fn new(link: Rc<Link>, head: Option<&Head>, body: Option<Bytes>) -> Writer {
         Rc::new(Self {
             link,
@@ -57,7 +63,7 @@ impl Answer {
         self.body.take()
     }
 
-    /// Nothing more is written for it. Whether the connection may go on.
+    /// Ends all writing for this request. Returns true if the connection may stay open.
     pub(crate) fn close(&self) -> bool {
         let is_whole = self.progress.replace(Progress::Ended) == Progress::Ended;
         self.link.is_stream.set(false);
@@ -67,7 +73,7 @@ impl Answer {
         is_whole && self.keep_alive.get()
     }
 
-    /// The connection ends with this answer.
+    /// Makes the connection close after this response.
     pub(crate) fn end_connection(&self) {
         self.keep_alive.set(false);
     }
@@ -100,7 +106,7 @@ impl Answer {
         to.extend_from_slice(b"\r\n\r\n");
     }
 
-    /// Call with an empty buffer that is used again and again.
+    /// Calls `call` with an empty buffer that is reused.
     fn with_scratch(&self, call: impl FnOnce(&mut Vec<u8>)) {
         let mut scratch = self.link.options.scratch.take();
         scratch.clear();
@@ -110,19 +116,19 @@ impl Answer {
         }
     }
 
-    /// The name of the request in log lines.
+    /// Sets the request's name, which log lines about the connection use.
     pub fn set_name(&self, name: &str) {
         if self.progress.get() != Progress::Ended {
             name.clone_into(&mut self.link.name.borrow_mut());
         }
     }
 
-    /// The request is not passed on any more: its body need not be kept for that. What begins an answer says it too.
+    /// Drops the stored request body: the request is not proxied any more. Starting a response does the same.
     pub fn commit(&self) {
         self.body.take();
     }
 
-    /// A whole answer. `head` are further headers; length, date and connection are added.
+    /// Writes a whole response, with further headers `head`. No-op if a response has begun.
     pub fn whole(&self, status: u16, content_type: &str, head: &[Pair<'_>], body: &[u8]) {
         if self.progress.replace(Progress::Ended) != Progress::None {
             return;
@@ -138,7 +144,7 @@ impl Answer {
         });
     }
 
-    /// The head of a streamed answer, status 200. It goes out with the first part.
+    /// Begins a streamed response with status 200. Its header is sent with the first part.
     pub fn begin(&self, content_type: &str, head: &[Pair<'_>]) {
         if self.progress.get() != Progress::None {
             return;
@@ -148,21 +154,21 @@ impl Answer {
         self.commit();
         self.with_scratch(|scratch| {
             self.push_head(scratch, 200, content_type, head, None);
-            self.link.hold(scratch);
+            self.link.write_deferred(scratch);
         });
     }
 
-    /// The next part of a streamed answer. Empty parts are none.
+    /// Writes the next part of a streamed response. Empty parts are ignored.
     pub fn part(&self, bytes: &[u8]) {
         self.write(bytes, false);
     }
 
-    /// The end of a streamed answer.
+    /// Ends a streamed response. No-op if none is in progress.
     pub fn end(&self) {
         self.write(b"", true);
     }
 
-    /// The last part and the end in one write.
+    /// Writes the last part and the end of a streamed response at once.
     pub fn end_with(&self, bytes: &[u8]) {
         self.write(bytes, true);
     }
@@ -187,13 +193,12 @@ impl Answer {
         });
     }
 
-    /// Whether the client lags behind: what was written is not taken yet. Nothing more should be written until
-    /// `on_resume` is called.
+    /// Returns true if the client has not read all that was written. The caller should wait for `on_resume` then.
     pub fn is_paused(&self) -> bool {
         self.progress.get() != Progress::Ended && self.link.is_blocked()
     }
 
-    /// Called each time when the client has caught up; replaces what was set before.
+    /// Sets the callback for each time that the client has read all that was written; replaces an earlier one.
     pub fn on_resume(&self, call: Box<dyn Fn()>) {
         if self.progress.get() != Progress::Ended {
             self.link.set_on_resume(Some(call));
@@ -222,32 +227,32 @@ fn phrase(status: u16) -> &'static str {
     }
 }
 
-/// What became of a request.
+/// Result of a request's handler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Its answer is written, as far as its client takes it.
+    /// The response is written; the client may not have read all of it.
     Answered,
-    /// Nothing was written for it: it goes on, unchanged.
-    PassOn,
+    /// Nothing was written: the request is proxied unchanged.
+    Proxy,
 }
 
-/// Answers requests. Dropping the future of [`Handler::answer`] means that the client is gone.
+/// Handler of requests. Dropping the future of [`Handler::answer`] means that the client has disconnected.
 pub trait Handler: 'static {
-    /// By the head alone: its body, of at most so many bytes, is wanted, and [`Handler::answer`] is next. None: it goes
-    /// on, unchanged.
+    /// Decides by the header alone. Returns the largest accepted body in bytes, and [`Handler::answer`] is called next;
+    /// or `None`: the request is proxied unchanged.
     fn route(&self, head: &Head) -> Option<usize>;
 
-    /// Whether the caller may send a body of more than [`super::SMALL_BYTES`], which `route` wants; else it goes on.
-    fn may_send(&self, head: &Head) -> impl Future<Output = bool> {
+    /// Returns true if the caller may send a body above [`super::SMALL_BYTES`]; if not, the request is proxied.
+    fn can_send_body(&self, head: &Head) -> impl Future<Output = bool> {
         let _ = head;
         std::future::ready(true)
     }
 
-    /// A request that `route` wants goes on all the same: its body is too large for now, or comes too slowly.
-    fn passed_on(&self, head: &Head) {
+    /// Notifies of a request that `route` accepted but that is proxied: its body is too large for now, or too slow.
+    fn on_proxied(&self, head: &Head) {
         let _ = head;
     }
 
-    /// A request whose whole body is here.
+    /// Answers a request whose whole body has arrived, through `writer`, unless it returns `Outcome::Proxy`.
     fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> impl Future<Output = Outcome>;
 }

@@ -1,8 +1,8 @@
-//! Messages to bytes and back, by serde and the rules of msgspec: a struct is an array of its tag and its fields, numbers
-//! have their shortest form, a map that leaves out defaults has a long header.
+//! Encoding and decoding of messages, by serde and msgspec's rules: a struct is an array of its tag and its fields,
+//! integers have their shortest form, a map without its defaults has a long header.
 //!
-//! Invariants: nothing is reserved for what a length only claims; a value of another type is an error; fields that this
-//! side does not know stand at the end of a message, and are stepped over.
+//! Invariants: no memory is reserved for a length that the bytes only claim; a value of another type is an error;
+//! unknown fields at the end of a message are skipped.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -12,26 +12,26 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Deserialize, Error, IgnoredAny, SeqAccess, Visitor};
 use serde::ser::Serialize;
 
-use super::packed::{Numbers, Packed, numbers};
+use super::packed::{Packed, PackedVec, unpack};
 use super::prepared::Prepared;
 use super::types::{
     FromEngine, ID_LIMIT, LENGTH_BYTES, MessageError, NewRequest, SCHEMA_VERSION, STAMPED, SamplingParams, StepTokens,
     ToEngine,
 };
 
-/// Messages nest no deeper.
+/// Maximum nesting depth of a message; a deeper one is an error.
 const MAX_DEPTH: usize = 32;
 
 // ------------------------------------------------------------------------------------------------------------ writing
 
-/// One frame of `messages`, with its length in front.
+/// Encodes `messages` as one frame with its length prefix.
 #[must_use]
 pub fn encode(messages: &[ToEngine]) -> Vec<u8> {
     frame(messages, estimate, put_to_engine)
 }
 
-/// One frame of what a pool of engines says, with its length in front. What is read in part would be written in part: the
-/// pool passes that on as it came.
+/// Encodes messages of a pool of engines as one frame with its length prefix. Messages of which this side decodes only
+/// a part must be forwarded as bytes instead: the other fields would be lost.
 #[must_use]
 pub fn encode_from_engine(messages: &[FromEngine]) -> Vec<u8> {
     let estimate = |message: &FromEngine| match message {
@@ -42,7 +42,7 @@ pub fn encode_from_engine(messages: &[FromEngine]) -> Vec<u8> {
     frame(messages, estimate, put_from_engine)
 }
 
-/// A list of messages that are written already.
+/// Joins encoded messages to one encoded list of messages.
 #[must_use]
 pub fn list_of(messages: &[&[u8]]) -> Vec<u8> {
     let mut list = Vec::with_capacity(5 + messages.iter().map(|one| one.len()).sum::<usize>());
@@ -51,7 +51,7 @@ pub fn list_of(messages: &[&[u8]]) -> Vec<u8> {
     list
 }
 
-/// About as many bytes as `message` takes.
+/// Estimates the encoded size of `message` in bytes.
 pub(crate) fn estimate(message: &ToEngine) -> usize {
     match message {
         ToEngine::AddRequest(NewRequest { tokens, .. }) | ToEngine::AddPrefix { tokens, .. } => 4 * tokens.len() + 128,
@@ -72,7 +72,7 @@ fn frame<M>(messages: &[M], estimate: impl Fn(&M) -> usize, put: impl Fn(&mut Ve
     out
 }
 
-/// Writing into memory does not fail: what is returned is left alone, here and below.
+/// Appends an encoded value. Writing to memory does not fail, so the result is ignored.
 fn put(out: &mut Vec<u8>, value: &impl Serialize) {
     let _ = value.serialize(&mut Serializer::new(out));
 }
@@ -107,13 +107,13 @@ fn put_to_engine(out: &mut Vec<u8>, message: &ToEngine) {
     }
 }
 
-/// Its header is that of a long map, because Python sees its length last.
+/// Appends sampling parameters, with the 3-byte map header that Python writes: it learns the number of fields last.
 fn put_sampling(out: &mut Vec<u8>, params: &SamplingParams) {
     let header = out.len();
     put(out, params);
     if out[header] & 0xf0 == 0x80 {
-        let number = out[header] & 0x0f;
-        out.splice(header..=header, [0xde, 0, number]);
+        let num_fields = out[header] & 0x0f;
+        out.splice(header..=header, [0xde, 0, num_fields]);
     }
 }
 
@@ -135,7 +135,7 @@ fn put_from_engine(out: &mut Vec<u8>, message: &FromEngine) {
     }
 }
 
-/// The fields of a struct, fewer than fifteen, behind its tag.
+/// Appends a struct of fewer than 15 fields as an array of its tag and its fields.
 fn put_tagged(out: &mut Vec<u8>, tag: &str, fields: &impl Serialize) {
     let header = out.len();
     put(out, fields);
@@ -158,31 +158,32 @@ fn put_step(out: &mut Vec<u8>, step: &StepTokens) {
 
 // ------------------------------------------------------------------------------------------------------------ reading
 
-/// The messages of a frame, given without its length.
+/// Decodes the messages of a frame without its length prefix.
 pub fn decode(frame: &[u8]) -> Result<Vec<FromEngine>, MessageError> {
     let mut found = Vec::new();
     decode_each(frame, |message, _| found.push(message))?;
     Ok(found)
 }
 
-/// Each message of a frame, given without its length, and its bytes.
+/// Decodes a frame without its length prefix, and passes each message with its bytes to `each`.
 pub fn decode_each(frame: &[u8], each: impl FnMut(FromEngine, &[u8])) -> Result<(), MessageError> {
     read_each(frame, each)
 }
 
-/// What a front end sent, for who stands in for an engine process. Ids are in their range; the engine itself refuses a
-/// request whose sampling parameters are not in theirs.
+/// Decodes the messages of a front end, for a process in the place of an engine. Request ids are checked; sampling
+/// parameters are not: the engine refuses invalid ones itself.
 pub fn decode_to_engine(frame: &[u8]) -> Result<Vec<ToEngine>, MessageError> {
     let mut found = Vec::new();
     read_each(frame, |message, _| found.push(message))?;
     Ok(found)
 }
 
-/// What Python made of a request: a frame of one message, without its length.
+/// Decodes Python's result, a frame of one message without its length prefix. Fails for unknown tool call or reasoning
+/// formats.
 pub fn decode_prepared(frame: &[u8]) -> Result<Prepared, MessageError> {
     let mut found = None;
     read_each(frame, |message, _| found = Some(message))?;
-    let found = found.ok_or_else(|| malformed("a frame without a message"))?;
+    let found = found.ok_or_else(|| malformed("the frame has no message"))?;
     if let Prepared::Generation(one) = &found {
         one.check().map_err(malformed)?;
     }
@@ -195,18 +196,18 @@ fn malformed(error: impl fmt::Display) -> MessageError {
 
 fn read_each<M: Message>(frame: &[u8], mut each: impl FnMut(M, &[u8])) -> Result<(), MessageError> {
     let mut rest = body(frame)?;
-    let number = rmp::decode::read_array_len(&mut rest).map_err(malformed)?;
-    for left in (0..number).rev() {
-        // nearly always there is one, and its end is known
+    let count = rmp::decode::read_array_len(&mut rest).map_err(malformed)?;
+    for left in (0..count).rev() {
+        // nearly always a frame has one message, whose end is known
         let end = if left == 0 { rest.len() } else { length_of_first(rest)? };
-        let (first, behind) = rest.split_at(end);
+        let (first, after) = rest.split_at(end);
         each(read_one(first)?, first);
-        rest = behind;
+        rest = after;
     }
-    if rest.is_empty() { Ok(()) } else { Err(left_behind()) }
+    if rest.is_empty() { Ok(()) } else { Err(trailing_bytes()) }
 }
 
-/// The one message that `bytes` are.
+/// Decodes the single message in `bytes`.
 fn read_one<M: Message>(bytes: &[u8]) -> Result<M, MessageError> {
     if let Some(found) = M::read_by_hand(bytes) {
         return Ok(found);
@@ -215,8 +216,8 @@ fn read_one<M: Message>(bytes: &[u8]) -> Result<M, MessageError> {
     reader.set_max_depth(MAX_DEPTH);
     let One(message) = One::deserialize(&mut reader).map_err(malformed)?;
     match IgnoredAny::deserialize(&mut reader) {
-        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(message), // nothing is left
-        _ => Err(left_behind()),
+        Err(rmp_serde::decode::Error::InvalidMarkerRead(_)) => Ok(message), // the end of the bytes
+        _ => Err(trailing_bytes()),
     }
 }
 
@@ -227,8 +228,8 @@ fn length_of_first(bytes: &[u8]) -> Result<usize, MessageError> {
     Ok(bytes.len() - reader.into_inner().len())
 }
 
-fn left_behind() -> MessageError {
-    malformed("bytes are left behind the messages")
+fn trailing_bytes() -> MessageError {
+    malformed("the frame has bytes after its last message")
 }
 
 fn body(frame: &[u8]) -> Result<&[u8], MessageError> {
@@ -241,16 +242,16 @@ fn body(frame: &[u8]) -> Result<&[u8], MessageError> {
         return Ok(rest);
     }
     if version == SCHEMA_VERSION | STAMPED {
-        return rest.get(8..).ok_or_else(|| malformed("the frame is cut short"));
+        return rest.get(8..).ok_or_else(|| malformed("the frame is truncated"));
     }
     Err(MessageError::Version(version & !STAMPED))
 }
 
 trait Message: Sized {
-    /// The message with this tag and these fields.
+    /// Decodes the fields of the message with this tag.
     fn read<'de, A: SeqAccess<'de>>(tag: &str, fields: &mut A) -> Result<Self, A::Error>;
 
-    /// The message, if it is one that comes so often that it is read by hand.
+    /// Decodes a frequent message without serde; `None` if it is another one.
     fn read_by_hand(_bytes: &[u8]) -> Option<Self> {
         None
     }
@@ -283,21 +284,21 @@ impl<'de, M: Message> Visitor<'de> for OneVisitor<M> {
 
 fn next<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(fields: &mut A) -> Result<T, A::Error> {
     let found = fields.next_element()?;
-    found.ok_or_else(|| Error::custom("a message lacks a field"))
+    found.ok_or_else(|| Error::custom("a field of the message is missing"))
 }
 
-/// A field that has its default where it is not there.
+/// Decodes a field, or returns its default if the message ends before it.
 fn or_default<'de, T: Deserialize<'de> + Default, A: SeqAccess<'de>>(fields: &mut A) -> Result<T, A::Error> {
     Ok(fields.next_element()?.unwrap_or_default())
 }
 
-/// All fields that are left, as a struct.
+/// Decodes all remaining fields as a struct.
 fn rest<'de, T: Deserialize<'de>, A: SeqAccess<'de>>(fields: &mut A) -> Result<T, A::Error> {
     T::deserialize(SeqAccessDeserializer::new(fields))
 }
 
 impl Message for FromEngine {
-    /// A step that brought tokens and nothing else: serde takes half as long again.
+    /// Decodes a step that has tokens and admissions only: serde takes half as long again.
     fn read_by_hand(bytes: &[u8]) -> Option<Self> {
         let mut rest = bytes.strip_prefix(b"\x9b\xa4step")?.strip_suffix(b"\x80\x90\x90\x90")?;
         let step = rmp::decode::read_int(&mut rest).ok()?;
@@ -305,8 +306,8 @@ impl Message for FromEngine {
             let length = rmp::decode::read_bin_len(&mut rest).ok()?;
             rest.split_off(..length as usize)
         };
-        let (req_ids, tokens, reasons) = (numbers(array()?)?, numbers(array()?)?, numbers(array()?)?);
-        let admitted = (numbers(array()?)?, numbers(array()?)?);
+        let (req_ids, tokens, reasons) = (unpack(array()?)?, unpack(array()?)?, unpack(array()?)?);
+        let admitted = (unpack(array()?)?, unpack(array()?)?);
         rest.is_empty().then_some(())?;
         checked(step, (req_ids, tokens, reasons), admitted).map(Self::StepTokens)
     }
@@ -331,7 +332,7 @@ impl Message for FromEngine {
             "watched" => Self::Watched,
             "says" => Self::EngineSays {
                 engine: next(fields)?,
-                messages: next::<Numbers<u8>, A>(fields)?.0,
+                messages: next::<PackedVec<u8>, A>(fields)?.0,
             },
             "engine" => Self::EngineState {
                 engine: next(fields)?,
@@ -362,7 +363,7 @@ impl Message for ToEngine {
             "hello" => Self::Hello { name: next(fields)? },
             "add" => {
                 let req_id = request_id(fields)?;
-                let tokens = next::<Numbers<i32>, A>(fields);
+                let tokens = next::<PackedVec<i32>, A>(fields);
                 Self::AddRequest(NewRequest {
                     req_id,
                     tokens: tokens
@@ -379,7 +380,7 @@ impl Message for ToEngine {
             "finish" => Self::FinishRequest(request_id(fields)?),
             "add_prefix" => Self::AddPrefix {
                 prefix_id: next(fields)?,
-                tokens: next::<Numbers<i32>, A>(fields)?.0,
+                tokens: next::<PackedVec<i32>, A>(fields)?.0,
                 pin: or_default(fields)?,
             },
             "remove_prefix" => Self::RemovePrefix(next(fields)?),
@@ -415,7 +416,7 @@ fn request_id<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<i64, A::Error> {
 
 type Rows = (Vec<i64>, Vec<i32>, Vec<i32>);
 
-/// A step of these rows and admissions, if they have the same lengths.
+/// Makes a step of these rows and admissions; `None` if arrays have different lengths.
 fn checked(step: i64, (req_ids, tokens, reasons): Rows, (ids, cached): (Vec<i64>, Vec<i32>)) -> Option<StepTokens> {
     let lengths_fit = tokens.len() == req_ids.len() && reasons.len() == req_ids.len() && ids.len() == cached.len();
     lengths_fit.then(|| StepTokens {
@@ -430,20 +431,22 @@ fn checked(step: i64, (req_ids, tokens, reasons): Rows, (ids, cached): (Vec<i64>
 
 fn step_tokens<'de, A: SeqAccess<'de>>(fields: &mut A) -> Result<StepTokens, A::Error> {
     let step = next(fields)?;
-    let req_ids: Numbers<i64> = next(fields)?;
-    let (tokens, reasons): (Numbers<i32>, Numbers<i32>) = (next(fields)?, next(fields)?);
-    let admitted: (Numbers<i64>, Numbers<i32>) = (or_default(fields)?, or_default(fields)?);
+    let req_ids: PackedVec<i64> = next(fields)?;
+    let (tokens, reasons): (PackedVec<i32>, PackedVec<i32>) = (next(fields)?, next(fields)?);
+    let admitted: (PackedVec<i64>, PackedVec<i32>) = (or_default(fields)?, or_default(fields)?);
     let rows = req_ids.0.len();
     let found = checked(step, (req_ids.0, tokens.0, reasons.0), (admitted.0.0, admitted.1.0));
-    let mut found = found.ok_or_else(|| Error::custom("arrays of a step have different lengths"))?;
+    let mut found = found.ok_or_else(|| Error::custom("the arrays of a step have different lengths"))?;
     found.errors = or_default(fields)?;
     found.logprobs = or_default(fields)?;
     for one in &found.logprobs {
         if one.index >= rows {
-            return Err(Error::custom("log probabilities of a token that is not there"));
+            return Err(Error::custom("log probabilities: index out of range"));
         }
         if one.top_ids.len() != one.top_logprobs.len() {
-            return Err(Error::custom("log probabilities without their tokens"));
+            return Err(Error::custom(
+                "log probabilities: top_ids and top_logprobs have different lengths",
+            ));
         }
     }
     found.prompt_logprobs = or_default(fields)?;

@@ -1,7 +1,7 @@
-//! The messages of the engine process, and their bytes: docs/request.md#messages.
+//! Messages between front ends and the engine process, and their encoding: docs/request.md#messages.
 //!
 //! Invariants: a frame of another schema version, or one that does not fit the types, is a [`MessageError`], never a
-//! wrong message; what this side writes is byte for byte what Python writes for the same messages.
+//! wrong message; the encoded bytes are the ones that Python writes for the same messages.
 
 mod codec;
 mod packed;

@@ -1,4 +1,4 @@
-//! Arrays that travel as their bytes, and maps that are lists of pairs here.
+//! Arrays that are encoded as raw bytes, and maps that are lists of pairs in Rust.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use serde::de::{Deserialize, Error, Visitor};
 use serde::ser::Serialize;
 
-/// Numbers that travel as their bytes.
+/// Array that is encoded as its little-endian bytes.
 pub(super) struct Packed<'a, T>(pub &'a [T]);
 
 impl<T: bytemuck::NoUninit> Serialize for Packed<'_, T> {
@@ -18,35 +18,35 @@ impl<T: bytemuck::NoUninit> Serialize for Packed<'_, T> {
 #[cfg(not(target_endian = "little"))]
 compile_error!("numbers travel little-endian");
 
-pub(super) struct Numbers<T>(pub Vec<T>);
+pub(super) struct PackedVec<T>(pub Vec<T>);
 
-impl<T> Default for Numbers<T> {
+impl<T> Default for PackedVec<T> {
     fn default() -> Self {
         Self(Vec::new())
     }
 }
 
-impl<'de, T: bytemuck::Pod> Deserialize<'de> for Numbers<T> {
+impl<'de, T: bytemuck::Pod> Deserialize<'de> for PackedVec<T> {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_bytes(NumbersVisitor(PhantomData))
+        deserializer.deserialize_bytes(PackedVisitor(PhantomData))
     }
 }
 
-pub(super) fn numbers<T: bytemuck::Pod>(bytes: &[u8]) -> Option<Vec<T>> {
+pub(super) fn unpack<T: bytemuck::Pod>(bytes: &[u8]) -> Option<Vec<T>> {
     let is_whole = bytes.len().is_multiple_of(size_of::<T>());
     is_whole.then(|| bytemuck::allocation::pod_collect_to_vec(bytes))
 }
 
-struct NumbersVisitor<T>(PhantomData<T>);
+struct PackedVisitor<T>(PhantomData<T>);
 
-impl<T: bytemuck::Pod> Visitor<'_> for NumbersVisitor<T> {
-    type Value = Numbers<T>;
+impl<T: bytemuck::Pod> Visitor<'_> for PackedVisitor<T> {
+    type Value = PackedVec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("bytes")
     }
 
-    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<Numbers<T>, E> {
+    fn visit_bytes<E: Error>(self, bytes: &[u8]) -> Result<PackedVec<T>, E> {
         let size = size_of::<T>();
         if !bytes.len().is_multiple_of(size) {
             return Err(E::custom(format!(
@@ -54,25 +54,25 @@ impl<T: bytemuck::Pod> Visitor<'_> for NumbersVisitor<T> {
                 bytes.len()
             )));
         }
-        Ok(Numbers(bytemuck::allocation::pod_collect_to_vec(bytes)))
+        Ok(PackedVec(bytemuck::allocation::pod_collect_to_vec(bytes)))
     }
 }
 
 pub mod bytes {
     use serde::{Deserialize as _, Serialize as _};
 
-    use crate::message::packed::{Numbers, Packed};
+    use crate::message::packed::{Packed, PackedVec};
 
     pub fn serialize<S: serde::Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
         Packed(bytes).serialize(serializer)
     }
 
     pub fn deserialize<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<u8>, D::Error> {
-        Ok(Numbers::deserialize(deserializer)?.0)
+        Ok(PackedVec::deserialize(deserializer)?.0)
     }
 }
 
-/// A map, as a list of keys and values.
+/// Map with its entries in order, as a list of keys and values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pairs<K, V>(pub Vec<(K, V)>);
 
@@ -104,10 +104,10 @@ impl<'de, K: Deserialize<'de>, V: Deserialize<'de>> Visitor<'de> for PairsVisito
     }
 
     fn visit_map<A: serde::de::MapAccess<'de>>(self, mut entries: A) -> Result<Pairs<K, V>, A::Error> {
-        let mut found = Vec::new();
+        let mut pairs = Vec::new();
         while let Some(entry) = entries.next_entry()? {
-            found.push(entry);
+            pairs.push(entry);
         }
-        Ok(Pairs(found))
+        Ok(Pairs(pairs))
     }
 }

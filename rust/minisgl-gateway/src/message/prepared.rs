@@ -1,40 +1,40 @@
-//! What Python makes of a POST that the gateway asks it about: `minisgl.message.prepared`.
+//! Results of Python for the POST requests that the gateway receives, as in `minisgl.message.prepared`.
 //!
 //! Invariants: a message of another schema version is refused, as for the engine's messages.
 
 use minisgl_text::answer::{TOOL_FORMATS, Thinking};
 use serde::Deserialize;
 
-use super::packed::{Numbers, bytes};
+use super::packed::{PackedVec, bytes};
 use super::types::SamplingParams;
 
-/// The answer to a question of the gateway.
+/// Python's result for a request of the gateway.
 #[derive(Debug, PartialEq)]
 pub enum Prepared {
-    /// Text is to be generated, and the gateway writes the answer.
+    /// A generation: the gateway runs it and writes the response.
     Generation(Box<Generation>),
-    /// The whole answer: an error.
+    /// A whole response: an error.
     Whole(Whole),
-    /// The Python server answers: the request goes on to it, unchanged.
+    /// No result: the request is proxied to the Python server unchanged.
     PassOn,
-    /// The caller may send a large body.
+    /// Permission: the caller may send a large body.
     Read,
 }
 
-/// The shapes of answers that the gateway writes.
+/// Shapes of responses that the gateway can write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Shape {
-    /// `/v1/chat/completions`
+    /// Chat completions, for `/v1/chat/completions`.
     #[default]
     Chat,
-    /// `/v1/completions`
+    /// Text completions, for `/v1/completions`.
     Completion,
-    /// `/generate`
+    /// SGLang's native shape, for `/generate`.
     Generate,
 }
 
-/// What is generated for one request, and how its answer is shown. The fields are described where Python fills them in.
+/// Prompts, sampling parameters and response shape of one request. `minisgl.message.prepared` describes the fields.
 #[derive(Debug, Default, PartialEq, Deserialize)]
 #[allow(missing_docs)]
 pub struct Generation {
@@ -59,7 +59,7 @@ pub struct Generation {
     pub headers: Vec<(String, String)>,
 }
 
-/// How an answer's text is taken apart into content, reasoning and calls.
+/// Parser settings that split an answer's text into content, reasoning and tool calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[allow(missing_docs)]
 pub struct Parts {
@@ -73,7 +73,7 @@ pub struct Parts {
     pub shown: Vec<i32>,
 }
 
-/// An answer that is written as it is.
+/// A whole HTTP response, which is sent unchanged.
 #[derive(Debug, PartialEq, Deserialize)]
 #[allow(missing_docs)]
 pub struct Whole {
@@ -85,35 +85,35 @@ pub struct Whole {
 }
 
 impl Generation {
-    /// Whether this side knows how its answers are taken apart; else why not.
+    /// Checks that the tool call format and the reasoning format are known here. The error names the unknown one.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Some(parts) = &self.parts else { return Ok(()) };
-        if let Some(place) = parts.tool_format.filter(|&place| place >= TOOL_FORMATS.len()) {
-            return Err(format!("no format of calls has the place {place}"));
+        if let Some(index) = parts.tool_format.filter(|&index| index >= TOOL_FORMATS.len()) {
+            return Err(format!("tool_format {index}: must be below {}", TOOL_FORMATS.len()));
         }
         match &parts.thinking {
-            Some(name) if Thinking::named(name).is_none() => Err(format!("no format of reasoning has the name {name}")),
+            Some(name) if Thinking::named(name).is_none() => Err(format!("thinking {name}: unknown reasoning format")),
             _ => Ok(()),
         }
     }
 
-    /// Choices in the engine.
+    /// Returns the number of requests in the engine: one for each choice of each prompt.
     pub fn num_choices(&self) -> usize {
         self.prompts.len() * self.n()
     }
 
-    /// Choices of each prompt.
+    /// Returns the number of choices of each prompt.
     pub fn n(&self) -> usize {
         usize::try_from(self.sampling.n).unwrap_or(1).max(1)
     }
 
-    /// Tokens of the prompts, each once.
+    /// Returns the total number of prompt tokens, each prompt counted once.
     pub fn num_prompt_tokens(&self) -> usize {
         self.prompts.iter().map(Vec::len).sum()
     }
 }
 
 fn prompts<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<Vec<i32>>, D::Error> {
-    let found = Vec::<Numbers<i32>>::deserialize(from)?;
+    let found = Vec::<PackedVec<i32>>::deserialize(from)?;
     Ok(found.into_iter().map(|one| one.0).collect())
 }

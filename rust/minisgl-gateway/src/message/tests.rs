@@ -1,4 +1,4 @@
-//! The bytes that Python records (`tests/message/golden_frames.py`), and bytes that nobody should send.
+//! Tests of decoding with the frames that Python recorded (`tests/message/golden_frames.py`), and with invalid bytes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,16 +13,16 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/message/golden")
 }
 
-/// The frame without its length.
+/// Reads a recorded frame and returns it without its length prefix.
 fn frame(name: &str) -> Vec<u8> {
     let bytes = std::fs::read(folder().join(format!("{name}.bin"))).unwrap();
     assert_eq!(frame_length(&bytes), Ok(Some(bytes.len() - LENGTH_BYTES)));
     bytes[LENGTH_BYTES..].to_vec()
 }
 
-/// What they mean is asked where Python's codec is at hand: `tests/message/test_codec_recode.py`.
+/// The contents are compared in `tests/message/test_codec_recode.py`, which has Python's codec.
 #[test]
-fn every_recorded_frame_is_read() {
+fn every_recorded_frame_is_decoded() {
     let names = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path());
     let names: Vec<_> = names
         .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
@@ -40,9 +40,9 @@ fn every_recorded_frame_is_read() {
     assert_eq!(decode(&frame("foreign_version_stamped")), Err(other));
 }
 
-/// Some messages say more than is read of them, and cannot be written again.
+/// Some messages have more fields than are decoded here, and cannot be encoded again.
 #[test]
-fn what_is_read_in_part() {
+fn partly_decoded_messages_have_their_known_fields() {
     let beat = |phase, age_s, step| FromEngine::Heartbeat(Heartbeat { phase, age_s, step });
     let beats = [beat(Phase::Idle, 0.5, -1), beat(Phase::Forward, 1.25, 17)];
     assert_eq!(decode(&frame("heartbeat")).unwrap(), beats);
@@ -68,10 +68,10 @@ fn what_is_read_in_part() {
 }
 
 #[test]
-fn what_python_prepares() {
-    let found = decode_prepared(&frame("prepared_generation")).unwrap();
+fn prepared_results_are_decoded() {
+    let prepared = decode_prepared(&frame("prepared_generation")).unwrap();
     let text = str::to_owned;
-    let wanted = Generation {
+    let expected = Generation {
         shape: Shape::Chat,
         stream: true,
         include_usage: true,
@@ -106,9 +106,9 @@ fn what_python_prepares() {
         request_id: text("req-1"),
         headers: vec![(text("x-request-id"), text("req-1")), (text("vary"), text("Origin"))],
     };
-    assert_eq!((wanted.num_choices(), wanted.num_prompt_tokens()), (4, 3));
+    assert_eq!((expected.num_choices(), expected.num_prompt_tokens()), (4, 3));
     let unknown = |change: fn(&mut Parts)| {
-        let mut parts = wanted.parts.clone().unwrap();
+        let mut parts = expected.parts.clone().unwrap();
         change(&mut parts);
         let parts = Some(parts);
         let one = Generation {
@@ -119,7 +119,7 @@ fn what_python_prepares() {
     };
     assert!(unknown(|parts| parts.tool_format = Some(99)).contains("99"));
     assert!(unknown(|parts| parts.thinking = Some("none".to_owned())).contains("none"));
-    assert_eq!(found, Prepared::Generation(Box::new(wanted)));
+    assert_eq!(prepared, Prepared::Generation(Box::new(expected)));
     let whole = Whole {
         status: 429,
         content_type: text("application/json"),
@@ -137,7 +137,7 @@ fn what_python_prepares() {
 }
 
 #[test]
-fn defaults_are_those_that_python_leaves_out() {
+fn default_fields_are_omitted_as_in_python() {
     let add = |tokens, frequency_penalty| {
         let sampling = Box::new(SamplingParams {
             frequency_penalty,
@@ -159,16 +159,16 @@ fn defaults_are_those_that_python_leaves_out() {
     assert_eq!(long[13..18], [0xc6, 0, 1, 0x38, 0x80]);
 }
 
-/// Fields that a later sender adds at the end are stepped over.
+/// Fields that a later version adds at the end are skipped.
 #[test]
-fn more_fields_are_stepped_over() {
+fn unknown_trailing_fields_are_skipped() {
     let mut body = SCHEMA_VERSION.to_le_bytes().to_vec();
     body.extend(b"\x91\x96\xa6failed\xa1x\x93\x01\x81\xa1a\xc4\x02ab\xcb\0\0\0\0\0\0\0\0\x92\x90\x80\xc0\xd9\x01y");
     assert_eq!(decode(&body), Ok(vec![FromEngine::EngineFailed("x".into())]));
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn malformed_frames_are_errors() {
     let with = |rest: &[u8]| [&SCHEMA_VERSION.to_le_bytes(), rest].concat();
     assert_eq!(decode(b""), Err(MessageError::Version(0)));
     let refused: [&[u8]; 10] = [
@@ -201,16 +201,16 @@ fn what_does_not_fit_is_refused() {
 }
 
 proptest! {
-    /// Neither a cut nor a changed frame may do worse than be refused.
+    /// Decoding a truncated or changed frame never panics; at worst it is an error.
     #[test]
-    fn broken_frames_do_no_harm(
+    fn broken_frames_do_not_panic(
         name in prop::sample::select(vec!["step_every_field", "ready_every_field", "stats_every_field", "progress"]),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
         end in any::<prop::sample::Index>(),
         cut in any::<bool>(),
     ) {
         let mut bytes = frame(name);
-        let is_changed = !changes.is_empty(); // maybe to a shorter one, which is whole when it is cut
+        let is_changed = !changes.is_empty(); // a changed length may make a truncated frame complete
         for (at, value) in changes {
             let at = at.index(bytes.len());
             bytes[at] = value;

@@ -1,4 +1,4 @@
-//! The messages: those of `minisgl.message` that a front end needs, with arrays instead of their bytes.
+//! Message types: those of `minisgl.message` that a front end needs, with decoded arrays.
 
 use std::fmt;
 
@@ -7,23 +7,23 @@ use serde::{Deserialize, Serialize};
 
 use super::packed::{Pairs, bytes};
 
-/// Both sides must agree on it.
+/// Version of the message schema, which both sides must share.
 pub const SCHEMA_VERSION: u16 = 16;
-/// Request ids are a front end's own, from 0 to below this.
+/// Exclusive upper bound of request ids. A front end counts its own ids from 0.
 pub const ID_LIMIT: i64 = 1 << 40;
-/// In front of each frame: its length, little-endian.
+/// Size of the length prefix of a frame, a little-endian integer, in bytes.
 pub const LENGTH_BYTES: usize = 4;
-/// Far above any frame: a length beyond it is none.
+/// Largest valid frame in bytes, far above any real one.
 pub const MAX_FRAME_BYTES: usize = 1 << 30;
-/// Set in the version of a frame that says when it was sent.
+/// Flag in the version of a frame that has a send timestamp.
 pub(super) const STAMPED: u16 = 0x8000;
 
-/// A frame that this version cannot read.
+/// Error for a frame that cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MessageError {
-    /// It has another schema version.
+    /// The frame has this other schema version.
     Version(u16),
-    /// It does not fit the types.
+    /// The frame does not fit the message types; the text says where.
     Malformed(String),
 }
 
@@ -40,7 +40,8 @@ impl fmt::Display for MessageError {
 
 impl std::error::Error for MessageError {}
 
-/// The length of the next frame, if its front is here. The frame follows after [`LENGTH_BYTES`].
+/// Returns the length of the next frame, which follows after [`LENGTH_BYTES`]. `None` if the length prefix is
+/// incomplete; an error if it exceeds [`MAX_FRAME_BYTES`].
 pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>, MessageError> {
     let Some(front) = bytes.first_chunk::<LENGTH_BYTES>() else {
         return Ok(None);
@@ -54,73 +55,73 @@ pub fn frame_length(bytes: &[u8]) -> Result<Option<usize>, MessageError> {
     Ok(Some(length))
 }
 
-/// From the engine process, or from a pool of engines, which speaks to front ends as one.
+/// Message from an engine process, or from a pool of engines, which front ends see as one engine.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FromEngine {
-    /// What the engine process is doing before it is ready.
+    /// Progress of the engine's start.
     LoadProgress(LoadProgress),
-    /// It takes requests now.
+    /// The engine accepts requests now.
     EngineReady(Box<EngineReady>),
-    /// A snapshot, at most every 100 ms while busy and once when idle.
+    /// Load statistics, at most every 100 ms while busy and once when idle.
     EngineStats(Box<EngineStats>),
-    /// Every half second.
+    /// Heartbeat, every half second.
     Heartbeat(Heartbeat),
     /// All tokens and ends of one step.
     StepTokens(StepTokens),
-    /// Lines about a step for the log, at level debug.
+    /// Log lines about a step, at level debug.
     Narration(Vec<String>),
-    /// What became of a prefix of the cache: for the Python server.
+    /// New state of a cached prefix; only the Python server uses it.
     PrefixChanged {
-        /// The number that its [`ToEngine::AddPrefix`] gave it.
+        /// Id of the prefix, from its [`ToEngine::AddPrefix`].
         prefix_id: i64,
-        /// `warming`, `ready`, `refused`, `removed` or `unknown`.
+        /// State: `warming`, `ready`, `refused`, `removed` or `unknown`.
         state: String,
     },
-    /// The cache was emptied: for the Python server.
+    /// The prefix cache was cleared; only the Python server uses it.
     CacheCleared,
-    /// What became of an adapter: for the Python server.
+    /// New state of a LoRA adapter; only the Python server uses it.
     AdapterChanged {
-        /// The number that its [`ToEngine::LoadAdapter`] gave it.
+        /// Id of the adapter, from its [`ToEngine::LoadAdapter`].
         adapter: i64,
-        /// `loaded`, `refused` or `unloaded`.
+        /// New state of the adapter: `loaded`, `refused` or `unloaded`.
         state: String,
     },
-    /// What the last steps did: for the Python server.
+    /// Details of the last steps; only the Python server uses them.
     Watched,
-    /// From a pool: what one of its engines said, a list of messages in msgpack.
+    /// Messages of one engine that a pool forwards.
     EngineSays {
-        /// Its number.
+        /// Index of the engine.
         engine: i64,
-        /// As the engine wrote them.
+        /// List of messages in msgpack, with the engine's own bytes.
         messages: Vec<u8>,
     },
-    /// From a pool: what became of one of its engines.
+    /// New state of one engine of a pool.
     EngineState {
-        /// Its number.
+        /// Index of the engine.
         engine: i64,
-        /// `starting`, `ready`, `silent` or `dead`.
+        /// New state of the engine: `starting`, `ready`, `silent` or `dead`.
         state: String,
-        /// Why.
+        /// Reason for which the engine was lost, else empty.
         reason: String,
     },
-    /// The engine process cannot go on, or not with this front end: what happened. The last message.
+    /// Fatal error of the engine process, or why it disconnects this front end. Always the last message.
     EngineFailed(String),
 }
 
-/// A line, or with `total` how far the step `text` is.
+/// A log line of the engine's start, or with `total` the progress of the step `text`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoadProgress {
-    /// The line.
+    /// Log line, or name of the step whose progress it is.
     pub text: String,
-    /// How much of `total` is done.
+    /// Completed part of `total`.
     #[serde(default)]
     pub done: i64,
-    /// 0: only a line.
+    /// Size of the step; 0 for a log line.
     #[serde(default)]
     pub total: i64,
 }
 
-/// What the engine is. See `minisgl.message.EngineReady`.
+/// Properties of the engine and its model, as in `minisgl.message.EngineReady`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct EngineReady {
@@ -144,7 +145,7 @@ pub struct EngineReady {
     pub kind: String,
 }
 
-/// The load of an engine. What else `minisgl.message.EngineStats` has is for the Python server.
+/// Load of an engine. The other fields of `minisgl.message.EngineStats` are not decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct EngineStats {
@@ -152,26 +153,26 @@ pub struct EngineStats {
     pub num_running: i64,
 }
 
-/// What the step loop of a process is doing.
+/// Activity of a process's step loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Phase {
-    /// Nothing, or nothing that could hang.
+    /// The step loop is idle, or doing work that cannot hang.
     Idle,
-    /// It computes a step.
+    /// The step loop is working on a step.
     Working,
-    /// It waits for the forward of a step.
+    /// The step loop is waiting for the forward pass of a step.
     Forward,
 }
 
-/// What the step loop is doing, and for how long.
+/// Heartbeat of an engine: activity of its step loop, and since when.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct Heartbeat {
-    /// What.
+    /// Activity of the step loop.
     pub phase: Phase,
-    /// Since when, in seconds.
+    /// Time since that activity began, in seconds.
     pub age_s: f64,
-    /// The step of a forward, else -1.
+    /// Step count of the forward pass in progress, or -1.
     #[serde(default = "none")]
     pub step: i64,
 }
@@ -180,139 +181,138 @@ fn none() -> i64 {
     -1
 }
 
-/// All tokens and ends of one step. The first three arrays belong together.
+/// All tokens and ends of one step. `req_ids`, `tokens` and `reasons` are parallel arrays.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StepTokens {
-    /// Its number.
+    /// Step count of the engine.
     pub step: i64,
-    /// Requests with a token or an end.
+    /// Ids of the requests with a token or an end in this step.
     pub req_ids: Vec<i64>,
-    /// The token of each; -1: none, only the end.
+    /// Token id of each request; -1: only its end.
     pub tokens: Vec<i32>,
-    /// How each ended, `minisgl.step.FinishReason`; 0: it goes on.
+    /// Finish reason of each request, as in `minisgl.step.FinishReason`; 0: it continues.
     pub reasons: Vec<i32>,
-    /// Requests admitted for the first time since the last message, and how many of their prompt tokens were cached.
+    /// Ids of requests admitted for the first time since the last message, with their numbers of cached prompt tokens.
     pub admitted: Vec<(i64, i32)>,
-    /// Why requests ended with an error.
+    /// Error texts by request id, for requests that ended with an error.
     pub errors: Pairs<i64, String>,
-    /// Log probabilities of the tokens whose requests ask for them.
+    /// Log probabilities of tokens, for the requests that ask for them.
     pub logprobs: Vec<TokenLogprobs>,
-    /// Log probabilities of prompts whose requests ask for them.
+    /// Log probabilities of prompt tokens, for the requests that ask for them.
     pub prompt_logprobs: Vec<PromptLogprobs>,
-    /// Embeddings of prompts of which nothing else is wanted.
+    /// Embeddings of prompts, for embedding requests.
     pub embeddings: Vec<Embedding>,
 }
 
-/// What a prompt is for the model.
+/// Embedding of one prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embedding {
-    /// Whose prompt.
+    /// Id of the request whose prompt this is the embedding of.
     pub req_id: i64,
-    /// Its numbers, float32 as bytes.
+    /// Embedding values as little-endian float32 bytes.
     #[serde(with = "bytes")]
     pub numbers: Vec<u8>,
 }
 
-/// Log probabilities of one token and the most likely ones in its place.
+/// Log probabilities of one generated token and of the most likely tokens at its position.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TokenLogprobs {
-    /// Where its token stands in [`StepTokens::tokens`].
+    /// Index of the token in [`StepTokens::tokens`].
     pub index: usize,
-    /// Its own.
+    /// Log probability of the token.
     pub logprob: f64,
-    /// The most likely ones.
+    /// Ids of the most likely tokens.
     pub top_ids: Vec<i32>,
-    /// And theirs.
+    /// Log probabilities of the most likely tokens.
     pub top_logprobs: Vec<f64>,
 }
 
-/// Log probabilities of the prompt tokens from position `first` on; they may come again.
+/// Log probabilities of the prompt tokens from position `first` on. They may be sent again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PromptLogprobs {
-    /// Whose prompt.
+    /// Id of the request whose prompt this is.
     pub req_id: i64,
-    /// The first position.
+    /// Prompt position of the first entry.
     pub first: i64,
-    /// By position, as the next two.
+    /// Log probability of each prompt token.
     pub logprobs: Vec<f64>,
-    /// The most likely ones.
+    /// Ids of the most likely tokens at each position.
     pub top_ids: Vec<Vec<i32>>,
-    /// And theirs.
+    /// Log probabilities of the most likely tokens at each position.
     pub top_logprobs: Vec<Vec<f64>>,
 }
 
-/// To the engine process.
+/// Message to an engine process.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ToEngine {
-    /// The first message of a connection: who speaks, for the engine's log.
+    /// First message of a connection: the front end's name, for the engine's log.
     Hello {
-        /// Such as "gateway".
+        /// Name of the front end, such as "gateway".
         name: String,
     },
-    /// A new request.
+    /// Adds a request to the engine.
     AddRequest(NewRequest),
-    /// Nobody waits for it any more.
+    /// Aborts a request of this id: no client waits for it.
     AbortRequest(i64),
-    /// A stop string was found in its text.
+    /// Finishes a request of this id: a stop string was found in its text.
     FinishRequest(i64),
-    /// Compute these tokens when nobody waits, and keep them in the prefix cache.
+    /// Computes the KV of a prefix when the engine is idle, and stores it in the prefix cache.
     AddPrefix {
-        /// The sender's, and of the engine, not of the connection.
+        /// Id that the sender chose. It belongs to the engine, not to the connection.
         prefix_id: i64,
-        /// The prefix.
+        /// Token ids of the prefix.
         tokens: Vec<i32>,
-        /// Keep them until [`ToEngine::RemovePrefix`], else as long as others are kept.
+        /// Pin the pages until [`ToEngine::RemovePrefix`]; otherwise they are evicted like others.
         pin: bool,
     },
-    /// Forget this prefix.
+    /// Removes the prefix of this id.
     RemovePrefix(i64),
-    /// Empty the prefix cache.
+    /// Clears the prefix cache.
     ClearCache,
-    /// Read an adapter, so that requests may name its number.
+    /// Loads a LoRA adapter, so that requests may use its id.
     LoadAdapter {
-        /// The sender's, never used again; above 0.
+        /// Id that the sender chose, above 0 and never reused.
         adapter: i64,
-        /// What clients call it.
+        /// Model name that clients use.
         name: String,
-        /// Its folder.
+        /// Folder of the adapter.
         path: String,
     },
-    /// No request will name it any more.
+    /// Unloads the adapter of this id: no further request will use it.
     UnloadAdapter(i64),
-    /// Tell what steps do, or the tree, for a few seconds.
+    /// Requests details of steps, or of the radix tree, for a few seconds.
     Watch {
-        /// The batches of steps.
+        /// Whether to send the batches of steps.
         steps: bool,
-        /// The radix tree, once.
+        /// Whether to send the radix tree, once.
         tree: bool,
     },
-    /// Abort what lives, close the engine, exit with 0.
+    /// Aborts all requests, closes the engine, and exits with status 0.
     Shutdown,
 }
 
-/// A request as its front end gives it.
+/// A request as its front end sends it to an engine.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NewRequest {
-    /// The front end's own, below [`ID_LIMIT`], above all before it on its connection.
+    /// Id that the front end chose: below [`ID_LIMIT`] and above all earlier ids on its connection.
     pub req_id: i64,
-    /// The prompt.
+    /// Token ids of the prompt, followed by `num_generated` generated ones.
     pub tokens: Vec<i32>,
-    /// Resolved: `seed` and `max_tokens` are set, `n` is 1.
+    /// Sampling parameters with `seed` and `max_tokens` set and `n` = 1.
     pub sampling: Box<SamplingParams>,
-    /// Lower comes first.
+    /// Priority; lower values are scheduled first.
     pub priority: i64,
-    /// The last tokens, which an engine that was lost has generated.
+    /// Count of the last `tokens` that were generated by an engine that was lost.
     pub num_generated: i64,
-    /// Number of the caller's API key in the key file; 0: none.
+    /// Index of the caller's API key in the key file; 0: none.
     pub key: i64,
-    /// It gets only what nobody else could.
+    /// Run the request only on capacity that no other request can use.
     pub background: bool,
 }
 
 macro_rules! sampling_params {
     ($($(#[$doc:meta])* $name:ident: $kind:ty = $default:expr,)*) => {
-        /// How one request samples and when it ends: the fields and defaults of
-        /// `minisgl.sampling_params.SamplingParams`.
+        /// Sampling parameters and stop conditions of a request, as in `minisgl.sampling_params.SamplingParams`.
         #[derive(Clone, Debug, PartialEq, Deserialize)]
         #[serde(default)]
         #[allow(missing_docs)]
@@ -326,7 +326,7 @@ macro_rules! sampling_params {
             }
         }
 
-        /// A map of what is not its default.
+        /// Encodes a map of the fields that differ from their defaults.
         impl Serialize for SamplingParams {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 let plain = Self::default();
@@ -351,7 +351,7 @@ sampling_params! {
     frequency_penalty: f64 = 0.0,
     presence_penalty: f64 = 0.0,
     repetition_penalty: f64 = 1.0,
-    /// By token id, in the order of the request; no id twice.
+    /// Bias added to logits, by token id, in the order of the request; no id twice.
     logit_bias: Pairs<i64, f64> = Pairs::default(),
     allowed_token_ids: Vec<i64> = Vec::new(),
     bad_words: Vec<String> = Vec::new(),
@@ -365,18 +365,18 @@ sampling_params! {
     prompt_logprobs: Option<i64> = None,
     grammar: Option<String> = None,
     embedding: Option<String> = None,
-    /// 0: none.
+    /// Id of the LoRA adapter; 0: none.
     adapter: i64 = 0,
 }
 
-/// Whether a field is its default, which a sender leaves out.
+/// Comparison of a field with its default, which a sender omits.
 trait Same: PartialEq {
     fn is_same(&self, other: &Self) -> bool {
         self == other
     }
 }
 
-/// `-0.0` is not the same number as `0.0`.
+/// Compares bits: `-0.0` differs from `0.0`.
 impl Same for f64 {
     fn is_same(&self, other: &Self) -> bool {
         self.to_bits() == other.to_bits()

@@ -1,4 +1,4 @@
-//! What comes from the engine process, and what goes there.
+//! Messages from and to the engine process.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use crate::engine::{EngineLink, Watchdog};
 use crate::message::{FromEngine, ToEngine};
 
 impl Worker {
-    /// Takes what comes from the engine process, until it is gone.
+    /// Handles messages of the engine process until the connection is lost, and then fails all requests.
     pub async fn follow(&self, link: EngineLink) {
         let link = Rc::new(link);
         *self.link.borrow_mut() = Some(Rc::clone(&link));
@@ -22,34 +22,34 @@ impl Worker {
                 break error;
             }
             let began = Instant::now();
-            if let Some(failure) = self.take(&mut messages, &mut due) {
+            if let Some(failure) = self.handle(&mut messages, &mut due) {
                 break failure;
             }
             self.notify_all(&mut due);
-            self.tell_waiting();
+            self.publish_counts();
             self.shared.metrics.dispatch.add(began.elapsed(), 1);
-            tokio::task::yield_now().await; // others' turn
+            tokio::task::yield_now().await; // let other tasks run
         };
         self.engine_gone(&reason);
     }
 
-    /// Why the engine cannot go on, if it says so.
-    fn take(&self, messages: &mut Vec<FromEngine>, due: &mut Vec<Rc<Generation>>) -> Option<String> {
+    /// Handles messages. Returns the engine's fatal error message, if it sent one.
+    fn handle(&self, messages: &mut Vec<FromEngine>, due: &mut Vec<Rc<Generation>>) -> Option<String> {
         for message in messages.drain(..) {
             match message {
                 FromEngine::StepTokens(mut step) => {
                     self.live.borrow_mut().process(&mut step, &self.shared.metrics, due);
                 }
-                FromEngine::Heartbeat(beat) => self.watching(|watchdog, now| watchdog.hear(beat, now)),
+                FromEngine::Heartbeat(beat) => self.with_watchdog(|watchdog, now| watchdog.on_heartbeat(beat, now)),
                 FromEngine::EngineReady(_) => {
                     self.is_ready.set(true);
                     if let Some(waits) = self.connected.borrow_mut().take() {
-                        let _ = waits.send(()); // or nobody waits any more
+                        let _ = waits.send(()); // an error means that the receiver is gone
                     }
-                    self.watching(Watchdog::expect);
+                    self.with_watchdog(Watchdog::expect);
                 }
                 FromEngine::EngineFailed(text) => return Some(text),
-                _ => {} // for the Python server
+                _ => {} // only the Python server uses the others
             }
         }
         None
@@ -66,8 +66,8 @@ impl Worker {
     pub(super) fn notify(&self, generation: &Rc<Generation>, now: Instant) {
         let metrics = &self.shared.metrics;
         let scratch = &mut *self.scratch.borrow_mut();
-        let noticed = catch_unwind(AssertUnwindSafe(|| generation.notify(now, metrics, scratch)));
-        match noticed {
+        let result = catch_unwind(AssertUnwindSafe(|| generation.notify(now, metrics, scratch)));
+        match result {
             Ok(stops) => stops
                 .into_iter()
                 .for_each(|id| self.finish(id, ToEngine::FinishRequest(id))),
@@ -94,29 +94,29 @@ impl Worker {
         for generation in all {
             generation.fail(Failure::EngineGone(reason.to_owned()));
         }
-        self.tell_waiting();
+        self.publish_counts();
     }
 
-    /// Why the engine is gone.
+    /// Returns the reason for which the engine was lost; empty if it was not.
     pub(super) fn reason_gone(&self) -> String {
         self.failure.borrow().clone().unwrap_or_default()
     }
 
-    /// For whoever counts what waits and runs.
-    pub(super) fn tell_waiting(&self) {
+    /// Publishes the numbers of waiting and running choices to the metrics.
+    pub(super) fn publish_counts(&self) {
         let num_live = self.live.borrow().len();
-        self.shared.metrics.in_flight.see(num_live as u64);
+        self.shared.metrics.in_flight.record(num_live as u64);
         let num_waiting = self.shared.waiting.requests.load(Relaxed);
-        self.shared.metrics.queued.see(num_waiting as u64);
+        self.shared.metrics.queued.record(num_waiting as u64);
         self.shared.num_live.store(num_live, Relaxed);
     }
 
-    /// Whether the engine process gets on; to be called every half second.
-    pub fn look(&self) {
-        self.watching(|watchdog, now| drop(watchdog.look(now))); // who asks later learns of it
+    /// Polls the watchdog. Call it every half second: `is_healthy` has the result.
+    pub fn poll_watchdog(&self) {
+        self.with_watchdog(|watchdog, now| drop(watchdog.poll(now))); // `is_healthy` computes the failure itself
     }
 
-    fn watching(&self, what: impl FnOnce(&mut Watchdog, Instant)) {
+    fn with_watchdog(&self, what: impl FnOnce(&mut Watchdog, Instant)) {
         if let Some(watchdog) = &mut *self.watchdog.borrow_mut() {
             what(watchdog, Instant::now());
         }

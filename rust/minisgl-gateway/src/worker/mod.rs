@@ -1,7 +1,7 @@
-//! The gateway's event loop: probes, and requests for text from head to answer.
+//! Event loop of the gateway: probes, and generation requests from header to response.
 //!
-//! Invariants: what is passed on was not begun; leaving `answer`, however that comes, ends what still runs in the engine,
-//! and writes the access line; a panic is the error of one request.
+//! Invariants: nothing was written for a request that is proxied; leaving `answer`, in whatever way, aborts what still
+//! runs in the engine and writes the access log line; a panic is an error of one request.
 
 mod engine;
 mod generate;
@@ -23,7 +23,7 @@ use crate::message::prepared::Prepared;
 use crate::metrics::Reason;
 use crate::shared::{Loaded, Shared};
 
-/// Requests for text, by their paths: as they are counted, and another one, if there is one. Python prepares them.
+/// Paths of generation requests, which Python prepares: the route's label in metrics, and an alias (empty: none).
 const PATHS: [(&str, &str); 3] = [
     ("/v1/chat/completions", "/chat/completions"),
     ("/v1/completions", "/completions"),
@@ -31,27 +31,27 @@ const PATHS: [(&str, &str); 3] = [
 ];
 
 fn route_of(path: &str) -> Option<&'static str> {
-    let mut found = PATHS.iter().filter(|(route, other)| [*route, other].contains(&path));
-    found.next().map(|(route, _)| *route)
+    let mut routes = PATHS.iter().filter(|(route, other)| [*route, other].contains(&path));
+    routes.next().map(|(route, _)| *route)
 }
 
-/// What answers requests: the gateway's own part of the server.
+/// Handler of the gateway's requests, and state of its event loop.
 pub struct Worker {
     shared: Arc<Shared>,
     loaded: RefCell<Option<Arc<Loaded>>>,
     live: RefCell<Live>,
     link: RefCell<Option<Rc<EngineLink>>>,
-    watchdog: RefCell<Option<Watchdog>>, // since there is something to serve
+    watchdog: RefCell<Option<Watchdog>>, // set by `serve`
     is_ready: Cell<bool>,
     connected: RefCell<Option<Sender<()>>>,
     scratch: RefCell<Scratch>,
-    failure: RefCell<Option<String>>, // why the engine is gone
+    failure: RefCell<Option<String>>, // why the engine was lost
     draining: Cell<bool>,
     me: Weak<Worker>,
 }
 
 impl Worker {
-    /// Answers nothing but probes yet.
+    /// Makes a worker that answers only probes.
     pub fn new(shared: Arc<Shared>) -> Rc<Worker> {
         Rc::new_cyclic(|me| Worker {
             shared,
@@ -68,7 +68,7 @@ impl Worker {
         })
     }
 
-    /// From now on it answers requests for text, as soon as the engine process is ready; `connected` is told that.
+    /// Starts answering generation requests once the engine process is ready, and notifies `connected` then.
     pub fn serve(&self, loaded: Arc<Loaded>, connected: Sender<()>) {
         *self.connected.borrow_mut() = Some(connected);
         let mut watchdog = Watchdog::new(loaded.config.limits.step_timeout, loaded.config.watch);
@@ -77,18 +77,18 @@ impl Worker {
         *self.loaded.borrow_mut() = Some(loaded);
     }
 
-    /// From now on it passes everything on.
+    /// Proxies all later requests.
     pub fn drain(&self) {
         self.draining.set(true);
     }
 
-    /// The same, and what it is answering ends with an error.
+    /// Proxies all later requests, and ends those in progress with the error `reason`.
     pub fn fail(&self, reason: &str) {
         self.drain();
         self.engine_gone(reason);
     }
 
-    /// What is needed to answer anything.
+    /// Returns the loaded model, or the reason for which requests cannot be answered here.
     fn serving(&self) -> Result<Arc<Loaded>, Reason> {
         if self.draining.get() {
             return Err(Reason::Draining);
@@ -98,46 +98,46 @@ impl Worker {
         loaded.filter(|_| is_there).ok_or(Reason::Loading)
     }
 
-    /// What became of a request; None: its answer was written here.
+    /// Counts a request by its route; `None`: the gateway answered it.
     fn count(&self, head: &Head, by_python: Option<Reason>) {
         let route = route_of(&head.target).unwrap_or("other");
         self.shared.metrics.requests.add(route, by_python);
     }
 
     fn is_healthy(&self) -> bool {
-        let is_well = |one: &Watchdog| one.trouble(Instant::now()).is_none();
+        let is_well = |one: &Watchdog| one.failure(Instant::now()).is_none();
         self.link.borrow().is_some() && self.is_ready.get() && self.watchdog.borrow().as_ref().is_some_and(is_well)
     }
 
     fn route_post(&self, head: &Head) -> Result<usize, Reason> {
         let is_asked = head.method == "POST" && route_of(&head.target).is_some();
         is_asked.then_some(()).ok_or(Reason::Route)?;
-        let most = self.serving()?.config.limits.max_body_bytes;
-        (head.content_length <= most).then_some(most).ok_or(Reason::Body)
+        let limit = self.serving()?.config.limits.max_body_bytes;
+        (head.content_length <= limit).then_some(limit).ok_or(Reason::Body)
     }
 }
 
 impl Handler for Worker {
     fn route(&self, head: &Head) -> Option<usize> {
-        if self.native(head).is_some() {
+        if self.probe_response(head).is_some() {
             return Some(0);
         }
-        let found = self.route_post(head);
-        found.map_err(|reason| self.count(head, Some(reason))).ok()
+        let route = self.route_post(head);
+        route.map_err(|reason| self.count(head, Some(reason))).ok()
     }
 
-    async fn may_send(&self, head: &Head) -> bool {
-        let found = self.shared.questions.ask(head, None).await;
-        matches!(found, Some((Prepared::Read, _)))
+    async fn can_send_body(&self, head: &Head) -> bool {
+        let reply = self.shared.questions.ask(head, None).await;
+        matches!(reply, Some((Prepared::Read, _)))
     }
 
-    fn passed_on(&self, head: &Head) {
+    fn on_proxied(&self, head: &Head) {
         self.count(head, Some(Reason::Body));
     }
 
     async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
         if head.method == "GET" {
-            return self.answer_native(&head, &writer);
+            return self.answer_probe(&head, &writer);
         }
         let (outcome, reason) = Rc::clone(&self).answer_post(&head, body, writer).await;
         self.count(&head, reason);

@@ -1,4 +1,4 @@
-//! A gateway's HTTP part with a handler of the tests' own, and a fallback that keeps what it got.
+//! HTTP side of a gateway with a test handler, and a fallback server that records its input.
 
 use std::cell::{Cell, RefCell};
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,11 +13,11 @@ use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio::sync::Notify;
 use tokio::task::{LocalSet, spawn_local};
 
-/// Nothing here takes as long.
+/// Timeout that no test reaches.
 pub const WAIT: Duration = Duration::from_secs(300);
 
-/// `/echo` answers with its body, `/stream` with it byte by byte, `/wait` when it is told to, `/big` with as many bytes
-/// as its body says, `/pass` not at all; all other paths go on by their heads.
+/// Test handler: `/echo` answers with its body, `/stream` with it byte by byte, `/wait` when notified, `/big` with as
+/// many bytes as its body says, `/pass` not at all; all other paths are proxied by their headers.
 #[derive(Default)]
 pub struct Answers {
     pub go_on: Notify,
@@ -48,7 +48,7 @@ impl Handler for Answers {
     async fn answer(self: Rc<Self>, head: Rc<Head>, body: Bytes, writer: Writer) -> Outcome {
         writer.set_name("req-test");
         match head.target.as_str() {
-            "/pass" => return Outcome::PassOn,
+            "/pass" => return Outcome::Proxy,
             "/panic" => panic!("a panic of a test"),
             "/stream" => {
                 writer.begin("text/plain", &[("x-kind", "stream")]);
@@ -83,7 +83,7 @@ impl Handler for Answers {
     }
 }
 
-/// What came to the fallback.
+/// Input that the fallback server received.
 #[derive(Default)]
 pub struct Fallback {
     pub received: RefCell<Vec<Vec<u8>>>,
@@ -131,7 +131,7 @@ impl Server {
         }
     }
 
-    /// With a fallback that reads what comes up to its end, or to `|`, and writes then.
+    /// Starts a server with a fallback that reads up to the end of its input, or to `|`, and then writes `answer`.
     pub fn with_fallback(answer: &'static [u8]) -> Self {
         let mut server = Self::start();
         server.serve_fallback(async |mut stream, fallback| {
@@ -154,7 +154,7 @@ impl Server {
         server
     }
 
-    /// `script`: what the fallback does with each of its connections.
+    /// Starts a fallback that runs `script` for each of its connections.
     pub fn serve_fallback(&mut self, script: impl AsyncFn(UnixStream, Rc<Fallback>) + 'static) {
         let script = Rc::new(script);
         let listener = UnixListener::bind(&self.socket).unwrap();
@@ -172,14 +172,14 @@ impl Server {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    /// Send, and read until the server closes.
+    /// Sends `sent` and reads until the server closes.
     pub async fn exchange(&self, sent: &[u8]) -> String {
         let mut stream = self.connect().await;
         stream.write_all(sent).await.unwrap();
         read_all(&mut stream).await
     }
 
-    /// Send and close this half, and read until the server closes.
+    /// Sends `sent`, closes the sending half, and reads until the server closes.
     pub async fn exchange_half(&self, sent: &[u8]) -> String {
         let mut stream = self.connect().await;
         stream.write_all(sent).await.unwrap();
@@ -219,7 +219,7 @@ pub async fn read_until(stream: &mut TcpStream, end: &str) -> String {
     String::from_utf8(found).unwrap()
 }
 
-/// Looked at again and again; a clock that stands still moves on.
+/// Waits until `is_so` is true, polling every millisecond, so that a paused clock advances.
 pub async fn until(is_so: impl Fn() -> bool) {
     let begin = std::time::Instant::now();
     while !is_so() {
@@ -228,7 +228,7 @@ pub async fn until(is_so: impl Fn() -> bool) {
     }
 }
 
-/// On an event loop as the gateway's.
+/// Runs a test on an event loop like the gateway's.
 pub fn run<F: Future<Output = ()>>(test: F) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -239,7 +239,7 @@ pub fn run<F: Future<Output = ()>>(test: F) {
     });
 }
 
-/// The same, with a clock that only moves when nothing else does.
+/// Runs a test with a paused clock, which advances only when all tasks are idle.
 pub fn run_without_clock<F: Future<Output = ()>>(test: F) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -269,7 +269,7 @@ pub fn last(method: &str, target: &str, body: &str) -> String {
     request(method, target, body).replacen("host:", "connection: close\r\nhost:", 1)
 }
 
-/// Without the date.
+/// Removes the date header of a response.
 pub fn plain(answer: &str) -> String {
     let lines = answer
         .split_inclusive("\r\n")
@@ -277,7 +277,7 @@ pub fn plain(answer: &str) -> String {
     lines.collect()
 }
 
-/// Run `test` in a process of its own, for it takes what all of a process share. `name`: the path of the calling test.
+/// Runs `test` in a process of its own: it exhausts the process's resources. `name`: path of the calling test.
 pub fn alone<F: Future<Output = ()>>(name: &str, test: F) {
     const ALONE: &str = "MINISGL_TEST_ALONE";
     if std::env::var_os(ALONE).is_some() {

@@ -1,10 +1,10 @@
-//! Requests over real sockets: framing, order, what goes on, and clients that go.
+//! Tests of requests over real sockets: framing, order, proxied requests, and clients that disconnect.
 
 use crate::common::*;
 use tokio::io::AsyncWriteExt;
 
 #[test]
-fn a_whole_answer() {
+fn whole_response_has_length_and_date() {
     run(async {
         let server = Server::start();
         let answer = server.exchange(last("POST", "/echo", "hello").as_bytes()).await;
@@ -16,7 +16,7 @@ fn a_whole_answer() {
 }
 
 #[test]
-fn a_streamed_answer() {
+fn streamed_response_is_chunked() {
     run(async {
         let server = Server::start();
         let answer = server.exchange(last("POST", "/stream", "ab").as_bytes()).await;
@@ -27,7 +27,7 @@ fn a_streamed_answer() {
 }
 
 #[test]
-fn pipelined_requests_are_answered_in_order_by_whoever() {
+fn pipelined_requests_are_answered_in_order() {
     run(async {
         let server = Server::with_fallback(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
         let mut sent = String::new();
@@ -49,13 +49,13 @@ fn pipelined_requests_are_answered_in_order_by_whoever() {
             "n0", "ok", "ok", "n3", "ok", "ok", "n6", "ok", "ok", "n9", "ok", "ok", "end",
         ];
         assert_eq!(bodies, expected);
-        assert_eq!(server.options.counts.passed_on.get(), 8);
+        assert_eq!(server.options.counts.proxied.get(), 8);
         server.all_gone().await;
     });
 }
 
 #[test]
-fn what_goes_on_is_unchanged() {
+fn proxied_requests_are_unchanged() {
     run(async {
         let answer =
             b"HTTP/1.1 418 Odd\r\nX-Any:  thing \r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\nT: x\r\n\r\n";
@@ -73,7 +73,7 @@ fn what_goes_on_is_unchanged() {
 }
 
 #[test]
-fn odd_connections_are_tunnels() {
+fn odd_connections_are_tunnelled() {
     run(async {
         for odd in [
             "\u{16}\u{3}\u{1}",
@@ -108,7 +108,7 @@ fn odd_connections_are_tunnels() {
 }
 
 #[test]
-fn without_a_fallback_only_that_request_is_refused() {
+fn missing_fallback_refuses_only_proxied_requests() {
     run(async {
         let server = Server::start();
         let with_id = request("POST", "/other", "body").replacen("host:", "x-request-id: mine\r\nhost:", 1);
@@ -124,7 +124,7 @@ fn without_a_fallback_only_that_request_is_refused() {
 }
 
 #[test]
-fn a_panic_is_one_requests_error() {
+fn handler_panic_is_an_error_of_one_request() {
     run(async {
         let server = Server::start();
         let sent = [request("GET", "/panic", ""), last("POST", "/echo", "fine")].concat();
@@ -141,7 +141,7 @@ fn a_panic_is_one_requests_error() {
 }
 
 #[test]
-fn a_client_that_leaves_ends_its_answer() {
+fn disconnect_drops_the_handlers_future() {
     run(async {
         let server = Server::start();
         for target in ["/wait", "/wait-stream"] {
@@ -165,7 +165,7 @@ fn a_client_that_leaves_ends_its_answer() {
 }
 
 #[test]
-fn the_end_of_a_clients_half() {
+fn half_closed_client_gets_its_response() {
     run(async {
         let server = Server::start();
         let answer = server.exchange_half(request("POST", "/echo", "hello").as_bytes()).await;

@@ -1,4 +1,4 @@
-//! However bytes are cut into packets, requests and answers are the same.
+//! Tests that splitting bytes into packets changes neither requests nor responses.
 
 use crate::common::*;
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ const ANSWERS: [&[u8]; 4] = [
     b"HTTP/1.1 404 Not Found\r\ncontent-type: x\r\ncontent-length: 0\r\n\r\n",
 ];
 
-/// The pieces of `bytes` between these places.
+/// Splits `bytes` at these offsets.
 fn cut<'a>(bytes: &'a [u8], places: &[prop::sample::Index]) -> Vec<&'a [u8]> {
     let mut places: Vec<_> = places.iter().map(|place| place.index(bytes.len())).collect();
     places.extend([0, bytes.len()]);
@@ -20,14 +20,14 @@ fn cut<'a>(bytes: &'a [u8], places: &[prop::sample::Index]) -> Vec<&'a [u8]> {
     places.windows(2).map(|two| &bytes[two[0]..two[1]]).collect()
 }
 
-/// Let others see what was written.
+/// Lets other tasks read what was written.
 async fn turns() {
     for _ in 0..3 {
         tokio::task::yield_now().await;
     }
 }
 
-/// The fallback reads to `|` and answers as the byte before that says, cut at these places.
+/// Starts a server whose fallback reads to `|` and sends the response that the byte before selects, split at `places`.
 fn start(places: Vec<prop::sample::Index>) -> Server {
     let mut server = Server::start();
     server.serve_fallback(async move |mut stream, fallback| {
@@ -69,7 +69,7 @@ fn one_request() -> impl Strategy<Value = String> {
     })
 }
 
-/// The last one ends the connection, in one way or another.
+/// Generates a last request, which ends the connection in one way or another.
 fn end() -> impl Strategy<Value = String> {
     prop::sample::select(vec![
         last("POST", "/echo", "end"),
@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_cutting_gives_the_same_answers(
+    fn any_split_gives_the_same_responses(
         requests in prop::collection::vec(one_request(), 0..10),
         end in end(),
         places in prop::collection::vec(any::<prop::sample::Index>(), 0..60),

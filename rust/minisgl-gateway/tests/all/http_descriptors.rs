@@ -1,4 +1,4 @@
-//! Without file descriptors: new clients wait, the others are served. Alone in their processes, whose limit they lower.
+//! Tests without free file descriptors: new clients wait, others are served. Each runs in a process of its own.
 
 use std::fs::File;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ fn clients_wait_for_descriptors() {
         )
         .unwrap();
         let mut files: Vec<File> = std::iter::from_fn(|| File::open("/dev/null").ok()).collect();
-        files.pop(); // for the client's own end
+        files.pop(); // for the client's end of the connection
         let late = server.connect().await;
         until(|| !server.log.borrow().is_empty()).await;
         let (began, cpu_before) = (Instant::now(), cpu());
@@ -39,7 +39,7 @@ fn clients_wait_for_descriptors() {
             read_until(&mut early, "\r\n\r\nb").await;
         }
         assert!(cpu() - cpu_before < began.elapsed() / 6, "it asks on and on");
-        send(&mut early, request("GET", "/other", "")).await; // nor is there one for the fallback
+        send(&mut early, request("GET", "/other", "")).await; // no descriptor is free for the fallback either
         assert!(read_until(&mut early, "}}").await.starts_with("HTTP/1.1 503 "));
         drop(files);
         let mut late = late;
@@ -47,7 +47,7 @@ fn clients_wait_for_descriptors() {
         assert!(read_all(&mut late).await.ends_with("\r\n\r\nlate"));
         let log = server.log.borrow();
         assert!(
-            log.len() == 1 && log[0].starts_with("no new connection can be taken: "),
+            log.len() == 1 && log[0].starts_with("cannot accept a new connection: "),
             "{log:?}"
         );
         setrlimit(Resource::Nofile, limit).unwrap();
@@ -55,15 +55,15 @@ fn clients_wait_for_descriptors() {
 }
 
 #[test]
-fn there_are_as_many_as_descriptors_allow() {
+fn connection_limit_follows_descriptors() {
     alone(
-        concat!(module_path!(), "::there_are_as_many_as_descriptors_allow"),
+        concat!(module_path!(), "::connection_limit_follows_descriptors"),
         async {
             let limit = getrlimit(Resource::Nofile);
-            let current = Some(116); // room for 8, and of one address for 6
+            let current = Some(116); // 8 connections, 6 for one address
             setrlimit(Resource::Nofile, rustix::process::Rlimit { current, ..limit }).unwrap();
             let server = Server::start();
-            tokio::task::yield_now().await; // it looks at the limit
+            tokio::task::yield_now().await; // the server reads the limit
             setrlimit(Resource::Nofile, limit).unwrap();
             let mut open = Vec::new();
             for _ in 0..6 {

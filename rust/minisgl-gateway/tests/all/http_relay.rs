@@ -1,4 +1,4 @@
-//! Requests that go on: large ones, servers that answer early, late, never or in the middle, and who hears of what.
+//! Tests of proxied requests: large ones, and servers that answer early, late, never, or break off.
 
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ fn noise(size: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(size).collect()
 }
 
-/// The fallback does so once the head of a request has come.
+/// Starts a fallback that runs `script` once the header of a request has arrived.
 fn after_head(server: &mut Server, script: impl AsyncFn(UnixStream, Rc<Fallback>) + 'static) {
     server.serve_fallback(async move |mut stream, fallback| {
         let mut head = Vec::new();
@@ -30,7 +30,7 @@ fn after_head(server: &mut Server, script: impl AsyncFn(UnixStream, Rc<Fallback>
 }
 
 #[test]
-fn large_bodies_both_ways_at_once() {
+fn large_bodies_are_proxied_both_ways_at_once() {
     for is_tunnel in [false, true] {
         run(async {
             let size = 6 << 20;
@@ -66,7 +66,7 @@ fn large_bodies_both_ways_at_once() {
 }
 
 #[test]
-fn neither_side_is_read_faster_than_the_other_takes_it() {
+fn proxy_reads_no_faster_than_it_writes() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, fallback| {
@@ -88,7 +88,7 @@ fn neither_side_is_read_faster_than_the_other_takes_it() {
                 server.exchange(last("POST", "/echo", "others go on").as_bytes()).await;
             }
             if server.fallback.ended.get() == before {
-                break; // it is stuck, since nobody reads
+                break; // blocked: the other side does not read
             }
             before = server.fallback.ended.get();
         }
@@ -100,7 +100,7 @@ fn neither_side_is_read_faster_than_the_other_takes_it() {
 }
 
 #[test]
-fn an_answer_before_the_bodys_end() {
+fn response_before_the_end_of_the_body_is_proxied() {
     run(async {
         let early = b"HTTP/1.1 413 No\r\ncontent-length: 2\r\nconnection: close\r\n\r\nno";
         let mut server = Server::start();
@@ -125,7 +125,7 @@ fn an_answer_before_the_bodys_end() {
 }
 
 #[test]
-fn an_early_answer_that_keeps_the_connection() {
+fn early_response_keeps_the_connection() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, fallback| {
@@ -145,7 +145,7 @@ fn an_early_answer_that_keeps_the_connection() {
 }
 
 #[test]
-fn a_server_that_dies() {
+fn dying_server_gives_503_or_a_truncated_response() {
     let interim = b"HTTP/1.1 100 Continue\r\n\r\n";
     for (said, expected) in [
         (&b""[..], "HTTP/1.1 503 "),
@@ -183,7 +183,7 @@ fn a_server_that_dies() {
 }
 
 #[test]
-fn answers_without_bodies() {
+fn responses_without_body_are_proxied() {
     run(async {
         for (method, answer) in [
             ("HEAD", &b"HTTP/1.1 200 OK\r\ncontent-length: 15\r\n\r\n"[..]),
@@ -200,7 +200,7 @@ fn answers_without_bodies() {
             let mut server = Server::start();
             after_head(&mut server, async move |mut stream, _| {
                 stream.write_all(answer).await.unwrap();
-                let _ = stream.read_u8().await; // it stays open
+                let _ = stream.read_u8().await; // the connection stays open
             });
             let sent = [request(method, "/other", ""), last("POST", "/echo", "next")].concat();
             let found = server.exchange(sent.as_bytes()).await;
@@ -211,7 +211,7 @@ fn answers_without_bodies() {
 }
 
 #[test]
-fn who_leaves_is_told_of() {
+fn server_sees_the_clients_disconnect() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, fallback| {
@@ -238,11 +238,11 @@ fn who_leaves_is_told_of() {
 }
 
 #[test]
-fn who_closes_his_half_is_answered_by_the_server() {
+fn half_closed_client_gets_the_servers_response() {
     run(async {
         let mut server = Server::start();
         after_head(&mut server, async move |mut stream, _| {
-            let _ = stream.read_to_end(&mut Vec::new()).await; // the client's end
+            let _ = stream.read_to_end(&mut Vec::new()).await; // the client closes
             stream.write_all(OK).await.unwrap();
         });
         for sent in [request("GET", "/other", ""), "GET / HTTP/1.0\r\n\r\n".to_owned()] {
@@ -255,14 +255,14 @@ fn who_closes_his_half_is_answered_by_the_server() {
 }
 
 #[test]
-fn large_bodies_beyond_the_bound_go_on() {
+fn large_bodies_beyond_the_budget_are_proxied() {
     run(async {
         let server = Server::with_fallback(OK);
-        server.options.bodies.set_most(150_000);
+        server.options.bodies.set_max(150_000);
         let mut first = server.connect().await;
         send(&mut first, request("POST", "/wait", &"a".repeat(100_000))).await;
         until(|| server.answers.waiting.get() == 1).await;
-        assert_eq!(server.options.bodies.held(), 100_000);
+        assert_eq!(server.options.bodies.used(), 100_000);
         let large = server
             .exchange(last("POST", "/echo", &"a|".repeat(50_000)).as_bytes())
             .await;
@@ -277,7 +277,7 @@ fn large_bodies_beyond_the_bound_go_on() {
         server.answers.go_on.notify_one();
         read_until(&mut first, "aaa").await;
         server.answers.writers.borrow_mut().clear();
-        until(|| server.options.bodies.held() == 0).await;
+        until(|| server.options.bodies.used() == 0).await;
         let large = "a".repeat(100_000);
         assert!(
             server
@@ -285,7 +285,7 @@ fn large_bodies_beyond_the_bound_go_on() {
                 .await
                 .ends_with(&large)
         );
-        assert_eq!(server.options.counts.passed_on.get(), 1);
+        assert_eq!(server.options.counts.proxied.get(), 1);
         let over = server
             .exchange(last("POST", "/small", "more than that|").as_bytes())
             .await;

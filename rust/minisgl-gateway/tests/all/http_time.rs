@@ -1,5 +1,4 @@
-//! What takes too long: heads, bodies, idle connections, clients that do not read, and clients that are not there any
-//! more. The clock is the tests' own.
+//! Tests of timeouts with a paused clock: headers, bodies, idle connections, slow and disconnected clients.
 
 use std::time::Duration;
 
@@ -10,14 +9,14 @@ use tokio::time::{Instant, sleep};
 
 const PROBE: &str = "HTTP/1.1 100 Continue\r\n\r\n";
 
-/// A client that takes little before it has read.
+/// Connects a client with a small receive buffer.
 async fn small_client(server: &Server) -> TcpStream {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_recv_buffer_size(4096).unwrap();
     socket.connect(server.address).await.unwrap()
 }
 
-/// Write until the client lags behind.
+/// Writes until the client's unread bytes pause the stream, and returns the number of bytes written.
 fn fill(writer: &minisgl_gateway::http::Writer) -> usize {
     let part = [b'x'; 10_000];
     let mut size = 0;
@@ -29,7 +28,7 @@ fn fill(writer: &minisgl_gateway::http::Writer) -> usize {
 }
 
 #[test]
-fn a_head_must_come_in_time_however_it_comes() {
+fn slow_header_times_out() {
     run_without_clock(async {
         let server = Server::start();
         let begin = Instant::now();
@@ -46,7 +45,7 @@ fn a_head_must_come_in_time_however_it_comes() {
         let mut input = Vec::new();
         tokio::select! {
             () = dribble => {}
-            found = slow_read.read_to_end(&mut input) => assert_eq!(found.unwrap_or(0), 0), // or a reset
+            found = slow_read.read_to_end(&mut input) => assert_eq!(found.unwrap_or(0), 0), // 0 bytes or a reset
         }
         assert_eq!(begin.elapsed().as_secs(), 60);
         assert_eq!(read_all(&mut silent).await, "");
@@ -56,7 +55,7 @@ fn a_head_must_come_in_time_however_it_comes() {
 }
 
 #[test]
-fn connections_are_kept_for_a_while() {
+fn idle_connection_is_closed_after_keep_alive() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = server.connect().await;
@@ -75,14 +74,14 @@ fn connections_are_kept_for_a_while() {
         read_until(&mut stream, "hello").await;
         sleep(Duration::from_secs(500)).await;
         let begin = Instant::now();
-        stream.write_all(b"POST /ec").await.unwrap(); // a later head has its own time
+        stream.write_all(b"POST /ec").await.unwrap(); // a later header has its own timeout
         assert_eq!(read_all(&mut stream).await, "");
         assert_eq!(begin.elapsed().as_secs(), 60);
     });
 }
 
 #[test]
-fn a_body_that_pauses_goes_on_as_it_comes() {
+fn paused_body_is_proxied() {
     run_without_clock(async {
         let server = Server::with_fallback(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok");
         let mut stream = server.connect().await;
@@ -100,7 +99,7 @@ fn a_body_that_pauses_goes_on_as_it_comes() {
 }
 
 #[test]
-fn who_waits_after_closing_his_half_is_asked_whether_he_does() {
+fn half_closed_waiting_client_is_probed() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = server.connect().await;
@@ -124,7 +123,7 @@ fn who_waits_after_closing_his_half_is_asked_whether_he_does() {
 }
 
 #[test]
-fn who_closes_his_half_and_leaves_is_found_out() {
+fn probe_detects_a_disconnected_client() {
     run_without_clock(async {
         let server = Server::start();
         for behind in ["", &request("POST", "/echo", "behind")] {
@@ -138,7 +137,7 @@ fn who_closes_his_half_and_leaves_is_found_out() {
             server.all_gone().await;
         }
         assert_eq!(server.answers.gone.get(), server.answers.waiting.get());
-        // once the answer has begun, the end of the client's half means that it is gone
+        // once the response has begun, a half-closed client counts as disconnected
         let mut stream = server.connect().await;
         send(&mut stream, request("GET", "/wait-stream", "")).await;
         read_until(&mut stream, "begun\r\n").await;
@@ -150,7 +149,7 @@ fn who_closes_his_half_and_leaves_is_found_out() {
 }
 
 #[test]
-fn a_client_that_does_not_read_is_dropped() {
+fn client_that_does_not_read_is_disconnected() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = small_client(&server).await;
@@ -168,7 +167,7 @@ fn a_client_that_does_not_read_is_dropped() {
 }
 
 #[test]
-fn a_stream_waits_for_its_client() {
+fn stream_pauses_until_its_client_reads() {
     run(async {
         let server = Server::start();
         let mut stream = small_client(&server).await;
@@ -193,12 +192,12 @@ fn a_stream_waits_for_its_client() {
         while !input.ends_with(b"\r\n0\r\n\r\n") {
             stream.read_buf(&mut input).await.unwrap();
         }
-        assert_eq!(input.iter().filter(|byte| **byte == b'x').count() - 1, expected); // one is in the head
+        assert_eq!(input.iter().filter(|byte| **byte == b'x').count() - 1, expected); // one x is in the header
     });
 }
 
 #[test]
-fn a_stream_whose_client_reads_too_little_is_dropped() {
+fn stream_with_a_slow_client_is_disconnected() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = small_client(&server).await;
@@ -206,7 +205,7 @@ fn a_stream_whose_client_reads_too_little_is_dropped() {
         until(|| server.answers.waiting.get() == 1).await;
         let writer = server.answers.writers.borrow()[0].clone();
         fill(&writer);
-        writer.part(&[b'x'; 10_000_000]); // what was ready already
+        writer.part(&[b'x'; 10_000_000]); // a large part that was ready before
         let begin = Instant::now();
         let mut input = [0; 20_000];
         while stream.read(&mut input).await.is_ok() {
@@ -221,7 +220,7 @@ fn a_stream_whose_client_reads_too_little_is_dropped() {
 }
 
 #[test]
-fn a_slow_reader_of_a_whole_answer_may_take_its_time() {
+fn slow_reader_of_a_whole_response_is_kept() {
     run_without_clock(async {
         let server = Server::start();
         let mut stream = server.connect().await;
@@ -244,7 +243,7 @@ fn a_slow_reader_of_a_whole_answer_may_take_its_time() {
 }
 
 #[test]
-fn closing_and_cutting() {
+fn close_waits_for_responses_and_cut_does_not() {
     run_without_clock(async {
         let mut server = Server::start();
         let mut idle = server.connect().await;

@@ -1,4 +1,4 @@
-//! The tests of the gateway's parts by their interfaces, in one binary.
+//! Tests of the gateway through its public interfaces, in one binary.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;

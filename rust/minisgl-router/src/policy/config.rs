@@ -1,28 +1,28 @@
-//! What a router is told once.
+//! Configuration of a router: policy, limits, and the shares of API keys.
 
 use serde::Deserialize;
 
-/// How an engine is chosen.
+/// Policy that chooses the engine of a request, among engines that are up and below their limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// One after the other.
+    /// Each engine in turn, by index.
     RoundRobin,
-    /// The one with the fewest requests.
+    /// The engine with the fewest requests.
     LeastLoad,
-    /// Any, by a generator with a seed.
+    /// A random engine, from a generator seeded with `RouterConfig::seed`.
     Random,
-    /// The one that has most of the prompt in its cache, if its load is near the least.
+    /// The engine whose cache holds most of the prompt, if its load is near the least load; else the least loaded one.
     CacheAware,
 }
 
-/// It says what an API key gets of the engines beside others that wait, and how many requests at once (0: any).
+/// Share of the engines and limit of concurrent requests of one API key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KeyShare {
-    /// Weight, at least 1.
+    /// Weight against the other keys that have requests waiting, 1 to 2^20.
     pub share: u64,
-    /// Requests placed at once, 0 for any number.
+    /// Requests of the key that may be on engines at once; 0: no limit.
     pub max_inflight: usize,
 }
 
@@ -35,29 +35,29 @@ impl Default for KeyShare {
     }
 }
 
-/// `minisgl.routing.api.RouterConfig`: limits are 0 where there is none; request key k is `keys[k - 1]`, key 0 are all
-/// others.
+/// Configuration of a [`Router`](super::Router), as `minisgl.routing.api.RouterConfig` has it. A limit of 0 means no
+/// limit. Key k of a request is `keys[k - 1]`; key 0 is for all other requests.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RouterConfig {
-    /// How an engine is chosen.
+    /// Policy that chooses the engine of a request.
     pub policy: Policy,
-    /// They are 0 .. `num_engines` - 1.
+    /// Number of engines; their indices are 0 to `num_engines - 1`.
     pub num_engines: usize,
-    /// Tokens to a page.
+    /// Tokens per page of the engines' prefix caches.
     pub page_size: usize,
-    /// Pages that are remembered of each engine's prefix cache.
+    /// Pages of each engine's prefix cache that are remembered if the engine has not reported its number of pages.
     pub tree_pages: usize,
-    /// Requests placed at once, on all engines.
+    /// Requests that may be on all engines together at once; 0: no limit.
     pub max_inflight: usize,
-    /// Requests placed at once on one engine.
+    /// Requests that may be on one engine at once; 0: no limit.
     pub max_inflight_per_engine: usize,
-    /// Requests above the least load that an engine may have that matches the whole prompt; for a match of a part that
-    /// part of them ...
+    /// Requests above the least load that an engine may have and still be chosen for a match of the whole prompt; a
+    /// match of a part of the prompt allows that part of them. The larger of this and `balance_percent` counts.
     pub balance_requests: usize,
-    /// ... or so many percent of the least load, if that is more.
+    /// Allowance of `balance_requests` in percent of the least load.
     pub balance_percent: usize,
-    /// What `Policy::Random` draws from.
+    /// Seed of the generator of `Policy::Random`.
     pub seed: u64,
     /// Shares and limits of keys 1, 2, ...
     pub keys: Vec<KeyShare>,
@@ -80,12 +80,14 @@ impl Default for RouterConfig {
     }
 }
 
-/// The largest share: charges are divided by it, and stay above 0.
+/// Largest share of a key. One token costs a key `MAX_SHARE / share`, which therefore stays above 0.
 pub(super) const MAX_SHARE: u64 = 1 << 20;
 
 impl RouterConfig {
+    /// Checks the ranges of all fields.
+    ///
     /// # Errors
-    /// Names the field that cannot be.
+    /// Names the first invalid field, its value, and the allowed range.
     pub fn check(&self) -> Result<(), String> {
         let counts = [
             ("num_engines", self.num_engines),

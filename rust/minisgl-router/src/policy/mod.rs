@@ -1,11 +1,11 @@
-//! Which engine gets a request, and when: `minisgl.routing`, in Rust.
+//! Placement of requests: which engine gets a request, and when. The reference is `minisgl.routing`.
 //!
 //! Invariants: integers only, no clock; the same calls give the same placements.
 
 mod config;
 mod engines;
-mod line;
 mod prefixes;
+mod queue;
 mod router;
 
 pub use config::{KeyShare, Policy, RouterConfig};

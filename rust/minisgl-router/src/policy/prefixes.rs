@@ -1,11 +1,10 @@
-//! What the engines' prefix caches are thought to hold: one index of pages for all engines.
+//! Index of the pages that the engines' prefix caches are expected to hold: one index for all engines.
 //!
-//! A page is known by a hash of all tokens from the start of the sequence to its end, so a path through the radix tree
-//! is a row of hashes, and no token is kept. Two prompts that collide cost a placement that is worse than thought.
+//! A page is identified by a hash of all tokens from the start of the sequence to its end, so a path through the radix
+//! tree is a list of hashes, and no token is stored. A hash collision of two prompts costs only a worse placement.
 //!
-//! Invariants: an engine holds at most its `max_pages`, those used last; with a page it holds all pages before it, so of a
-//! path the engines that hold it get fewer with its depth. Finding a path is O(its pages), whatever the number of
-//! engines.
+//! Invariants: an engine holds at most its `max_pages`, the most recently used ones, and with a page all pages before
+//! it, so fewer engines hold a deeper page of a path. A lookup is O(pages of the path), whatever the number of engines.
 
 use std::collections::HashMap;
 use std::hash::BuildHasherDefault;
@@ -14,7 +13,7 @@ use minisgl_gateway::live::IdHasher;
 
 const NONE: u32 = u32::MAX;
 
-/// An engine that holds a page, and the page's place in that engine's list.
+/// An engine that holds a page, and the page's slot in that engine's list.
 #[derive(Clone, Copy)]
 struct Holder {
     engine: u32,
@@ -23,7 +22,7 @@ struct Holder {
 
 struct Page {
     hash: u64,
-    /// By engine.
+    /// Engines that hold this page, sorted by engine.
     holders: Vec<Holder>,
 }
 
@@ -40,8 +39,8 @@ struct Slot {
     younger: u32,
 }
 
-/// The pages of one engine by age. Of those used at once the deepest counts as the oldest.
-struct Held {
+/// LRU list of the pages that one engine holds. Of pages used together, the deepest is the oldest.
+struct PageList {
     slots: Vec<Slot>,
     free: Vec<u32>,
     oldest: u32,
@@ -50,7 +49,7 @@ struct Held {
     max_pages: usize,
 }
 
-impl Held {
+impl PageList {
     fn new(max_pages: usize) -> Self {
         Self {
             slots: Vec::new(),
@@ -62,7 +61,7 @@ impl Held {
         }
     }
 
-    fn take_slot(&mut self, page: u32) -> u32 {
+    fn allocate_slot(&mut self, page: u32) -> u32 {
         let slot = Slot {
             page,
             older: NONE,
@@ -104,7 +103,7 @@ impl Held {
         self.len -= 1;
     }
 
-    /// The page that goes first, out of the list.
+    /// Removes the least recently used page from the list and returns it.
     fn pop_oldest(&mut self) -> Option<u32> {
         let at = self.oldest;
         if at == NONE {
@@ -121,8 +120,8 @@ pub(super) struct Prefixes {
     pages: Vec<Page>,
     free: Vec<u32>,
     by_hash: HashMap<u64, u32, BuildHasherDefault<IdHasher>>,
-    engines: Vec<Held>,
-    /// What `find` found last: known pages from the start on.
+    engines: Vec<PageList>,
+    /// Pages that the last `find` matched, from the start of the sequence.
     path: Vec<u32>,
 }
 
@@ -133,12 +132,12 @@ impl Prefixes {
             pages: Vec::new(),
             free: Vec::new(),
             by_hash: HashMap::default(),
-            engines: (0..num_engines).map(|_| Held::new(0)).collect(),
+            engines: (0..num_engines).map(|_| PageList::new(0)).collect(),
             path: Vec::new(),
         }
     }
 
-    /// One for each full page of `tokens`. A namespace is spread over all bits: no first token of another undoes it.
+    /// Returns a hash for each full page of `tokens`. No first token can cancel the difference of two namespaces.
     pub fn hashes(&self, tokens: &[i32], namespace: u32) -> Vec<u64> {
         let mut chain = u64::from(namespace).wrapping_mul(0xA076_1D64_78BD_642F);
         let next = |page: &[i32]| {
@@ -153,15 +152,16 @@ impl Prefixes {
         tokens.chunks_exact(self.page_size).map(next).collect()
     }
 
-    /// Look up as many pages as somebody holds: `insert` and `deepest` speak of them.
+    /// Looks up the leading pages of `hashes` that any engine holds, as the path that `insert` and `deepest` use.
     pub fn find(&mut self, hashes: &[u64]) {
         self.path.clear();
-        let known = hashes.iter().map_while(|hash| self.by_hash.get(hash).copied());
-        self.path.extend(known);
+        let matched = hashes.iter().map_while(|hash| self.by_hash.get(hash).copied());
+        self.path.extend(matched);
     }
 
-    /// It tells how many of the first `max_pages` pages an engine holds that suits this depth, and all that hold so many.
-    /// Who does not suit a depth suits no smaller one.
+    /// Returns the largest depth, of at most `max_pages`, at which `suits(engine, depth)` is true for an engine that
+    /// holds so many pages of the path, and all engines that hold that depth. Depth 0 if there is none. An engine that
+    /// does not suit a depth must not suit a smaller one.
     pub fn deepest(
         &self,
         max_pages: usize,
@@ -177,7 +177,7 @@ impl Prefixes {
         let mut seen = 0;
         let depth = (1..=path.len()).rev().find(|&depth| {
             let num_holders = self.pages[path[depth - 1] as usize].holders.len();
-            // as many as one page deeper: the same
+            // the same number of holders as one page deeper: the same engines
             num_holders != std::mem::replace(&mut seen, num_holders)
                 && holders(path[depth - 1]).any(|engine| suits(engine, depth))
         });
@@ -185,15 +185,15 @@ impl Prefixes {
         (depth.unwrap_or(0), last.into_iter().flat_map(holders))
     }
 
-    /// `engine` computes the prompt with these hashes, that `find` was asked for last.
+    /// Records that `engine` computes a prompt with the page hashes `hashes`, which must be those of the last `find`.
     pub fn insert(&mut self, engine: usize, hashes: &[u64]) {
         let max_pages = self.engines[engine].max_pages;
         let num_pages = hashes.len().min(max_pages);
-        let number = engine as u32;
+        let index = engine as u32;
         let mut slots = Vec::new();
         for &page in &self.path[..self.path.len().min(num_pages)] {
             let page = &self.pages[page as usize];
-            let Ok(at) = page.find(number) else { break };
+            let Ok(at) = page.find(index) else { break };
             slots.push(page.holders[at].slot);
         }
         for &slot in &slots {
@@ -207,11 +207,11 @@ impl Prefixes {
                 Some(&page) => page,
                 None => self.page_of(hashes[at]),
             };
-            if let Err(place) = self.pages[page as usize].find(number) {
-                let slot = self.engines[engine].take_slot(page);
+            if let Err(at) = self.pages[page as usize].find(index) {
+                let slot = self.engines[engine].allocate_slot(page);
                 self.pages[page as usize]
                     .holders
-                    .insert(place, Holder { engine: number, slot });
+                    .insert(at, Holder { engine: index, slot });
                 self.engines[engine].push(slot);
             }
         }
@@ -220,13 +220,13 @@ impl Prefixes {
         }
     }
 
-    /// `engine` holds nothing any more; from now on at most `max_pages`.
+    /// Forgets all pages of `engine` and limits it to `max_pages` from now on.
     pub fn resize(&mut self, engine: usize, max_pages: usize) {
         self.clear(engine);
         self.engines[engine].max_pages = max_pages;
     }
 
-    /// `engine` holds nothing any more.
+    /// Forgets all pages of `engine`.
     pub fn clear(&mut self, engine: usize) {
         while self.engines[engine].len > 0 {
             self.drop_oldest(engine);
@@ -253,8 +253,8 @@ impl Prefixes {
             return;
         };
         let page = &mut self.pages[at as usize];
-        if let Ok(place) = page.find(engine as u32) {
-            page.holders.remove(place);
+        if let Ok(at) = page.find(engine as u32) {
+            page.holders.remove(at);
         }
         if page.holders.is_empty() {
             self.by_hash.remove(&page.hash);

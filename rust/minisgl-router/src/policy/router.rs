@@ -1,47 +1,47 @@
-//! The router: requests stand in line until `place` gives them to an engine, and count there until `remove`.
+//! The router: requests wait in a queue until `place` assigns them to an engine, and count there until `remove`.
 //!
-//! Invariants: a request is in the line or on one engine; limits hold at every moment.
+//! Invariants: a request is in the queue or on one engine; limits hold at every moment.
 
 use std::collections::HashMap;
 
 use super::config::{Policy, RouterConfig};
 use super::engines::Engines;
-use super::line::{Line, Place};
 use super::prefixes::Prefixes;
+use super::queue::{FairQueue, QueueKey};
 
-/// Request `req_id` goes to `engine`, of whose cache it is thought to match `matched_len` tokens.
+/// Placement of one request on one engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// As it was added.
+    /// Id of the placed request.
     pub req_id: i64,
-    /// Its engine.
+    /// Index of the engine that was chosen.
     pub engine: usize,
-    /// Whole pages, 0 but for `Policy::CacheAware`.
+    /// Tokens, in whole pages, that the engine's prefix cache is expected to match; 0 without `Policy::CacheAware`.
     pub matched_len: usize,
 }
 
-/// As many pages are remembered for each that an engine's cache has: it evicts by page what is remembered by prompt, and
-/// what is left of a conversation is worth going back to.
-const REMEMBERED: usize = 2;
+/// Pages remembered per page of an engine's cache. More than one, because the router forgets whole prompts while an
+/// engine evicts single pages, and what is left of a conversation there is still worth a placement.
+const REMEMBERED_PER_PAGE: usize = 2;
 
-enum Where {
-    Waits(Place),
-    /// It is on an engine; the second number counts placements.
-    On(usize, u64),
+enum Location {
+    Queued(QueueKey),
+    /// Engine that the request is on, and the count of its placement.
+    OnEngine(usize, u64),
 }
 
 struct Request {
     key: usize,
     prompt_len: usize,
-    /// The hashes of its full pages; they are given up when it is placed.
+    /// Hashes of the prompt's full pages; empty once the request is placed.
     hashes: Vec<u64>,
-    place: Where,
+    location: Location,
 }
 
-/// `minisgl.routing.api.Router`.
+/// Router of requests to engines, with a fair queue between API keys. The reference is `minisgl.routing.api.Router`.
 pub struct Router {
     config: RouterConfig,
-    line: Line,
+    queue: FairQueue,
     engines: Engines,
     prefixes: Prefixes,
     requests: HashMap<i64, Request>,
@@ -50,14 +50,14 @@ pub struct Router {
 }
 
 impl Router {
-    /// No engine is up at first.
+    /// Makes a router with no engine up.
     ///
     /// # Errors
-    /// Names the field that cannot be.
+    /// Names the invalid field of `config`.
     pub fn new(config: RouterConfig) -> Result<Self, String> {
         config.check()?;
         Ok(Self {
-            line: Line::new(&config.keys),
+            queue: FairQueue::new(&config.keys),
             engines: Engines::new(&config),
             prefixes: Prefixes::new(config.num_engines, config.page_size),
             requests: HashMap::new(),
@@ -67,22 +67,24 @@ impl Router {
         })
     }
 
-    /// It takes requests from now on, with an empty cache of so many pages; None: unknown.
+    /// Marks `engine` as up, with an empty cache of `num_pages` pages (`None`: unknown, `tree_pages` counts).
     ///
     /// # Panics
-    /// As all that name an engine: there is no such engine.
+    /// If there is no such engine, as in every method with an engine argument.
     pub fn engine_up(&mut self, engine: usize, num_pages: Option<usize>) {
-        self.engines.up(engine, true);
-        let remembered = num_pages.map_or(self.config.tree_pages, |number| number.saturating_mul(REMEMBERED));
+        self.engines.set_up(engine, true);
+        let remembered = num_pages.map_or(self.config.tree_pages, |pages| {
+            pages.saturating_mul(REMEMBERED_PER_PAGE)
+        });
         self.prefixes.resize(engine, remembered);
     }
 
-    /// It takes none, and has lost these, in the order in which they were placed. They are forgotten.
+    /// Marks `engine` as down, removes its requests and returns their ids in the order of their placement.
     pub fn engine_down(&mut self, engine: usize) -> Vec<i64> {
-        self.engines.up(engine, false);
+        self.engines.set_up(engine, false);
         self.prefixes.clear(engine);
-        let lost = |(&req_id, request): (&i64, &Request)| match request.place {
-            Where::On(on, turn) if on == engine => Some((turn, req_id)),
+        let lost = |(&req_id, request): (&i64, &Request)| match request.location {
+            Location::OnEngine(on, turn) if on == engine => Some((turn, req_id)),
             _ => None,
         };
         let mut lost: Vec<_> = self.requests.iter().filter_map(lost).collect();
@@ -93,13 +95,13 @@ impl Router {
         lost.into_iter().map(|(_, req_id)| req_id).collect()
     }
 
-    /// What the engine itself said last of its load. What is beyond the requests placed there counts as load, too:
-    /// others sent it.
+    /// Sets the load that `engine` reported last. What exceeds the requests placed there is load of other clients.
     pub fn report(&mut self, engine: usize, num_waiting: usize, num_running: usize) {
         self.engines.report(engine, num_waiting.saturating_add(num_running));
     }
 
-    /// At its place in the line; with `again` before all that are not. Its prefix counts in `namespace` alone.
+    /// Queues a request; with `again` in front of all requests that were never placed. Its prefix matches only requests
+    /// of the same `namespace`.
     ///
     /// # Errors
     /// The id is in use, or there is no such key.
@@ -115,32 +117,32 @@ impl Router {
         if self.requests.contains_key(&req_id) {
             return Err(format!("req_id {req_id}: is in use"));
         }
-        if key >= self.line.num_keys() {
-            return Err(format!("key {key}: must be below {}", self.line.num_keys()));
+        if key >= self.queue.num_keys() {
+            return Err(format!("key {key}: must be below {}", self.queue.num_keys()));
         }
         let hashes = match self.config.policy {
             Policy::CacheAware => self.prefixes.hashes(tokens, namespace),
             _ => Vec::new(),
         };
-        let place = Where::Waits(self.line.push(req_id, priority, key, again));
+        let location = Location::Queued(self.queue.push(req_id, priority, key, again));
         let request = Request {
             key,
             prompt_len: tokens.len(),
             hashes,
-            place,
+            location,
         };
         self.requests.insert(req_id, request);
         Ok(())
     }
 
-    /// Whoever may go now, in order, onto the end of `out`.
+    /// Places all requests that may go now and appends them to `out`, in order.
     pub fn place(&mut self, out: &mut Vec<Placed>) {
         let limit = match self.config.max_inflight {
             0 => usize::MAX,
             limit => limit,
         };
-        while self.num_inflight < limit && self.engines.any_takes() {
-            let Some((key, req_id)) = self.line.first() else {
+        while self.num_inflight < limit && self.engines.has_available() {
+            let Some((key, req_id)) = self.queue.first() else {
                 return;
             };
             let Some(request) = self.requests.get_mut(&req_id) else {
@@ -151,12 +153,12 @@ impl Router {
             let Some((engine, matched_len)) = self.choose(&hashes, prompt_len) else {
                 return;
             };
-            self.line.placed(key, prompt_len);
-            self.engines.chosen(engine);
+            self.queue.pop_placed(key, prompt_len);
+            self.engines.record_placement(engine);
             self.num_inflight += 1;
             self.num_placements += 1;
             if let Some(request) = self.requests.get_mut(&req_id) {
-                request.place = Where::On(engine, self.num_placements);
+                request.location = Location::OnEngine(engine, self.num_placements);
             }
             out.push(Placed {
                 req_id,
@@ -166,52 +168,52 @@ impl Router {
         }
     }
 
-    /// It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown.
+    /// Removes a request and charges its key for `num_generated` tokens. No-op if the id is unknown.
     pub fn remove(&mut self, req_id: i64, num_generated: usize) {
         let Some(request) = self.requests.remove(&req_id) else {
             return;
         };
-        self.line.charge(request.key, num_generated);
-        match request.place {
-            Where::Waits(place) => self.line.leave(request.key, place),
-            Where::On(engine, _) => {
+        self.queue.charge(request.key, num_generated);
+        match request.location {
+            Location::Queued(key) => self.queue.remove(request.key, key),
+            Location::OnEngine(engine, _) => {
                 self.engines.all[engine].load -= 1;
                 self.num_inflight -= 1;
-                self.line.ended(request.key);
+                self.queue.record_end(request.key);
             }
         }
     }
 
-    /// By engine: requests that were placed there and not removed.
+    /// Returns the number of requests on each engine: placed there and not removed.
     #[must_use]
     pub fn loads(&self) -> Vec<usize> {
         self.engines.all.iter().map(|engine| engine.load).collect()
     }
 
-    /// Requests in line.
+    /// Returns the number of queued requests.
     #[must_use]
     pub fn num_waiting(&self) -> usize {
-        self.line.num_waiting()
+        self.queue.num_waiting()
     }
 
     fn choose(&mut self, hashes: &[u64], prompt_len: usize) -> Option<(usize, usize)> {
         match self.config.policy {
-            Policy::RoundRobin => Some((self.engines.in_turn()?, 0)),
+            Policy::RoundRobin => Some((self.engines.next_in_turn()?, 0)),
             Policy::LeastLoad => Some((self.engines.least_load()?, 0)),
             Policy::Random => Some((self.engines.random()?, 0)),
             Policy::CacheAware => {
                 let load = self.engines.balanced_load()?;
                 let (engines, size) = (&self.engines, self.config.page_size);
                 self.prefixes.find(hashes);
-                // an engine computes at least one token
-                let most = prompt_len.saturating_sub(1) / size;
+                // an engine always computes at least the last prompt token
+                let max_pages = prompt_len.saturating_sub(1) / size;
                 let (depth, engine) = {
-                    let (depth, holders) = self.prefixes.deepest(most, |engine, depth| {
-                        engines.takes_at(engine, load.at(depth, hashes.len()))
+                    let (depth, holders) = self.prefixes.deepest(max_pages, |engine, depth| {
+                        engines.can_accept_at(engine, load.limit(depth, hashes.len()))
                     });
                     match depth {
                         0 => (0, engines.least_load()?),
-                        _ => (depth, engines.best_of(holders, load.at(depth, hashes.len()))?),
+                        _ => (depth, engines.best_of(holders, load.limit(depth, hashes.len()))?),
                     }
                 };
                 self.prefixes.insert(engine, hashes);

@@ -1,71 +1,71 @@
-//! What engines say, and what becomes of the requests of one that is lost.
+//! Messages and losses of engines, and the requests of an engine that is lost.
 //!
-//! Invariants: a token is counted before it is passed on; what an engine says after its loss is not heard.
+//! Invariants: a token is counted before it is forwarded; no message of an engine is handled after its loss.
 
 use minisgl_gateway::message::{FromEngine, StepTokens, ToEngine};
 
-use super::engines::{Engine, State, together};
+use super::engines::{Engine, State, combine_ready};
 use super::requests::{ERROR, Fate};
-use super::steps::{Owned, Whose};
+use super::steps::{OwnedStep, Owner};
 use super::switchboard::{Out, Switchboard};
 
 impl Switchboard {
-    /// A connection to it is there.
-    pub fn engine_came(&mut self, engine: usize) {
+    /// Records that a connection to `engine` exists. Sends `Shutdown` at once if the pool is shutting down.
+    pub fn on_engine_connected(&mut self, engine: usize) {
         self.engines[engine].is_linked = true;
         if self.is_shutting_down {
             self.out.push(Out::Engine(engine, ToEngine::Shutdown));
         }
     }
 
-    /// `raw` are the bytes of the message.
-    pub fn engine_says(&mut self, engine: usize, message: FromEngine, raw: &[u8]) {
+    /// Handles a message of `engine`; `raw` are its bytes, which front ends get unchanged where all of them get it.
+    pub fn handle_engine_message(&mut self, engine: usize, message: FromEngine, raw: &[u8]) {
         if self.ended.is_some() {
             return;
         }
-        let one = &mut self.engines[engine];
-        if matches!(one.state, State::Silent | State::Dead) {
+        let record = &mut self.engines[engine];
+        if matches!(record.state, State::Silent | State::Dead) {
             self.set_state(engine, State::Starting, "");
         }
-        let one = &mut self.engines[engine];
+        let record = &mut self.engines[engine];
         match message {
-            FromEngine::StepTokens(step) => self.take_step(engine, step),
+            FromEngine::StepTokens(step) => self.handle_step(engine, step),
             FromEngine::EngineReady(ready) => {
-                one.ready = Some(*ready);
-                one.is_restarting = false;
+                record.ready = Some(*ready);
+                record.is_restarting = false;
                 self.engine_ready(engine);
             }
             FromEngine::EngineStats(stats) => {
                 let count = |number: i64| usize::try_from(number).unwrap_or(0);
                 self.router
                     .report(engine, count(stats.num_waiting), count(stats.num_running));
-                one.remember_stats(raw);
-                self.pass_on(engine, raw, true);
+                record.store_stats(raw);
+                self.forward(engine, raw, true);
             }
             FromEngine::LoadProgress(line) => {
-                one.remember_line(line, raw);
-                self.pass_on(engine, raw, false);
+                record.store_line(line, raw);
+                self.forward(engine, raw, false);
             }
-            FromEngine::Narration(_) | FromEngine::Watched => self.pass_on(engine, raw, true),
+            FromEngine::Narration(_) | FromEngine::Watched => self.forward(engine, raw, true),
             FromEngine::PrefixChanged { prefix_id, state } => {
                 if state == "refused" {
-                    self.prefixes.remove(&prefix_id); // it would be refused again, or not: nobody would know
+                    self.prefixes.remove(&prefix_id); // do not send a refused prefix to other engines later
                 }
-                self.pass_on(engine, raw, false);
+                self.forward(engine, raw, false);
             }
             FromEngine::AdapterChanged { adapter, state } => {
                 if state == "refused" {
                     self.adapters.remove(&adapter);
                 }
-                self.pass_on(engine, raw, false);
+                self.forward(engine, raw, false);
             }
             FromEngine::CacheCleared => {
-                if one.state == State::Ready {
-                    self.take_up(engine); // as it is already, but with an empty cache
+                if record.state == State::Ready {
+                    self.register_with_router(engine); // it is up already: this clears the pages remembered of it
                 }
-                self.pass_on(engine, raw, false);
+                self.forward(engine, raw, false);
             }
-            // these are for whoever holds the connection, or come from no engine
+            // handled by the connection, or never sent by an engine
             FromEngine::Heartbeat(_)
             | FromEngine::EngineFailed(_)
             | FromEngine::EngineSays { .. }
@@ -73,8 +73,8 @@ impl Switchboard {
         }
     }
 
-    /// With an empty cache of as many pages as it has said.
-    fn take_up(&mut self, engine: usize) {
+    /// Tells the router that the engine is up, with an empty cache of the size that it reported.
+    fn register_with_router(&mut self, engine: usize) {
         let ready = self.engines[engine].ready.as_ref();
         let num_pages = ready.and_then(|ready| usize::try_from(ready.num_pages).ok());
         self.router.engine_up(engine, num_pages);
@@ -82,22 +82,23 @@ impl Switchboard {
 
     fn engine_ready(&mut self, engine: usize) {
         self.set_state(engine, State::Ready, "");
-        self.take_up(engine);
+        self.register_with_router(engine);
         for message in self.adapters.values().chain(self.prefixes.values()) {
             self.out.push(Out::Engine(engine, message.clone()));
         }
-        if self.said_ready.is_none()
-            && let Some(ready) = together(&self.engines).map(Box::new)
+        if self.sent_ready.is_none()
+            && let Some(ready) = combine_ready(&self.engines).map(Box::new)
         {
             self.send_all(FromEngine::EngineReady(ready.clone()), false);
-            self.said_ready = Some(ready);
+            self.sent_ready = Some(ready);
         }
     }
 
-    /// The connection ended, or is to end, because it is silent: its requests go on in others.
-    pub fn engine_lost(&mut self, engine: usize, is_silent: bool, reason: &str) {
-        let one = &mut self.engines[engine];
-        one.is_linked = false;
+    /// Handles the loss of the connection to `engine` (`is_silent`: it is closed for missing heartbeats). Its requests
+    /// continue in other engines. The pool fails if not all engines had become ready before.
+    pub fn on_engine_lost(&mut self, engine: usize, is_silent: bool, reason: &str) {
+        let record = &mut self.engines[engine];
+        record.is_linked = false;
         if self.ended.is_some() {
             return;
         }
@@ -105,9 +106,9 @@ impl Switchboard {
             self.end_if_all_left();
             return;
         }
-        let was_ready = one.state == State::Ready;
-        one.forget();
-        if self.said_ready.is_none() {
+        let was_ready = record.state == State::Ready;
+        record.forget();
+        if self.sent_ready.is_none() {
             self.fail(&format!("engine {engine}: {reason}"));
             return;
         }
@@ -115,36 +116,38 @@ impl Switchboard {
         self.set_state(engine, state, reason);
         if was_ready {
             self.engines[engine].num_losses += 1;
-            let num_moved = self.move_all(engine);
+            let num_moved = self.requeue_all(engine);
             if num_moved > 0 {
-                let (s, go) = if num_moved == 1 { ("", "goes") } else { ("s", "go") };
-                self.say_line(format!("{num_moved} request{s} of engine {engine} {go} on in others"));
+                let s = if num_moved == 1 { "" } else { "s" };
+                let moved = format!("{num_moved} request{s} moved to other engines");
+                self.send_log_line(format!("engine {engine} was lost: {moved}"));
             }
         }
-        self.fail_if_none_is_left();
+        self.fail_if_no_engine_is_left();
     }
 
-    /// Whether the owner of its process starts that again: then requests wait for it.
+    /// Sets whether the engine's process is being restarted: requests wait for it, or the pool fails if no engine is
+    /// left.
     pub fn restarting(&mut self, engine: usize, yes: bool) {
         self.engines[engine].is_restarting = yes;
-        self.fail_if_none_is_left();
+        self.fail_if_no_engine_is_left();
     }
 
-    /// Its requests stand in line again, before all others; how many.
-    fn move_all(&mut self, engine: usize) -> usize {
+    /// Queues a lost engine's requests in front of all others and returns their number. Those that cannot move end.
+    fn requeue_all(&mut self, engine: usize) -> usize {
         let mut num_moved = 0;
         for id in self.router.engine_down(engine) {
             let Some(request) = self.requests.get_mut(&id) else {
                 continue;
             };
-            match request.lost() {
+            match request.record_loss() {
                 Fate::Forgotten => self.forget(id),
                 Fate::Ends(reason, text) => self.end(id, reason, text),
                 Fate::Moves => {
                     let Some(request) = self.requests.remove(&id) else {
                         continue;
                     };
-                    let refused = self.stand_in_line(id, &request, true);
+                    let refused = self.enqueue(id, &request, true);
                     self.requests.insert(id, request);
                     match refused {
                         Ok(()) => num_moved += 1,
@@ -158,27 +161,27 @@ impl Switchboard {
     }
 
     fn set_state(&mut self, engine: usize, state: State, reason: &str) {
-        let one = &mut self.engines[engine];
-        if one.state == state && one.reason == reason {
+        let record = &mut self.engines[engine];
+        if record.state == state && record.reason == reason {
             return;
         }
-        one.state = state;
-        reason.clone_into(&mut one.reason);
-        let message = one.told_state(engine);
+        record.state = state;
+        reason.clone_into(&mut record.reason);
+        let message = record.state_message(engine);
         self.send_all(message, false);
     }
 
-    fn fail_if_none_is_left(&mut self) {
-        let nobody = !self.engines.iter().any(Engine::has_future);
-        if nobody && self.ended.is_none() && !self.is_shutting_down {
+    fn fail_if_no_engine_is_left(&mut self) {
+        let none_is_left = !self.engines.iter().any(Engine::has_future);
+        if none_is_left && self.ended.is_none() && !self.is_shutting_down {
             let reasons: Vec<String> = (self.engines.iter().enumerate())
-                .map(|(number, one)| format!("engine {number}: {}", one.reason))
+                .map(|(engine, record)| format!("engine {engine}: {}", record.reason))
                 .collect();
             self.fail(&format!("no engine is left: {}", reasons.join("; ")));
         }
     }
 
-    /// The last word.
+    /// Ends the pool with an error: sends `EngineFailed` to all front ends.
     fn fail(&mut self, text: &str) {
         self.flush_parts();
         self.send_all(FromEngine::EngineFailed(text.to_owned()), false);
@@ -186,26 +189,26 @@ impl Switchboard {
     }
 
     pub(super) fn end_if_all_left(&mut self) {
-        if self.is_shutting_down && !self.engines.iter().any(|one| one.is_linked) {
+        if self.is_shutting_down && !self.engines.iter().any(|engine| engine.is_linked) {
             self.flush_parts();
             self.ended.get_or_insert_default();
         }
     }
 
-    /// What was cached for requests that were admitted, as their keys may know it.
-    fn show_own_prefixes(&mut self, engine: usize, step: &mut StepTokens) {
+    /// Reduces the cached token counts of admitted requests to what their API keys may know.
+    fn hide_foreign_prefixes(&mut self, engine: usize, step: &mut StepTokens) {
         let Some(own) = &mut self.own_prefixes else { return };
         for (link_id, cached_len) in &mut step.admitted {
             let id = self.engines[engine].ids.get(link_id);
             if let Some(request) = id.and_then(|id| self.requests.get(id)) {
-                *cached_len = own.shown(request, *cached_len);
+                *cached_len = own.visible_len(request, *cached_len);
                 own.add(request);
             }
         }
     }
 
-    fn take_step(&mut self, engine: usize, mut step: StepTokens) {
-        self.show_own_prefixes(engine, &mut step);
+    fn handle_step(&mut self, engine: usize, mut step: StepTokens) {
+        self.hide_foreign_prefixes(engine, &mut step);
         let mut ended = Vec::new();
         let mut rows = Vec::with_capacity(step.req_ids.len());
         let (ids, requests) = (&self.engines[engine].ids, &mut self.requests);
@@ -216,24 +219,24 @@ impl Switchboard {
                 continue;
             };
             if token >= 0 {
-                request.got(token);
+                request.push_token(token);
             }
             if reason != 0 {
                 ended.push((*link_id, id));
             }
-            rows.push(request.whose());
+            rows.push(request.owner());
         }
-        let whose = |link_id: i64| -> Whose { requests.get(ids.get(&link_id)?)?.whose() };
-        let errors = step.errors.0.iter().map(|one| whose(one.0)).collect();
-        let prompts = step.prompt_logprobs.iter().map(|one| whose(one.req_id)).collect();
-        let embeddings = step.embeddings.iter().map(|one| whose(one.req_id)).collect();
-        let first_time = |&(link_id, _): &(i64, i32)| -> Whose {
+        let owner = |link_id: i64| -> Owner { requests.get(ids.get(&link_id)?)?.owner() };
+        let errors = step.errors.0.iter().map(|one| owner(one.0)).collect();
+        let prompts = step.prompt_logprobs.iter().map(|one| owner(one.req_id)).collect();
+        let embeddings = step.embeddings.iter().map(|one| owner(one.req_id)).collect();
+        let first_time = |&(link_id, _): &(i64, i32)| -> Owner {
             let request = requests.get_mut(ids.get(&link_id)?)?;
-            let is_news = request.admitted();
-            request.whose().filter(|_| is_news)
+            let is_first = request.record_admission();
+            request.owner().filter(|_| is_first)
         };
         let admitted = step.admitted.iter().map(first_time).collect();
-        let owned = Owned {
+        let owned = OwnedStep {
             step,
             rows,
             admitted,

@@ -1,4 +1,4 @@
-//! What a pool knows of its engines, and what front ends that connect later should know of them.
+//! State of a pool's engines, and the snapshot of it for front ends that connect later.
 
 use std::collections::VecDeque;
 
@@ -6,8 +6,8 @@ use minisgl_gateway::message::{EngineReady, FromEngine, LoadProgress, list_of};
 
 use super::requests::{ById, as_i64};
 
-/// Lines of a start that are kept.
-const NUM_LINES: usize = 256;
+/// Log lines of an engine's start that are stored.
+const MAX_LINES: usize = 256;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
@@ -33,88 +33,88 @@ impl State {
 pub(super) struct Engine {
     pub(super) state: State,
     pub(super) reason: String,
-    /// Its owner starts its process again.
+    /// Whether the owner of the engine's process is restarting it.
     pub(super) is_restarting: bool,
-    /// A connection is there.
+    /// Whether the pool is connected to the engine.
     pub(super) is_linked: bool,
-    /// Requests that are there, by their ids on its connection.
+    /// Pool ids of the requests on this engine, by their ids on its connection.
     pub(super) ids: ById<i64>,
     pub(super) num_losses: u64,
     pub(super) ready: Option<EngineReady>,
-    said: VecDeque<(LoadProgress, Vec<u8>)>,
+    start_lines: VecDeque<(LoadProgress, Vec<u8>)>,
     stats: Option<Vec<u8>>,
 }
 
 impl Engine {
-    /// Whether it takes requests, now or soon.
+    /// Returns true if the engine accepts requests now or may do so later.
     pub(super) fn has_future(&self) -> bool {
         self.is_restarting || matches!(self.state, State::Starting | State::Ready)
     }
 
-    /// A line of its start: of a step, how far it is now.
-    pub(super) fn remember_line(&mut self, line: LoadProgress, raw: &[u8]) {
+    /// Stores a progress line of the engine's start, in place of the last one of the same step. No-op if it is ready.
+    pub(super) fn store_line(&mut self, line: LoadProgress, raw: &[u8]) {
         if self.state == State::Ready {
             return;
         }
-        if (self.said.back()).is_some_and(|last| line.total > 0 && last.0.text == line.text) {
-            self.said.pop_back();
-        } else if self.said.len() >= NUM_LINES {
-            self.said.pop_front();
+        if (self.start_lines.back()).is_some_and(|last| line.total > 0 && last.0.text == line.text) {
+            self.start_lines.pop_back();
+        } else if self.start_lines.len() >= MAX_LINES {
+            self.start_lines.pop_front();
         }
-        self.said.push_back((line, raw.to_vec()));
+        self.start_lines.push_back((line, raw.to_vec()));
     }
 
-    pub(super) fn remember_stats(&mut self, raw: &[u8]) {
+    pub(super) fn store_stats(&mut self, raw: &[u8]) {
         self.stats = Some(raw.to_vec());
     }
 
-    /// What it said is of a process that is gone.
+    /// Drops all state that belongs to an engine process that has exited.
     pub(super) fn forget(&mut self) {
         self.ids.clear();
-        self.said.clear();
+        self.start_lines.clear();
         self.stats = None;
         self.ready = None;
     }
 
-    /// For a front end that has just connected.
-    pub(super) fn snapshot(&self, number: usize) -> Vec<FromEngine> {
-        let lines: Vec<&[u8]> = self.said.iter().map(|(_, raw)| &raw[..]).collect();
-        let lines = (!lines.is_empty()).then(|| says(number, &lines));
-        let stats = self.stats.as_ref().map(|stats| says(number, &[stats]));
-        let found = [lines, Some(self.told_state(number)), stats];
-        found.into_iter().flatten().collect()
+    /// Returns the messages that bring a new front end up to date about this engine, whose index is `number`.
+    pub(super) fn snapshot(&self, engine: usize) -> Vec<FromEngine> {
+        let lines: Vec<&[u8]> = self.start_lines.iter().map(|(_, raw)| &raw[..]).collect();
+        let lines = (!lines.is_empty()).then(|| wrap_messages(engine, &lines));
+        let stats = self.stats.as_ref().map(|stats| wrap_messages(engine, &[stats]));
+        let messages = [lines, Some(self.state_message(engine)), stats];
+        messages.into_iter().flatten().collect()
     }
 
-    pub(super) fn told_state(&self, number: usize) -> FromEngine {
+    pub(super) fn state_message(&self, engine: usize) -> FromEngine {
         FromEngine::EngineState {
-            engine: as_i64(number),
+            engine: as_i64(engine),
             state: self.state.name().to_owned(),
             reason: self.reason.clone(),
         }
     }
 }
 
-/// What an engine said, as it wrote it.
-pub(super) fn says(engine: usize, messages: &[&[u8]]) -> FromEngine {
+/// Wraps encoded messages of `engine` for front ends, byte for byte.
+pub(super) fn wrap_messages(engine: usize, messages: &[&[u8]]) -> FromEngine {
     FromEngine::EngineSays {
         engine: as_i64(engine),
         messages: list_of(messages),
     }
 }
 
-/// What the engines are together.
-pub(super) fn together(engines: &[Engine]) -> Option<EngineReady> {
+/// Combines the engines' properties: minimum sequence length, sum of pages. `None` if not all engines are ready.
+pub(super) fn combine_ready(engines: &[Engine]) -> Option<EngineReady> {
     let all: Option<Vec<&EngineReady>> = engines.iter().map(|engine| engine.ready.as_ref()).collect();
     let all = all?;
     let first = *all.first()?;
-    let number = match all.len() {
-        1 => String::new(), // behind a pool for its limits
+    let prefix = match all.len() {
+        1 => String::new(), // a single engine needs no count
         several => format!("{several} engines"),
     };
     Some(EngineReady {
-        max_seq_len: all.iter().map(|one| one.max_seq_len).min()?,
-        num_pages: all.iter().map(|one| one.num_pages).sum(),
-        engine_details: [&number[..], &first.engine_details]
+        max_seq_len: all.iter().map(|ready| ready.max_seq_len).min()?,
+        num_pages: all.iter().map(|ready| ready.num_pages).sum(),
+        engine_details: [&prefix[..], &first.engine_details]
             .into_iter()
             .filter(|text| !text.is_empty())
             .collect::<Vec<_>>()

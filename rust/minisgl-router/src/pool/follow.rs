@@ -1,4 +1,4 @@
-//! The connection to one engine process: made again and again, and given up when the engine is silent.
+//! Connection to one engine process: reconnects after each loss, and drops the connection if heartbeats are missing.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -13,26 +13,26 @@ use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::io::Io;
 
-/// Between two attempts to connect: from the one to the other.
+/// Wait between attempts to connect; it doubles from `RETRY` to `MAX_RETRY`.
 const RETRY: Duration = Duration::from_millis(5);
 const MAX_RETRY: Duration = Duration::from_millis(100);
 
-/// How a connection ended.
+/// Cause of a lost connection to an engine: missing heartbeats or an error.
 struct Loss {
     is_silent: bool,
     reason: String,
 }
 
-/// Goes on until the pool ends.
+/// Connects to an engine and forwards its messages to the pool, again and again until the pool ends.
 pub(super) async fn follow(io: Rc<Io>, engine: usize, path: &Path, watchdog: impl Fn() -> Watchdog) {
     loop {
         let link = Rc::new(EngineLink::over(connect(path).await, "pool"));
         io.set_link(engine, Some(Rc::clone(&link)));
-        io.act(|board| board.engine_came(engine));
+        io.act(|board| board.on_engine_connected(engine));
         let loss = listen(&io, engine, &link, watchdog()).await;
         io.set_link(engine, None);
         drop(link);
-        io.act(|board| board.engine_lost(engine, loss.is_silent, &loss.reason));
+        io.act(|board| board.on_engine_lost(engine, loss.is_silent, &loss.reason));
         if io.is_shutting_down() || io.has_ended() {
             return;
         }
@@ -44,7 +44,7 @@ async fn connect(path: &Path) -> UnixStream {
     loop {
         match UnixStream::connect(path).await {
             Ok(stream) => return stream,
-            Err(_) => sleep(wait).await, // nobody listens, or whatever it is, it may pass
+            Err(_) => sleep(wait).await, // the engine does not listen yet, or another error that may pass
         }
         wait = (wait * 2).min(MAX_RETRY);
     }
@@ -52,23 +52,23 @@ async fn connect(path: &Path) -> UnixStream {
 
 async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -> Loss {
     let watchdog = RefCell::new(watchdog);
-    let mut looks = interval(watchdog.borrow().look_every().max(Duration::from_millis(1)));
-    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut polls = interval(watchdog.borrow().poll_interval().max(Duration::from_millis(1)));
+    polls.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut failure = None;
     loop {
         tokio::select! {
             biased;
-            () = io.room() => {}
-            _ = looks.tick() => {
-                watchdog.borrow_mut().was_not_read(Instant::now()); // what it says is not read
+            () = io.wait_until_writable() => {}
+            _ = polls.tick() => {
+                watchdog.borrow_mut().restart_silence(Instant::now()); // messages were not read in the meantime
                 continue;
             }
         }
         let received = tokio::select! {
             biased;
-            received = link.receive_frames(|frame| take(io, engine, frame, &watchdog, &mut failure)) => received,
-            _ = looks.tick() => {
-                if let Some(reason) = watchdog.borrow_mut().look(Instant::now()) {
+            received = link.receive_frames(|frame| handle_frame(io, engine, frame, &watchdog, &mut failure)) => received,
+            _ = polls.tick() => {
+                if let Some(reason) = watchdog.borrow_mut().poll(Instant::now()) {
                     return Loss { is_silent: true, reason };
                 }
                 continue;
@@ -80,12 +80,12 @@ async fn listen(io: &Io, engine: usize, link: &EngineLink, watchdog: Watchdog) -
                 reason,
             };
         }
-        yield_now().await; // others' turn
+        yield_now().await; // let other tasks run
     }
 }
 
-/// `failure`: its last words.
-fn take(
+/// Handles one frame of an engine. Stores the engine's fatal error message in `failure`.
+fn handle_frame(
     io: &Io,
     engine: usize,
     frame: &[u8],
@@ -95,13 +95,13 @@ fn take(
     let now = Instant::now();
     io.act(|board| {
         decode_each(frame, |message, raw| match message {
-            FromEngine::Heartbeat(beat) => watchdog.borrow_mut().hear(beat, now),
+            FromEngine::Heartbeat(beat) => watchdog.borrow_mut().on_heartbeat(beat, now),
             FromEngine::EngineFailed(text) => *failure = Some(text),
             message => {
                 if matches!(message, FromEngine::EngineReady(_)) {
                     watchdog.borrow_mut().expect(now);
                 }
-                board.engine_says(engine, message, raw);
+                board.handle_engine_message(engine, message, raw);
             }
         })
     })

@@ -1,7 +1,6 @@
-//! The sockets of a pool: what the switchboard says leaves through them, and what front ends say comes in.
+//! Sockets of a pool: sends what the switchboard has queued, and passes messages of front ends to it.
 //!
-//! Invariants: frames leave whole and in order; sending never waits: what a front end does not take yet is kept, in
-//! bounds.
+//! Invariants: frames leave whole and in order; sending never waits: unread frames are queued, up to a limit.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
@@ -31,9 +30,9 @@ pub(super) struct Io {
     peers: RefCell<BTreeMap<u32, Rc<Peer>>>,
     readings: Arc<Mutex<Readings>>,
     pub(super) rules: Rc<FrontEndRules>,
-    /// Whoever waits for room looks again.
+    /// Signal for tasks that wait for free send buffers to check again.
     pub(super) news: Notify,
-    /// The switchboard has ended.
+    /// Signal that the switchboard has ended.
     pub(super) ended: Notify,
 }
 
@@ -55,21 +54,21 @@ impl Io {
         }
     }
 
-    /// Something happened; what follows from it is sent.
+    /// Runs `what` on the switchboard and sends the messages that follow from it. Never blocks.
     pub(super) fn act<T>(&self, what: impl FnOnce(&mut Switchboard) -> T) -> T {
-        let (found, out) = {
+        let (result, out) = {
             let board = &mut *self.board.borrow_mut();
-            let found = what(board);
+            let result = what(board);
             let out = board.take_out();
             self.publish(board);
             if board.ended().is_some() {
                 self.ended.notify_one();
             }
-            (found, out)
+            (result, out)
         };
         out.into_iter().for_each(|one| self.deliver(one));
         self.news.notify_waiters();
-        found
+        result
     }
 
     fn deliver(&self, out: Out) {
@@ -84,8 +83,8 @@ impl Io {
                     peer.send(&frame, droppable);
                 }
             }
-            Out::Close(number) => {
-                if let Some(peer) = self.peers.borrow().get(&number) {
+            Out::Close(id) => {
+                if let Some(peer) = self.peers.borrow().get(&id) {
                     peer.close();
                 }
             }
@@ -94,10 +93,10 @@ impl Io {
 
     fn publish(&self, board: &Switchboard) {
         let mut readings = self.readings.lock().unwrap_or_else(PoisonError::into_inner);
-        board.read(&mut readings);
+        board.write_metrics(&mut readings);
     }
 
-    /// Why the pool has ended, if it has.
+    /// Returns true if the pool has ended.
     pub(super) fn has_ended(&self) -> bool {
         self.board.borrow().ended().is_some()
     }
@@ -108,16 +107,16 @@ impl Io {
 
     // ------------------------------------------------------------------------------------------------- come and go
 
-    /// The number of a new front end.
-    pub(super) fn welcome(&self, peer: &Rc<Peer>) -> u32 {
-        let number = self.board.borrow_mut().front_end_came();
-        self.peers.borrow_mut().insert(number, Rc::clone(peer));
-        self.act(|_| ()); // what was said to it
-        number
+    /// Registers a front end, sends the state of the engines to it, and returns its id.
+    pub(super) fn add_peer(&self, peer: &Rc<Peer>) -> u32 {
+        let id = self.board.borrow_mut().add_front_end();
+        self.peers.borrow_mut().insert(id, Rc::clone(peer));
+        self.act(|_| ()); // sends the queued snapshot
+        id
     }
 
-    pub(super) fn leave(&self, number: u32) {
-        self.peers.borrow_mut().remove(&number);
+    pub(super) fn remove_peer(&self, id: u32) {
+        self.peers.borrow_mut().remove(&id);
         self.news.notify_waiters();
     }
 
@@ -125,51 +124,51 @@ impl Io {
         self.peers.borrow().len()
     }
 
-    /// Nothing more is sent to front ends but what is queued.
+    /// Closes all front ends for new messages; what is queued is still sent.
     pub(super) fn close_all(&self) {
         self.peers.borrow().values().for_each(|peer| peer.close());
     }
 
-    /// The connection to an engine, or that there is none.
+    /// Sets the connection to `engine`, or `None` if it has none.
     pub(super) fn set_link(&self, engine: usize, link: Option<Rc<EngineLink>>) {
         self.links.borrow_mut()[engine] = link;
     }
 
     // --------------------------------------------------------------------------------------------- who cannot follow
 
-    /// Until a front end that has requests can follow, or none has any.
-    pub(super) async fn room(&self) {
+    /// Waits until a front end that has requests can accept data, or no front end has requests.
+    pub(super) async fn wait_until_writable(&self) {
         loop {
             let news = self.news.notified();
             let busy = self.busy();
-            if busy.is_empty() || busy.iter().any(|peer| peer.has_room()) {
+            if busy.is_empty() || busy.iter().any(|peer| peer.can_send()) {
                 return;
             }
             let mut waits: Vec<Pin<Box<dyn Future<Output = ()> + '_>>> = vec![Box::pin(news)];
             for peer in &busy {
-                waits.push(Box::pin(peer.room()));
+                waits.push(Box::pin(peer.wait_until_writable()));
             }
             poll_fn(|context| {
                 let is_any = waits.iter_mut().any(|one| one.as_mut().poll(context).is_ready());
                 if is_any { Poll::Ready(()) } else { Poll::Pending }
             })
             .await;
-            yield_now().await; // to who sends what is queued: nothing above waits for it
+            yield_now().await; // lets the tasks that send queues run: nothing above waits for them
         }
     }
 
     fn busy(&self) -> Vec<Rc<Peer>> {
         let board = self.board.borrow();
         let peers = self.peers.borrow();
-        let busy = peers.iter().filter(|(number, _)| board.is_busy(**number));
+        let busy = peers.iter().filter(|(id, _)| board.is_busy(**id));
         busy.map(|(_, peer)| Rc::clone(peer)).collect()
     }
 }
 
-/// For last words, once the connection is to end.
+/// Time for a fatal error message to be sent before a connection is closed.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// The connection of one front end: `minisgl.runner.front_ends`.
+/// Connection of one front end, with its send queue. The reference is `minisgl.runner.front_ends`.
 pub(super) struct Peer {
     stream: UnixStream,
     rules: Rc<FrontEndRules>,
@@ -183,7 +182,7 @@ pub(super) struct Peer {
 
 impl Peer {
     pub(super) fn new(stream: UnixStream, rules: &Rc<FrontEndRules>) -> Self {
-        // the kernel doubles it; where it does not follow, there is only more or less room
+        // the kernel doubles the value; on an error the default size is as good
         let _ = rustix::net::sockopt::set_socket_send_buffer_size(&stream, rules.send_buffer_bytes / 2);
         Self {
             stream,
@@ -197,7 +196,8 @@ impl Peer {
         }
     }
 
-    /// One that is `droppable` is not queued.
+    /// Sends a frame. The part that the socket does not accept is queued, or all of it dropped if `droppable`. A queue
+    /// above the rules' limit closes the connection.
     pub(super) fn send(&self, frame: &Rc<Vec<u8>>, droppable: bool) {
         if self.is_closing.get() {
             return;
@@ -216,37 +216,38 @@ impl Peer {
         }
     }
 
-    /// Nothing more is sent but what is queued.
+    /// Closes the connection for new messages; what is queued is still sent.
     pub(super) fn close(&self) {
         self.is_closing.set(true);
         self.closing.notify_one();
         self.filled.notify_one();
     }
 
-    /// Whether nothing is queued, and the socket has room.
-    pub(super) fn has_room(&self) -> bool {
+    /// Returns true if nothing is queued and the socket's send buffer has free space. Never blocks.
+    pub(super) fn can_send(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        // asked of the kernel: what tokio remembers is true until the socket is full
-        let asked = self.stream.try_io(Interest::WRITABLE, || {
-            let mut asked = [PollFd::new(&self.stream, PollFlags::OUT)];
-            match poll(&mut asked, Some(&now)) {
+        // polls the kernel: tokio's readiness stays set until a write fails
+        let polled = self.stream.try_io(Interest::WRITABLE, || {
+            let mut descriptors = [PollFd::new(&self.stream, PollFlags::OUT)];
+            match poll(&mut descriptors, Some(&now)) {
                 Ok(1..) => Ok(()),
                 _ => Err(ErrorKind::WouldBlock.into()),
             }
         });
-        self.queue.borrow().is_empty() && asked.is_ok()
+        self.queue.borrow().is_empty() && polled.is_ok()
     }
 
-    /// Until the socket may have room. One that is gone has. While something is queued, that is for who sends it to say
-    /// (`Io::news`): the socket may have room long before.
-    pub(super) async fn room(&self) {
+    /// Waits until the socket may accept data or has failed. Never returns while frames are queued: `Io::news` tells of
+    /// that.
+    pub(super) async fn wait_until_writable(&self) {
         if !self.queue.borrow().is_empty() {
             return pending().await;
         }
         let _ = self.stream.writable().await;
     }
 
-    /// How much was sent. One that is gone takes everything: who reads finds out.
+    /// Writes without blocking and returns the number of bytes sent: all if the connection is broken, which the reader
+    /// sees.
     fn write(&self, data: &[u8]) -> usize {
         match self.stream.try_write(data) {
             Ok(sent) => sent,
@@ -255,7 +256,7 @@ impl Peer {
         }
     }
 
-    /// Send of what is queued what the front end takes now.
+    /// Writes as much of the send queue as the socket accepts without blocking.
     fn flush(&self) {
         let mut queue = self.queue.borrow_mut();
         while let Some((frame, at)) = queue.front_mut() {
@@ -272,7 +273,7 @@ impl Peer {
     async fn send_queue(&self, io: &Io) {
         loop {
             while !self.queue.borrow().is_empty() {
-                let _ = self.stream.writable().await; // one that is gone takes everything
+                let _ = self.stream.writable().await; // a broken connection accepts everything
                 self.flush();
             }
             io.news.notify_waiters();
@@ -283,8 +284,8 @@ impl Peer {
         }
     }
 
-    /// Takes in what it says, until it is gone or must go.
-    async fn listen(&self, io: &Io, number: u32) {
+    /// Handles the front end's messages until it disconnects or must be disconnected.
+    async fn listen(&self, io: &Io, id: u32) {
         let mut frames = Frames::default();
         let reason = loop {
             tokio::select! {
@@ -300,25 +301,25 @@ impl Peer {
                     if ready.is_err() || frames.fill(&self.stream).is_err() {
                         break None;
                     }
-                    if let Err(reason) = take(&mut frames, io, number) {
+                    if let Err(reason) = handle_frames(&mut frames, io, id) {
                         break Some(reason);
                     }
                 }
             }
         };
-        io.act(|board| board.front_end_gone(number, reason.as_deref()));
+        io.act(|board| board.remove_front_end(id, reason.as_deref()));
     }
 }
 
-fn take(frames: &mut Frames, io: &Io, number: u32) -> Result<(), String> {
+fn handle_frames(frames: &mut Frames, io: &Io, id: u32) -> Result<(), String> {
     loop {
         let mut messages = Vec::new();
-        let taken = frames.take(|frame| {
+        let num_frames = frames.take(|frame| {
             messages.extend(decode_to_engine(frame)?);
             Ok(())
         });
-        io.act(|board| (messages.into_iter()).try_for_each(|message| board.front_end_says(number, message)))?;
-        match taken {
+        io.act(|board| (messages.into_iter()).try_for_each(|message| board.handle_message(id, message)))?;
+        match num_frames {
             Ok(0) => return Ok(()),
             Ok(_) => {}
             Err(error) => return Err(error.to_string()),
@@ -326,29 +327,29 @@ fn take(frames: &mut Frames, io: &Io, number: u32) -> Result<(), String> {
     }
 }
 
-/// A front end has connected.
+/// Starts the tasks that serve a new front end.
 pub(super) fn serve(io: &Rc<Io>, stream: UnixStream) {
     let peer = Rc::new(Peer::new(stream, &io.rules));
-    let number = io.welcome(&peer);
+    let id = io.add_peer(&peer);
     let (io, reader) = (Rc::clone(io), Rc::clone(&peer));
     spawn_local(async move {
         let writing = spawn_local({
             let (io, peer) = (Rc::clone(&io), Rc::clone(&reader));
             async move { peer.send_queue(&io).await }
         });
-        reader.listen(&io, number).await;
+        reader.listen(&io, id).await;
         reader.close();
         let stop = writing.abort_handle();
         if timeout(LINGER, writing).await.is_err() {
             stop.abort();
         }
-        io.leave(number);
+        io.remove_peer(id);
     });
 }
 
-/// Tells it so, and hangs up.
+/// Sends `frame`, if the socket accepts it, to a front end that is refused.
 pub(super) async fn refuse(stream: &UnixStream, frame: &[u8]) {
     if stream.writable().await.is_ok() {
-        let _ = stream.try_write(frame); // or it has gone
+        let _ = stream.try_write(frame); // an error means that it has disconnected
     }
 }

@@ -1,12 +1,12 @@
-//! A pool of engines: to front ends one engine process, to engine processes one front end.
+//! A pool of engines. Front ends see it as one engine process; engine processes see it as one front end.
 //!
-//! Invariants: a request is in one engine or in line, never in two; every token of it reaches its front end once, in
-//! order, whichever engines made it; every request ends exactly once, but for those of a pool that has failed.
+//! Invariants: a request is in one engine or queued, never in two engines; each of its tokens reaches its front end
+//! once, in order, whichever engine computed it; every request ends exactly once, except in a pool that has failed.
 //!
-//! - [`Switchboard`]: what is known, and what becomes of it. No I/O, no clock.
-//! - `engine_events`: its other half; `requests`, `engines`, `steps`: its parts.
-//! - `io`, `follow`: sockets and time around it.
-//! - [`EnginePool`]: its thread, as its owner sees it.
+//! - [`Switchboard`]: state of the pool and handling of events. No I/O, no clock.
+//! - `engine_events`: the handling of engines' events; `requests`, `engines`, `steps`: parts of the state.
+//! - `io`, `follow`: sockets and timers around it.
+//! - [`EnginePool`]: the thread of a pool, as its owner sees it.
 
 mod engine_events;
 mod engines;

@@ -1,4 +1,4 @@
-//! Requests of a pool, from `AddRequest` to their ends.
+//! Requests of a pool, from `AddRequest` to their end.
 
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -8,64 +8,65 @@ use minisgl_gateway::live::IdHasher;
 use minisgl_gateway::message::{NewRequest, ToEngine};
 use serde::Deserialize;
 
-use super::steps::Whose;
+use super::steps::Owner;
 
-/// By ids that are numbers in a row.
+/// Hash map by consecutive integer ids.
 pub(super) type ById<T> = HashMap<i64, T, BuildHasherDefault<IdHasher>>;
 
-/// `minisgl.step.FinishReason`.
+/// Finish reasons, as in `minisgl.step.FinishReason`.
 pub(super) const STOP: i32 = 1;
 pub(super) const LENGTH: i32 = 2;
 pub(super) const ABORT: i32 = 3;
 pub(super) const ERROR: i32 = 4;
 
-/// A request may be what ends engines: it is not moved on with so much blame.
-const MOST_BLAME: u8 = 4;
-/// From an engine that had admitted it and was lost before it made a token for it. (An engine says that it has admitted
-/// a request only after the next step, so one that it did not say so of may be to blame as well.)
-const BLAME_ADMITTED: u8 = 2;
-const BLAME_SENT: u8 = 1;
+/// Crash count at which a request ends with an error instead of moving on: it may be what crashes engines.
+const MAX_CRASHES: u8 = 4;
+/// Crash count for a request that was admitted to an engine which was lost before it generated a token of it;
+/// `CRASH_SENT` is for one that was only sent there. (An engine reports an admission after its next step, so a request
+/// without such a report may be the cause as well.)
+const CRASH_ADMITTED: u8 = 2;
+const CRASH_SENT: u8 = 1;
 
-/// Where a request is.
+/// Engine that a request is on, and its id there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Assignment {
     pub(super) engine: usize,
-    /// Its id on the connection to that engine.
+    /// Id of the request on the connection to that engine.
     pub(super) link_id: i64,
 }
 
-/// What becomes of a request whose engine was lost.
+/// Outcome for a request whose engine was lost: it moves, is dropped, or ends.
 pub(super) enum Fate {
-    /// It goes on in another engine.
+    /// The request continues in another engine.
     Moves,
-    /// Its front end is gone.
+    /// The request is dropped: its front end has disconnected.
     Forgotten,
-    /// It ends so.
+    /// The request ends with this finish reason and error text.
     Ends(i32, Option<&'static str>),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Request {
-    /// Number of its front end; None once that is gone.
-    pub(super) owner: Option<u32>,
-    /// As that gave it, but for its tokens: prompt and what was generated.
+    /// Id of the front end that sent the request; `None` once it has disconnected.
+    pub(super) front_end: Option<u32>,
+    /// The request as its front end sent it, except that `tokens` is the prompt and all generated tokens.
     pub(super) given: NewRequest,
     pub(super) num_prompt: usize,
-    /// None in line.
-    pub(super) place: Option<Place>,
-    /// How it ends, as its front end has asked.
+    /// Engine that the request is on; `None` while it is queued.
+    pub(super) assignment: Option<Assignment>,
+    /// Finish reason if the front end has aborted or finished the request.
     pub(super) ending: Option<i32>,
-    /// Its front end knows.
-    pub(super) said_admitted: bool,
+    /// Whether the front end was notified of the request's admission.
+    pub(super) reported_admission: bool,
     admitted_here: bool,
-    blame: u8,
+    crashes: u8,
     has_token_here: bool,
 }
 
 impl Request {
-    pub(super) fn new(owner: u32, given: NewRequest, num_generated: usize) -> Self {
+    pub(super) fn new(front_end: u32, given: NewRequest, num_generated: usize) -> Self {
         Self {
-            owner: Some(owner),
+            front_end: Some(front_end),
             num_prompt: given.tokens.len() - num_generated,
             given,
             ..Self::default()
@@ -76,40 +77,40 @@ impl Request {
         self.given.tokens.len() - self.num_prompt
     }
 
-    /// Whose it is, and the id it has there.
-    pub(super) fn whose(&self) -> Whose {
-        self.owner.map(|owner| (owner, self.given.req_id))
+    /// Returns the request's front end and its id there, or `None` if the front end has disconnected.
+    pub(super) fn owner(&self) -> Owner {
+        self.front_end.map(|front_end| (front_end, self.given.req_id))
     }
 
-    /// An engine gets it, with its priority if that `counts` there.
-    pub(super) fn placed(&mut self, place: Place, counts: bool) -> ToEngine {
-        self.place = Some(place);
+    /// Records a placement and returns the message for the engine, with priority 0 unless it `counts` in engines.
+    pub(super) fn assign(&mut self, assignment: Assignment, counts: bool) -> ToEngine {
+        self.assignment = Some(assignment);
         self.admitted_here = false;
         self.has_token_here = false;
         ToEngine::AddRequest(NewRequest {
-            req_id: place.link_id,
+            req_id: assignment.link_id,
             priority: if counts { self.given.priority } else { 0 },
             num_generated: as_i64(self.num_generated()),
             ..self.given.clone()
         })
     }
 
-    pub(super) fn got(&mut self, token: i32) {
+    pub(super) fn push_token(&mut self, token: i32) {
         self.given.tokens.push(token);
         self.has_token_here = true;
-        self.blame = 0;
+        self.crashes = 0;
     }
 
-    /// Whether its front end is to be told.
-    pub(super) fn admitted(&mut self) -> bool {
+    /// Records an admission and returns true if the front end was not notified of one yet.
+    pub(super) fn record_admission(&mut self) -> bool {
         self.admitted_here = true;
-        !std::mem::replace(&mut self.said_admitted, true)
+        !std::mem::replace(&mut self.reported_admission, true)
     }
 
-    /// The engine that has it is lost.
-    pub(super) fn lost(&mut self) -> Fate {
-        self.place = None;
-        if self.owner.is_none() {
+    /// Records the loss of the request's engine and returns what happens to the request.
+    pub(super) fn record_loss(&mut self) -> Fate {
+        self.assignment = None;
+        if self.front_end.is_none() {
             return Fate::Forgotten;
         }
         if let Some(reason) = self.ending {
@@ -120,29 +121,29 @@ impl Request {
             return Fate::Ends(LENGTH, None);
         }
         if !self.has_token_here {
-            self.blame += if self.admitted_here { BLAME_ADMITTED } else { BLAME_SENT };
+            self.crashes += if self.admitted_here { CRASH_ADMITTED } else { CRASH_SENT };
         }
-        if self.blame >= MOST_BLAME {
-            let text = "one engine after another was lost with this request before it made a token: the request may be \
-                        what ends them";
+        if self.crashes >= MAX_CRASHES {
+            let text =
+                "several engines were lost with this request before it got a token: the request may crash engines";
             return Fate::Ends(ERROR, Some(text));
         }
         Fate::Moves
     }
 }
 
-/// What the requests of each key have had in prefix caches, as hashes of the beginnings of their tokens, page by page. So
-/// a key is told of what was cached for itself and not of what it has in common with others, whose texts it could guess.
+/// Prefixes that the requests of each API key have had in caches, as hashes of whole pages. A key is told how many
+/// tokens of its own prefixes were cached, and nothing about other keys' prompts, which it could otherwise guess.
 pub(super) struct OwnPrefixes {
     page_size: usize,
-    /// Its secret: nobody finds two texts of one hash.
+    /// Hash state with a secret: clients cannot construct two sequences of the same hash.
     state: RandomState,
-    /// By key: those of late, and those before them.
+    /// Hashes of the pages that each API key has had: a recent set, and the set before it.
     pages: HashMap<i64, [HashSet<u64>; 2]>,
 }
 
-/// Each of the two sets of a key holds no more.
-const MOST_PAGES: usize = 1 << 15;
+/// Hashes that each of the two sets of a key holds at most.
+const MAX_PAGES: usize = 1 << 15;
 
 impl OwnPrefixes {
     pub(super) fn new(page_size: usize) -> Self {
@@ -153,22 +154,22 @@ impl OwnPrefixes {
         }
     }
 
-    /// How many of `cached_len` tokens, which an engine had for this request, its key may know of.
-    pub(super) fn shown(&self, request: &Request, cached_len: i32) -> i32 {
+    /// Returns how many of `cached_len` tokens the request's API key may know of: those of its own earlier prefixes.
+    pub(super) fn visible_len(&self, request: &Request, cached_len: i32) -> i32 {
         let most = usize::try_from(cached_len).unwrap_or(0) / self.page_size;
         let Some([late, before]) = self.pages.get(&request.given.key) else {
             return 0;
         };
         let is_own = |page: &u64| late.contains(page) || before.contains(page);
-        let num_own = self.hashes(request).take(most).take_while(is_own).count();
-        i32::try_from(num_own * self.page_size).unwrap_or(cached_len)
+        let num_shown = self.hashes(request).take(most).take_while(is_own).count();
+        i32::try_from(num_shown * self.page_size).unwrap_or(cached_len)
     }
 
-    /// From now on its key knows of all of it.
+    /// Adds the full pages of the request's tokens to what its key may know of.
     pub(super) fn add(&mut self, request: &Request) {
-        let hashes: Vec<u64> = self.hashes(request).take(MOST_PAGES).collect();
+        let hashes: Vec<u64> = self.hashes(request).take(MAX_PAGES).collect();
         let [late, before] = self.pages.entry(request.given.key).or_default();
-        if late.len() + hashes.len() > MOST_PAGES {
+        if late.len() + hashes.len() > MAX_PAGES {
             *before = std::mem::take(late);
         }
         late.extend(hashes);
@@ -189,7 +190,7 @@ pub(super) fn as_i64(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// `minisgl.runner.front_ends.FrontEndRules`.
+/// Limits and error texts for front ends, as `minisgl.runner.front_ends.FrontEndRules` has them.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
@@ -212,7 +213,7 @@ pub(super) struct FrontEnd {
     pub(super) greeted: bool,
     last_id: i64,
     rules: Rc<FrontEndRules>,
-    /// Its requests that have not ended: the pool's ids by its own.
+    /// Pool ids of the front end's unfinished requests, by their ids there.
     pub(super) live: ById<i64>,
 }
 
@@ -232,7 +233,7 @@ impl FrontEnd {
         self.greeted = true;
     }
 
-    /// Why it must go, if it may not say this now.
+    /// Checks whether the front end may send `message`: after `Hello`, with ascending ids. An error disconnects it.
     pub(super) fn check(&mut self, message: &ToEngine) -> Result<(), String> {
         if !self.greeted && !matches!(message, ToEngine::Hello { .. }) {
             return Err(self.rules.hello_first.clone());

@@ -1,7 +1,6 @@
-//! A pool: its thread, and how its owner tells it what to do.
+//! Thread of a pool, and the commands of its owner.
 //!
-//! Invariants: front ends can connect when `start` returns; the thread has ended and the socket is gone when `stop`
-//! returns.
+//! Invariants: front ends can connect when `start` returns; thread and socket are gone when `stop` returns.
 
 use std::fs::{Permissions, remove_file, set_permissions};
 use std::io;
@@ -27,7 +26,7 @@ use super::requests::FrontEndRules;
 use super::switchboard::{Readings, Switchboard};
 use crate::policy::RouterConfig;
 
-/// For last words to front ends.
+/// Time for the last messages to front ends before the pool's thread ends.
 const LINGER: Duration = Duration::from_secs(1);
 
 enum Command {
@@ -44,20 +43,22 @@ pub struct EnginePool {
 }
 
 impl EnginePool {
+    /// Binds the socket for front ends and starts the pool's thread, which connects to the engines.
+    ///
     /// # Errors
-    /// The configuration cannot be, or the socket cannot be made.
+    /// The configuration is invalid, or the socket cannot be bound.
     pub fn start(mut config: PoolConfig) -> io::Result<Self> {
         let invalid = |text: String| io::Error::new(io::ErrorKind::InvalidInput, text);
         if config.engines.is_empty() {
-            return Err(invalid("engines: there must be one at least".to_owned()));
+            return Err(invalid("engines: must name at least one socket".to_owned()));
         }
         let num_engines = config.engines.len();
         config.router.num_engines = num_engines;
         let readings = Arc::new(Mutex::new(Readings::default()));
-        // the one that is used is made in the thread, where it stays
+        // only checks the configuration: the switchboard in use is made in its thread
         let rules = Rc::new(config.front_ends.clone());
         let board = Switchboard::new(config.router.clone(), rules).map_err(invalid)?;
-        board.read(&mut readings.lock().unwrap_or_else(PoisonError::into_inner));
+        board.write_metrics(&mut readings.lock().unwrap_or_else(PoisonError::into_inner));
         let listener = listen_at(&config.listen, config.front_ends.max_front_ends)?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -73,7 +74,7 @@ impl EnginePool {
             let tasks = LocalSet::new();
             let io = Rc::new(Io::new(board, num_engines, seen, rules));
             runtime.block_on(tasks.run_until(run(io, &config, listener, receiver)));
-            let _ = remove_file(&config.listen); // it may be gone with its folder
+            let _ = remove_file(&config.listen); // the socket may be removed already
         })?;
         Ok(Self {
             commands,
@@ -83,25 +84,25 @@ impl EnginePool {
         })
     }
 
-    /// Whether the owner of an engine's process starts that again: then requests wait for it.
+    /// Sets whether the owner of an engine's process restarts it. If so, requests wait for it.
     ///
     /// # Errors
     /// There is no such engine.
     pub fn restarting(&self, engine: usize, yes: bool) -> Result<(), String> {
         let num_engines = self.num_engines;
         if engine >= num_engines {
-            return Err(format!("engine {engine}: there are {num_engines}"));
+            return Err(format!("engine {engine}: must be below {num_engines}"));
         }
-        let _ = self.commands.send(Command::Restarting(engine, yes)); // the thread has ended: nothing is to be done
+        let _ = self.commands.send(Command::Restarting(engine, yes)); // an error means that the thread has ended
         Ok(())
     }
 
-    /// What is counted.
+    /// Returns the counters of the pool. Does not wait for its thread.
     pub fn readings(&self) -> Readings {
         self.readings.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Closes all connections. Idempotent.
+    /// Closes all connections and waits for the thread to end. Idempotent.
     pub fn stop(&self) {
         let _ = self.commands.send(Command::Stop);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -117,7 +118,7 @@ impl Drop for EnginePool {
     }
 }
 
-/// A socket that is its user's alone before anyone can connect.
+/// Binds a listening Unix socket with mode 0600 set before a client can connect.
 fn listen_at(path: &Path, max_front_ends: usize) -> io::Result<std::os::unix::net::UnixListener> {
     let made = socket(AddressFamily::UNIX, SocketType::STREAM, None)?;
     rustix::io::fcntl_setfd(&made, rustix::io::FdFlags::CLOEXEC)?;
@@ -176,7 +177,7 @@ async fn accept(io: Rc<Io>, listener: UnixListener) {
                 let text = io.rules.too_many.clone();
                 refuse(&stream, &encode_from_engine(&[FromEngine::EngineFailed(text)])).await;
             }
-            Err(_) => sleep(Duration::from_millis(10)).await, // who came has gone already, or descriptors are short
+            Err(_) => sleep(Duration::from_millis(10)).await, // it has disconnected, or no descriptor is free
         }
     }
 }
@@ -189,7 +190,7 @@ async fn beat(io: Rc<Io>, interval_s: f64) {
     }
 }
 
-/// Front ends connect to `listen`; engine i listens at `engines[i]`. `router.num_engines` follows from them.
+/// Configuration of an [`EnginePool`]; `router.num_engines` is set from the length of `engines`.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PoolConfig {
@@ -197,13 +198,13 @@ pub struct PoolConfig {
     pub listen: PathBuf,
     /// Paths of the engine processes' sockets.
     pub engines: Vec<PathBuf>,
-    /// Which engine gets a request.
+    /// Configuration of the router, which chooses the engine of a request.
     #[serde(default)]
     pub router: RouterConfig,
-    /// So many seconds a forward may take.
+    /// Seconds that one forward pass may take.
     pub step_timeout: f64,
-    /// When an engine is in trouble.
+    /// Heartbeat timing: when an engine counts as failed.
     pub watch: WatchTimes,
-    /// What front ends are held to.
+    /// Limits and error texts for front ends.
     pub front_ends: FrontEndRules,
 }

@@ -1,6 +1,6 @@
-//! Who is there, which requests there are and where; what each message does to that.
+//! State of a pool (front ends, engines and requests), and the effect of each message on it.
 //!
-//! Invariants: what is to be sent stands in `out` in order; a request's tokens are counted before they are passed on.
+//! Invariants: messages to be sent are in `out`, in order; a request's tokens are counted before they are forwarded.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -11,46 +11,46 @@ use minisgl_gateway::message::{
 };
 use serde::Serialize;
 
-use super::engines::{Engine, State, says};
-use super::requests::{ABORT, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Place, Request, STOP, as_i64};
+use super::engines::{Engine, State, wrap_messages};
+use super::requests::{ABORT, Assignment, ById, ERROR, FrontEnd, FrontEndRules, OwnPrefixes, Request, STOP, as_i64};
 use crate::policy::{Placed, Router, RouterConfig};
 
-/// What is counted.
+/// Metrics snapshot of a pool: loads, states and counters.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Readings {
-    /// By engine: requests that are there.
+    /// Number of requests on each engine.
     pub loads: Vec<usize>,
-    /// By engine: `starting`, `ready`, `silent` or `dead`.
+    /// State of each engine: `starting`, `ready`, `silent` or `dead`.
     pub states: Vec<&'static str>,
-    /// By engine: how often one that was ready was lost.
+    /// Number of times that each engine was lost while ready.
     pub num_losses_total: Vec<u64>,
-    /// Requests that have not ended.
+    /// Number of unfinished requests.
     pub num_live: usize,
-    /// So many of these stand in line.
+    /// Number of unfinished requests that are queued.
     pub num_waiting: usize,
-    /// Requests that went on in another engine.
+    /// Requests that were moved from a lost engine to another one, in total.
     pub num_moved_total: u64,
 }
 
-/// Something to be sent.
+/// A message to be sent, or a connection to be closed.
 #[derive(Clone, Debug)]
 pub enum Out {
-    /// To this engine.
+    /// A message for the engine of this index.
     Engine(usize, ToEngine),
-    /// To this front end; one that is `droppable` need not wait for one that does not read.
+    /// An encoded frame for one front end.
     Frame {
-        /// Its number.
+        /// Id of the front end that gets the frame.
         to: u32,
-        /// With its length in front.
+        /// Encoded messages with the length prefix.
         frame: Rc<Vec<u8>>,
-        /// Whether it may be left out.
+        /// Whether the frame may be dropped if the front end does not read.
         droppable: bool,
     },
-    /// Nothing more goes to this front end.
+    /// Close the front end of this id once its queue is sent.
     Close(u32),
 }
 
-/// What is known of a pool, and what becomes of it.
+/// State machine of a pool: takes events, and gives the messages to send with `take_out`. No I/O, no clock.
 pub struct Switchboard {
     pub(super) router: Router,
     pub(super) engines: Vec<Engine>,
@@ -58,15 +58,14 @@ pub struct Switchboard {
     pub(super) requests: ById<Request>,
     next_id: i64,
     next_link_id: i64,
-    /// Where there are several keys. Then a priority orders the requests of a key in the line, and engines, which know
-    /// no keys, do not hear of it.
+    /// Cached prefixes by API key; `None` without keys. With keys a priority orders only the queue, and engines get 0.
     pub(super) own_prefixes: Option<OwnPrefixes>,
     next_front_end: u32,
     rules: Rc<FrontEndRules>,
-    /// What each engine is told when it is ready, by number of the adapter or prefix.
+    /// Messages that an engine gets when it becomes ready, by adapter id and by prefix id.
     pub(super) adapters: BTreeMap<i64, ToEngine>,
     pub(super) prefixes: BTreeMap<i64, ToEngine>,
-    pub(super) said_ready: Option<Box<EngineReady>>,
+    pub(super) sent_ready: Option<Box<EngineReady>>,
     pub(super) is_shutting_down: bool,
     pub(super) ended: Option<String>,
     pub(super) num_moved: u64,
@@ -76,10 +75,10 @@ pub struct Switchboard {
 }
 
 impl Switchboard {
-    /// All engines are starting, no front end is there.
+    /// Makes a pool with all engines starting and no front end.
     ///
     /// # Errors
-    /// Names the field of the router's configuration that cannot be.
+    /// Names the invalid field of the router's configuration.
     pub fn new(config: RouterConfig, rules: Rc<FrontEndRules>) -> Result<Self, String> {
         let engines = (0..config.num_engines).map(|_| Engine::default()).collect();
         Ok(Self {
@@ -94,7 +93,7 @@ impl Switchboard {
             next_front_end: 0,
             prefixes: BTreeMap::new(),
             adapters: BTreeMap::new(),
-            said_ready: None,
+            sent_ready: None,
             is_shutting_down: false,
             ended: None,
             num_moved: 0,
@@ -104,7 +103,7 @@ impl Switchboard {
         })
     }
 
-    /// What is to be sent since the last call. Requests that may go are placed first.
+    /// Places the requests that may go, and returns all messages to be sent since the last call.
     pub fn take_out(&mut self) -> Vec<Out> {
         if self.ended.is_none() {
             self.place();
@@ -113,8 +112,8 @@ impl Switchboard {
         std::mem::take(&mut self.out)
     }
 
-    /// Fills in what is counted.
-    pub(super) fn read(&self, readings: &mut Readings) {
+    /// Writes the counters into `readings`.
+    pub(super) fn write_metrics(&self, readings: &mut Readings) {
         let engines = &self.engines;
         readings.loads.clear();
         readings.loads.extend(engines.iter().map(|one| one.ids.len()));
@@ -129,12 +128,12 @@ impl Switchboard {
         readings.num_moved_total = self.num_moved;
     }
 
-    /// Why nothing more can be done; empty after a shutdown.
+    /// Returns the reason for which the pool has ended (empty after a shutdown), or `None` while it runs.
     pub fn ended(&self) -> Option<&str> {
         self.ended.as_deref()
     }
 
-    /// Whether a front end has requests that have not ended.
+    /// Returns true if the front end has unfinished requests.
     pub(super) fn is_busy(&self, front_end: u32) -> bool {
         self.front_ends.get(&front_end).is_some_and(|one| !one.live.is_empty())
     }
@@ -143,36 +142,36 @@ impl Switchboard {
         self.is_shutting_down
     }
 
-    /// Requests that have not ended.
+    /// Returns the number of unfinished requests.
     pub fn num_live(&self) -> usize {
         self.requests.len()
     }
 
     // ------------------------------------------------------------------------------------------------- front ends
 
-    /// Its number. It gets what there was so far.
-    pub fn front_end_came(&mut self) -> u32 {
-        let number = self.next_front_end;
+    /// Registers a new front end and returns its id. Queues a snapshot of every engine's state for it.
+    pub fn add_front_end(&mut self) -> u32 {
+        let id = self.next_front_end;
         self.next_front_end += 1;
-        self.front_ends.insert(number, FrontEnd::new(number, &self.rules));
+        self.front_ends.insert(id, FrontEnd::new(id, &self.rules));
         let engines = self.engines.iter().enumerate();
         let mut messages: Vec<_> = engines.flat_map(|(engine, one)| one.snapshot(engine)).collect();
-        messages.extend(self.said_ready.clone().map(FromEngine::EngineReady));
-        messages.iter().for_each(|message| self.send(number, message, false));
-        number
+        messages.extend(self.sent_ready.clone().map(FromEngine::EngineReady));
+        messages.iter().for_each(|message| self.send(id, message, false));
+        id
     }
 
-    /// Why it must go, if that is so.
-    pub fn front_end_says(&mut self, number: u32, message: ToEngine) -> Result<(), String> {
-        let Some(front_end) = self.front_ends.get_mut(&number) else {
+    /// Handles a message of a front end; no-op if the id is unknown. An error is the reason to disconnect it.
+    pub fn handle_message(&mut self, id: u32, message: ToEngine) -> Result<(), String> {
+        let Some(front_end) = self.front_ends.get_mut(&id) else {
             return Ok(());
         };
         front_end.check(&message)?;
         match message {
             ToEngine::Hello { name } => front_end.hello(&name),
-            ToEngine::AddRequest(given) => self.add(number, given),
-            ToEngine::AbortRequest(own_id) => self.end_early(number, own_id, ABORT, ToEngine::AbortRequest),
-            ToEngine::FinishRequest(own_id) => self.end_early(number, own_id, STOP, ToEngine::FinishRequest),
+            ToEngine::AddRequest(given) => self.add(id, given),
+            ToEngine::AbortRequest(own_id) => self.end_early(id, own_id, ABORT, ToEngine::AbortRequest),
+            ToEngine::FinishRequest(own_id) => self.end_early(id, own_id, STOP, ToEngine::FinishRequest),
             ToEngine::Shutdown => {
                 self.is_shutting_down = true;
                 for engine in (0..self.engines.len()).filter(|&engine| self.engines[engine].is_linked) {
@@ -186,33 +185,34 @@ impl Switchboard {
                     ToEngine::RemovePrefix(prefix_id) => drop(self.prefixes.remove(&prefix_id)),
                     ToEngine::LoadAdapter { adapter, .. } => drop(self.adapters.insert(adapter, for_all.clone())),
                     ToEngine::UnloadAdapter(adapter) => drop(self.adapters.remove(&adapter)),
-                    _ => {} // the cache is emptied, or steps are watched
+                    _ => {} // `ClearCache` and `Watch` leave no state
                 }
-                self.tell_ready(&for_all);
+                self.send_to_ready(&for_all);
             }
         }
         Ok(())
     }
 
-    /// It ended the connection, or for `reason` must go: its requests end, and the others' logs say so.
-    pub fn front_end_gone(&mut self, number: u32, reason: Option<&str>) {
-        let Some(gone) = self.front_ends.remove(&number) else {
+    /// Removes a front end that has disconnected, or must be for `reason`. Aborts its requests and logs that to the
+    /// others.
+    pub fn remove_front_end(&mut self, id: u32, reason: Option<&str>) {
+        let Some(removed) = self.front_ends.remove(&id) else {
             return;
         };
         if let Some(reason) = reason {
             let text = self.rules.ends.replace("{reason}", reason);
-            self.send(number, &FromEngine::EngineFailed(text), true);
+            self.send(id, &FromEngine::EngineFailed(text), true);
         }
-        self.out.push(Out::Close(number));
-        let mut live: Vec<i64> = gone.live.values().copied().collect();
+        self.out.push(Out::Close(id));
+        let mut live: Vec<i64> = removed.live.values().copied().collect();
         live.sort_unstable();
         for &id in &live {
             let Some(request) = self.requests.get_mut(&id) else {
                 continue;
             };
-            request.owner = None;
-            match request.place {
-                Some(Place { engine, link_id }) => {
+            request.front_end = None;
+            match request.assignment {
+                Some(Assignment { engine, link_id }) => {
                     self.out.push(Out::Engine(engine, ToEngine::AbortRequest(link_id)));
                 }
                 None => self.forget(id),
@@ -224,7 +224,7 @@ impl Switchboard {
                 None => self.rules.has_gone.clone(),
             };
             let text = text.replace("{num_live}", &live.len().to_string());
-            self.say_line(text.replace("{name}", &gone.name));
+            self.send_log_line(text.replace("{name}", &removed.name));
         }
     }
 
@@ -237,7 +237,7 @@ impl Switchboard {
         let request = Request::new(owner, given, generated.unwrap_or(0));
         let refused = match (generated, num_generated) {
             (None, n) if n != 0 => Err(format!("num_generated: {n}: must leave a prompt and a token to make")),
-            _ => self.stand_in_line(id, &request, false),
+            _ => self.enqueue(id, &request, false),
         };
         self.requests.insert(id, request);
         if let Some(front_end) = self.front_ends.get_mut(&owner) {
@@ -248,28 +248,28 @@ impl Switchboard {
         }
     }
 
-    pub(super) fn stand_in_line(&mut self, id: i64, request: &Request, again: bool) -> Result<(), String> {
+    pub(super) fn enqueue(&mut self, id: i64, request: &Request, again: bool) -> Result<(), String> {
         let given = &request.given;
         let Ok(key) = usize::try_from(given.key) else {
-            return Err(format!("key: {}: there is no such key", given.key));
+            return Err(format!("key {}: must be at least 0", given.key));
         };
         let namespace = u32::try_from(given.sampling.adapter).unwrap_or(0);
         let priority = if given.background { i64::MAX } else { given.priority };
         self.router.add(id, &given.tokens, priority, key, again, namespace)
     }
 
-    /// Its front end does not wait for more of it.
+    /// Ends a request early (abort or finish): forwards `message` to its engine, or ends it here if it is queued.
     fn end_early(&mut self, front_end: u32, own_id: i64, reason: i32, message: fn(i64) -> ToEngine) {
         let Some(id) = self.front_ends.get(&front_end).and_then(|one| one.live.get(&own_id)) else {
-            return; // it has ended meanwhile
+            return; // the request has ended in the meantime
         };
         let id = *id;
         let Some(request) = self.requests.get_mut(&id) else {
             return;
         };
         request.ending.get_or_insert(reason);
-        match request.place {
-            Some(Place { engine, link_id }) => self.out.push(Out::Engine(engine, message(link_id))),
+        match request.assignment {
+            Some(Assignment { engine, link_id }) => self.out.push(Out::Engine(engine, message(link_id))),
             None => self.end(id, reason, None),
         }
     }
@@ -285,15 +285,15 @@ impl Switchboard {
             let link_id = self.next_link_id;
             self.next_link_id += 1;
             self.engines[engine].ids.insert(link_id, req_id);
-            let message = request.placed(Place { engine, link_id }, self.own_prefixes.is_none());
+            let message = request.assign(Assignment { engine, link_id }, self.own_prefixes.is_none());
             self.out.push(Out::Engine(engine, message));
         }
     }
 
-    /// An end that no engine says.
+    /// Ends a request without an engine, with a finish reason and an optional error text.
     pub(super) fn end(&mut self, id: i64, reason: i32, text: Option<&str>) {
         let Some(request) = self.requests.get(&id) else { return };
-        if let Some((owner, own_id)) = request.whose() {
+        if let Some((owner, own_id)) = request.owner() {
             let step = StepTokens {
                 req_ids: vec![own_id],
                 tokens: vec![-1],
@@ -311,17 +311,17 @@ impl Switchboard {
             return;
         };
         self.router.remove(id, request.num_generated());
-        if let Some(own) = self.own_prefixes.as_mut().filter(|_| request.said_admitted) {
+        if let Some(own) = self.own_prefixes.as_mut().filter(|_| request.reported_admission) {
             own.add(&request);
         }
-        if let Some(front_end) = request.owner.and_then(|owner| self.front_ends.get_mut(&owner)) {
+        if let Some(front_end) = request.front_end.and_then(|owner| self.front_ends.get_mut(&owner)) {
             front_end.live.remove(&request.given.req_id);
         }
     }
 
     // ------------------------------------------------------------------------------------------------------- send
 
-    /// What steps brought, in one frame to each front end.
+    /// Queues the collected step outputs, in one frame per front end.
     pub(super) fn flush_parts(&mut self) {
         while let Some(&(owner, _)) = self.parts.first() {
             let of_owner = self.parts.extract_if(.., |part| part.0 == owner);
@@ -335,7 +335,7 @@ impl Switchboard {
         }
     }
 
-    /// A sign of life.
+    /// Sends a heartbeat to all front ends.
     pub fn beat(&mut self) {
         let beat = Heartbeat {
             phase: Phase::Idle,
@@ -345,17 +345,17 @@ impl Switchboard {
         self.send_all(FromEngine::Heartbeat(beat), true);
     }
 
-    pub(super) fn pass_on(&mut self, engine: usize, raw: &[u8], droppable: bool) {
-        self.send_all(says(engine, &[raw]), droppable);
+    pub(super) fn forward(&mut self, engine: usize, raw: &[u8], droppable: bool) {
+        self.send_all(wrap_messages(engine, &[raw]), droppable);
     }
 
-    /// For the logs of all front ends.
-    pub(super) fn say_line(&mut self, text: String) {
+    /// Sends a log line to all front ends.
+    pub(super) fn send_log_line(&mut self, text: String) {
         let (done, total) = (0, 0);
         self.send_all(FromEngine::LoadProgress(LoadProgress { text, done, total }), false);
     }
 
-    /// Send a message to all front ends, behind the tokens that were taken before it.
+    /// Sends a message to all front ends, after the tokens that were handled before it.
     pub(super) fn send_all(&mut self, message: FromEngine, droppable: bool) {
         self.flush_parts();
         let frame = Rc::new(encode_from_engine(&[message]));
@@ -370,7 +370,7 @@ impl Switchboard {
         self.out.push(Out::Frame { to, frame, droppable });
     }
 
-    fn tell_ready(&mut self, message: &ToEngine) {
+    fn send_to_ready(&mut self, message: &ToEngine) {
         for (engine, one) in self.engines.iter().enumerate() {
             if one.state == State::Ready {
                 self.out.push(Out::Engine(engine, message.clone()));

@@ -1,11 +1,11 @@
-//! Where answers end, however they come.
+//! Tests of the search for a response's end, for any split into packets.
 
 use proptest::prelude::*;
 
 use super::super::relay::AnswerEnd;
 use super::super::writer::Progress;
 
-/// Each with whether it keeps the connection.
+/// Complete responses, each with whether it keeps the connection open.
 const WHOLE: [(&str, bool); 10] = [
     ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello", true),
     (
@@ -38,7 +38,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn it_ends_where_it_ends(
+    fn response_end_is_found_for_any_split(
         (answer, keeps) in prop::sample::select(WHOLE.to_vec()),
         places in prop::collection::vec(any::<prop::sample::Index>(), 0..20),
     ) {
@@ -51,14 +51,14 @@ proptest! {
             used += end.feed(&bytes[at..place]).unwrap();
             assert_eq!(end.progress() == Progress::Ended, place >= answer.len());
             let interim = answer.rfind("HTTP/").unwrap_or(0);
-            assert!(end.has_come() || place <= interim);
+            assert!(end.has_begun() || place <= interim);
             at = place;
         }
         assert_eq!((used, end.keep_alive), (answer.len(), keeps));
     }
 
     #[test]
-    fn whatever_comes_is_no_panic(bytes in prop::collection::vec(any::<u8>(), 0..100), begin in 0..WHOLE.len()) {
+    fn invalid_response_does_not_panic(bytes in prop::collection::vec(any::<u8>(), 0..100), begin in 0..WHOLE.len()) {
         let mut end = AnswerEnd::new(false);
         let answer = WHOLE[begin].0.as_bytes();
         let _ = end.feed(&answer[..answer.len() - 3]);
@@ -67,7 +67,7 @@ proptest! {
 }
 
 #[test]
-fn an_answer_to_head_has_no_body() {
+fn response_to_head_has_no_body() {
     let mut end = AnswerEnd::new(true);
     let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\nx-request-id: mine\r\n\r\n";
     assert_eq!(end.feed(answer), Ok(answer.len()));
@@ -75,7 +75,7 @@ fn an_answer_to_head_has_no_body() {
 }
 
 #[test]
-fn without_a_length_it_ends_with_the_connection() {
+fn response_without_length_ends_with_the_connection() {
     let mut end = AnswerEnd::new(false);
     for part in [&b"HTTP/1.1 200 OK\r\n\r\n"[..], b"anything", b"0\r\n\r\n"] {
         assert_eq!(end.feed(part), Ok(part.len()));
@@ -84,7 +84,7 @@ fn without_a_length_it_ends_with_the_connection() {
 }
 
 #[test]
-fn what_is_no_answer_is_said_to_be_none() {
+fn invalid_responses_are_errors() {
     for broken in [
         "no answer\r\n\r\n",
         "HTTP/1.1 200 OK\r\ncontent-length: x\r\n\r\n",

@@ -1,13 +1,13 @@
-//! What is a plain head, and what is odd.
+//! Tests of which request headers are plain and which are odd.
 
 use bytes::BytesMut;
 use proptest::prelude::*;
 
-use super::super::head::{Finder, Found, only_whole_requests};
+use super::super::head::{Finder, Search, only_whole_requests};
 
 const MAX: usize = 64 * 1024;
 
-fn find(sent: &str) -> Found {
+fn find(sent: &str) -> Search {
     Finder::default().find(&mut BytesMut::from(sent), MAX)
 }
 
@@ -16,10 +16,10 @@ fn with(line: &str) -> String {
 }
 
 #[test]
-fn a_plain_head_is_taken_apart() {
+fn plain_header_is_parsed() {
     let mut bytes =
         BytesMut::from("POST /a?b=c HTTP/1.1\r\nHost: x\r\nX-A:\t 1 2\r\nContent-Length: 12\r\nE:\r\n\r\nbody");
-    let Found::Head(head) = Finder::default().find(&mut bytes, MAX) else {
+    let Search::Head(head) = Finder::default().find(&mut bytes, MAX) else {
         panic!()
     };
     assert_eq!(
@@ -44,13 +44,13 @@ fn a_plain_head_is_taken_apart() {
 }
 
 #[test]
-fn what_ends_the_connection() {
+fn connection_header_sets_keep_alive() {
     for (line, keeps) in [
         ("connection: close", false),
         ("Connection: CLOSE", false),
         ("connection: Keep-Alive", true),
     ] {
-        let Found::Head(head) = find(&with(line)) else {
+        let Search::Head(head) = find(&with(line)) else {
             panic!("{line}")
         };
         assert_eq!(head.keep_alive, keeps);
@@ -58,7 +58,7 @@ fn what_ends_the_connection() {
 }
 
 #[test]
-fn odd_heads() {
+fn odd_headers_are_left_unparsed() {
     let odd = [
         "transfer-encoding: identity",
         "expect: 100-continue",
@@ -98,7 +98,7 @@ fn odd_heads() {
         let sent = with(line);
         let mut bytes = BytesMut::from(sent.as_str());
         assert!(
-            matches!(Finder::default().find(&mut bytes, MAX), Found::Odd),
+            matches!(Finder::default().find(&mut bytes, MAX), Search::Odd),
             "{line:?}"
         );
         assert_eq!(&bytes[..], sent.as_bytes(), "it goes on whole");
@@ -128,17 +128,17 @@ fn odd_heads() {
         "PRI * HTTP/2.0",
     ] {
         assert!(
-            matches!(find(&format!("{line}\r\nhost: a\r\n\r\n")), Found::Odd),
+            matches!(find(&format!("{line}\r\nhost: a\r\n\r\n")), Search::Odd),
             "{line:?}"
         );
     }
     let many: String = (0..130).map(|index| format!("h{index}: a\r\n")).collect();
-    assert!(matches!(find(&with(many.trim_end())), Found::Odd));
-    assert!(matches!(find(&with(&format!("a: {}", "b".repeat(MAX)))), Found::Odd));
+    assert!(matches!(find(&with(many.trim_end())), Search::Odd));
+    assert!(matches!(find(&with(&format!("a: {}", "b".repeat(MAX)))), Search::Odd));
 }
 
 #[test]
-fn some_heads_are_known_to_be_odd_before_their_ends() {
+fn odd_headers_are_detected_before_their_end() {
     for sent in [
         "\u{16}\u{3}",
         "X",
@@ -148,9 +148,9 @@ fn some_heads_are_known_to_be_odd_before_their_ends() {
         "GET /\0",
         "GET / HTTP/1.1\r\n a",
     ] {
-        assert!(matches!(find(sent), Found::Odd), "{sent:?}");
+        assert!(matches!(find(sent), Search::Odd), "{sent:?}");
     }
-    assert!(matches!(find(&format!("GET /{}", "a".repeat(MAX))), Found::Odd));
+    assert!(matches!(find(&format!("GET /{}", "a".repeat(MAX))), Search::Odd));
     for sent in [
         "G",
         "GET",
@@ -160,12 +160,12 @@ fn some_heads_are_known_to_be_odd_before_their_ends() {
         "GET / HTTP/1.1\r\n",
         "GET / HTTP/1.1\r\na: b\r\n\r",
     ] {
-        assert!(matches!(find(sent), Found::Part), "{sent:?}");
+        assert!(matches!(find(sent), Search::Incomplete), "{sent:?}");
     }
 }
 
 #[test]
-fn whole_requests_only() {
+fn only_whole_requests_rejects_partial_ones() {
     let whole = with("content-length: 2") + "ab";
     for (sent, is_whole) in [
         (String::new(), true),
@@ -182,9 +182,9 @@ fn whole_requests_only() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Some pieces of an odd head may tell earlier than others; none may tell otherwise.
+    /// An odd header may be recognized earlier in some splits than in others, but every split has the same result.
     #[test]
-    fn cutting_changes_nothing(
+    fn any_split_of_a_header_has_the_same_result(
         head in "(GET|POST|PUT) /[a-z]{0,9} HTTP/1.1\r\n([A-Za-z]{1,5}: ?[a-z 0-9]{0,9}[ \t\r\n]{0,2}\r\n){0,9}\r\n[a-z\r\n]{0,9}",
         places in prop::collection::vec(any::<prop::sample::Index>(), 0..40),
     ) {
@@ -192,20 +192,20 @@ proptest! {
         let mut places: Vec<_> = places.iter().map(|place| place.index(head.len())).collect();
         places.sort_unstable();
         let (mut finder, mut bytes, mut at) = (Finder::default(), BytesMut::new(), 0);
-        let mut found = Found::Part;
+        let mut found = Search::Incomplete;
         for place in places.into_iter().chain([head.len()]) {
             bytes.extend_from_slice(&head.as_bytes()[at..place]);
             at = place;
             if !bytes.is_empty() {
                 found = finder.find(&mut bytes, MAX);
             }
-            if !matches!(found, Found::Part) {
+            if !matches!(found, Search::Incomplete) {
                 break;
             }
         }
         match (whole, found) {
-            (Found::Head(one), Found::Head(other)) => assert_eq!(format!("{one:?}"), format!("{other:?}")),
-            (Found::Part, Found::Part) | (Found::Odd, Found::Odd) => {}
+            (Search::Head(one), Search::Head(other)) => assert_eq!(format!("{one:?}"), format!("{other:?}")),
+            (Search::Incomplete, Search::Incomplete) | (Search::Odd, Search::Odd) => {}
             other => panic!("{other:?}"),
         }
     }

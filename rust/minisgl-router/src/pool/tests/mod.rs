@@ -1,8 +1,8 @@
-//! The switchboard with engines and front ends that are a few lines each: no sockets, no time.
+//! Tests of the switchboard with fake engines and front ends: no sockets, no time.
 
 #![allow(clippy::unwrap_used)]
 
+mod broadcast;
 mod random;
 mod rules;
-mod told;
 mod world;

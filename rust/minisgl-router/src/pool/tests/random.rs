@@ -1,4 +1,4 @@
-//! Engines that die or hang at random, front ends that leave: every stream is what it is undisturbed.
+//! Random test: engines crash or hang, front ends disconnect, and every stream is the one of an undisturbed run.
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use minisgl_gateway::message::ToEngine;
 
 #[derive(Clone, Debug)]
 enum Act {
-    Come,
+    Connect,
     Add {
         front_end: usize,
         prompt: usize,
@@ -43,7 +43,7 @@ enum Act {
 fn act() -> impl Strategy<Value = Act> {
     let one = 0..8usize;
     prop_oneof![
-        1 => Just(Act::Come),
+        1 => Just(Act::Connect),
         6 => (one.clone(), 1..9usize, 1..12usize)
             .prop_map(|(front_end, prompt, max_tokens)| Act::Add { front_end, prompt, max_tokens }),
         2 => (one.clone(), 0..40usize, any::<bool>())
@@ -58,18 +58,18 @@ fn act() -> impl Strategy<Value = Act> {
 
 fn run(world: &mut World, act: Act) {
     let num_engines = world.engines.len();
-    let one_of = |world: &World, number: usize| -> Option<u32> {
+    let pick = |world: &World, number: usize| -> Option<u32> {
         let all: Vec<u32> = world.front_ends.keys().copied().collect();
         all.get(number % all.len().max(1)).copied()
     };
     match act {
-        Act::Come => drop(world.come()),
+        Act::Connect => drop(world.connect()),
         Act::Add {
             front_end,
             prompt,
             max_tokens,
         } => {
-            if let Some(number) = one_of(world, front_end) {
+            if let Some(number) = pick(world, front_end) {
                 let tokens = (0..prompt).map(|at| i32::try_from(at * 7 % 5).unwrap()).collect();
                 world.add(number, tokens, max_tokens);
             }
@@ -79,23 +79,23 @@ fn run(world: &mut World, act: Act) {
             request,
             abort,
         } => {
-            let Some(number) = one_of(world, front_end) else { return };
+            let Some(number) = pick(world, front_end) else { return };
             let requests = &mut world.front_ends.get_mut(&number).unwrap().requests;
-            let Some(got) = requests.get_mut(&i64::try_from(request).unwrap()) else {
+            let Some(stream) = requests.get_mut(&i64::try_from(request).unwrap()) else {
                 return;
             };
-            got.asked.get_or_insert(if abort { ABORT } else { STOP });
+            stream.requested_end.get_or_insert(if abort { ABORT } else { STOP });
             let message = if abort {
                 ToEngine::AbortRequest
             } else {
                 ToEngine::FinishRequest
             };
-            world.say(number, message(i64::try_from(request).unwrap()));
+            world.send(number, message(i64::try_from(request).unwrap()));
         }
         Act::Leave { front_end } => {
-            if let Some(number) = one_of(world, front_end) {
+            if let Some(number) = pick(world, front_end) {
                 world.front_ends.remove(&number);
-                world.board.front_end_gone(number, None);
+                world.board.remove_front_end(number, None);
                 world.settle();
             }
         }
@@ -117,7 +117,7 @@ fn run(world: &mut World, act: Act) {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
     #[test]
-    fn nothing_is_lost_repeated_or_changed(
+    fn streams_survive_random_losses_unchanged(
         num_engines in 1..4usize,
         policy in prop::sample::select(vec![Policy::RoundRobin, Policy::LeastLoad, Policy::Random, Policy::CacheAware]),
         max_inflight_per_engine in 0..4usize,
@@ -134,10 +134,10 @@ proptest! {
                 world.start(engine);
             }
         }
-        world.run_to_the_end();
+        world.run_until_idle();
         for front_end in world.front_ends.values() {
             front_end.check();
-            prop_assert!(front_end.requests.values().all(|got| got.end.is_some()), "each ends once");
+            prop_assert!(front_end.requests.values().all(|stream| stream.end.is_some()), "each ends once");
         }
         prop_assert!(world.board.router.loads().iter().all(|&load| load == 0));
         prop_assert_eq!(world.board.router.num_waiting(), 0);

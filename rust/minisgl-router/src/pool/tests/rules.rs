@@ -1,12 +1,10 @@
-//! One rule each.
+//! Tests of the pool's rules, one rule each.
 
-use minisgl_gateway::message::{
-    Embedding, FromEngine, NewRequest, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs,
-};
+use minisgl_gateway::message::{Embedding, FromEngine, Pairs, PromptLogprobs, StepTokens, ToEngine, TokenLogprobs};
 
 use super::super::requests::{ABORT, ERROR, LENGTH, STOP};
-use super::super::steps::Owned;
-use super::world::{Got, World, line, request, rules, undisturbed};
+use super::super::steps::OwnedStep;
+use super::world::{Stream, World, expected_tokens, line, request, rules};
 use crate::policy::{KeyShare, Policy, RouterConfig};
 
 pub(super) fn config(num_engines: usize) -> RouterConfig {
@@ -17,257 +15,224 @@ pub(super) fn config(num_engines: usize) -> RouterConfig {
     }
 }
 
-fn states(world: &World, front_end: u32) -> Vec<(i64, String)> {
-    let other = &world.front_ends[&front_end].other;
-    let found = other.iter().filter_map(|message| match message {
+fn states(world: &World, client: u32) -> Vec<(i64, String)> {
+    let other = &world.front_ends[&client].other;
+    let states = other.iter().filter_map(|message| match message {
         FromEngine::EngineState { engine, state, .. } => Some((*engine, state.clone())),
         _ => None,
     });
-    found.collect()
+    states.collect()
 }
 
 #[test]
-fn engines_are_one_when_all_are_ready() {
+fn ready_is_sent_when_all_engines_are_ready() {
     let mut world = World::new(config(3), false);
-    let number = world.come();
-    let Some(FromEngine::EngineReady(ready)) = world.front_ends[&number].other.last() else {
+    let client = world.connect();
+    let Some(FromEngine::EngineReady(ready)) = world.front_ends[&client].other.last() else {
         panic!()
     };
     assert_eq!((ready.max_seq_len, ready.num_pages), (100, 30));
     assert_eq!(ready.engine_details, "3 engines");
     let all: Vec<_> = (0..3).map(|engine| (engine, "ready".to_owned())).collect();
-    assert_eq!(states(&world, number), all);
+    assert_eq!(states(&world, client), all);
 }
 
 #[test]
-fn one_that_is_lost_before_all_were_ready_is_the_end() {
+fn loss_before_all_are_ready_fails_the_pool() {
     let mut board = super::super::Switchboard::new(config(2), rules()).unwrap();
-    board.engine_came(0);
-    board.engine_lost(0, false, "out of memory");
+    board.on_engine_connected(0);
+    board.on_engine_lost(0, false, "out of memory");
     assert_eq!(board.ended(), Some("engine 0: out of memory"));
 }
 
 #[test]
-fn requests_go_on_where_they_were() {
+fn requests_of_a_lost_engine_continue_in_another() {
     let mut world = World::new(config(2), false);
-    let number = world.come();
-    let id = world.add(number, vec![1, 2, 3], 8);
-    world.engines[0].as_mut().unwrap().step(9);
-    world.engines[0].as_mut().unwrap().step(9);
-    world.deliver(0, 1); // the second token is never read
+    let client = world.connect();
+    let id = world.add(client, vec![1, 2, 3], 8);
+    world.engine(0).step(9);
+    world.engine(0).step(9);
+    world.deliver(0, 1); // the second token is never delivered
     world.lose(0, false);
-    let ToEngine::AddRequest(NewRequest {
-        tokens, num_generated, ..
-    }) = world.engines[1].as_ref().unwrap().heard[0].clone()
-    else {
-        panic!()
-    };
-    let whole = undisturbed(&[1, 2, 3], 8);
-    assert_eq!((tokens, num_generated), ([&[1, 2, 3][..], &whole[..1]].concat(), 1));
-    world.run_to_the_end();
-    let got = &world.front_ends[&number].requests[&id];
-    assert_eq!((&got.tokens, got.end, got.num_admitted), (&whole, Some(LENGTH), 1));
-    assert_eq!(states(&world, number).last(), Some(&(0, "dead".to_owned())));
-    let told = &world.front_ends[&number].other;
-    assert!(told.contains(&line("1 request of engine 0 goes on in others")));
+    let added = world.engine(1).added(|new| (new.tokens.clone(), new.num_generated));
+    let whole = expected_tokens(&[1, 2, 3], 8);
+    assert_eq!(added, [([&[1, 2, 3][..], &whole[..1]].concat(), 1)]);
+    world.run_until_idle();
+    let stream = &world.front_ends[&client].requests[&id];
+    assert_eq!(
+        (&stream.tokens, stream.end, stream.num_admitted),
+        (&whole, Some(LENGTH), 1)
+    );
+    assert_eq!(states(&world, client).last(), Some(&(0, "dead".to_owned())));
+    let messages = &world.front_ends[&client].other;
+    assert!(messages.contains(&line("engine 0 was lost: 1 request moved to other engines")));
 }
 
 #[test]
-fn what_was_asked_of_a_lost_engine_is_done_by_the_pool() {
+fn aborts_sent_to_a_lost_engine_end_requests() {
     let mut world = World::new(config(2), false);
-    let number = world.come();
-    let ids: Vec<i64> = (0..4).map(|_| world.add(number, vec![1], 8)).collect();
-    world.say(number, ToEngine::AbortRequest(ids[0]));
-    world.say(number, ToEngine::FinishRequest(ids[2]));
+    let client = world.connect();
+    let ids: Vec<i64> = (0..4).map(|_| world.add(client, vec![1], 8)).collect();
+    world.send(client, ToEngine::AbortRequest(ids[0]));
+    world.send(client, ToEngine::FinishRequest(ids[2]));
     world.lose(0, true);
-    let requests = &world.front_ends[&number].requests;
+    let requests = &world.front_ends[&client].requests;
     let ends: Vec<_> = ids.iter().map(|id| requests[id].end).collect();
     assert_eq!(ends, [Some(ABORT), None, Some(STOP), None]);
-    world.run_to_the_end();
+    world.run_until_idle();
 }
 
 #[test]
-fn requests_wait_for_one_that_is_started_again() {
+fn requests_wait_for_a_restarting_engine() {
     let mut world = World::new(config(1), true);
-    let number = world.come();
-    let id = world.add(number, vec![1], 3);
+    let client = world.connect();
+    let id = world.add(client, vec![1], 3);
     world.lose(0, false);
     assert_eq!(world.board.ended(), None);
-    let late = world.add(number, vec![2], 3);
-    world.say(number, ToEngine::AbortRequest(late));
-    assert_eq!(
-        world.front_ends[&number].requests[&late].end,
-        Some(ABORT),
-        "it stood in line"
-    );
+    let late = world.add(client, vec![2], 3);
+    world.send(client, ToEngine::AbortRequest(late));
+    assert_eq!(world.front_ends[&client].requests[&late].end, Some(ABORT), "queued");
     world.start(0);
-    world.run_to_the_end();
-    assert_eq!(world.front_ends[&number].requests[&id].tokens, undisturbed(&[1], 3));
-    world.board.engine_lost(0, false, "it was told to die"); // nobody starts it again this time
+    world.run_until_idle();
+    assert_eq!(world.front_ends[&client].requests[&id].tokens, expected_tokens(&[1], 3));
+    world.board.on_engine_lost(0, false, "it was told to die"); // this time the engine is not restarted
     world.settle();
     let failed = "no engine is left: engine 0: it was told to die";
     assert_eq!(world.board.ended(), Some(failed));
-    let last = world.front_ends[&number].other.last();
+    let last = world.front_ends[&client].other.last();
     assert_eq!(last, Some(&FromEngine::EngineFailed(failed.into())));
 }
 
 #[test]
-fn a_request_that_may_be_what_ends_engines_is_not_moved_on() {
+fn request_that_may_crash_engines_ends_with_an_error() {
     let mut world = World::new(config(3), false);
-    let number = world.come();
-    let id = world.add(number, vec![1], 8);
+    let client = world.connect();
+    let id = world.add(client, vec![1], 8);
     for engine in 0..2 {
         let step = StepTokens {
             admitted: vec![(i64::try_from(engine).unwrap(), 0)],
             ..StepTokens::default()
         };
-        world.engines[engine]
-            .as_mut()
-            .unwrap()
-            .said
-            .push_back(FromEngine::StepTokens(step));
+        world.engine(engine).outbox.push_back(FromEngine::StepTokens(step));
         world.deliver(engine, 1);
         world.lose(engine, false);
     }
-    let got = &world.front_ends[&number].requests[&id];
-    assert_eq!(got.end, Some(ERROR));
-    assert!(got.error.contains("may be what ends them"), "{}", got.error);
+    let stream = &world.front_ends[&client].requests[&id];
+    assert_eq!(stream.end, Some(ERROR));
+    assert!(stream.error.contains("may crash engines"), "{}", stream.error);
     assert_eq!(world.board.num_live(), 0);
 }
 
 #[test]
-fn one_of_which_nothing_was_heard_is_moved_three_times() {
+fn request_without_admission_is_moved_three_times() {
     let mut world = World::new(config(1), true);
-    let number = world.come();
-    let id = world.add(number, vec![1], 8);
+    let client = world.connect();
+    let id = world.add(client, vec![1], 8);
     for turn in 0..4 {
-        assert_eq!(world.front_ends[&number].requests[&id].end, None, "{turn}");
+        assert_eq!(world.front_ends[&client].requests[&id].end, None, "{turn}");
         world.lose(0, false);
         world.start(0);
         world.deliver(0, 9);
     }
-    assert_eq!(world.front_ends[&number].requests[&id].end, Some(ERROR));
+    assert_eq!(world.front_ends[&client].requests[&id].end, Some(ERROR));
 }
 
 #[test]
-fn a_shutdown_is_no_failure() {
+fn shutdown_ends_without_failure() {
     let mut world = World::new(config(2), false);
-    let number = world.come();
-    world.say(number, ToEngine::Shutdown);
+    let client = world.connect();
+    world.send(client, ToEngine::Shutdown);
     for engine in 0..2 {
-        assert_eq!(world.engines[engine].as_ref().unwrap().heard, [ToEngine::Shutdown]);
+        assert_eq!(world.engine(engine).inbox, [ToEngine::Shutdown]);
         assert_eq!(world.board.ended(), None);
         world.lose(engine, false);
     }
     assert_eq!(world.board.ended(), Some(""));
     let failed = |message: &FromEngine| matches!(message, FromEngine::EngineFailed(_));
-    assert!(!world.front_ends[&number].other.iter().any(failed));
+    assert!(!world.front_ends[&client].other.iter().any(failed));
 }
 
 #[test]
-fn a_key_hears_of_what_it_had_in_the_cache_itself() {
+fn key_sees_only_its_own_cached_tokens() {
     let keys = vec![KeyShare::default(); 2];
     let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
-    let number = world.come();
+    let client = world.connect();
     let cached = |world: &mut World, tokens: std::ops::Range<i32>, key, runs: bool| {
-        let engine = world.engines[0].as_mut().unwrap();
+        let engine = world.engine(0);
         engine.cached_len = (tokens.end - tokens.start - 1) / 16 * 16;
-        let id = world.add_of(number, tokens.collect(), 10, key);
+        let id = world.add_with_key(client, tokens.collect(), 10, key);
         if !runs {
-            world.say(number, ToEngine::AbortRequest(id));
+            world.send(client, ToEngine::AbortRequest(id));
         }
-        world.run_to_the_end();
-        world.front_ends[&number].requests[&id].cached_len
+        world.run_until_idle();
+        world.front_ends[&client].requests[&id].cached_len
     };
     assert_eq!(cached(&mut world, 0..49, 1, true), 0, "another key's");
     assert_eq!(cached(&mut world, 0..49, 1, true), 48);
     assert_eq!(cached(&mut world, 0..49, 2, false), 0);
-    assert_eq!(
-        cached(&mut world, 0..49, 2, true),
-        0,
-        "one that never ran is not its own"
-    );
+    assert_eq!(cached(&mut world, 0..49, 2, true), 0, "the first never ran");
     assert_eq!(cached(&mut world, 0..33, 2, true), 32);
-    assert_eq!(
-        cached(&mut world, 0..65, 1, true),
-        48,
-        "from there on it is another key's"
-    );
+    assert_eq!(cached(&mut world, 0..65, 1, true), 48, "the rest is another key's");
 }
 
 #[test]
-fn nonsense_is_named() {
+fn invalid_messages_are_refused_by_name() {
     let mut world = World::new(config(1), false);
-    let number = world.board.front_end_came();
-    let refused = |world: &mut World, message| world.board.front_end_says(number, message).unwrap_err();
+    let client = world.board.add_front_end();
+    let refused = |world: &mut World, message| world.board.handle_message(client, message).unwrap_err();
     let early = refused(&mut world, ToEngine::ClearCache);
     assert_eq!(early, "no hello");
     let hello = ToEngine::Hello { name: "x".repeat(99) };
-    world.board.front_end_says(number, hello).unwrap();
-    let add = |req_id, num_generated, key| request(req_id, vec![1, 2], 5, 0, num_generated, key);
+    world.board.handle_message(client, hello).unwrap();
     for (req_id, num_generated, key) in [(3, 2, 0), (4, -1, 0), (5, 0, 1), (6, 0, -1)] {
-        world
-            .board
-            .front_end_says(number, add(req_id, num_generated, key))
-            .unwrap();
+        let message = request(req_id, vec![1, 2], 5, 0, num_generated, key);
+        world.board.handle_message(client, message).unwrap();
     }
     assert_eq!(world.board.num_live(), 0, "each ended with an error");
-    let again = refused(&mut world, add(6, 0, 0));
+    let again = refused(&mut world, request(6, vec![1, 2], 5, 0, 0, 0));
     assert_eq!(again, "6 is not above 6");
 }
 
 #[test]
-fn between_keys_a_priority_counts_in_the_line_alone() {
-    for (keys, heard) in [(vec![], [-4, 0]), (vec![KeyShare::default()], [0, 0])] {
+fn with_keys_engines_get_no_priorities() {
+    for (keys, expected) in [(vec![], [-4, 0]), (vec![KeyShare::default()], [0, 0])] {
         let mut world = World::new(RouterConfig { keys, ..config(1) }, false);
-        let number = world.come();
+        let client = world.connect();
         for (req_id, priority) in [(0, -4), (1, 0)] {
-            world.say(number, request(req_id, vec![1, 2], 5, priority, 0, 0));
+            world.send(client, request(req_id, vec![1, 2], 5, priority, 0, 0));
         }
-        let priorities = |message: &ToEngine| match message {
-            ToEngine::AddRequest(new) => Some(new.priority),
-            _ => None,
-        };
-        let engine = world.engines[0].as_ref().unwrap();
-        assert_eq!(engine.heard.iter().filter_map(priorities).collect::<Vec<_>>(), heard);
+        assert_eq!(world.engine(0).added(|new| new.priority), expected);
     }
 }
 
 #[test]
-fn in_the_background_comes_last_of_its_key_and_is_said_on() {
+fn background_requests_are_placed_last_of_their_key() {
     let limited = RouterConfig {
         max_inflight: 1,
         ..config(1)
     };
     let mut world = World::new(limited, false);
-    let number = world.come();
+    let client = world.connect();
     for (req_id, in_background) in [(0, false), (1, true), (2, false)] {
-        let got = Got {
+        let stream = Stream {
             prompt: vec![1, 2],
             max_tokens: 5,
-            ..Got::default()
+            ..Stream::default()
         };
-        world.front_ends.get_mut(&number).unwrap().requests.insert(req_id, got);
+        let requests = &mut world.front_ends.get_mut(&client).unwrap().requests;
+        requests.insert(req_id, stream);
         let mut message = request(req_id, vec![1, 2], 5, 4, 0, 0);
         if let ToEngine::AddRequest(new) = &mut message {
             new.background = in_background;
         }
-        world.say(number, message);
+        world.send(client, message);
     }
-    world.run_to_the_end();
-    let placed = |message: &ToEngine| match message {
-        ToEngine::AddRequest(new) => Some(new.background),
-        _ => None,
-    };
-    let engine = world.engines[0].as_ref().unwrap();
-    assert_eq!(
-        engine.heard.iter().filter_map(placed).collect::<Vec<_>>(),
-        [false, false, true]
-    );
+    world.run_until_idle();
+    assert_eq!(world.engine(0).added(|new| new.background), [false, false, true]);
 }
 
 #[test]
-fn a_step_is_split_by_owner() {
+fn step_is_split_by_owner() {
     let logprobs = |index| TokenLogprobs {
         index,
         logprob: -0.5,
@@ -297,7 +262,7 @@ fn a_step_is_split_by_owner() {
         embeddings: vec![embedding(13), embedding(11), embedding(12)],
     };
     let mut parts = Vec::new();
-    let owned = Owned {
+    let owned = OwnedStep {
         step: step.clone(),
         rows: vec![Some((0, 100)), Some((1, 101)), None, Some((0, 103))],
         admitted: vec![Some((0, 100)), None],
@@ -337,7 +302,7 @@ fn a_step_is_split_by_owner() {
 }
 
 #[test]
-fn a_front_end_that_goes_takes_its_requests_along() {
+fn disconnected_front_end_aborts_its_requests() {
     let mut world = World::new(
         RouterConfig {
             max_inflight_per_engine: 1,
@@ -345,25 +310,25 @@ fn a_front_end_that_goes_takes_its_requests_along() {
         },
         false,
     );
-    let (goes, stays) = (world.come(), world.come());
+    let (goes, stays) = (world.connect(), world.connect());
     world.add(goes, vec![1], 5);
     world.add(goes, vec![2], 5);
     let id = world.add(stays, vec![3], 5);
-    world.board.front_end_gone(goes, None);
+    world.board.remove_front_end(goes, None);
     world.settle();
     world.front_ends.remove(&goes);
     assert_eq!(world.board.num_live(), 2, "one is in an engine, which must end it");
     assert!(world.front_ends[&stays].other.contains(&line("test 0 gone; 2")));
-    world.run_to_the_end();
-    assert_eq!(world.front_ends[&stays].requests[&id].tokens, undisturbed(&[3], 5));
-    let heard = &world.engines[0].as_ref().unwrap().heard;
-    let aborted = heard.iter().filter(|one| matches!(one, ToEngine::AbortRequest(_)));
-    let added = heard.iter().filter(|one| matches!(one, ToEngine::AddRequest(_)));
+    world.run_until_idle();
+    assert_eq!(world.front_ends[&stays].requests[&id].tokens, expected_tokens(&[3], 5));
+    let inbox = &world.engine(0).inbox;
+    let aborted = inbox.iter().filter(|one| matches!(one, ToEngine::AbortRequest(_)));
+    let added = inbox.iter().filter(|one| matches!(one, ToEngine::AddRequest(_)));
     assert_eq!((aborted.count(), added.count()), (1, 2));
 }
 
 #[test]
-fn the_router_knows_of_a_cache_that_was_cleared() {
+fn cleared_cache_loses_its_prefix_matches() {
     let mut world = World::new(
         RouterConfig {
             policy: Policy::CacheAware,
@@ -372,18 +337,18 @@ fn the_router_knows_of_a_cache_that_was_cleared() {
         },
         false,
     );
-    let number = world.come();
+    let client = world.connect();
     let mut places: Vec<usize> = Vec::new();
     for turn in 0..4 {
         if turn == 3 {
             let clear = FromEngine::CacheCleared;
-            world.engines[places[0]].as_mut().unwrap().said.push_back(clear);
+            world.engine(places[0]).outbox.push_back(clear);
             world.deliver(places[0], 1);
         }
-        world.add(number, (0..9).collect(), 1);
-        let engine = usize::from(world.engines[1].as_ref().unwrap().heard.len() > places.iter().sum());
+        world.add(client, (0..9).collect(), 1);
+        let engine = usize::from(world.engine(1).inbox.len() > places.iter().sum());
         places.push(engine);
-        world.run_to_the_end();
+        world.run_until_idle();
     }
     assert_eq!(places[..3], [places[0]; 3], "where its prefix is");
     assert_ne!(places[3], places[0], "nothing draws it there");

@@ -1,4 +1,4 @@
-//! Engines whose next token follows from all before it, and front ends that check what they get.
+//! Fake engines whose next token is a hash of all tokens before it, and fake front ends that check what they receive.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -27,7 +27,7 @@ pub(super) fn rules() -> Rc<FrontEndRules> {
     })
 }
 
-/// The token after these.
+/// Returns the fake token that follows `tokens`: a hash of all of them.
 pub(super) fn next_token(tokens: &[i32]) -> i32 {
     let hash = tokens.iter().fold(7u64, |hash, &token| {
         hash.wrapping_mul(0x0100_0000_01B3) ^ u64::from(token.unsigned_abs())
@@ -35,7 +35,7 @@ pub(super) fn next_token(tokens: &[i32]) -> i32 {
     i32::try_from((hash >> 20) % 997).unwrap()
 }
 
-pub(super) fn undisturbed(prompt: &[i32], max_tokens: usize) -> Vec<i32> {
+pub(super) fn expected_tokens(prompt: &[i32], max_tokens: usize) -> Vec<i32> {
     let mut tokens = prompt.to_vec();
     for _ in 0..max_tokens {
         tokens.push(next_token(&tokens));
@@ -67,7 +67,7 @@ pub(super) fn request(
     })
 }
 
-/// What all front ends are told for their logs.
+/// Returns the message with a log line for all front ends.
 pub(super) fn line(text: &str) -> FromEngine {
     let text = text.to_owned();
     FromEngine::LoadProgress(LoadProgress {
@@ -85,19 +85,19 @@ struct Row {
     ending: Option<i32>,
 }
 
-/// One that speaks as an engine process does. What it says waits in `said` until it is delivered.
+/// A fake engine process. Its messages wait in `said` until they are delivered.
 #[derive(Default)]
 pub(super) struct FakeEngine {
     rows: BTreeMap<i64, Row>,
     last_id: i64,
-    /// It says so of each request.
+    /// Number of cached tokens that the fake engine reports for each admitted request.
     pub(super) cached_len: i32,
-    pub(super) said: VecDeque<FromEngine>,
-    pub(super) heard: Vec<ToEngine>,
+    pub(super) outbox: VecDeque<FromEngine>,
+    pub(super) inbox: Vec<ToEngine>,
 }
 
 impl FakeEngine {
-    fn hear(&mut self, message: ToEngine) {
+    fn handle(&mut self, message: ToEngine) {
         match &message {
             ToEngine::AddRequest(NewRequest {
                 req_id,
@@ -134,10 +134,19 @@ impl FakeEngine {
             }
             _ => {}
         }
-        self.heard.push(message);
+        self.inbox.push(message);
     }
 
-    /// Up to so many rows get a token; those that were told to end do so.
+    /// Returns a value of each request that was added to this engine.
+    pub(super) fn added<T>(&self, value: impl Fn(&NewRequest) -> T) -> Vec<T> {
+        let values = self.inbox.iter().filter_map(|message| match message {
+            ToEngine::AddRequest(new) => Some(value(new)),
+            _ => None,
+        });
+        values.collect()
+    }
+
+    /// Generates a token for up to `most` rows and ends the rows that were aborted or finished.
     pub(super) fn step(&mut self, most: usize) {
         let mut step = StepTokens::default();
         for (&id, row) in &mut self.rows {
@@ -160,14 +169,14 @@ impl FakeEngine {
         let ended: Vec<i64> = ended.map(|one| *one.0).collect();
         ended.iter().for_each(|id| drop(self.rows.remove(id)));
         if !step.req_ids.is_empty() {
-            self.said.push_back(FromEngine::StepTokens(step));
+            self.outbox.push_back(FromEngine::StepTokens(step));
         }
     }
 }
 
-/// What a front end got of a request.
+/// Output of one request as a front end received it.
 #[derive(Default)]
-pub(super) struct Got {
+pub(super) struct Stream {
     pub(super) prompt: Vec<i32>,
     pub(super) max_tokens: usize,
     pub(super) tokens: Vec<i32>,
@@ -175,32 +184,34 @@ pub(super) struct Got {
     pub(super) error: String,
     pub(super) num_admitted: usize,
     pub(super) cached_len: i32,
-    pub(super) asked: Option<i32>,
+    pub(super) requested_end: Option<i32>,
 }
 
 #[derive(Default)]
 pub(super) struct FakeFrontEnd {
-    pub(super) requests: BTreeMap<i64, Got>,
+    pub(super) requests: BTreeMap<i64, Stream>,
     pub(super) other: Vec<FromEngine>,
 }
 
 impl FakeFrontEnd {
-    fn hear(&mut self, frame: &[u8]) {
+    fn handle(&mut self, frame: &[u8]) {
         for message in decode(&frame[LENGTH_BYTES..]).unwrap() {
             let FromEngine::StepTokens(step) = message else {
                 self.other.push(message);
                 continue;
             };
             for (id, cached_len) in &step.admitted {
-                let got = self.requests.get_mut(id).unwrap();
-                got.num_admitted += 1;
-                got.cached_len = *cached_len;
+                let stream = self.requests.get_mut(id).unwrap();
+                stream.num_admitted += 1;
+                stream.cached_len = *cached_len;
             }
             for (row, id) in step.req_ids.iter().enumerate() {
-                let got = self.requests.get_mut(id).expect("somebody else's");
-                assert_eq!(got.end, None, "it goes on after its end");
-                got.tokens.extend((step.tokens[row] >= 0).then_some(step.tokens[row]));
-                got.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
+                let stream = self.requests.get_mut(id).expect("somebody else's");
+                assert_eq!(stream.end, None, "it goes on after its end");
+                stream
+                    .tokens
+                    .extend((step.tokens[row] >= 0).then_some(step.tokens[row]));
+                stream.end = (step.reasons[row] != 0).then_some(step.reasons[row]);
             }
             for (id, text) in step.errors.0 {
                 self.requests.get_mut(&id).unwrap().error = text;
@@ -208,20 +219,16 @@ impl FakeFrontEnd {
         }
     }
 
-    /// What it got is the beginning of what it should get, or all of it.
+    /// Asserts that each request received a prefix of its expected tokens, or all of them if it ended by length.
     pub(super) fn check(&self) {
-        for (id, got) in &self.requests {
-            let whole = undisturbed(&got.prompt, got.max_tokens);
-            assert!(whole.starts_with(&got.tokens), "request {id}: {:?}", got.tokens);
-            assert!(
-                got.num_admitted <= 1,
-                "request {id} was admitted {} times",
-                got.num_admitted
-            );
-            match got.end {
-                Some(LENGTH) => assert_eq!(got.tokens, whole, "request {id}"),
-                Some(ERROR) => assert!(got.error.contains("may be what ends them"), "request {id}"),
-                end => assert!(end.is_none() || end == got.asked, "request {id}: {end:?}"),
+        for (id, stream) in &self.requests {
+            let whole = expected_tokens(&stream.prompt, stream.max_tokens);
+            assert!(whole.starts_with(&stream.tokens), "request {id}: {:?}", stream.tokens);
+            assert!(stream.num_admitted <= 1, "request {id} was admitted again");
+            match stream.end {
+                Some(LENGTH) => assert_eq!(stream.tokens, whole, "request {id}"),
+                Some(ERROR) => assert!(stream.error.contains("may crash engines"), "request {id}"),
+                end => assert!(end.is_none() || end == stream.requested_end, "request {id}: {end:?}"),
             }
         }
     }
@@ -229,7 +236,7 @@ impl FakeFrontEnd {
 
 pub(super) struct World {
     pub(super) board: Switchboard,
-    /// None: its process is gone.
+    /// Engines by index; `None`: the process has exited.
     pub(super) engines: Vec<Option<FakeEngine>>,
     pub(super) front_ends: BTreeMap<u32, FakeFrontEnd>,
     pub(super) gone: BTreeSet<u32>,
@@ -237,7 +244,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// All engines are ready; with `forever` each that dies is being started again.
+    /// Makes a pool whose engines are all ready; with `forever`, a lost engine counts as being restarted.
     pub(super) fn new(config: RouterConfig, forever: bool) -> Self {
         let mut world = Self {
             board: Switchboard::new(config.clone(), rules()).unwrap(),
@@ -253,18 +260,22 @@ impl World {
         world
     }
 
-    /// What is to be sent arrives.
+    pub(super) fn engine(&mut self, index: usize) -> &mut FakeEngine {
+        self.engines[index].as_mut().unwrap()
+    }
+
+    /// Delivers all queued messages of the pool.
     pub(super) fn settle(&mut self) {
         for out in self.board.take_out() {
             match out {
                 Out::Engine(engine, message) => {
                     if let Some(engine) = &mut self.engines[engine] {
-                        engine.hear(message);
+                        engine.handle(message);
                     }
                 }
                 Out::Frame { to, frame, .. } => {
                     if let Some(front_end) = self.front_ends.get_mut(&to) {
-                        front_end.hear(&frame);
+                        front_end.handle(&frame);
                     }
                 }
                 Out::Close(number) => drop(self.gone.insert(number)),
@@ -273,9 +284,9 @@ impl World {
     }
 
     pub(super) fn start(&mut self, engine: usize) {
-        self.board.engine_came(engine);
+        self.board.on_engine_connected(engine);
         let mut started = FakeEngine::default();
-        started.said.push_back(FromEngine::EngineReady(Box::new(EngineReady {
+        started.outbox.push_back(FromEngine::EngineReady(Box::new(EngineReady {
             max_seq_len: 100 + i64::try_from(engine).unwrap(),
             num_pages: 10,
             ..EngineReady::default()
@@ -284,61 +295,61 @@ impl World {
         self.settle();
     }
 
-    /// So many of its messages arrive.
-    pub(super) fn deliver(&mut self, engine: usize, number: usize) {
-        for _ in 0..number {
-            let said = self.engines[engine].as_mut().and_then(|one| one.said.pop_front());
-            let Some(message) = said else { break };
-            self.board.engine_says(engine, message, b"\xa3raw");
+    /// Delivers up to `number` messages of an engine to the pool.
+    pub(super) fn deliver(&mut self, engine: usize, count: usize) {
+        for _ in 0..count {
+            let message = self.engines[engine].as_mut().and_then(|one| one.outbox.pop_front());
+            let Some(message) = message else { break };
+            self.board.handle_engine_message(engine, message, b"\xa3raw");
         }
         self.settle();
     }
 
-    /// What it said and was not delivered is lost.
+    /// Loses an engine, with its undelivered messages.
     pub(super) fn lose(&mut self, engine: usize, is_silent: bool) {
         if self.engines[engine].take().is_some() {
             self.board.restarting(engine, self.forever);
-            self.board.engine_lost(engine, is_silent, "it was told to die");
+            self.board.on_engine_lost(engine, is_silent, "it was told to die");
             self.settle();
         }
     }
 
-    pub(super) fn come(&mut self) -> u32 {
-        let number = self.board.front_end_came();
+    pub(super) fn connect(&mut self) -> u32 {
+        let number = self.board.add_front_end();
         self.front_ends.insert(number, FakeFrontEnd::default());
         let hello = ToEngine::Hello {
             name: format!("test {number}"),
         };
-        self.board.front_end_says(number, hello).unwrap();
+        self.board.handle_message(number, hello).unwrap();
         self.settle();
         number
     }
 
     pub(super) fn add(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize) -> i64 {
-        self.add_of(front_end, prompt, max_tokens, 0)
+        self.add_with_key(front_end, prompt, max_tokens, 0)
     }
 
-    pub(super) fn add_of(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize, key: i64) -> i64 {
+    pub(super) fn add_with_key(&mut self, front_end: u32, prompt: Vec<i32>, max_tokens: usize, key: i64) -> i64 {
         let requests = &mut self.front_ends.get_mut(&front_end).unwrap().requests;
         let req_id = i64::try_from(requests.len()).unwrap();
-        let got = Got {
+        let stream = Stream {
             prompt: prompt.clone(),
             max_tokens,
-            ..Got::default()
+            ..Stream::default()
         };
-        requests.insert(req_id, got);
+        requests.insert(req_id, stream);
         let max_tokens = i64::try_from(max_tokens).unwrap();
-        self.say(front_end, request(req_id, prompt, max_tokens, 0, 0, key));
+        self.send(front_end, request(req_id, prompt, max_tokens, 0, 0, key));
         req_id
     }
 
-    pub(super) fn say(&mut self, front_end: u32, message: ToEngine) {
-        self.board.front_end_says(front_end, message).unwrap();
+    pub(super) fn send(&mut self, front_end: u32, message: ToEngine) {
+        self.board.handle_message(front_end, message).unwrap();
         self.settle();
     }
 
-    /// Steps of all engines until nothing lives.
-    pub(super) fn run_to_the_end(&mut self) {
+    /// Runs steps of all engines until no request is left. Panics after 1000 rounds.
+    pub(super) fn run_until_idle(&mut self) {
         for _ in 0..1000 {
             for engine in 0..self.engines.len() {
                 if let Some(one) = &mut self.engines[engine] {

@@ -1,4 +1,4 @@
-//! What is said to all engines, and again to one that comes back.
+//! Tests of state that is sent to all engines, and again to an engine that returns.
 
 use minisgl_gateway::message::{FromEngine, ToEngine};
 
@@ -6,9 +6,9 @@ use super::rules::config;
 use super::world::World;
 
 #[test]
-fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
+fn restarted_engine_gets_prefixes_and_adapters() {
     let mut world = World::new(config(2), true);
-    let number = world.come();
+    let number = world.connect();
     let prefix = |prefix_id, pin| ToEngine::AddPrefix {
         prefix_id,
         tokens: vec![1, 2],
@@ -30,9 +30,9 @@ fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
         adapter(3),
         ToEngine::UnloadAdapter(2),
     ] {
-        world.say(number, message);
+        world.send(number, message);
     }
-    assert_eq!(world.engines[0].as_ref().unwrap().heard.len(), 9);
+    assert_eq!(world.engine(0).inbox.len(), 9);
     let refused = FromEngine::PrefixChanged {
         prefix_id: 3,
         state: "refused".into(),
@@ -41,32 +41,32 @@ fn prefixes_and_adapters_are_told_to_one_that_comes_back() {
         adapter: 3,
         state: "refused".into(),
     };
-    world.engines[0].as_mut().unwrap().said.extend([refused, not_read]);
+    world.engine(0).outbox.extend([refused, not_read]);
     world.deliver(0, 2);
     world.lose(1, false);
-    world.say(number, ToEngine::ClearCache); // has nothing to clear there
+    world.send(number, ToEngine::ClearCache); // not repeated to an engine that starts later
     world.start(1);
     world.deliver(1, 1);
-    assert_eq!(world.engines[1].as_ref().unwrap().heard, [adapter(1), prefix(1, true)]);
-    let says = |engine: i64| FromEngine::EngineSays {
+    assert_eq!(world.engine(1).inbox, [adapter(1), prefix(1, true)]);
+    let forwarded = |engine: i64| FromEngine::EngineSays {
         engine,
         messages: b"\x91\xa3raw".to_vec(),
     };
-    assert!(world.front_ends[&number].other.contains(&says(0)));
+    assert!(world.front_ends[&number].other.contains(&forwarded(0)));
 }
 
 #[test]
-fn a_watch_is_not_told_to_one_that_comes_back() {
+fn restarted_engine_gets_no_watch() {
     let mut world = World::new(config(2), true);
-    let number = world.come();
+    let number = world.connect();
     let watch = || ToEngine::Watch {
         steps: true,
         tree: false,
     };
-    world.say(number, watch());
-    assert_eq!(world.engines[1].as_ref().unwrap().heard, [watch()]);
+    world.send(number, watch());
+    assert_eq!(world.engine(1).inbox, [watch()]);
     world.lose(1, false);
     world.start(1);
     world.deliver(1, 1);
-    assert!(world.engines[1].as_ref().unwrap().heard.is_empty());
+    assert!(world.engine(1).inbox.is_empty());
 }
