@@ -1,10 +1,10 @@
-//! What is known of one text's repetitions, and how far to trust it.
+//! Drafts from repetitions within one sequence (prompt lookup; Saxena 2023), and how long they may be.
 //!
-//! Invariants: the same text and the same verdicts give the same guesses; a guess costs O(its length).
+//! Invariants: the same sequence and the same verdicts give the same drafts; a draft costs O(its length).
 //!
-//! A guess is what came after the last `NGRAM` tokens when they stood in the text the last time (prompt lookup; Saxena
-//! 2023). Drafts get longer while they are right. One of which nothing was right is followed by a pause, and each such
-//! one by a pause that is twice as long: so a text that does not repeat soon costs nothing.
+//! The draft is what followed the last occurrence of the final `NGRAM` tokens. Drafts grow while they are accepted. A
+//! draft with no accepted token is followed by a pause, and each further one by a pause twice as long, so that a
+//! sequence that does not repeat soon costs nothing.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -17,7 +17,7 @@ const MAX_PAUSE: usize = 256; // tokens without a draft, at most
 
 type Ends = HashMap<[i32; NGRAM], u32, BuildHasherDefault<DefaultHasher>>;
 
-/// Lengths in tokens.
+/// Draft generator of one request, and its accuracy so far. Lengths in tokens.
 pub(crate) struct Drafter {
     max_len: usize,
     pub draft_len: usize,    // of the next one, at most
@@ -45,8 +45,8 @@ impl Drafter {
         }
     }
 
-    /// Up to `count` tokens that may follow `tokens`, which have only grown since the last call, as `draft`. The guess
-    /// may reach into itself: what repeats goes on repeating.
+    /// Extends `draft` by up to `count` tokens that may follow `tokens`, which have only grown since the last call. A
+    /// draft may reach into itself and repeat.
     pub fn guess(&mut self, tokens: &[i32], count: usize) {
         self.ends.reserve(tokens.len().saturating_sub(self.num_seen.max(NGRAM)));
         for end in self.num_seen.max(NGRAM)..tokens.len() {
@@ -62,7 +62,7 @@ impl Drafter {
         }
     }
 
-    /// A draft was computed; the text is `length` tokens long now.
+    /// Updates draft length and pause after a draft was verified. `length` is the sequence's length in tokens now.
     pub fn learn(&mut self, length: usize) {
         self.draft_len = (2 * self.num_accepted).max(FIRST_LEN).min(self.max_len);
         self.pause = match self.num_accepted {
@@ -74,7 +74,7 @@ impl Drafter {
         self.num_accepted = 0;
     }
 
-    /// The request holds nothing any more.
+    /// Clears the draft, also one in flight, when the request is retracted or ends.
     pub fn forget(&mut self) {
         self.draft.clear();
         self.in_flight.clear();

@@ -1,4 +1,4 @@
-//! What checks and tests ask of the radix tree: its shape, from scratch, and all that it holds.
+//! Read access to the radix tree's structure, and its invariant check, for checks and tests.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,7 +9,7 @@ use crate::numbers::ToU64;
 use crate::page_pool::Page;
 
 impl RadixTree {
-    /// All tokens from the root to the end of `node`.
+    /// Returns the tokens and pages on the path from the root to the end of `node`.
     pub fn path(&self, node: NodeId) -> (Vec<i32>, Vec<Page>) {
         let mut steps = Vec::new();
         let mut at = node;
@@ -25,7 +25,8 @@ impl RadixTree {
         (tokens, pages)
     }
 
-    /// A node's number, that of its parent, its locks, pages and checkpoint (-1: none), for each node but the root.
+    /// Returns for each node but the root: its id, its parent's id, lock count, pages and state checkpoint slot (-1 for
+    /// none).
     pub fn shape(&self) -> impl Iterator<Item = (NodeId, NodeId, u32, Vec<Page>, i64)> {
         self.ids().map(|id| {
             let node = self.node(id);
@@ -33,7 +34,7 @@ impl RadixTree {
         })
     }
 
-    /// The nodes from `node` up to the root, without it, and the number of pages of each.
+    /// Returns the nodes from `node` up to the root (excluded), each with its number of pages.
     pub fn path_nodes(&self, node: NodeId) -> Vec<(NodeId, usize)> {
         let mut found = Vec::new();
         let mut at = node;
@@ -44,8 +45,8 @@ impl RadixTree {
         found
     }
 
-    /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order; in a namespace
-    /// behind its negative number, which is no token.
+    /// Returns each cached page with all tokens of its path up to the page's end, in no order. A namespace n above 0 is
+    /// prepended as the element -n, which is no token.
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
         let size = self.page_size();
         let mut found = Vec::new();
@@ -63,7 +64,7 @@ impl RadixTree {
     }
 }
 
-/// Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction.
+/// Checks the tree's structure: links, whole pages, keys, counters, and that eviction can reach every unlocked leaf.
 pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
     let (mut evictable, mut protected, mut count) = (0, 0, 0);
     let mut leaves = BTreeSet::new();

@@ -1,19 +1,19 @@
-//! Checkpoints: slots for the state that state layers have after the tokens from the root of the tree to a node's end.
+//! State checkpoints: slots for the recurrent state after the tokens from the root of the radix tree to a node's end.
 //!
-//! Invariants: a slot is free, a node's, or the tail of one started request; a checkpoint that is saved in a step is
-//! found from the next step on, and its slot is not given out again before.
+//! Invariants: a slot is free, a node's, or the tail of one started request; a checkpoint saved in a step can be
+//! matched from the next step on, and its slot is not reused before.
 //!
-//! A checkpoint is worth the tokens that it saves, which are those since the checkpoint above it, and loses its worth
-//! with age by the rule of GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997): when it is
-//! saved or used, its worth is its tokens above that of the one that was given up last; the one of least worth goes
-//! next, of equal ones the one that was used first.
+//! Eviction of checkpoints follows GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997). A
+//! checkpoint's worth is the number of tokens that it saves, those since the checkpoint above it, plus the worth of the
+//! checkpoint evicted last, at the time of its save or last use. The one of least worth is evicted next; ties go to the
+//! one used first.
 
 use std::collections::BTreeSet;
 
 use super::nodes::{NO_NODE, NodeId, Slot};
 use crate::numbers::{ToU32, ToUsize};
 
-/// The free slots are a stack, at start with the lowest on top.
+/// Slots for state checkpoints: the free ones as a stack (the lowest on top at start), and the eviction order.
 pub(crate) struct Checkpoints {
     pub(super) free: Vec<Slot>,
     pub(super) nodes: Vec<NodeId>,                // by slot
@@ -41,7 +41,7 @@ impl Checkpoints {
         found
     }
 
-    /// All slots are free, stacked as at start.
+    /// Frees all slots and stacks them as at start.
     pub fn reset(&mut self) {
         self.free.clear();
         self.free.extend((0..self.nodes.len().to_u32()).rev());
@@ -64,13 +64,13 @@ impl Checkpoints {
         &self.free
     }
 
-    /// Slots and their nodes.
+    /// Returns the slots that nodes have, each with its node.
     pub fn of_nodes(&self) -> impl Iterator<Item = (Slot, NodeId)> + '_ {
         let nodes = self.nodes.iter().zip(0..).map(|(&node, slot)| (slot, node));
         nodes.filter(|&(_, node)| node != NO_NODE)
     }
 
-    /// For checks: whether eviction knows the slot, and how many pins hold it.
+    /// Returns whether `slot` is evictable, and how many pins hold it. For invariant checks.
     pub fn is_known(&self, slot: Slot) -> (bool, u32) {
         (self.worth[slot.to_usize()].is_some(), self.held[slot.to_usize()])
     }
@@ -79,7 +79,7 @@ impl Checkpoints {
         self.free.push(slot);
     }
 
-    /// It may not be given up.
+    /// Removes `slot` from the eviction order.
     pub(super) fn unlist(&mut self, slot: Slot) {
         if let Some((worth, uses)) = self.worth[slot.to_usize()].take() {
             self.order.remove(&(worth, uses, slot));

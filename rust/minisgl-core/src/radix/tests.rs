@@ -1,5 +1,5 @@
-//! What the tree's operations cost, counted in elementary operations instead of time: pages compared, tokens copied,
-//! nodes visited.
+//! Tests of the cost of the tree's operations, counted in elementary operations (pages compared, tokens copied, nodes
+//! visited), not in time.
 
 use super::nodes::Nodes;
 use super::{ROOT, RadixTree};
@@ -9,7 +9,7 @@ use crate::page_pool::PagePool;
 
 const MANY: usize = if cfg!(miri) { 200 } else { 10_000 };
 
-/// A tree of page size 1 with `num_leaves` unlocked sequences of 8 tokens, no two of which begin alike.
+/// Returns a tree of page size 1 with `num_leaves` unlocked sequences of 8 tokens that share no prefix.
 fn grown(num_leaves: usize, policy: CachePolicy) -> RadixTree {
     let mut tree = RadixTree::new(PagePool::new(8 * num_leaves + 4096), 1, policy, None);
     for leaf in 0..num_leaves {
