@@ -1,8 +1,8 @@
 //! The scheduler as pure logic: no Python, no I/O, no clock, no environment, no unsafe.
 //!
-//! One module here is one module of Python (`minisgl.scheduler` and its `reference`), with the same names, policies,
-//! orders and tie-breaks: the same events give the same plans and buffers, bit for bit. Engines, and all that a step
-//! computes on tensors, belong elsewhere. Start with `api` and `scheduler`, beside the reference.
+//! Each module mirrors a Python module (`minisgl.scheduler` and its `reference`), with the same names, policies, orders
+//! and tie-breaks: the same events give the same plans and buffers, bit for bit. Engines, and all tensor work of a
+//! step, belong elsewhere. Start with `api` and `scheduler`, next to the reference.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::as_conversions)] // `numbers` names them

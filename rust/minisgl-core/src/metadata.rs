@@ -1,7 +1,7 @@
-//! Writes a decided step into its ring entry: what the engine reads.
+//! Step arrays: writes a decided step into its ring entry, which the engine reads.
 //!
-//! Invariants: every live region is written in full at each step; nothing grows with the context length of a decoding
-//! row.
+//! Invariants: every live region is written in full at each step; the work does not grow with the context length of a
+//! decoding row.
 
 use crate::drafts::DraftRow;
 use crate::numbers::{ToI32, ToU32, ToUsize};
@@ -10,7 +10,7 @@ use crate::radix::Slot;
 use crate::request::{Index, Requests};
 use crate::step::{Limits, Plan, RingEntry};
 
-/// A prefill row: `num_tokens` computed, page-table columns from `first_column` on are new.
+/// Prefill row of a step: it computes `num_tokens`, and its page-table columns from `first_column` on are new.
 #[derive(Clone, Copy)]
 pub(crate) struct PrefillRow {
     pub index: Index,
@@ -23,7 +23,7 @@ pub(crate) struct PrefillRow {
     pub num_loads: usize,   // pages before its tokens that are loaded
 }
 
-/// What the pass decides, in request order. Freed and assigned slots take effect before the page-table updates.
+/// Decisions of the pass, in request order. Freed and assigned slots take effect before the page-table updates.
 #[derive(Default)]
 pub(crate) struct DecidedStep {
     pub step: i64,
@@ -71,8 +71,8 @@ impl DecidedStep {
     }
 }
 
-/// Write all live regions of `entry` but the columns of decode rows that `DecodeSet::schedule` wrote; returns the
-/// header, but for the ring index and the page counts. `rows` gets the index of each row, `samples` the sampling rows.
+/// Writes all live regions of `entry` but the columns that `DecodeSet::schedule` wrote. Returns the plan without ring
+/// index and page counts. Sets `rows` to the request index of each row, and `samples` to the sampling rows.
 pub(crate) fn write_step(
     decided: &DecidedStep,
     requests: &Requests,
@@ -137,7 +137,7 @@ struct Writer<'a, 'b> {
 }
 
 impl Writer<'_, '_> {
-    /// For rows of drafts the columns that `DecodeSet::schedule` wrote for the others.
+    /// Writes for draft rows the columns that `DecodeSet::schedule` wrote for other decode rows.
     fn draft_columns(&mut self, decided: &DecidedStep, requests: &Requests) {
         let entry = &mut *self.entry;
         for (row, draft) in (decided.decode_rows.len()..).zip(&decided.draft_rows) {
@@ -149,8 +149,8 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// What follows from the columns that `DecodeSet::schedule` wrote: plain loops over arrays, which the compiler
-    /// vectorises.
+    /// Derives the other columns of decode rows from those that `DecodeSet::schedule` wrote, in plain loops that the
+    /// compiler vectorises.
     fn decode_rows(&mut self, n: usize) {
         let entry = &mut *self.entry;
         let (lens, out_loc) = (&entry.seq_lens[..n], &mut entry.out_loc[..n]);
@@ -185,7 +185,8 @@ impl Writer<'_, '_> {
         self.tokens = n;
     }
 
-    /// The pages that decode rows begin. `kv_indptr` holds their columns yet.
+    /// Writes the page-table updates of decode rows that begin a page. `kv_indptr` holds their last column at this
+    /// point.
     fn decode_updates(&mut self, n: usize) {
         let entry = &mut *self.entry;
         if self.size.size() == 1 {
@@ -258,7 +259,7 @@ impl Writer<'_, '_> {
         self.plan.num_page_ids += new_pages.len();
     }
 
-    /// The smallest graph size that holds the rows, if each has one token: one token of the scratch slot for each more.
+    /// Pads a step of one-token rows to the smallest graph size that holds it, with tokens of the scratch slot.
     fn padding(&mut self, decided: &DecidedStep, limits: &Limits, graph_sizes: &[usize]) {
         let n = self.plan.num_rows;
         self.plan.padded_rows = n;
@@ -337,7 +338,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// Where tokens go that fill `pages` from `offset` of the first one on.
+/// Writes the KV slots (`out_loc`) of tokens that fill `pages` from position `offset` of the first page on.
 pub(crate) fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
     if size == 1 {
         for (place, &page) in places.iter_mut().zip(pages) {

@@ -1,8 +1,7 @@
 //! Schedule policies: which waiting request starts next.
 //!
 //! A policy is a rank, a small function of a request. Of the *candidates*, those with the smallest priority value go
-//! first, then the smallest rank, then queue order. Candidates are the first in the queue and those after it, in the
-//! background like it or not like it, whose age is less than the policy's window above its own.
+//! first, then the smallest rank, then queue order. Candidates are the first in the queue and those after it, of the same kind (background or not), whose age is less than the policy's window above its own.
 //!
 //! *No request starves.* Fewer later arrivals of its own priority than the window start before a request;
 //! `reference/ranking.py` has the proof.

@@ -1,6 +1,6 @@
-//! Taking the tokens of a step.
+//! Commit: distributes the sampled tokens of a step.
 //!
-//! Every row's token goes to its request once, in row order; an end that it makes comes with it.
+//! Every row's token goes to its request once, in row order, together with the end that it causes.
 
 use super::Scheduler;
 use crate::api::{Result, broken};
@@ -86,7 +86,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// `row` is not finite: it goes to `not_finite` if its token would be one of its request's text.
+    /// Handles a row with non-finite logits: adds it to `not_finite` if its token would belong to its request's
+    /// sequence.
     fn drop_token(&mut self, row: u32, done: &InFlight, ending: &[Index], not_finite: &mut Vec<u32>) {
         let index = done.rows[row.to_usize()];
         if let Some(draft) = done.draft(row) {
@@ -100,8 +101,8 @@ impl Scheduler {
         not_finite.push(row);
     }
 
-    /// The tokens of neighbouring rows of the step, from the `first`-th sampling one on, whose requests are neighbours
-    /// in the decode set, from `place` on. Returns their number.
+    /// Takes the tokens of a run: rows from the `first`-th sampling row on whose requests are neighbours in the decode
+    /// set, from position `place`. Returns the number of rows.
     fn take_run(
         &mut self,
         place: usize,
@@ -142,7 +143,7 @@ impl Scheduler {
         count
     }
 
-    /// How many rows that run has; a plain decode step is one, which three comparisons of whole arrays tell.
+    /// Returns the number of rows in the run. A plain decode step is one run, which three array comparisons detect.
     fn len_of_run(&self, place: usize, done: &InFlight, first: usize, tokens: &[i32]) -> usize {
         let (sampling, started) = (&done.sample_rows[first..], &self.state.started.indices()[place..]);
         let row = sampling[0].to_usize();
@@ -158,7 +159,8 @@ impl Scheduler {
         same.zip(finite).count()
     }
 
-    /// The token of a request that is not started any more: nobody's if it has ended. Returns 1.
+    /// Takes the token of a request that was retracted, or drops it if the request has ended. Returns 1, the number of
+    /// rows.
     fn take_late_token(
         &mut self,
         index: Index,
@@ -186,7 +188,7 @@ impl Scheduler {
         1
     }
 
-    /// Nothing holds a row of those that waited for `step` any more.
+    /// Frees ended requests whose last row was in `step`.
     fn free_ended(&mut self, step: i64) {
         let requests = &mut self.state.requests;
         self.ended_in_flight.retain(|&(last, index)| {

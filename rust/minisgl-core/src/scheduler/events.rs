@@ -1,7 +1,7 @@
-//! How events change the state, and how a request leaves it.
+//! Effects of events on the state, and the end of a request.
 //!
-//! Invariants: every accepted request leaves exactly one end; pages go at once, a slot only when no step in flight
-//! holds a row of it.
+//! Invariants: every accepted request ends exactly once; its pages are released at once, its slot only when no step in
+//! flight has a row of it.
 
 use super::Scheduler;
 use crate::api::CachePolicy;
@@ -69,7 +69,7 @@ impl Scheduler {
         }
     }
 
-    /// No-op for an id that isn't live: it has ended, and its end is on the way.
+    /// Ends the request `req_id` by an event. No-op for an id that is not live: its end is on the way.
     fn end_by_event(&mut self, req_id: i64, reason: FinishReason) -> Result<()> {
         if let Some(&index) = self.state.live.get(&req_id) {
             self.end(index, reason)?;
@@ -78,8 +78,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with its
-    /// committed tokens; pages, cache and slots are as at start. All slots in use count as freed.
+    /// Handles a failed forward pass: requests with a row in it end, retracted ones too; all others restart with their
+    /// committed tokens. Pages, cache and slots are reset; all slots in use count as freed.
     fn forward_failed(&mut self) -> Result<()> {
         let failed = match self.state.in_flight.front_mut() {
             Some(flight) => std::mem::take(&mut flight.rows),
@@ -130,8 +130,8 @@ impl Scheduler {
             .is_some_and(|oldest| self.state.requests.get(index).last_step >= oldest.step)
     }
 
-    /// Pages go at once, but for a pin of a request that ends by itself; the slot, and the index, as soon as no step in
-    /// flight holds a row of the request.
+    /// Ends a request. Its pages are released at once, unless its pin stays (after stop or length); its slot and index
+    /// as soon as no step in flight has a row of it.
     pub(super) fn end(&mut self, index: Index, reason: FinishReason) -> Result<()> {
         let limit = self.config.cache_max_prompt;
         let request = self.state.requests.get(index);
@@ -170,7 +170,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Back to its place in the queue. A token in flight is still taken at its commit, and may end it there.
+    /// Retracts a started request: returns it to the queue and releases its pages. A token in flight is still taken at
+    /// its commit and may end it.
     pub(super) fn retract(&mut self, index: Index) -> Result<()> {
         self.stop(index)?;
         retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
@@ -182,7 +183,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// A started request leaves the decode set and its slot.
+    /// Removes a started request from the decode set and frees its slot.
     fn stop(&mut self, index: Index) -> Result<()> {
         self.synchronize(index);
         self.state.started.remove(index)?;
@@ -193,7 +194,7 @@ impl Scheduler {
             .free(request.slot, in_flight.then_some(request.last_step))
     }
 
-    /// Bring the record of a request up to date.
+    /// Updates a request's record from its row in the decode set.
     pub(super) fn synchronize(&mut self, index: Index) {
         let now = self.last_step.unwrap_or(0);
         self.state.started.synchronize(index, now, &mut self.state.requests);

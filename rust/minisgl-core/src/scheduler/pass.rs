@@ -1,7 +1,7 @@
-//! The pass that decides a step: started rows in request order, then new ones.
+//! The pass that decides a step: rows of started requests in order, then new ones.
 //!
-//! Invariants: decode rows come before everything else in the token budget; a failed admission changes nothing; after a
-//! retraction nobody is admitted; a row in the background takes nothing from a request that is not.
+//! Invariants: decode rows come first in the token budget; a failed admission changes nothing; after a retraction no
+//! request is admitted; a background row takes nothing from other requests.
 
 use super::Scheduler;
 use crate::admission::{self, Chunk};
@@ -14,8 +14,7 @@ use crate::retraction;
 use crate::step::{FROM_STORE, Plan, RingEntry, UNBOUNDED};
 
 impl Scheduler {
-    /// Decide step `step`. What only the decode rows know of themselves is written into `entry` as they come,
-    /// the rest follows in `write`.
+    /// Decides step `step`. Writes the decode rows' columns into `entry`; `write` adds the rest.
     pub(super) fn decide(&mut self, step: i64, entry: &mut RingEntry) -> Result<()> {
         self.decided.begin(step);
         self.prefilling = self.prefilling || self.state.started.num_background() > 0;
@@ -50,7 +49,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The text that a request makes is saved every interval, in the one slot that it keeps for that.
+    /// Saves the state of decoding sequences at every checkpoint interval, in one slot for each request.
     fn save_tails(&mut self, step: i64, entry: &RingEntry) -> Result<()> {
         if self.config.cache == CachePolicy::Naive {
             return Ok(());
@@ -88,9 +87,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
-    /// stands between two of its tokens; one in the background does not. A step for the background alone is no longer
-    /// than beside a row that decodes: whoever comes waits for its end.
+    /// Returns the token budget of this step. A decoding request limits it even while it waits for a token, so that no
+    /// long step comes between its tokens; a background one does not. A step for background requests alone is as short
+    /// as one with decode rows, because a new request waits for its end.
     fn budget(&self) -> i64 {
         let num_ordinary = self.state.started.num_ordinary();
         let mut ordinary = self.state.started.iter().take(num_ordinary);
@@ -104,7 +103,7 @@ impl Scheduler {
         asked.min(self.config.max_prefill_length.to_i64())
     }
 
-    /// Rows of the requests in the background, if there are any, of as many tokens as they may add.
+    /// Schedules background requests within their token allowance, if there are any.
     fn background_pass(&mut self, budget: i64, entry: &mut RingEntry) -> Result<()> {
         if self.state.started.num_background() == 0 && self.state.waiting.is_empty() {
             return Ok(());
@@ -126,10 +125,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Rows of the requests in the background, or of the others: first those that have started, in order, then new
-    /// ones. What is left of the token budget, of which decode rows are counted first if anyone `counts` it; None when
-    /// a row that prefills got nothing. `most` tokens, which decode rows come first to; where they leave some, a page
-    /// may be prefilled whatever it is.
+    /// Schedules rows of the background requests or of the others: started ones in order, then new ones. Decode rows
+    /// come first in the `budget`, if `counts`, and in the limit of `most` tokens; a prefill gets at least a page if
+    /// tokens are left. Returns the budget left, or `None` if a prefill row got no chunk.
     fn pass(&mut self, budget: i64, most: i64, counts: bool, entry: &mut RingEntry) -> Result<Option<i64>> {
         let mut prefilling = false;
         let mut at = if self.decided.background {
@@ -176,7 +174,7 @@ impl Scheduler {
         Ok(Some(budget))
     }
 
-    /// Where the rows end that are decided now.
+    /// Returns the end (exclusive) of the decode-set positions in the current pass.
     fn end_of_pass(&self) -> usize {
         if self.decided.background {
             self.state.started.len()
@@ -185,7 +183,7 @@ impl Scheduler {
         }
     }
 
-    /// Pages that nobody uses beyond the budget are given back, if there is one.
+    /// Evicts unlocked pages above the configured cache budget.
     fn keep_cache_budget(&mut self) -> Result<()> {
         let budget = self.config.cache_token_budget;
         if budget == 0 {
@@ -196,9 +194,9 @@ impl Scheduler {
         self.state.tree.evict(excess)
     }
 
-    /// Schedule the neighbours from `at` on, `most` of them, that may decode now and for which there are pages, free
-    /// ones or evicted ones; where not even the first has one, the last request started is retracted. Returns their
-    /// number, 0 if the row at `at` waits: it may not decode, or is that last one itself.
+    /// Schedules up to `most` neighbouring rows from `at` on that may decode, as far as pages are free or evictable. If
+    /// even the first lacks a page, retracts the request started last. Returns the number of rows; 0 if the row at `at`
+    /// waits, because it may not decode or is that last one.
     fn decode_from(&mut self, at: usize, most: i64, entry: &mut RingEntry) -> Result<usize> {
         loop {
             let end = self.end_of_pass().min(at + usize::try_from(most).unwrap_or(0));
@@ -231,7 +229,7 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Retract the last started request in the background for one that is not. False if there is none.
+    /// Retracts the last started background request for another request. Returns false if there is none.
     pub(super) fn make_way(&mut self) -> Result<bool> {
         let started = &self.state.started;
         if self.decided.background || started.num_background() == 0 {
@@ -243,9 +241,8 @@ impl Scheduler {
         }
     }
 
-    /// The next chunk of a started request; its cost in tokens, 0 if it gets nothing. Where pages lack
-    /// altogether, the last request started is retracted, and the chunk is matched and sized again. One in the
-    /// background is where the chunk would only be shorter.
+    /// Schedules the next chunk of a started request and returns its cost in tokens, 0 without a chunk. Retracts
+    /// background requests if pages are short, and the request started last if there are none; then sizes again.
     fn prefill(&mut self, index: Index, budget: i64) -> Result<usize> {
         loop {
             let chunk = self.size_chunk(index, budget);
@@ -262,8 +259,8 @@ impl Scheduler {
         }
     }
 
-    /// The first prefill of a step has at least a page, whatever the budget. Of the page-table entries of a step, one
-    /// per row is kept for decode rows.
+    /// Sizes a chunk. The first prefill of a step gets at least a page, whatever the budget; one page-table entry for
+    /// each row is reserved for decode rows.
     fn size_chunk(&self, index: Index, budget: i64) -> Chunk {
         let budget = match self.decided.prefill_rows.len() {
             0 => budget.max(self.limits.page_size.to_i64()),
@@ -308,8 +305,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The checkpoint with which a request goes on, or what is at hand, or -1 for nothing; none if with the state that
-    /// it has.
+    /// Returns the source of the row's initial state: a checkpoint slot, `FROM_STORE`, or -1 for an empty state. `None`
+    /// if the request continues with its own state.
     fn begin(&mut self, chunk: &Chunk, num_pages: usize) -> Option<i32> {
         if chunk.begins_stored {
             return Some(FROM_STORE);
@@ -326,10 +323,10 @@ impl Scheduler {
         }))
     }
 
-    /// Start waiting requests as they are ranked, to the first that gets nothing: no slot, no budget, no pages, or more
-    /// than the estimate allows; returns what is left of the budget. With nothing started the next may start whatever
-    /// the estimate says. Where a slot, pages or the estimate stand in its way, those in the background make way, one
-    /// by one. With a policy other than fcfs, where memory alone is lacking, small ones may pass.
+    /// Admits waiting requests in ranked order until the first that lacks a slot, budget or pages, or exceeds the
+    /// estimate. Returns the budget left. With no started request, the next may start whatever the estimate. Background
+    /// requests are retracted one by one for a slot, pages or the estimate. If memory alone is lacking, small requests
+    /// may overtake, except under fcfs.
     fn admit(&mut self, mut budget: i64) -> Result<i64> {
         let mut needed = None; // pages that the started requests will yet take, estimated
         while budget > 0 || self.decided.prefill_rows.is_empty() {
@@ -386,7 +383,7 @@ impl Scheduler {
             .sum()
     }
 
-    /// What a request that has just started will yet take.
+    /// Estimates the pages that a request just started will yet take.
     fn needed_by(&self, index: Index) -> usize {
         let state = &self.state;
         let row = state.started.find(index).map(|at| state.started.row(at));
@@ -405,8 +402,8 @@ impl Scheduler {
         admission::steps_until_room(missing, started.map(|row| (row.left, pages_of(row))).collect())
     }
 
-    /// Start small ones past `head`, which may lack memory for `wait` steps: candidates whose whole prompt this step
-    /// computes, and that end, by their limit, before that. So its room is there when it would have been.
+    /// Starts small requests ahead of `head`, which may lack memory for `wait` steps: candidates whose whole prompt
+    /// fits in this step and whose token limit ends them before that, so that `head` is not delayed.
     fn let_pass(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
         let size = self.limits.page_size;
         let (waiting, requests) = (&self.state.waiting, &self.state.requests);
@@ -436,7 +433,7 @@ impl Scheduler {
         Ok(budget)
     }
 
-    /// The estimate for a waiting request: pages that it lacks.
+    /// Estimates how many pages are missing to start a waiting request.
     fn num_missing(&self, index: Index, chunk: &Chunk, needed_by_started: usize) -> usize {
         let (state, size) = (&self.state, self.page_size);
         let request = state.requests.get(index);
@@ -445,7 +442,7 @@ impl Scheduler {
         (rest + reserve + needed_by_started).saturating_sub(state.tree.num_available() - chunk.found.num_unlocked)
     }
 
-    /// A waiting request gets a slot and its first chunk.
+    /// Starts a waiting request: assigns a slot and its first chunk.
     fn start(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         self.state.waiting.remove(index, &self.state.requests)?;
         self.state.ranking.last_start = self.decided.step;

@@ -1,4 +1,4 @@
-//! What steps append to texts and page tables is whole, however many steps nobody looks.
+//! Sequences and page tables are complete, however many steps pass before they are read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,8 @@ use minisgl_core::Event;
 const ROWS: i64 = 40; // of more than two blocks of slots
 const STEPS: i64 = 150;
 
-/// Requests of all lengths, one of five without overlap, so that it pauses every other step; `overlap` steps in flight.
+/// Runs requests of many lengths with `overlap` steps in flight. Every fifth request forbids overlap, so that it pauses
+/// every other step.
 fn run(overlap: usize) {
     let mut bench = Bench::new(config(1, 20_000, ROWS as usize));
     let mut texts: HashMap<i64, Vec<i32>> = HashMap::new();

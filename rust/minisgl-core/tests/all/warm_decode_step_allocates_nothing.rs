@@ -1,4 +1,4 @@
-//! A decode step of a warm scheduler takes no memory from the allocator, with pages free and with pages evicted.
+//! A decode step of a warm scheduler allocates no memory, with free pages and with evictions.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::cell::Cell;
 use crate::common::{self, Bench, arrival};
 use minisgl_core::{Config, Event};
 
-/// Counts what this thread asks for, so that the test harness's own threads do not matter.
+/// Allocator that counts this thread's allocations, so that threads of the test harness do not matter.
 struct Counting;
 
 thread_local! {
@@ -47,7 +47,8 @@ fn config(page_size: usize, num_pages: usize) -> Config {
     }
 }
 
-/// Allocations of each of `timed` decode steps, after `warm` others; `cached` prompts of one page fill the tree before.
+/// Returns the allocations of each of `timed` decode steps, after `warm` others; `cached` prompts of one page fill the
+/// tree before.
 fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, timed: i64) -> Vec<u64> {
     let mut bench = Bench::new(config(page_size, num_pages));
     let mut step = 0;
