@@ -1,8 +1,9 @@
-//! Texts in which some offsets are guarded: no added token is matched across one, so that its letters are ordinary text.
+//! Encoding of texts with guarded offsets: no added token is matched across a guard, so that its characters are
+//! ordinary text.
 //!
-//! A prompt has guards where a text of the request spells a marker; where the template spells it there is none.
+//! A prompt has guards where a text of the request spells a marker, but none where the chat template spells it.
 //!
-//! Invariants: without guards the ids are the library's. With guards, the ids of a marker come only from matches that span
+//! Invariants: without guards the ids are the library's. With guards, a marker's ids come only from matches that span
 //! no guard.
 
 use std::collections::HashSet;
@@ -20,12 +21,13 @@ use super::TextError;
 use super::normalize::Backend;
 use super::pieces::{Parts, is_guarded, next_char, unguarded};
 
-/// Tags that vocabularies have among their added tokens because texts have them: no markers.
+/// HTML tags that vocabularies have as added tokens because texts contain them. They are no markers.
 const TAGS: &str =
     " table caption thead tbody tfoot tr th td h1 h2 h3 h4 h5 h6 blockquote strong em b i u s sub sup code ";
 
-/// Whether text must not be read as this token: it is special, or looks like a marker of turns, calls or reasoning, that
-/// is, has a character that is no letter, digit or space, and is no HTML tag. A single character cannot be guarded.
+/// Returns true if client text must not be encoded as this token: it is special, or looks like a marker of turns, calls
+/// or reasoning (has a character that is no letter, digit or space, and is no HTML tag). A single character cannot be
+/// guarded.
 fn is_marker(token: &AddedToken) -> bool {
     let text = token.content.as_str();
     let name = text.trim_start_matches(['<', '/']).trim_end_matches('>');
@@ -36,12 +38,12 @@ fn is_marker(token: &AddedToken) -> bool {
     text.chars().nth(1).is_some() && (token.special || !(is_tag || is_word))
 }
 
-/// The added tokens that a request's text must not become.
+/// Markers: added tokens that a request's text must not become.
 pub(super) struct Markers {
     all: AhoCorasick,
     sorted: Vec<String>,
     begins: [bool; 256],
-    /// The bytes of `begins`, if there are no more than three.
+    /// Bytes with which markers begin, if there are at most three.
     few: Option<[u8; 3]>,
     longest: usize,
     ids: HashSet<u32>,
@@ -68,14 +70,15 @@ impl Markers {
         })
     }
 
-    /// Whether `text` has a marker, or ends with the beginning of one, which other text may complete.
+    /// Returns true if `text` contains a marker, or ends with the beginning of one that other text may complete.
     pub(super) fn are_in(&self, text: &str) -> bool {
         let [one, two, three] = self.few.unwrap_or_default();
         let may = self.few.is_none() || memchr::memchr3(one, two, three, text.as_bytes()).is_some();
         may && (self.all.is_match(text) || self.begun(text).next().is_some())
     }
 
-    /// Byte offsets behind the first characters of all such places, in order; markers of `kept` are left out.
+    /// Returns the guards of `text`: ascending byte offsets after the first character of each marker, but for markers
+    /// in `kept`.
     pub(super) fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
         let is_kept = |pattern: usize| self.sorted.get(pattern).is_some_and(|marker| kept.contains(marker));
         let found = self.all.find_overlapping_iter(text);
@@ -88,7 +91,7 @@ impl Markers {
         found
     }
 
-    /// Where the text, or the text without the spaces at its end, ends within a marker.
+    /// Returns the offsets from which the text, with or without its trailing spaces, ends inside a marker.
     fn begun<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         let trimmed = text.trim_end();
         let texts = [text, trimmed]
@@ -108,7 +111,7 @@ impl Markers {
     }
 }
 
-/// The added tokens of one of the library's two searches: in the text as it is, and as it is normalized.
+/// Added tokens of one of the library's two searches: in the raw or in the normalized text.
 struct Search {
     tokens: AhoCorasick,
     added: Vec<(u32, AddedToken)>,
@@ -131,7 +134,7 @@ impl Search {
         Some(Self { tokens, added })
     }
 
-    /// `text` cut at tokens, as the library cuts it.
+    /// Splits `text` at added tokens as the library does, but not across `guards`.
     fn split(&self, text: &NormalizedString, guards: &[usize]) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
         let (spelled, base) = (text.get(), text.offsets_original().0);
         let is_guarded = |range: &Range<usize>| {
@@ -170,7 +173,7 @@ impl Search {
     }
 }
 
-/// Encodes texts with guards.
+/// Encoder of texts with guards.
 pub(super) struct Guarded {
     as_it_is: Search,
     normalized: Search,
@@ -184,7 +187,7 @@ impl Guarded {
         })
     }
 
-    /// The library's steps, with the guards in order.
+    /// Encodes `text` with the library's steps, respecting `guards` (ascending byte offsets).
     pub(super) fn encode(
         &self,
         backend: &Backend,
@@ -212,7 +215,8 @@ impl Guarded {
     }
 }
 
-/// The tokens of a piece; where the model itself makes a marker of letters, the piece is cut behind its first character.
+/// Tokenizes a piece. If the model itself makes a marker of its characters, splits the piece after the marker's first
+/// character.
 fn letters(model: &ModelWrapper, markers: &Markers, piece: &str) -> Result<Vec<Token>> {
     let (mut found, mut rest) = (Vec::new(), piece);
     loop {

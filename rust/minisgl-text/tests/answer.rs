@@ -1,4 +1,5 @@
-//! Every format of tool calls and thinking: what models write, cut at every byte, ended at every byte, and mixed up.
+//! Tests of every tool-call and reasoning format: outputs of models, split at every byte, ended at every byte, and
+//! mixed up.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -38,7 +39,7 @@ fn joined<'a>(
     parsed(format, thinking.map(|one| (one, None)), pieces, end).0
 }
 
-/// With the numbers of the calls that are broken.
+/// Parses chunks. Returns the joined content, reasoning and calls, and the indices of broken calls.
 fn parsed<'a>(
     format: Option<&'static ToolFormat>,
     thinking: Option<(&'static Thinking, Option<bool>)>,
@@ -83,7 +84,7 @@ fn cuts(text: &str) -> impl Iterator<Item = (&str, &str)> {
         .map(|at| text.split_at(at))
 }
 
-/// Two calls as models of a format write them: of `weather` with what its schema has, of `now` without arguments.
+/// Two calls in each format: of `weather` with arguments, and of `now` without.
 const WRITTEN: &[(&str, &str)] = &[
     (
         "hermes",
@@ -268,7 +269,7 @@ fn arguments_have_the_types_of_the_schema() {
     }
 }
 
-/// `save` called with what stands here in a format, for one of its fields.
+/// Returns a call of `save` in a format, with `inner` as its arguments.
 fn saved(name: &str, inner: &str) -> String {
     match name {
         "hermes" => format!("<tool_call>\n{{\"name\": \"save\", \"arguments\": {inner}}}\n</tool_call>"),
@@ -304,7 +305,7 @@ const IN_JSON: &[&str] = &[
     "deepseek_v31",
 ];
 
-/// What models write as arguments of `save`, and what is meant; null: nobody knows.
+/// Returns the formats, the arguments of `save` as a model writes them, and their meaning; null if they are ambiguous.
 fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
     const GEMMA: &[&str] = &["gemma4"];
     const QWEN: &[&str] = &["qwen3_coder"];
@@ -508,7 +509,7 @@ fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
     ]
 }
 
-/// Whole, cut after every byte, and letter by letter.
+/// Parses a text as a whole, split at every byte, and letter by letter. Asserts that the results are equal.
 fn in_any_pieces(
     format: &'static ToolFormat,
     thinking: Option<(&'static Thinking, Option<bool>)>,
@@ -653,7 +654,7 @@ fn messages_of_gpt_oss_are_calls_of_tools_that_are_known() {
     }
 }
 
-/// The promise: whatever becomes of a call's text, an answer that calls tools has arguments that are objects.
+/// However a call's text is damaged, an output without broken calls has arguments that are objects.
 #[test]
 fn one_character_dropped_doubled_or_changed_leaves_no_broken_call() {
     for (name, text) in WRITTEN {

@@ -1,4 +1,4 @@
-//! Values of calls as JSON: strings, objects, and Python's literals.
+//! Argument values as JSON: strings, objects and Python's literals.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -10,12 +10,12 @@ use super::parts::Kinds;
 
 const MAX_DEPTH: usize = 64;
 
-/// What a JSON string says; control characters may stand in it as they are.
+/// Returns the value of a JSON string, or `None` if it is not valid. Raw control characters are accepted.
 pub(super) fn json_string(text: &str) -> Option<String> {
     serde_json::from_str(&escaped_controls(text)).ok()
 }
 
-/// Whether it is a number or a word of JSON, or one of Python's words.
+/// Returns true for a JSON number, true, false or null, and for Python's True, False and None.
 pub(super) fn is_scalar(text: &str) -> bool {
     matches!(text, "True" | "False" | "None") || (!text.starts_with(['"', '{', '[']) && is_json(text))
 }
@@ -41,7 +41,7 @@ fn escaped_controls(text: &str) -> std::borrow::Cow<'_, str> {
     found.into()
 }
 
-/// A value that has no types of its own, as JSON of one of `kinds`. A text stays as it is, white space included.
+/// Returns an untyped value as JSON of one of the types `kinds`. A string keeps its white space.
 pub(super) fn typed(text: &str, kinds: &Kinds) -> String {
     let inner = text.trim();
     let spelled = match inner.to_ascii_lowercase().as_str() {
@@ -75,13 +75,13 @@ pub(super) fn typed(text: &str, kinds: &Kinds) -> String {
     }
 }
 
-/// A number without a fraction, written as an integer.
+/// Returns a float without a fraction, written as an integer. `None` for other numbers.
 fn whole(number: &Number) -> Option<String> {
     let found = number.as_f64().filter(|_| number.is_f64())?;
     (found.fract() == 0.0 && found.abs() < 9e15).then(|| format!("{found:.0}"))
 }
 
-/// JSON of `(name=literal, ...)`; None if that is not what it is.
+/// Returns the JSON object of `(name=literal, ...)`, or `None` if the text is not of that form.
 pub(super) fn python_arguments(text: &str) -> Option<String> {
     let mut rest = Literals {
         rest: text.strip_prefix('(')?,
@@ -95,18 +95,18 @@ pub(super) fn python_arguments(text: &str) -> Option<String> {
     rest.rest.trim().is_empty().then(|| format!("{{{}}}", found.join(", ")))
 }
 
-/// JSON of a text.
+/// Returns `text` as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Python's literals.
+/// Parser of Python literals.
 struct Literals<'a> {
     rest: &'a str,
 }
 
 impl<'a> Literals<'a> {
-    /// Whether `text` comes next, behind white space; then it is taken.
+    /// Skips white space, and consumes `text` if it comes next. Returns true if it did.
     fn comes(&mut self, text: &str) -> bool {
         self.rest = self.rest.trim_start();
         let behind = self.rest.strip_prefix(text);
@@ -114,7 +114,7 @@ impl<'a> Literals<'a> {
         behind.is_some()
     }
 
-    /// The beginning of the rest of which `belongs` holds, if there is one.
+    /// Consumes the longest prefix whose characters satisfy `belongs`. `None` if it is empty.
     fn run_of(&mut self, belongs: impl Fn(char) -> bool) -> Option<&'a str> {
         let (found, rest) = self
             .rest
@@ -123,7 +123,7 @@ impl<'a> Literals<'a> {
         (!found.is_empty()).then_some(found)
     }
 
-    /// The next character.
+    /// Consumes the next character.
     fn next(&mut self) -> Option<char> {
         let one = self.rest.chars().next()?;
         self.rest = &self.rest[one.len_utf8()..];
@@ -136,7 +136,7 @@ impl<'a> Literals<'a> {
         (!found.starts_with(|first: char| first.is_numeric())).then_some(found)
     }
 
-    /// As JSON.
+    /// Parses one literal, nested at most `depth` deep, and returns it as JSON. `None` if it is not a literal.
     fn literal(&mut self, depth: usize) -> Option<String> {
         let depth = depth.checked_sub(1)?;
         self.rest = self.rest.trim_start();
@@ -178,7 +178,7 @@ impl<'a> Literals<'a> {
         }
     }
 
-    /// All up to `end`, with commas in between, and whether one stands behind the last.
+    /// Parses comma-separated items up to `end`. Returns them, and whether a comma follows the last.
     fn items(&mut self, end: &str, mut item: impl FnMut(&mut Self) -> Option<String>) -> Option<(Vec<String>, bool)> {
         let (mut found, mut has_comma) = (Vec::new(), true);
         while !self.comes(end) {
@@ -222,7 +222,7 @@ impl<'a> Literals<'a> {
         Number::from_f64(found).map(|found| found.to_string())
     }
 
-    /// Strings behind each other are one.
+    /// Parses adjacent string literals as one string, as Python does.
     fn strings(&mut self) -> Option<String> {
         let mut found = self.string(false)?;
         loop {
@@ -258,7 +258,7 @@ impl<'a> Literals<'a> {
         }
     }
 
-    /// What is behind a backslash. Unknown ones stay as they are, as in Python.
+    /// Parses the escape sequence after a backslash. Unknown ones stay as they are, as in Python.
     fn escape(&mut self, found: &mut String) -> Option<()> {
         let one = self.next()?;
         let len = match one {

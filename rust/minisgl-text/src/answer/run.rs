@@ -1,10 +1,11 @@
-//! The parser of an answer: what the model thinks first, then content and tool calls.
+//! The output parser: first reasoning, then content and tool calls.
 //!
-//! White space between text and a call, and around what the model thinks, counts as part of the markers.
+//! White space between text and a call, and around reasoning, belongs to the markers.
 //!
-//! Invariants: what does not become a call is text, as it was, with its markers; a call begins once its name is known and
-//! its arguments have begun: what comes of them after that is handed on as JSON as it comes (`arguments`). A call whose
-//! arguments break off, or are followed by what may belong to them, is broken: the answer with it calls no tools.
+//! Invariants: text that does not become a call is content, unchanged, with its markers; a call is emitted once its
+//! name is known and its arguments have begun, and its arguments follow as JSON as they arrive (`arguments`). A call
+//! whose arguments break off, or are followed by text that may belong to them, is broken: an output with a broken call
+//! calls no tools.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -19,18 +20,18 @@ use super::values::Borders;
 use crate::is_space;
 
 const FENCE: &str = "```";
-/// Brackets behind a call, with white space.
+/// Maximum length of surplus brackets after a call, with white space, in bytes.
 const MAX_SURPLUS: usize = 16;
 const NAME_KEYS: [&str; 3] = ["name", "function", "tool_name"];
 const ARGUMENT_KEYS: [&str; 2] = ["arguments", "parameters"];
 const OTHER_KEYS: [&str; 3] = ["type", "id", "tool_call_id"];
 
-/// A text whose last white space waits for what comes next.
+/// Buffer that holds back white space at the end of the text until more follows.
 #[derive(Default)]
 struct Trimmed(String);
 
 impl Trimmed {
-    /// What is decided.
+    /// Adds `text`. Returns the text up to its last non-space character, or `None` if there is none.
     fn push(&mut self, text: &str) -> Option<String> {
         let body = text.trim_end_matches(is_space);
         let decided = (!body.is_empty()).then(|| std::mem::take(&mut self.0) + body);
@@ -39,14 +40,14 @@ impl Trimmed {
     }
 }
 
-/// What is known of a call that is written as an object.
+/// Fields read so far of a call written as an object.
 #[derive(Default)]
 struct Named {
     name: Option<String>,
-    /// JSON; empty where they were handed on.
+    /// Arguments as JSON; empty if they were emitted while they were read.
     arguments: Option<String>,
     begun: bool,
-    /// There is a field that calls do not have.
+    /// Whether there is a field that calls do not have.
     is_strange: bool,
 }
 
@@ -54,25 +55,25 @@ struct Named {
 struct Run {
     growing: Growing,
     format: Option<&'static ToolFormat>,
-    /// And whether the answer begins within it; None: the answer shows it.
+    /// Reasoning format, and whether the output begins inside it; `None`: detected from the output.
     thinking: Option<(&'static Thinking, Option<bool>)>,
     tools: Arc<Tools>,
     num_calls: usize,
     text: Spaces,
-    /// What may belong to a call, from its marker on.
+    /// Text that may belong to a call, from its marker on.
     held: String,
-    /// A marker is in it, or the name of a tool: it is no text where the answer breaks off.
+    /// Whether `held` has a marker or a tool's name: then it is dropped if the output is cut off.
     is_likely: bool,
 }
 
-/// What is known of the text so far.
+/// State of the white space between content and calls.
 #[derive(Default)]
 struct Spaces {
     waiting: Trimmed,
     after_call: bool,
 }
 
-/// A run and the text that it takes apart.
+/// A parser run and the growing text that it parses.
 pub(super) struct Running {
     pub(super) growing: Growing,
     running: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -98,7 +99,7 @@ impl Running {
         }
     }
 
-    /// What is decided once `text` has come.
+    /// Adds `text` and returns the parts that are final now.
     pub(super) fn push(&mut self, text: &str) -> Vec<Part> {
         if !text.is_empty() {
             self.growing.push(text);
@@ -107,14 +108,14 @@ impl Running {
         self.growing.parts()
     }
 
-    /// What was held back, at the end of the text.
+    /// Ends the text and returns the parts that were held back.
     pub(super) fn finish(&mut self, end: End) -> Vec<Part> {
         self.growing.finish(end);
         self.go_on();
         self.growing.parts()
     }
 
-    /// The run never waits for anything but more text, so nobody needs to wake it.
+    /// Polls the run until it needs more text. It waits for nothing else, so no waker is needed.
     fn go_on(&mut self) {
         if let Some(running) = &mut self.running
             && running
@@ -151,7 +152,7 @@ impl Run {
         }
     }
 
-    /// With the white space before it.
+    /// Emits content with the white space held back before it.
     fn emit_text(&mut self, text: String) {
         let spaces = std::mem::take(&mut self.text.waiting.0);
         if !(spaces.is_empty() && text.is_empty()) {
@@ -159,7 +160,7 @@ impl Run {
         }
     }
 
-    /// More of the content.
+    /// Emits content, holding back its trailing white space.
     fn put(&mut self, text: &str) {
         if let Some(decided) = self.text.waiting.push(text) {
             self.text.after_call = false;
@@ -202,8 +203,8 @@ impl Run {
         }
     }
 
-    /// Behind the beginning of a marker of calls, so long, within what the model thinks: calls if nothing comes behind
-    /// them, for then it has forgotten to end its thoughts; else it only thinks of them. Whether that is so.
+    /// Tries calls inside unfinished reasoning, after a call marker of `len` bytes. If nothing follows the calls, the
+    /// model omitted the end marker and they are emitted. Returns true if they are reasoning.
     async fn unfinished(&mut self, inner: &mut Trimmed, thinking: &Thinking, len: usize) -> bool {
         let mut trial = Running::new(self.format, None, &self.tools);
         let mut text = self.growing.take(len);
@@ -256,8 +257,8 @@ impl Run {
         }
     }
 
-    /// Calls without a marker, of tools that are known, at the beginning of an answer; also in a block of code. Whether
-    /// there were any, and no text behind them.
+    /// Parses calls of known tools without a marker at the beginning of an output, also in a code block. Returns true
+    /// if there were any and no text follows.
     async fn opening(&mut self, format: &'static ToolFormat, markers: &[&str]) -> bool {
         self.space().await;
         for marker in markers {
@@ -285,7 +286,7 @@ impl Run {
         found && self.text.after_call
     }
 
-    /// What is behind a marker, which is held.
+    /// Parses what follows a call marker, which is held.
     async fn marked(&mut self, format: &'static ToolFormat) {
         self.space().await;
         while !format.begin.is_empty() && self.holds(format.begin.trim()).await {
@@ -303,8 +304,8 @@ impl Run {
         self.give_back();
     }
 
-    /// Takes out the markers behind a call, and brackets that are too many. What may still belong to its arguments breaks
-    /// the call.
+    /// Drops markers and surplus brackets after a call. Marks the call as broken if text follows that may belong to its
+    /// arguments.
     async fn leftovers(&mut self, format: &ToolFormat) {
         let closers = format.closers();
         let mut has_end = false;
@@ -335,7 +336,7 @@ impl Run {
         }
     }
 
-    /// Whether a bracket comes that closes nothing, before the end of the text or a marker.
+    /// Returns true if an unmatched bracket comes next, before a marker or the end of the text.
     async fn has_surplus(&self, closers: &[&str]) -> bool {
         let find = |rest: &str, ended: bool| {
             let behind = rest.trim_start_matches(|one| "}]".contains(one) || is_space(one));
@@ -354,7 +355,7 @@ impl Run {
         self.growing.look(find).await
     }
 
-    /// Whether a call may end here: at the end of the text, or at a marker.
+    /// Returns true if a call may end here: at a marker or the end of the text.
     async fn may_end(&self, format: &ToolFormat) -> bool {
         for marker in format.markers() {
             if marker.starts_with(['<', '[']) && self.growing.comes(marker).await {
@@ -364,7 +365,7 @@ impl Run {
         matches!(self.growing.peek().await, None | Some(']' | '}' | '`'))
     }
 
-    /// What is held is text.
+    /// Emits the held text as content, or drops it if it is likely a call that was cut off.
     fn give_back(&mut self) {
         let held = std::mem::take(&mut self.held);
         if std::mem::take(&mut self.is_likely) && self.growing.is_cut() {
@@ -379,7 +380,7 @@ impl Run {
         self.held.push_str(&taken);
     }
 
-    /// Holds `text` if it comes next.
+    /// Moves `text` into the held text if it comes next. Returns true if it did.
     async fn holds(&mut self, text: &str) -> bool {
         let comes = self.growing.comes(text).await;
         if comes {
@@ -388,7 +389,7 @@ impl Run {
         comes
     }
 
-    /// Takes `text` out if it comes next: what is held belonged to it.
+    /// Drops `text` and the held text if `text` comes next. Returns true if it did.
     async fn takes(&mut self, text: &str) -> bool {
         let comes = self.growing.comes(text).await;
         if comes {
@@ -398,14 +399,14 @@ impl Run {
         comes
     }
 
-    /// Takes white space.
+    /// Moves white space into the held text.
     async fn space(&mut self) {
         while let Some(spaces) = self.growing.run_of(is_space).await {
             self.held.push_str(&spaces);
         }
     }
 
-    /// Holds `text` if it comes next, with the white space around it.
+    /// Moves `text` and the white space around it into the held text. Returns true if `text` came next.
     async fn literal(&mut self, text: &str) -> bool {
         self.space().await;
         let comes = self.holds(text.trim()).await;
@@ -415,7 +416,7 @@ impl Run {
         comes
     }
 
-    /// What is held belonged to a call.
+    /// Emits the start of a call and drops the held text, which belonged to it.
     fn begin(&mut self, name: &str) {
         self.held.clear();
         self.is_likely = false;
@@ -433,7 +434,7 @@ impl Run {
         }
     }
 
-    /// One value, which is held; whether it is whole.
+    /// Moves one value into the held text. Returns true if it is complete.
     async fn value(&mut self, is_python: bool) -> bool {
         let mut scan = ValueScan::new(is_python);
         while let Some((text, ends)) = self.growing.more_of(&mut scan).await {
@@ -445,7 +446,7 @@ impl Run {
         false // a number may end where the text does, but no call does
     }
 
-    /// A JSON string, which is held; None if something else comes.
+    /// Moves a JSON string into the held text and returns its value. `None` if something else comes.
     async fn string(&mut self) -> Option<String> {
         let from = self.held.len();
         if self.growing.peek().await != Some('"') || !self.value(false).await {
@@ -454,7 +455,7 @@ impl Run {
         json_string(&self.held[from..])
     }
 
-    /// A word, which is held.
+    /// Moves a word into the held text and returns it.
     async fn word(&mut self) -> String {
         let from = self.held.len();
         let belongs = |found: char| found.is_alphanumeric() || "_.-".contains(found);
@@ -464,8 +465,8 @@ impl Run {
         self.held[from..].to_owned()
     }
 
-    /// An object, several of them, or a list; or a list of Python calls. Whether there was a call; what is none is text.
-    /// `known`: only names of the request's tools are calls.
+    /// Parses an object, several of them, a list, or a list of Python calls. Returns true if there was a call; other
+    /// text becomes content. `known`: only names of the request's tools count.
     async fn calls(&mut self, format: &'static ToolFormat, known: bool) -> bool {
         let mut found = false;
         let in_list = self.holds("[").await;
@@ -498,8 +499,8 @@ impl Run {
         found
     }
 
-    /// An object with the name of a tool and its arguments, also in two pairs of brackets. Whether it has become a call;
-    /// what does not belong to a call is held.
+    /// Parses an object with a tool's name and arguments, also in doubled braces. Returns true if it became a call;
+    /// text that is no part of it is held.
     async fn object(&mut self, format: &'static ToolFormat, known: bool) -> bool {
         self.hold(1);
         self.space().await;
@@ -529,7 +530,7 @@ impl Run {
         true
     }
 
-    /// The fields of such an object; whether it ends behind them.
+    /// Parses the fields of a call object into `found`. Returns true if the object ends after them.
     async fn fields(&mut self, format: &'static ToolFormat, known: bool, found: &mut Named) -> bool {
         loop {
             self.space().await;
@@ -572,8 +573,8 @@ impl Run {
         }
     }
 
-    /// The value of a field of arguments; whether it is one. Arguments before the name, or written as a string, cannot
-    /// be handed on as they come. Null is none.
+    /// Parses the value of an `arguments` field. Returns true if it is valid. Arguments before the name, or in a
+    /// string, are buffered and not streamed. `null` means no arguments.
     async fn arguments(&mut self, format: &'static ToolFormat, found: &mut Named) -> bool {
         if let Some(name) = found.name.as_deref().filter(|_| !found.begun)
             && self.growing.peek().await == Some('{')
@@ -602,8 +603,8 @@ impl Run {
         found.arguments.is_some()
     }
 
-    /// An object of arguments, which is handed on as it comes, with strings in quotes of its own or JSON's, within so many
-    /// brackets. Whether it is whole.
+    /// Parses an argument object and streams it as JSON. `quote`: the format's quote mark, if any; `outer`: open
+    /// brackets around it. Returns true if it is complete.
     async fn read(
         &mut self,
         format: &'static ToolFormat,
@@ -631,7 +632,7 @@ impl Run {
         true
     }
 
-    /// Behind the bracket of a list of Python calls.
+    /// Parses a list of Python calls, after its opening bracket. Returns true if there was a call.
     async fn python_calls(&mut self) -> bool {
         let mut found = false;
         loop {
@@ -656,7 +657,7 @@ impl Run {
         }
     }
 
-    /// Calls that are written as `pieces` say; whether there was one.
+    /// Parses calls written as `pieces`. Returns true if there was one.
     async fn patterns(&mut self, format: &'static ToolFormat, pieces: &'static [Piece]) -> bool {
         let mut found = false;
         while self.pattern(format, pieces).await {
@@ -732,7 +733,7 @@ impl Run {
         begun
     }
 
-    /// Arguments one after the other; false: the text breaks off within them, or nobody knows what is meant.
+    /// Parses arguments with their own markers. Returns false if the text breaks off in one or is ambiguous.
     async fn parameters(&mut self, format: &'static ToolFormat, name: &str, parameter: &'static Parameter) -> bool {
         let mut separator = "{";
         loop {
@@ -783,7 +784,7 @@ impl Run {
         true
     }
 
-    /// The text before `marker`, which is taken; None: it does not come.
+    /// Consumes the text up to and including `marker` and returns it without the marker. `None` if it does not come.
     async fn up_to(&mut self, marker: &str) -> Option<String> {
         let mut all = String::new();
         while let Some((text, found)) = self.growing.before(&[marker]).await {
@@ -796,7 +797,8 @@ impl Run {
         None
     }
 
-    /// A text up to where a value ends, added to `to`, or handed on as the inside of a JSON string. Whether it ends.
+    /// Consumes a value up to its end marker, appends it to `to`, or streams it as the inside of a JSON string. Returns
+    /// true if it ends.
     async fn value_within(&mut self, borders: &Borders<'_>, parameter: &Parameter, to: &mut Option<String>) -> bool {
         let (mut waiting, mut in_line) = ("", false);
         while let Some((text, found)) = self.growing.before(&["<"]).await {
@@ -843,7 +845,7 @@ impl Run {
         false
     }
 
-    /// The messages of gpt-oss: what it thinks, calls and content, each with a head that says which.
+    /// Parses the messages of gpt-oss (Harmony): reasoning, calls and content, as each message's header says.
     async fn channels(&mut self) {
         loop {
             let mut is_headed = false;
@@ -863,7 +865,7 @@ impl Run {
         }
     }
 
-    /// The head of a message; what a message's end follows is none, but text. None: the text ends within it.
+    /// Consumes a message header; one that ends without `<|message|>` is content. `None` if the text ends inside it.
     async fn head(&mut self) -> Option<String> {
         let ends = ["<|message|>", "<|end|>", "<|call|>", "<|return|>"];
         let mut head = String::new();
@@ -880,7 +882,7 @@ impl Run {
         None
     }
 
-    /// The tool that a message with this head goes to.
+    /// Returns the tool to which a message with this header is addressed.
     fn recipient<'a>(&self, head: &'a str) -> Option<&'a str> {
         let name = head.split("to=").nth(1)?;
         let name = name.split(|one: char| one == '<' || is_space(one)).next()?;
@@ -889,7 +891,7 @@ impl Run {
             .filter(|name| !name.is_empty())
     }
 
-    /// What is behind a head; false: the text ends with it.
+    /// Parses the body of a message. Returns false if the text ends with it.
     async fn message(&mut self, head: &str) -> bool {
         let ends = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
         let mut is_call = false;
@@ -920,7 +922,7 @@ impl Run {
         false
     }
 
-    /// The arguments of a call in a message: an object, or nothing. Whether it is one.
+    /// Parses the arguments of a call message: an object, or nothing. Returns false if it is no call.
     async fn call_message(&mut self, name: &str, ends: &[&str]) -> bool {
         self.space().await;
         let mut is_empty = self.growing.is_at_end().await;

@@ -1,4 +1,4 @@
-//! Which parts of an answer's text are content: where stop strings are looked for.
+//! Content spans of a model's output: the text in which stop strings are searched.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -7,16 +7,16 @@ use super::growing::End;
 use super::parts::Tools;
 use super::run::Running;
 
-/// Tells the content of an answer from reasoning, markers and calls as its text comes.
+/// Incremental split of an output into content and the rest (reasoning, markers, calls).
 pub struct ContentScan {
     running: Mutex<Running>, // nobody locks it: who has the scan alone has it
-    /// What is not decided yet, and where it begins in the text.
+    /// Text that is not decided yet, and its byte offset in the output (`begin`).
     text: String,
     begin: usize,
 }
 
 impl ContentScan {
-    /// As `AnswerParser::new`.
+    /// Creates a scan, with the arguments of `AnswerParser::new`.
     pub fn new(
         format: Option<&'static ToolFormat>,
         thinking: Option<(&'static Thinking, Option<bool>)>,
@@ -31,8 +31,8 @@ impl ContentScan {
         }
     }
 
-    /// The next parts of the text that are decided once `text` has come, and whether they are content; with `ended` all
-    /// that is left.
+    /// Adds `text` and returns the stretches that are decided now, each with whether it is content. With `ended`,
+    /// returns all the rest.
     pub fn push(&mut self, text: &str, ended: bool) -> Vec<(String, bool)> {
         self.text.push_str(text);
         let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
