@@ -35,7 +35,7 @@ pub struct Answers<'a> {
     pub thinking: Option<(&'static Thinking, Option<bool>)>,
     /// Lookup of a token's id by its text.
     pub token_id: &'a dyn Fn(&str) -> Option<u32>,
-    /// Grammar body of an output that is no call; `None` for any text.
+    /// Grammar body of an output that is no call. `None` if it is not constrained.
     pub body: Option<&'a str>,
     /// Tools that may be called; `None` if no call is allowed.
     pub tools: Option<&'a [Callable]>,

@@ -7,9 +7,9 @@ use serde_json::Value;
 /// A part of a model's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// More content.
+    /// Chunk of the content.
     Text(String),
-    /// More reasoning.
+    /// Chunk of the reasoning.
     Reasoning(String),
     /// Start of a tool call.
     CallBegun {
@@ -20,7 +20,7 @@ pub enum Part {
         /// Name of the called tool.
         name: String,
     },
-    /// More of a call's arguments: the call's index and a chunk of JSON text.
+    /// Chunk of a call's arguments: the call's index, and JSON text.
     CallArguments(usize, String),
 }
 
