@@ -1,4 +1,4 @@
-//! Answers taken apart: `minisgl._rust.AnswerParser`, and the formats that it knows.
+//! `minisgl._rust.AnswerParser`: parsing of a model's output into content, reasoning and tool calls; and its formats.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,7 +11,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-/// See `_rust.pyi`.
+/// Format in which models write tool calls. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct ToolFormat {
     inner: &'static answer::ToolFormat,
@@ -19,7 +19,7 @@ pub(crate) struct ToolFormat {
 
 #[pymethods]
 impl ToolFormat {
-    /// `name`: one that is known, or auto.
+    /// Finds a format by `name`, or by chat template and tokens if that is "auto".
     #[new]
     fn new(name: &str, template: &str, token_id: &Bound<'_, PyAny>) -> PyResult<Self> {
         let has_token = |text: &str| token_id.call1((text,)).is_ok_and(|found| !found.is_none());
@@ -58,14 +58,14 @@ impl ToolFormat {
     }
 }
 
-/// With aliases, in order.
+/// Returns all names and aliases, sorted.
 fn all_names(named: impl Iterator<Item = (&'static str, &'static [&'static str])>) -> Vec<&'static str> {
     let names = named.flat_map(|(name, aliases)| aliases.iter().copied().chain([name]));
     let names: BTreeSet<_> = names.collect();
     names.into_iter().collect()
 }
 
-/// See `_rust.pyi`.
+/// Format of a model's reasoning: the markers around it. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct Thinking {
     inner: &'static answer::Thinking,
@@ -75,7 +75,8 @@ pub(crate) struct Thinking {
 
 #[pymethods]
 impl Thinking {
-    /// `name`: one that is known, or auto; None: the model does not think.
+    /// Finds a format by `name`, or by chat template if that is "auto". `None` for "none", or if the model has no known
+    /// reasoning format.
     #[staticmethod]
     fn find(name: &str, template: &str) -> PyResult<Option<Self>> {
         let inner = match name {
@@ -121,7 +122,7 @@ impl Thinking {
     }
 }
 
-/// The tools of a request, read once for all of its choices.
+/// Tools of a request, parsed once for all of its choices.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct AnswerTools {
     inner: Arc<Tools>,
@@ -129,7 +130,7 @@ pub(crate) struct AnswerTools {
 
 #[pymethods]
 impl AnswerTools {
-    /// `schemas`: JSON, an object of the schemas of tools by their names.
+    /// Parses `schemas`, a JSON object of parameter schemas by tool name.
     #[new]
     fn new(schemas: &str) -> PyResult<Self> {
         let found: HashMap<String, serde_json::Value> =
@@ -140,7 +141,7 @@ impl AnswerTools {
     }
 }
 
-/// See `_rust.pyi`.
+/// Incremental parser of one model output. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct AnswerParser {
     inner: Mutex<Parser>,
@@ -195,7 +196,7 @@ impl AnswerParser {
     }
 }
 
-/// How answers are taken apart: calls, thinking, tools.
+/// Formats by which an output is parsed: tool calls, reasoning, and the request's tools.
 pub(crate) type Formats<'py> = (
     Option<PyRef<'py, ToolFormat>>,
     Option<PyRef<'py, Thinking>>,
@@ -211,7 +212,7 @@ pub(crate) fn scan((format, thinking, tools): &Formats<'_>) -> Scan {
     )
 }
 
-/// See `_rust.pyi`.
+/// Incremental split of one output into content and the rest. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct ContentScan {
     inner: Mutex<Scan>,
@@ -231,7 +232,7 @@ impl ContentScan {
     }
 }
 
-/// As `minisgl.parsers.api` has them.
+/// Converts parts of an output to the classes of `minisgl.parsers.api`.
 fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>> {
     static CLASSES: PyOnceLock<[Py<PyAny>; 4]> = PyOnceLock::new();
     if parts.is_empty() {
@@ -257,7 +258,7 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
     made.collect()
 }
 
-/// See `_rust.pyi`.
+/// Returns the grammar rules of an output that may call tools. See `_rust.pyi`.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)] // what Python gives
 pub(crate) fn answer_rules(

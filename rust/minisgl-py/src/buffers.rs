@@ -1,4 +1,4 @@
-//! The arrays that Python allocated and the scheduler writes in place. All `unsafe` code of the crate is here.
+//! Arrays that Python allocated and the scheduler writes in place. All `unsafe` code of the crate but FFI is here.
 //!
 //! Invariants: an array is bound only if it has the right type, is contiguous, writable, large enough, and overlaps no
 //! other; while it is bound, Python cannot resize or free its memory.
@@ -11,7 +11,7 @@ use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// One array of `len` numbers.
+/// A writable array of `len` elements, owned by Python.
 pub(crate) struct Array<T: Element> {
     data: NonNull<T>,
     len: usize,
@@ -25,7 +25,8 @@ unsafe impl<T: Element + Send> Send for Array<T> {}
 unsafe impl<T: Element + Sync> Sync for Array<T> {}
 
 impl<T: Element> Array<T> {
-    /// An array of at least `needed` numbers. Raises `ValueError`, which calls it `name`.
+    /// Binds an array of at least `needed` elements. Raises `ValueError`, with `name` in the message, if it does not
+    /// qualify.
     pub fn bind(array: &Bound<'_, PyAny>, name: &str, needed: usize) -> PyResult<Self> {
         let refuse = |reason: &str| Err(PyValueError::new_err(format!("{name}: {reason}")));
         let Some(buffer) = PyBuffer::<T>::get(array).ok().filter(|buffer| is_native(buffer)) else {
@@ -50,7 +51,7 @@ impl<T: Element> Array<T> {
         })
     }
 
-    /// The attribute `name` of a ring entry, as long as `needed` says.
+    /// Binds the attribute `name` of a ring entry, with at least `needed(name)` elements.
     fn of(entry: &Bound<'_, PyAny>, name: &str, needed: impl Fn(&str) -> usize) -> PyResult<Self> {
         Self::bind(&entry.getattr(name)?, name, needed(name))
     }
@@ -60,7 +61,7 @@ impl<T: Element> Array<T> {
         (start, start + self.len * size_of::<T>())
     }
 
-    /// For the length of a call.
+    /// Returns the elements, mutable for the duration of a call.
     pub fn as_mut(&mut self) -> &mut [T] {
         // SAFETY: `bind` found `len` contiguous, writable, aligned numbers at `data`, which `_owner` keeps there; the
         // GIL is held, so no Python code writes meanwhile, or nobody but the caller has the array; `Ring::bind` made
@@ -71,14 +72,14 @@ impl<T: Element> Array<T> {
 
 macro_rules! ring_arrays {
     ($($name:ident)*) => {
-        /// The arrays of one ring entry: the attributes of `RingEntry` of the Python side.
+        /// Arrays of one ring entry: the attributes of Python's `RingEntry`.
         struct Entry {
             $($name: Array<i32>,)*
             assigned_ids: Array<i64>,
         }
 
         impl Entry {
-            /// `needed`: numbers of an array.
+            /// Binds all arrays. `needed(name)` returns the minimum element count of the array `name`.
             fn bind(entry: &Bound<'_, PyAny>, needed: impl Fn(&str) -> usize) -> PyResult<Self> {
                 Ok(Self {
                     $($name: Array::of(entry, stringify!($name), &needed)?,)*
@@ -105,13 +106,14 @@ ring_arrays! {
     page_table_updates page_ids assigned freed state_begins state_saves page_loads
 }
 
-/// A ring of step arrays.
+/// Ring of step arrays, used in turn.
 pub(crate) struct Ring {
     entries: Vec<Entry>,
 }
 
 impl Ring {
-    /// Bind `ring`, a sequence of objects with the arrays as attributes. Raises `ValueError`.
+    /// Binds `ring`, a sequence of objects with the arrays as attributes. Raises `ValueError` if an array does not
+    /// qualify, two overlap, or there are fewer than 2 entries.
     pub fn bind(ring: &Bound<'_, PyAny>, limits: &Limits, max_padded_rows: usize) -> PyResult<Self> {
         let rows = limits.max_rows.max(max_padded_rows);
         let tokens = limits.max_tokens + rows;
@@ -148,19 +150,19 @@ impl Ring {
         Ok(())
     }
 
-    /// The entry of a step: they take turns.
+    /// Returns the ring index of a step: its number modulo the number of entries.
     pub fn index(&self, step: i64) -> usize {
         let turns = i64::try_from(self.entries.len()).unwrap_or(i64::MAX);
         usize::try_from(step.rem_euclid(turns)).unwrap_or(0)
     }
 
-    /// The arrays of entry `index`, for the length of a call.
+    /// Returns the arrays of entry `index`, for the duration of a call.
     pub fn entry(&mut self, index: usize) -> RingEntry<'_> {
         self.entries[index].as_mut()
     }
 }
 
-/// Whether its numbers have this machine's byte order, which PyO3 does not look at.
+/// Returns true if the elements have this machine's byte order, which PyO3 does not check.
 fn is_native<T: Element>(buffer: &PyBuffer<T>) -> bool {
     let foreign: &[u8] = if cfg!(target_endian = "little") { b">!" } else { b"<" };
     buffer
@@ -170,13 +172,13 @@ fn is_native<T: Element>(buffer: &PyBuffer<T>) -> bool {
         .is_none_or(|order| !foreign.contains(order))
 }
 
-/// A one-dimensional array of the caller, read for the length of a call.
+/// One-dimensional int32 array of the caller, read for the duration of a call.
 pub(crate) struct View {
     buffer: PyBuffer<i32>,
 }
 
 impl View {
-    /// None if it is no contiguous one-dimensional int32 array.
+    /// Returns a view of `array`, or `None` if it is not a contiguous one-dimensional int32 array.
     pub fn of(array: &Bound<'_, PyAny>) -> Option<Self> {
         let buffer = PyBuffer::<i32>::get(array).ok()?;
         (buffer.dimensions() == 1 && buffer.is_c_contiguous() && is_native(&buffer)).then_some(Self { buffer })

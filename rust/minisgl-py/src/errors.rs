@@ -1,10 +1,10 @@
-//! Errors of the core as Python exceptions: the one place.
+//! Errors and panics of the core as Python exceptions, in one place.
 
 use minisgl_core::Error;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-/// `minisgl.step.EventError`, `ValueError` or `minisgl.scheduler.api.ControlPlaneError`.
+/// Converts a core error to `minisgl.step.EventError`, `ValueError` or `minisgl.scheduler.api.ControlPlaneError`.
 pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     let class = |module: &str, name: &str| py.import(module)?.getattr(name);
     let made = match error {

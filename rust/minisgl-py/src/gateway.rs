@@ -1,5 +1,5 @@
-//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its thread never touches Python: Python
-//! takes its questions, and answers them.
+//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its thread never calls Python: Python
+//! polls its questions and answers them.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -24,13 +24,13 @@ use crate::text::TextTokenizer;
 
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
-/// See `_rust.pyi`.
+/// HTTP gateway in front of the Python server. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct Gateway {
     served: Served,
 }
 
-/// Number, method, target, headers, body.
+/// Question to the Python server: id, method, target, headers, body.
 type Question<'py> = (
     u64,
     String,

@@ -1,7 +1,8 @@
-//! `minisgl._rust.gguf_header` and what else Python wants of files with weights: GGUF headers, blocks as numbers and
-//! back, weights quantized once.
+//! Access to weight files for Python: GGUF headers, decoding and encoding of quantized blocks, and quantization of
+//! weights.
 //!
-//! Invariants: only the header of a GGUF file is read; a damaged one is a `ValueError` that names key or tensor.
+//! Invariants: `gguf_header` reads only the header of a GGUF file; a damaged one is a `ValueError` that names the key
+//! or tensor.
 
 use std::path::PathBuf;
 
@@ -14,7 +15,7 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::cpu_engine::to_python as to_python_error;
 
-/// See `_rust.pyi`.
+/// Reads the header of a GGUF file and its parts. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn gguf_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
     let (metadata, tensors, places) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
@@ -43,14 +44,14 @@ pub(crate) fn gguf_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, P
     Ok(out)
 }
 
-/// See `_rust.pyi`.
+/// Returns the files of a GGUF model. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn gguf_parts(path: PathBuf) -> PyResult<Vec<PathBuf>> {
     let parts = gguf::parts(&path).map_err(value_error)?;
     Ok(parts.into_iter().map(|(path, _)| path).collect())
 }
 
-/// See `_rust.pyi`.
+/// Returns the size of a GGUF header in bytes. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn gguf_head_bytes(path: PathBuf) -> PyResult<usize> {
     let mapping = Mapping::open(&path).map_err(value_error)?;
@@ -77,7 +78,7 @@ fn list_to_python<'py>(py: Python<'py>, list: &List<'_>) -> PyResult<Bound<'py, 
     Ok(out)
 }
 
-/// See `_rust.pyi`.
+/// Decodes quantized blocks to float32. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn decode_blocks<'py>(py: Python<'py>, kind: &str, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let known = Kind::from_name(kind);
@@ -100,7 +101,7 @@ pub(crate) fn decode_blocks<'py>(py: Python<'py>, kind: &str, data: &[u8]) -> Py
     })
 }
 
-/// See `_rust.pyi`.
+/// Quantizes float32 values to blocks. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn encode_blocks<'py>(py: Python<'py>, kind: &str, numbers: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     let known = [Kind::Q8_0, Kind::Q4_1].into_iter();
@@ -119,7 +120,7 @@ pub(crate) fn encode_blocks<'py>(py: Python<'py>, kind: &str, numbers: &[u8]) ->
     })
 }
 
-/// See `_rust.pyi`.
+/// Quantizes the weights of a model into a GGUF file. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn quantize_weights(
     py: Python<'_>,

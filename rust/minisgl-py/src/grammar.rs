@@ -1,9 +1,9 @@
-//! Grammars and requests' places in them, by the library llguidance.
+//! Grammars (structured output) and each request's state in its grammar, by the library llguidance.
 //!
-//! Invariants: building, compiling and `prepare` run without the GIL, so that nobody waits for them; `try_fill` takes
-//! little more than `LONGEST`, whatever the grammar; a panic of the library is an error, and nothing is printed; an
-//! error stays; behind the end of the sequence, which overlap runs one step beyond, ends alone are allowed and anything
-//! is taken; bits beyond the engine's vocabulary are never set.
+//! Invariants: building, compiling and `prepare` run without the GIL, so that no other thread waits; `try_fill` takes
+//! little more than `LONGEST`, for any grammar; a panic of the library becomes an error, and nothing is printed; an
+//! error is permanent; after the end of the sequence, which overlap exceeds by one step, only end tokens are allowed
+//! and any token is accepted; mask bits beyond the engine's vocabulary are never set.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -25,12 +25,12 @@ use pyo3::prelude::*;
 use crate::arrays::Int32s;
 use crate::grammar_tokens;
 
-/// Tokens that are allowed together where a text may still grow by so many characters, between the library's own 10 and
-/// 30: most tokens have fewer, so that a text near its `maxLength` leaves few to be looked at one by one. This halves
-/// the mean time of a mask.
+/// Token slice for strings that may still grow by that many characters, between the library's own 10 and 30: most
+/// tokens are shorter, so that a string near its `maxLength` leaves few to check one by one. Halves the mean time of a
+/// mask.
 const SHORT_TEXT: &str = r#"[^"\\\x00-\x1F\x7F]{1,15}"#;
 
-/// A tokenizer as the library wants it: once for a model.
+/// Tokenizer in llguidance's form, created once for a model.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct GrammarTokenizer {
     factory: ParserFactory,
@@ -41,7 +41,7 @@ pub(crate) struct GrammarTokenizer {
 
 #[pymethods]
 impl GrammarTokenizer {
-    /// All masks of a request may take `max_time_s` of processor time.
+    /// Builds the tokenizer. `max_time_s`: limit of processor time for all masks of a request, in seconds.
     #[new]
     #[pyo3(signature = (tokenizer_json, vocab_size, eos_ids, max_time_s=30.0))]
     fn new(
@@ -78,16 +78,16 @@ impl GrammarTokenizer {
     }
 }
 
-/// A mask inline, in a step that others wait for, is given up after so long, and made again outside.
+/// Time after which a mask computed inline, in a step of several requests, is cancelled and computed outside.
 const LONGEST: Duration = Duration::from_millis(10);
-/// One that took longer is slow: the next ones are made outside.
+/// Time above which a mask counts as slow: the next ones are computed outside.
 const SLOW: Duration = Duration::from_millis(2);
-/// One that took no longer than this is made inline even where a step has spent its time on masks.
+/// Time up to which a mask is computed inline even if the step has spent its time on masks.
 const QUICK: Duration = Duration::from_micros(100);
-/// Slow masks inline after which as many as this power of two are made outside.
+/// Maximum exponent of 2 for the number of masks computed outside after slow inline masks.
 const MAX_DOUBLINGS: u32 = 8;
 
-/// A compiled grammar, and what may come first. Requests get copies, which share nothing that could break.
+/// Compiled grammar, and the mask of its first token. Each request gets an independent copy.
 struct Start {
     matcher: Mutex<Matcher>,
     first: Vec<u32>,
@@ -128,7 +128,7 @@ impl Start {
     }
 }
 
-/// A request's place in its grammar.
+/// State of one request in its grammar.
 struct Place {
     start: Arc<Start>,
     matcher: Option<Matcher>, // none: it is made again from the start
@@ -143,7 +143,8 @@ struct Place {
     time: Duration,
 }
 
-/// A `minisgl.grammar.slots.Matcher`; the CPU engine takes the place out of it and asks that, on its own threads.
+/// Grammar state of a request: a `minisgl.grammar.slots.Matcher`. The CPU engine uses the state inside directly, on its
+/// own threads.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct GrammarMatcher {
     place: Arc<Mutex<Place>>,
@@ -164,7 +165,7 @@ impl GrammarMatcher {
         }
     }
 
-    /// What `fill` writes, in `mask`.
+    /// Lets `fill` compute the mask of the next token, and copies it to `mask`.
     fn filled<T>(
         &self,
         py: Python<'_>,
@@ -302,14 +303,14 @@ impl Place {
         }
     }
 
-    /// Make the next mask, however long that takes.
+    /// Computes the next mask, however long that takes.
     fn prepare(&mut self) {
         if self.mask.is_none() && !self.has_ended && self.error.is_empty() {
             self.find(None);
         }
     }
 
-    /// What was found, or an end of sequence alone.
+    /// Writes the computed mask, or one that allows only end tokens.
     fn write(&self, mask: &mut [u32]) {
         mask.fill(0);
         match &self.mask {
@@ -322,7 +323,7 @@ impl Place {
         }
     }
 
-    /// The mask behind `tokens`, or why there is none. False if it would take longer than `limit`.
+    /// Computes the mask after `tokens`, or sets the error. Returns false if it was cancelled after `limit`.
     fn find(&mut self, limit: Option<Duration>) -> bool {
         let began = Instant::now();
         let cpu = limit.is_none().then(processor_time).flatten();
@@ -358,7 +359,7 @@ impl Place {
         true
     }
 
-    /// The last of `tokens` is an end of sequence.
+    /// Handles the end of the sequence, which is the last of `tokens`.
     fn end(&mut self) {
         let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
         for token in &self.tokens[self.num_taken..] {
@@ -376,7 +377,7 @@ impl Place {
     }
 }
 
-/// Bits of the engine's vocabulary alone.
+/// Returns the mask words, limited to the engine's vocabulary.
 fn words(found: &SimpleVob, vocab_size: usize) -> Vec<u32> {
     let mut words = vec![0; vocab_size.div_ceil(32)];
     for (to, word) in words.iter_mut().zip(found.as_slice()) {
@@ -396,16 +397,16 @@ fn error_of(matcher: &Matcher) -> String {
     found
 }
 
-/// This thread has had so much, where the system tells.
+/// Returns the processor time of this thread, or `None` if the system does not report it.
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
-/// While it is there, a matcher is cancelled at its time.
+/// Guard that cancels a matcher at a given time, unless it is dropped before.
 struct Alarm(Option<u64>);
 
-/// Alarms that are set, and the thread that looks after them.
+/// All alarms that are set, and the thread that checks them.
 #[derive(Default)]
 struct Alarms {
     set: Mutex<Vec<(u64, Instant, CancellationHandle)>>,
@@ -416,9 +417,9 @@ struct Alarms {
 static ALARMS: LazyLock<Alarms> = LazyLock::new(Alarms::default);
 
 impl Alarms {
-    /// How exact alarms are: masks are short, and nobody is woken for one.
+    /// Interval of the checks: masks are short, and no thread is woken for a single one.
     const EVERY: Duration = Duration::from_millis(2);
-    /// Looks without any before the thread sleeps.
+    /// Checks without any alarm before the thread sleeps.
     const IDLE: u32 = 500;
 
     fn locked(&self) -> MutexGuard<'_, Vec<(u64, Instant, CancellationHandle)>> {
@@ -471,8 +472,8 @@ impl Drop for Alarm {
     }
 }
 
-/// Why the library does not take a grammar, in its words; empty if it does. It is read, and `num_steps` bytes of an
-/// answer are begun with it, each one of `first` if that may come. `lexer_fuel`: see `ParserLimits`.
+/// Returns llguidance's error for a grammar; empty if it is accepted. Compiles it and generates `num_steps` bytes,
+/// preferring one of `first`. `lexer_fuel`: see `ParserLimits`.
 #[pyfunction]
 pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_steps: usize, first: &[u8]) -> String {
     let limits = ParserLimits {
@@ -512,7 +513,7 @@ pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_
         .unwrap_or_else(|error| error.to_string())
 }
 
-/// The library appends what its parser holds: the client's own text.
+/// Returns the first line of a library error. The rest has parser state, with the client's own text.
 fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().trim().to_owned()
 }

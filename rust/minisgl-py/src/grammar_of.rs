@@ -1,7 +1,7 @@
-//! A Python object's grammar as the CPU engine asks it: what is in a `GrammarMatcher`, or the object itself, with the
-//! GIL.
+//! Grammar interface of the CPU engine to Python objects: the state inside a `GrammarMatcher`, or any other object,
+//! called with the GIL.
 //!
-//! Invariants: an object that raises is a grammar that cannot go on.
+//! Invariants: an object that raises becomes a grammar with an error.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use pyo3::prelude::*;
 use crate::arrays::to_numpy;
 use crate::grammar::GrammarMatcher;
 
-/// A `minisgl.grammar.slots.Matcher` is one, None is none.
+/// Returns the grammar of a `minisgl.grammar.slots.Matcher`, or `None` for None.
 pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGrammar>> {
     if matcher.is_none() {
         return Ok(None);
@@ -26,7 +26,7 @@ pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGr
     }))))
 }
 
-/// A matcher that is Python code.
+/// Matcher that is implemented in Python.
 #[derive(Debug)]
 struct Foreign {
     matcher: Py<PyAny>,

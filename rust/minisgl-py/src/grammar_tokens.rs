@@ -1,6 +1,6 @@
-//! A tokenizer as llguidance wants it: the bytes of each id, and how bytes become ids.
+//! Tokenizer in llguidance's form: the bytes of each id, and how bytes become ids.
 //!
-//! Invariants: an id that the tokenizer does not have stands for a special token without a text.
+//! Invariants: an id that the tokenizer does not have stands for a special token without text.
 
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use minisgl_text::{byte_token, char_to_byte, flat_steps, type_of};
@@ -37,8 +37,8 @@ impl TokenizerEnv for Tokens {
     }
 }
 
-/// Read a `tokenizer.json` for a model of `vocab_size` ids. Errors: it cannot be read, or its decoder is neither
-/// byte-level nor one with single bytes.
+/// Reads a `tokenizer.json` for a model of `vocab_size` ids. Fails if it is invalid, or if its decoder is neither
+/// byte-level nor has byte fallback.
 pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<TokEnv, String> {
     let mut config: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
     let steps = flat_steps(config["decoder"].clone(), "decoders");
@@ -64,7 +64,7 @@ pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<Tok
     Ok(std::sync::Arc::new(Tokens { tokenizer, trie }))
 }
 
-/// Take out whatever puts a space before a text: a grammar's bytes stand in the middle of one.
+/// Removes the steps that put a space before a text: a grammar's bytes are in the middle of one.
 fn without_first_space(step: &mut Value) {
     match step["type"].as_str() {
         Some("Prepend") => *step = Value::Null,
@@ -81,7 +81,7 @@ fn without_first_space(step: &mut Value) {
     }
 }
 
-/// What stands for a space in a token.
+/// Returns the character that represents a space in tokens.
 fn space_of(steps: &[Value]) -> char {
     let spaces = steps
         .iter()
@@ -93,8 +93,8 @@ fn space_of(steps: &[Value]) -> char {
     spaces.next_back().unwrap_or(' ')
 }
 
-/// The bytes of each id. Added tokens that are marked special or look like `<...>` stand for themselves alone. `space`:
-/// what a tokenizer has for it that has tokens for single bytes; else it is byte-level.
+/// Returns the bytes of each id. Added tokens that are special or look like `<...>` stand for themselves only. `space`:
+/// the space character of a byte-fallback tokenizer; `None` for a byte-level one.
 fn token_bytes(tokenizer: &Tokenizer, space: Option<char>, num_ids: usize) -> Vec<Vec<u8>> {
     let alphabet = char_to_byte();
     let added = tokenizer.get_added_tokens_decoder();

@@ -1,7 +1,8 @@
-//! `minisgl.hotpath`: the core's building blocks for schedulers in Python. Numbers come as lists or int32 arrays.
+//! `minisgl.hotpath`: the core's building blocks for schedulers in Python. Token and page arrays are lists or int32
+//! arrays.
 //!
-//! Invariants: a panic is caught in the call and arrives as `ControlPlaneError`, as a broken invariant does; the cache
-//! that raised either refuses every later call. A bad argument is a `ValueError` and changes nothing.
+//! Invariants: a panic is caught in the call and raised as `ControlPlaneError`, like a broken invariant; a cache that
+//! raised either refuses every later call. An invalid argument is a `ValueError` and changes nothing.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,7 +17,8 @@ use crate::buffers::View;
 use crate::control_plane::{Paths, ShownTree, paths, policy_of, shown};
 use crate::errors::{panic_text, to_python};
 
-/// Reads numbers `from` .. `to` of a list or an int32 array, all behind `from` without `to`. An error calls it `name`.
+/// Reads elements `from` .. `to` of a list or an int32 array; to the end without `to`. An error has `name` in its
+/// message.
 fn part(name: &str, numbers: &Bound<'_, PyAny>, from: usize, to: Option<usize>) -> PyResult<Vec<i32>> {
     let refuse = |reason: String| PyValueError::new_err(format!("{name}: {reason}"));
     let too_few = |len: usize, to: usize| refuse(format!("{len} numbers, not {to}"));
@@ -55,7 +57,7 @@ fn pages_of(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         .map_err(|_| PyValueError::new_err("pages: a page below 0"))
 }
 
-/// A count that is an argument of its own.
+/// Converts an integer argument to a count. Raises `ValueError` if it is out of range.
 fn count<T: TryFrom<i64>>(name: &str, number: i64) -> PyResult<T> {
     T::try_from(number).map_err(|_| PyValueError::new_err(format!("{name}: {number}: out of range")))
 }
@@ -65,7 +67,7 @@ fn namespace_of(namespace: i64) -> PyResult<u32> {
     count("namespace", namespace)
 }
 
-/// Runs a call of the core; a panic is a broken invariant.
+/// Runs a call of the core. A panic becomes `Error::Broken`.
 fn caught<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let result = catch_unwind(AssertUnwindSafe(call));
     result.unwrap_or_else(|panic| Err(Error::Broken(panic_text(&*panic))))
@@ -75,7 +77,7 @@ fn guarded<T>(py: Python<'_>, call: impl FnOnce() -> Result<T, Error>) -> PyResu
     caught(call).map_err(|error| to_python(py, &error))
 }
 
-/// The end of a matched prefix.
+/// Handle of a matched prefix. While unlocked, it is valid until pages are evicted.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct RadixCacheHandle(Handle);
 
@@ -87,7 +89,7 @@ impl RadixCacheHandle {
     }
 }
 
-/// The longest part of a text that the cache holds below a node.
+/// Longest cached continuation of a token sequence below a node.
 #[pyclass(frozen, module = "minisgl._rust")]
 pub(crate) struct RadixMatch {
     found: Match,
@@ -117,14 +119,14 @@ impl RadixMatch {
         self.found.num_unlocked
     }
 
-    /// The node that it ends with; None if it ends in the middle of an edge.
+    /// Node at which the match ends, or `None` if it ends inside an edge.
     #[getter]
     fn end(&self) -> Option<u32> {
         self.found.end()
     }
 }
 
-/// The prefix cache. Its second half is what a scheduler needs of it: `minisgl.scheduler.parts.PrefixTree`.
+/// Prefix cache with its page pool. As a `minisgl.scheduler.parts.PrefixTree` it also has what a scheduler needs.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct RadixCacheManager {
     cache: Cache,
@@ -153,7 +155,8 @@ fn name_of(policy: CachePolicy) -> &'static str {
     }
 }
 
-/// Everything in one block, as PyO3 wants it: properties, methods that pass their arguments on to the tree, and others.
+/// Generates the single `#[pymethods]` block that PyO3 requires: properties, methods that forward to the tree, and
+/// others.
 macro_rules! methods {
     (
         $(get $number:ident: $kind:ty = |$of:ident| $value:expr;)*
@@ -377,7 +380,7 @@ methods! {
 type Row = (usize, usize, usize, usize, usize, usize, bool, u32);
 type Planned = (usize, usize, bool, usize, usize, usize, usize);
 
-/// The chunks that rows get, in order.
+/// Plans the chunks of waiting prompts, in order.
 #[pyfunction]
 #[pyo3(signature = (
     candidates, *, budget, available, page_size=1, max_page_changes=65_536, reserve_ratio=716, needed=0
@@ -454,7 +457,7 @@ arrays! {
     make_write_mapping(seq_lens, samples);
 }
 
-/// The arrays of a step, views of one packed array.
+/// Returns the arrays of a step, as views of one packed array.
 #[pyfunction]
 #[pyo3(signature = (starts, extend_lens, pages, page_size=1))]
 pub(crate) fn make_metadata_buffers<'py>(

@@ -1,7 +1,7 @@
-//! `minisgl._rust.run_load`: the load generator, run beside Python.
+//! `minisgl._rust.run_load`: the load generator, in threads of its own.
 //!
-//! The generator's threads never touch Python; the calling thread gives the GIL up while it waits, and looks
-//! for signals ten times a second.
+//! The generator's threads never call Python; the calling thread releases the GIL while it waits, and checks for
+//! signals ten times a second.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, mpsc};
@@ -13,12 +13,12 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-/// A column of the result: its name, and where its values are; NaN, -1 or 0 for what did not happen.
+/// Column of the result: its name, and the function that reads a record's value. Missing values are NaN, -1 or 0.
 type Column<T> = (&'static str, fn(&Record) -> T);
 
 const LOOK: Duration = Duration::from_millis(100);
 
-/// See `_rust.pyi`.
+/// Runs the load generator and returns the records of all requests. See `_rust.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     url, bodies, *, chains, arrivals=None, concurrency=0, ramp_s=0.0, stop_after_s=f64::INFINITY, method="POST",
@@ -157,12 +157,12 @@ fn int64(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// The place in `FAILURES`.
+/// Returns the index in `FAILURES`.
 const fn number(failure: Failure) -> i64 {
     failure as i64
 }
 
-/// A numpy array of one dimension, read-only.
+/// Returns a one-dimensional, read-only numpy array.
 fn array<'py>(py: Python<'py>, dtype: &str, bytes: Vec<u8>) -> PyResult<Bound<'py, PyAny>> {
     let numpy = py.import("numpy")?;
     numpy.call_method1("frombuffer", (PyBytes::new(py, &bytes), dtype))

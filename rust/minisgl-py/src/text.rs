@@ -1,4 +1,4 @@
-//! Text in Python: `minisgl._rust.TextTokenizer` and its streams.
+//! `minisgl._rust.TextTokenizer` and its streams: text processing for Python.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use crate::answer::{Formats, scan};
 use crate::arrays::to_numpy;
 
-/// So many hold the texts and ids that are kept to encode a conversation's next turn faster.
+/// Default size of the encoding cache, in bytes, which speeds up the next turn of a conversation.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// So many ids are decoded at once with the GIL held.
+/// Maximum number of ids that are decoded with the GIL held.
 const SHORT: usize = 1024;
 
-/// As `minisgl.tokenizer.tokenizer` names what is wrong with a text.
+/// Converts an error to the exceptions of `minisgl.tokenizer.tokenizer`.
 fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
     let named = |name: &str| py.import("minisgl.tokenizer.tokenizer")?.getattr(name);
     let made = match error {
@@ -31,7 +31,7 @@ fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// What takes long lets other threads run; else it is not worth waiting for the GIL afterwards.
+/// Runs `work`, without the GIL if it takes long; regaining the GIL is not worth it for a short call.
 fn apart<T: Send>(py: Python<'_>, takes_long: bool, work: impl FnOnce() -> T + Send) -> T {
     if takes_long { py.detach(work) } else { work() }
 }
@@ -40,7 +40,7 @@ fn array(py: Python<'_>, ids: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     to_numpy(py, ids.into_iter().map(u32::cast_signed))
 }
 
-/// Turns offsets of characters, in order, into those of bytes.
+/// Converts ascending character offsets to byte offsets.
 fn bytes_of_chars(text: &str, mut offsets: Vec<usize>) -> Vec<usize> {
     if !text.is_ascii() {
         let (mut chars, mut at) = (text.char_indices(), 0);
@@ -54,10 +54,10 @@ fn bytes_of_chars(text: &str, mut offsets: Vec<usize>) -> Vec<usize> {
     offsets
 }
 
-/// Deeper values are taken for ones with markers: Python looks at them, which can say that they are too deep.
+/// Nesting depth beyond which a value counts as having markers: Python checks it and can report that it is too deep.
 const MAX_DEPTH: usize = 1000;
 
-/// Whether a text in it, as key or value, spells a marker.
+/// Returns true if a string in `value`, as a key or a value, contains a marker.
 fn has_markers(tokenizer: &Tokenizer, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<bool> {
     if depth == 0 {
         return Ok(true);
@@ -88,14 +88,14 @@ fn has_markers(tokenizer: &Tokenizer, value: &Bound<'_, PyAny>, depth: usize) ->
     Ok(false)
 }
 
-/// What `write` appends to nothing.
+/// Returns the text that `write` appends to an empty string.
 fn written(write: impl FnOnce(&mut String)) -> String {
     let mut out = String::new();
     write(&mut out);
     out
 }
 
-/// See `_rust.pyi`.
+/// Tokenizer of a model. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct TextTokenizer {
     pub inner: Arc<Tokenizer>,
@@ -239,7 +239,7 @@ impl TextTokenizer {
     }
 }
 
-/// See `_rust.pyi`.
+/// Incremental decoder of one stream of token ids. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct TextDecoder {
     inner: Decoder,
@@ -262,7 +262,7 @@ impl TextDecoder {
     }
 }
 
-/// See `_rust.pyi`.
+/// Text of one output as its ids arrive, truncated at the first stop string. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct TextStream {
     inner: Stream,
