@@ -74,8 +74,8 @@ def build_info() -> BuildInfo: ...
 
 @type_check_only
 class LoadResult(TypedDict):
-    """Result of a load test: one row for each request that was sent, by index; times in seconds since `started`, NaN if
-    missing."""
+    """Result of a load test: a row for each request sent, by index. Times in seconds since `started`, NaN if missing.
+    """
 
     index: NDArray[np.int64]
     scheduled: NDArray[np.float64]  # arrival time; closed loop: when the client was free
@@ -259,11 +259,8 @@ class RadixMatch(PrefixMatch): ...  # type: ignore[misc]  # what a protocol decl
 
 @final
 class RadixCacheManager(PrefixTree):  # type: ignore[misc]  # as above
-    """Prefix cache: a radix tree over whole pages, and the pool of its pages 0 .. num_pages - 1.
-
-    The methods here are for scripts. As a `PrefixTree` it identifies nodes by integers; an integer that is no node is a
-    broken invariant.
-    """
+    """Prefix cache: a radix tree over whole pages, and the pool of its pages 0 .. num_pages - 1. The methods here are
+    for scripts. As a `PrefixTree` it identifies nodes by integers; an integer that is no node is a broken invariant."""
 
     def __new__(
         cls,
@@ -283,8 +280,8 @@ class RadixCacheManager(PrefixTree):  # type: ignore[misc]  # as above
         the first pages were cached already: the caller still owns its own pages for those."""
 
     def match_prefix(self, tokens: _Numbers, namespace: int = 0) -> tuple[RadixCacheHandle, list[int]]:
-        """Return a handle of the longest cached prefix of `tokens` and its pages [cached_len // page_size]. Counts as a
-        use."""
+        """Return a handle of the longest cached prefix of `tokens`, and its pages [cached_len // page_size]. Counts as
+        used."""
 
     def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
         """Protect the pages of a handle from eviction; with `unlock`, remove one such lock."""
@@ -309,10 +306,8 @@ def prefill_admission_plan(
     needed: int = 0,
 ) -> list[PlannedChunk]:
     """Plan the chunks of waiting prompts in order, up to the first that gets none or exceeds the page estimate.
-
-    `budget` is in tokens; `available` pages are free or evictable. `reserve_ratio` / 1024 is the expected share of the
-    tokens that a request may generate; `needed` pages are reserved for running requests.
-    """
+    `budget` is in tokens; `available` pages are free or evictable; `reserve_ratio` / 1024 is the expected share of the
+    tokens that a request may generate; `needed` pages are reserved for running requests."""
 
 def make_positions(starts: _Numbers, extend_lens: _Numbers) -> Int32Array:
     """Return the position of each token of a step [sum(extend_lens)]."""
@@ -404,7 +399,7 @@ def cpu_limits(threads: int, seconds: float) -> list[tuple[str, str, float]]:
 
 @final
 class CpuEngine:
-    """CPU engine: tensors, kernels and sampling. A failed load raises `ValueError` of (fault, text), a failed step
+    """CPU engine: tensors, kernels, sampling. A failed load raises `ValueError` of (fault, text), a step
     `RuntimeError`."""
 
     def __new__(cls, settings: str, say: Callable[[int, int], object]) -> CpuEngine: ...
@@ -522,8 +517,8 @@ class Gateway:
         """Return a descriptor that is readable when there are questions. Read it empty before taking them."""
 
     def questions(self) -> list[tuple[int, str, str, list[tuple[bytes, bytes]], bytes | None]]:
-        """Take the waiting questions: id, method, target, headers, body. A body of `None` asks whether the client may
-        send one."""
+        """Take the waiting questions: id, method, target, headers, body (`None` asks whether the client may send one).
+        """
 
     def withdrawn(self) -> list[int]:
         """Return the ids of questions whose clients disconnected, or that took too long. Call before `questions`."""
@@ -561,22 +556,17 @@ class Gateway:
 @final
 class EnginePool:
     """Several engine processes behind one socket: an engine process to front ends, a front end to engine processes. Its
-    thread needs no interpreter.
-
-    When an engine is lost (disconnected or silent), its requests continue on others. The pool keeps reconnecting to its
-    socket and uses the engine as soon as it is ready. Front ends get `EngineState`. If no engine is ready or starting,
-    or one is lost before all were ready for the first time, they get `EngineFailed` and the pool ends.
-    """
+    thread needs no interpreter. Requests of a lost engine (disconnected or silent) continue on others; the pool keeps
+    reconnecting and uses it again when it is ready. Front ends get `EngineState`. If no engine is ready or starting, or
+    one is lost before all were ready once, they get `EngineFailed` and the pool ends."""
 
     def __new__(cls, config: str) -> EnginePool:
-        """Start a pool. `config`: JSON with `listen` (path of the pool's socket; front ends can connect at once),
-        `engines` (paths of the engines' sockets, which need not exist yet), `router` (fields of
-        `routing.api.RouterConfig` without `num_engines`), `step_timeout` (maximum seconds of a forward pass). Raises
-        `ValueError`, `OSError`."""
+        """Start a pool. `config`: JSON with `listen` (path of the pool's socket, open at once), `engines` (paths of the
+        engines' sockets, which may appear later), `router` (fields of `routing.api.RouterConfig` without `num_engines`)
+        and `step_timeout` (maximum seconds of a forward pass). Raises `ValueError`, `OSError`."""
 
     def restarting(self, engine: int, yes: bool) -> None:
-        """Set whether a process of this engine is being started or will be: then it counts as starting. Raises
-        `ValueError`."""
+        """Set whether this engine's process is being or will be started: it counts as starting. Raises `ValueError`."""
 
     def readings(self) -> dict[str, Any]:
         """Return by engine `loads` (requests there), `states` (as in `EngineState`) and `num_losses_total`; in total
@@ -595,7 +585,7 @@ def recode_from_engine(frame: bytes) -> bytes:
 
 @final
 class TextTokenizer:
-    """Tokenizer of a model, used by `minisgl.tokenizer.Tokenizer` and the gateway. Thread-safe; long calls release the
+    """Tokenizer of a model, used by `minisgl.tokenizer.Tokenizer` and the gateway. Thread-safe; long calls free the
     GIL."""
 
     def __new__(
@@ -800,8 +790,7 @@ class ContentScan:
 
     def __new__(cls, formats: _Formats) -> ContentScan: ...
     def push(self, text: str, ended: bool) -> list[tuple[str, bool]]:
-        """Add `text` and return the stretches that are decided now, each with whether it is content. `ended` returns
-        all the rest."""
+        """Add `text` and return the stretches decided now, each with whether it is content; all the rest if `ended`."""
 
 def answer_rules(
     format: ToolFormat | None,

@@ -1,5 +1,4 @@
-//! Chunked prefill and admission: how many prompt tokens a row computes in a step, and whether a waiting request may
-//! start.
+//! Chunked prefill and admission: prompt tokens of a row in a step, and whether a waiting request may start.
 //!
 //! Sizing has no side effects, so a failed admission leaves no trace; integers only, so that two implementations agree.
 //!
@@ -302,8 +301,7 @@ fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step
     }
 }
 
-/// Applies a sized chunk: locks the matched pages, allocates the new ones, and inserts full pages into the tree, locked
-/// by the request.
+/// Applies a sized chunk: locks matched pages, allocates new ones, and inserts full pages into the tree, locked.
 ///
 /// Pages enter before they are computed or loaded. That is sound because forward passes run in order, and each stores
 /// the KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped

@@ -50,8 +50,7 @@ pub(crate) fn propose(requests: &mut Requests, index: Index, tree: &RadixTree) {
     }
 }
 
-/// Accepts a draft from outside. Returns false if it was made for another length of the sequence, or if the request
-/// takes no drafts now.
+/// Accepts a draft from outside. Returns false if the sequence has another length or takes no drafts now.
 pub(crate) fn take(requests: &mut Requests, index: Index, draft: &Draft) -> bool {
     let request = requests.get(index);
     let decodes = request.state == State::Started && !request.is_prefilling();

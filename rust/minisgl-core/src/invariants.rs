@@ -245,8 +245,7 @@ fn check_checkpoints(state: &SchedulerState) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a live request's pending tokens equal its sampling rows in flight, and that none is in flight after its
-/// last step.
+/// Checks that a live request's pending tokens equal its sampling rows in flight, up to its last step.
 fn check_pending(state: &SchedulerState) -> Result<()> {
     let mut pending: HashMap<Index, u32> = HashMap::new();
     for flight in &state.in_flight {

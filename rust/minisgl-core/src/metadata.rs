@@ -1,7 +1,7 @@
 //! Step arrays: writes a decided step into its ring entry, which the engine reads.
 //!
-//! Invariants: every live region is written in full at each step; the work does not grow with the context length of a
-//! decoding row.
+//! Invariants: every live region is written in full at each step; the cost of a decoding row is independent of its
+//! length.
 
 use crate::drafts::DraftRow;
 use crate::numbers::{ToI32, ToU32, ToUsize};
@@ -149,8 +149,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// Derives the other columns of decode rows from those that `DecodeSet::schedule` wrote, in plain loops that the
-    /// compiler vectorises.
+    /// Derives the other columns of decode rows from those that `DecodeSet::schedule` wrote, in vectorised loops.
     fn decode_rows(&mut self, n: usize) {
         let entry = &mut *self.entry;
         let (lens, out_loc) = (&entry.seq_lens[..n], &mut entry.out_loc[..n]);
@@ -185,8 +184,7 @@ impl Writer<'_, '_> {
         self.tokens = n;
     }
 
-    /// Writes the page-table updates of decode rows that begin a page. `kv_indptr` holds their last column at this
-    /// point.
+    /// Writes the page-table updates of decode rows that begin a page. `kv_indptr` still holds their last column.
     fn decode_updates(&mut self, n: usize) {
         let entry = &mut *self.entry;
         if self.size.size() == 1 {

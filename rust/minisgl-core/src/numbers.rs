@@ -130,8 +130,7 @@ impl MultiplesOf {
         number.wrapping_mul(self.inverse).rotate_right(self.zeros) <= self.most
     }
 
-    /// Returns true if `number` has at least the trailing zero bits of a multiple. A cheap necessary condition for
-    /// `has`.
+    /// Returns true if `number` has enough trailing zero bits for a multiple. A cheap necessary condition for `has`.
     pub fn may_have(self, number: u32) -> bool {
         number & ((1 << self.zeros) - 1) == 0
     }

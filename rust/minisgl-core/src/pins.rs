@@ -14,8 +14,7 @@ use crate::numbers::ToUsize;
 use crate::radix::{NodeId, ROOT, RadixTree};
 use crate::request::{Index, Requests};
 
-/// A pin of the first `num_pages` pages of a prompt. `handle` is the node that it locks, `None` until the prompt is
-/// scheduled.
+/// A pin of the first `num_pages` pages of a prompt. `handle`: the locked node, `None` until the prompt is scheduled.
 pub(crate) struct Pin {
     pub num_pages: usize,
     pub handle: Option<NodeId>,
@@ -61,8 +60,7 @@ impl Pins {
         self.num_pages += num_pages;
     }
 
-    /// Locks the pages of the request's pin once the last of them is scheduled. Returns true if it locked them in this
-    /// call.
+    /// Locks the pages of the request's pin once the last of them is scheduled. Returns true if this call locked them.
     pub fn take(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
         if self.pins.is_empty() {
             return Ok(false);

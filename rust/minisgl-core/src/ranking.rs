@@ -1,15 +1,15 @@
 //! Schedule policies: which waiting request starts next.
 //!
 //! A policy is a rank, a small function of a request. Of the *candidates*, those with the smallest priority value go
-//! first, then the smallest rank, then queue order. Candidates are the first in the queue and those after it, of the same kind (background or not), whose age is less than the policy's window above its own.
+//! first, then the smallest rank, then queue order. Candidates are the first of the queue and later ones of its kind
+//! (background or not) whose age is less than the policy's window above its own.
 //!
 //! *No request starves.* Fewer later arrivals of its own priority than the window start before a request;
 //! `reference/ranking.py` has the proof.
 //!
 //! A request's cached length is looked up when it becomes a candidate, and remembered: a step looks it up again after
 //! `MATCH_STEPS` steps, with lpm also if a request has started since, `MAX_LOOK_UPS` at once. So a step in which no
-//! request can start does few tree lookups, however many wait. The remembered length decides the order only, never what
-//! a request gets.
+//! request can start does few tree lookups. The remembered length decides the order only, never what a request gets.
 
 use crate::admission::cached_len;
 use crate::api::SchedulePolicy;

@@ -218,8 +218,7 @@ impl Requests {
         self.unused.push(index);
     }
 
-    /// Returns the finish reason of a request whose `len`-th token is `token`, or `None` if it continues. Stop wins
-    /// over length.
+    /// Returns the finish reason of a request whose `len`-th token is `token`, or `None`. Stop wins over length.
     pub fn end_at(&self, index: Index, token: i32, len: u32, eos_ids: &[i32]) -> Option<FinishReason> {
         let request = self.get(index);
         let stops = (request.obeys_eos && eos_ids.contains(&token))
@@ -233,8 +232,7 @@ impl Requests {
         }
     }
 
-    /// Appends the token of a waiting request that was retracted while the token was in flight. Returns the finish
-    /// reason, if it ends.
+    /// Appends the token in flight of a request that was retracted and waits. Returns the finish reason, if it ends.
     pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> Option<FinishReason> {
         self.sequence_mut(index).tokens.push(token);
         let request = self.get_mut(index);
@@ -250,8 +248,7 @@ impl Requests {
         self.sequence_mut(index).pages.reserve(length.div_ceil(page_size));
     }
 
-    /// Returns true if the request is scheduled only while none of its tokens is in flight: by `no_overlap`, or because
-    /// of a draft.
+    /// Returns true if the request has no row while a token of it is in flight: by `no_overlap`, or because of a draft.
     pub fn awaits_token(&self, index: Index) -> bool {
         let drafter = self.cold(index).drafter.as_ref();
         let waits = drafter.is_some_and(|drafter| drafter.draft.len() > 1 || !drafter.in_flight.is_empty());
@@ -264,8 +261,7 @@ impl Requests {
         drafter.is_some_and(|drafter| !drafter.in_flight.is_empty())
     }
 
-    /// Clears pages, drafts, the cache handle and loadable pages of a request. The caller has freed its slot and its
-    /// pages.
+    /// Clears pages, drafts, cache handle and loadable pages of a request. Its slot and pages were freed before.
     pub fn forget_pages(&mut self, index: Index) {
         let cold = self.cold_mut(index);
         cold.handle = None;

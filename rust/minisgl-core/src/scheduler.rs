@@ -299,8 +299,7 @@ impl Scheduler {
         }
     }
 
-    /// Records a failed `call`, which leaves the state half changed: every later call fails with the same reason.
-    /// Returns `result`.
+    /// Records a failed `call`, which leaves the state half changed: every later call fails, too. Returns `result`.
     fn remember<T>(&mut self, result: Result<T>, call: impl FnOnce() -> String) -> Result<T> {
         if let Err(Error::Broken(what)) = &result {
             self.dead = Some(format!("{}: {what}", call()));

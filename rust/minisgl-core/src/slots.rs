@@ -48,8 +48,7 @@ impl SlotTable {
         }
     }
 
-    /// Frees `slot` at once if `last_step` is `None`, else at the commit of step `last_step`. `Error::Broken` if it is
-    /// not in use.
+    /// Frees `slot` at once, or at the commit of step `last_step` if given. `Error::Broken` if it is not in use.
     pub fn free(&mut self, slot: u32, last_step: Option<i64>) -> Result<()> {
         if !self.in_use.get(slot.to_usize()).is_some_and(|&used| used) {
             return broken(format!("slot {slot} was freed, but is not in use"));
@@ -75,8 +74,8 @@ impl SlotTable {
         }
     }
 
-    /// Frees all slots after a failed forward pass. Slots in use or draining are appended to `freed`, ascending; the
-    /// stack is as at start.
+    /// Frees all slots after a failed forward pass, restacked as at start. Those not free are appended to `freed`,
+    /// ascending.
     pub fn reset(&mut self) {
         let mut is_free = vec![false; self.num_slots];
         for &slot in &self.free {

@@ -1,5 +1,4 @@
-//! Data that the scheduler and the engine exchange: events, step arrays, plans and sampled tokens (the types of
-//! `minisgl.step`).
+//! Data that scheduler and engine exchange: events, step arrays, plans, sampled tokens (the types of `minisgl.step`).
 
 /// Output tokens for which a request's sequence reserves memory at arrival, so that a decode step need not allocate.
 pub const RESERVED_OUTPUT: usize = 1024;
@@ -160,8 +159,7 @@ pub struct Plan {
     pub num_background: usize,
 }
 
-/// Sampled-token value for a row whose logits are not finite. Its request ends, and nothing of it stays in the prefix
-/// cache.
+/// Sampled-token value for a row with non-finite logits. Its request ends, and nothing of it stays in the prefix cache.
 pub const NOT_FINITE: i32 = -2;
 
 /// Reason why a request ended, with the values of the Python side, where 0 means that it continues.

@@ -5,8 +5,7 @@ use crate::metadata::write_places;
 use crate::numbers::{ToI32, ToU32, ToUsize};
 use crate::page_pool::{Page, PageSize};
 
-/// Returns the position of each token of a step, int32. Row i computes `extend_lens[i]` tokens from position
-/// `starts[i]` on.
+/// Returns the position of each token of a step: row i computes `extend_lens[i]` tokens from `starts[i]` on.
 ///
 /// # Errors
 /// `Error::Argument` for arrays of different lengths, a negative value, or more tokens than an int32 can count.
@@ -29,8 +28,7 @@ pub fn make_input_mapping(req_slots: &[i32], extend_lens: &[i32]) -> Result<Vec<
         .collect())
 }
 
-/// Returns the position of the token that each row samples, which is its sequence length, or -1 for a row that samples
-/// none.
+/// Returns the position of the token that each row samples (its sequence length), or -1 for a row that samples none.
 ///
 /// # Errors
 /// `Error::Argument` for arrays of different lengths or a negative length.

@@ -75,8 +75,7 @@ pub(crate) struct Thinking {
 
 #[pymethods]
 impl Thinking {
-    /// Finds a format by `name`, or by chat template if that is "auto". `None` for "none", or if the model has no known
-    /// reasoning format.
+    /// Finds a format by `name`, or by chat template for "auto". `None` for "none", or if the model has none.
     #[staticmethod]
     fn find(name: &str, template: &str) -> PyResult<Option<Self>> {
         let inner = match name {

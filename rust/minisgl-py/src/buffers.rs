@@ -25,8 +25,7 @@ unsafe impl<T: Element + Send> Send for Array<T> {}
 unsafe impl<T: Element + Sync> Sync for Array<T> {}
 
 impl<T: Element> Array<T> {
-    /// Binds an array of at least `needed` elements. Raises `ValueError`, with `name` in the message, if it does not
-    /// qualify.
+    /// Binds an array of at least `needed` elements. Raises `ValueError`, with `name` in the message, if it is unfit.
     pub fn bind(array: &Bound<'_, PyAny>, name: &str, needed: usize) -> PyResult<Self> {
         let refuse = |reason: &str| Err(PyValueError::new_err(format!("{name}: {reason}")));
         let Some(buffer) = PyBuffer::<T>::get(array).ok().filter(|buffer| is_native(buffer)) else {

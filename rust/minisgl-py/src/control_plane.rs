@@ -25,8 +25,7 @@ const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
     &[]
 };
 
-/// Fields of a tree node: id, parent, number of tokens, depth, locks, age, children, is pinned, has a saved state,
-/// first tokens.
+/// Fields of a tree node: id, parent, tokens, depth, locks, age, children, is pinned, has saved state, first tokens.
 type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, bool, Vec<i32>);
 pub(crate) type ShownTree = (usize, usize, Vec<TreeNode>);
 
@@ -49,8 +48,7 @@ pub(crate) fn shown(view: TreeView) -> ShownTree {
     (view.num_nodes, view.num_tokens, nodes.collect())
 }
 
-/// Scheduler that implements `minisgl.scheduler.api.ControlPlane`. Created by `minisgl.scheduler.backend`, which checks
-/// the configuration.
+/// Scheduler that implements `minisgl.scheduler.api.ControlPlane`; `minisgl.scheduler.backend` checks the settings.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct ControlPlane {
     scheduler: Scheduler,
@@ -59,8 +57,7 @@ pub(crate) struct ControlPlane {
     buffers: Py<PyAny>,
     #[pyo3(get)]
     config: Py<PyAny>,
-    /// Nanoseconds that writing the last step's arrays took, without the columns of decode rows, which are written
-    /// during the decision.
+    /// Nanoseconds spent writing the last step's arrays, without the columns that decode rows write in the decision.
     #[pyo3(get)]
     metadata_ns: u64,
 }
@@ -176,8 +173,7 @@ impl ControlPlane {
         paths(py, self.scheduler.tree_pages())
     }
 
-    /// Returns each state checkpoint's slot with the tokens of the path to it, in the format of `tree_pages`. For
-    /// tests.
+    /// Returns each state checkpoint's slot with the tokens of its path, in the format of `tree_pages`. For tests.
     fn tree_states<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
         paths(py, self.scheduler.tree_states())
     }

@@ -24,8 +24,7 @@ use crate::sampling::binding_from_python;
 /// CPU engine with a loaded model.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct CpuEngine {
-    /// The engine, `None` once closed. Boxed, because Python aligns its objects to 16 bytes, and parts of an engine
-    /// need 128.
+    /// The engine; `None` once closed. Boxed, because Python aligns objects to 16 bytes, and an engine needs 128.
     inner: Mutex<Option<Box<Engine>>>,
     keeping: Mutex<Option<Keeping>>,
     closing: AtomicBool,
@@ -126,8 +125,7 @@ fn head_step((kind, weight, bias, eps): GivenStep) -> PyResult<HeadStep> {
 
 #[pymethods]
 impl CpuEngine {
-    /// Loads a model. `settings`: JSON of `minisgl_cpu::load::Settings`. `say(done, total)` is called as parts are
-    /// loaded.
+    /// Loads a model. `settings`: JSON of `minisgl_cpu::load::Settings`. `say(done, total)` is called during the load.
     #[new]
     fn new(py: Python<'_>, settings: &str, say: Py<PyAny>) -> PyResult<Self> {
         let settings = given(Settings::parse(settings))?;

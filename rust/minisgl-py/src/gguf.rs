@@ -1,8 +1,7 @@
-//! Access to weight files for Python: GGUF headers, decoding and encoding of quantized blocks, and quantization of
-//! weights.
+//! Weight files for Python: GGUF headers, decoding and encoding of quantized blocks, quantization of weights.
 //!
-//! Invariants: `gguf_header` reads only the header of a GGUF file; a damaged one is a `ValueError` that names the key
-//! or tensor.
+//! Invariants: `gguf_header` reads only the header of a GGUF file; if damaged, the `ValueError` names the key or
+//! tensor.
 
 use std::path::PathBuf;
 

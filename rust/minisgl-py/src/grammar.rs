@@ -25,9 +25,8 @@ use pyo3::prelude::*;
 use crate::arrays::Int32s;
 use crate::grammar_tokens;
 
-/// Token slice for strings that may still grow by that many characters, between the library's own 10 and 30: most
-/// tokens are shorter, so that a string near its `maxLength` leaves few to check one by one. Halves the mean time of a
-/// mask.
+/// Token slice for strings that may grow by that many characters, between the library's own 10 and 30: most tokens are
+/// shorter, so that a string near its `maxLength` leaves few to check one by one. Halves the mean time of a mask.
 const SHORT_TEXT: &str = r#"[^"\\\x00-\x1F\x7F]{1,15}"#;
 
 /// Tokenizer in llguidance's form, created once for a model.
@@ -143,8 +142,7 @@ struct Place {
     time: Duration,
 }
 
-/// Grammar state of a request: a `minisgl.grammar.slots.Matcher`. The CPU engine uses the state inside directly, on its
-/// own threads.
+/// Grammar state of a request: a `minisgl.grammar.slots.Matcher`. The CPU engine uses the inner state on its threads.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct GrammarMatcher {
     place: Arc<Mutex<Place>>,

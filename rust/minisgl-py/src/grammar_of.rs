@@ -1,5 +1,4 @@
-//! Grammar interface of the CPU engine to Python objects: the state inside a `GrammarMatcher`, or any other object,
-//! called with the GIL.
+//! Grammars for the CPU engine: the state inside a `GrammarMatcher`, or any Python object, called with the GIL.
 //!
 //! Invariants: an object that raises becomes a grammar with an error.
 

@@ -1,5 +1,4 @@
-//! `minisgl.hotpath`: the core's building blocks for schedulers in Python. Token and page arrays are lists or int32
-//! arrays.
+//! `minisgl.hotpath`: the core's building blocks for schedulers in Python. Arrays are lists or int32 arrays.
 //!
 //! Invariants: a panic is caught in the call and raised as `ControlPlaneError`, like a broken invariant; a cache that
 //! raised either refuses every later call. An invalid argument is a `ValueError` and changes nothing.
@@ -17,8 +16,7 @@ use crate::buffers::View;
 use crate::control_plane::{Paths, ShownTree, paths, policy_of, shown};
 use crate::errors::{panic_text, to_python};
 
-/// Reads elements `from` .. `to` of a list or an int32 array; to the end without `to`. An error has `name` in its
-/// message.
+/// Reads elements `from` .. `to` (or the end) of a list or an int32 array. An error has `name` in its message.
 fn part(name: &str, numbers: &Bound<'_, PyAny>, from: usize, to: Option<usize>) -> PyResult<Vec<i32>> {
     let refuse = |reason: String| PyValueError::new_err(format!("{name}: {reason}"));
     let too_few = |len: usize, to: usize| refuse(format!("{len} numbers, not {to}"));
@@ -155,8 +153,7 @@ fn name_of(policy: CachePolicy) -> &'static str {
     }
 }
 
-/// Generates the single `#[pymethods]` block that PyO3 requires: properties, methods that forward to the tree, and
-/// others.
+/// Generates the one `#[pymethods]` block that PyO3 requires: properties, methods that forward to the tree, others.
 macro_rules! methods {
     (
         $(get $number:ident: $kind:ty = |$of:ident| $value:expr;)*

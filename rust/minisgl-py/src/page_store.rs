@@ -112,8 +112,7 @@ impl PageStore {
         self.inner.slow_down(Duration::from_secs_f64(seconds));
     }
 
-    /// Returns the counters: bytes of the folder; pages written and loaded; pages dropped, failed and damaged; states
-    /// written and loaded.
+    /// Returns: bytes of the folder; pages written, loaded, dropped, failed, damaged; states written, loaded.
     fn counts(&self) -> (u64, u64, u64, u64, u64, u64, u64, u64) {
         let now = self.inner.counts();
         let all = (now.dropped, now.failed, now.damaged);

@@ -7,8 +7,7 @@ use pyo3::types::PyList;
 
 use crate::arrays::Int32s;
 
-/// Router that assigns requests to engines. `minisgl.routing.api.make_router` checks the configuration. See
-/// `_rust.pyi`.
+/// Router that assigns requests to engines; `minisgl.routing.api.make_router` checks its settings. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct Router {
     inner: policy::Router,
@@ -58,8 +57,7 @@ impl Router {
         Ok(())
     }
 
-    /// Marks an engine as lost and returns the ids of its requests, in the order in which they were placed. The router
-    /// drops them.
+    /// Marks an engine as lost. Returns the ids of its requests in the order of placement and forgets them.
     fn engine_down(&mut self, engine: i64) -> PyResult<Vec<i64>> {
         let engine = self.engine(engine)?;
         Ok(self.inner.engine_down(engine))

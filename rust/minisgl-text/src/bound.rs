@@ -1,5 +1,4 @@
-//! Lower bound of a text's token count without encoding it: its bytes over the maximum number of bytes of each kind in
-//! one token.
+//! Lower bound of a text's token count without encoding it: its bytes over the maximum bytes of each kind in one token.
 //!
 //! Invariants: [`Bound::min_tokens`] never exceeds the encoded count. That requires that some token covers every
 //! counted byte of the normalized text, so a bound exists only for tokenizers that guarantee it: byte-level BPE (bytes
@@ -170,8 +169,7 @@ fn splits_only(pre_tokenizer: &Value) -> bool {
     KEEPING_PRE_TOKENIZERS.contains(&type_of(pre_tokenizer)) && pre_tokenizer["behavior"] != "Removed"
 }
 
-/// Returns the bytes of each token, and the byte values that may have no token. `None` if other text could be without a
-/// token.
+/// Returns the bytes of each token, and the byte values that may have no token. `None` if other text may have none.
 fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<(Vec<Vec<u8>>, Vec<u8>)> {
     let model = backend.get_model();
     let has = |token: &str| model.token_to_id(token).is_some();

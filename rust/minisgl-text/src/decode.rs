@@ -288,8 +288,7 @@ impl TextStream {
         self.scan = Some(scan).filter(|_| !self.matcher.is_empty());
     }
 
-    /// Decodes ids and appends the new text to `out`. Returns how many ids count: all, or those up to the one that
-    /// completes a stop string.
+    /// Decodes ids and appends the new text to `out`. Returns how many ids count: up to the end of a match.
     pub fn push(&mut self, ids: &[i32], out: &mut String) -> usize {
         if self.matcher.is_empty() {
             self.decoder.push(ids, out);

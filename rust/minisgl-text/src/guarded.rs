@@ -77,8 +77,7 @@ impl Markers {
         may && (self.all.is_match(text) || self.begun(text).next().is_some())
     }
 
-    /// Returns the guards of `text`: ascending byte offsets after the first character of each marker, but for markers
-    /// in `kept`.
+    /// Returns the guards of `text`: ascending offsets after the first character of each marker that is not in `kept`.
     pub(super) fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
         let is_kept = |pattern: usize| self.sorted.get(pattern).is_some_and(|marker| kept.contains(marker));
         let found = self.all.find_overlapping_iter(text);
@@ -215,8 +214,7 @@ impl Guarded {
     }
 }
 
-/// Tokenizes a piece. If the model itself makes a marker of its characters, splits the piece after the marker's first
-/// character.
+/// Tokenizes a piece. Splits it after the first character of a marker that the model itself makes of characters.
 fn letters(model: &ModelWrapper, markers: &Markers, piece: &str) -> Result<Vec<Token>> {
     let (mut found, mut rest) = (Vec::new(), piece);
     loop {

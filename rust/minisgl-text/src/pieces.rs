@@ -1,7 +1,6 @@
 //! Safe split points of a text: the parts, encoded one by one, have the ids of the whole.
 //!
-//! There are two kinds: added tokens of the vocabulary (`Cuts`), and, in a long text, a space between two ASCII
-//! letters.
+//! There are two kinds: added tokens of the vocabulary (`Cuts`), and in long texts a space between two ASCII letters.
 //!
 //! Invariants: a tokenizer or a stretch of text for which that is not certain is not split.
 
@@ -19,8 +18,7 @@ use super::bytes::{flat_steps, type_of};
 pub(super) const PIECE_BYTES: usize = 1 << 16;
 
 const SPLITS_BY_CHARACTER: [&str; 2] = ["Digits", "Punctuation"]; // what they do at one place depends on nothing else
-/// Known alternatives of pre-tokenizer patterns. None matches a letter followed by a space, looks back, or looks ahead
-/// except from spaces.
+/// Known pre-tokenizer alternatives. None matches a letter before a space, looks back, or looks ahead but from spaces.
 const ALTERNATIVES: [&str; 19] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
     r"'(?i:[sdmt]|ll|ve|re)",
@@ -207,8 +205,7 @@ pub(super) fn is_guarded(guards: &[usize], range: &Range<usize>) -> bool {
     guards.get(next).is_some_and(|&guard| guard < range.end)
 }
 
-/// Returns the leftmost longest matches in `text` that are not guarded. After a guarded match, the search continues at
-/// its second character.
+/// Returns the leftmost longest unguarded matches in `text`. After a guarded one, continues at its second character.
 pub(super) fn unguarded<'a>(
     tokens: &'a AhoCorasick,
     text: &'a str,
@@ -227,8 +224,7 @@ pub(super) fn unguarded<'a>(
     })
 }
 
-/// Added tokens that split a text into independently encoded parts, because the library extracts them before any other
-/// step.
+/// Added tokens that split a text into independently encoded parts, as the library extracts them before any other step.
 pub(super) struct Cuts {
     tokens: AhoCorasick,
     ids: Vec<u32>,

@@ -99,8 +99,7 @@ impl StopMatcher {
         std::str::from_utf8(&found.stop).ok()
     }
 
-    /// Appends the text that is final: all before the match, or all that cannot belong to a future match. Must not be
-    /// called after a match.
+    /// Appends the text that is final: all before the match, or all that no later match can include.
     pub(super) fn push(&mut self, text: &str, out: &mut String) {
         if self.searches.is_empty() {
             out.push_str(text);

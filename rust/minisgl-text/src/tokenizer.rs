@@ -68,14 +68,12 @@ impl Tokenizer {
     }
 
     /// Encodes `text` into at most `most` ids, else `TextError::TooMany`. Text that cannot have so few is not encoded,
-    /// and a long one not to its end; memory is bounded for texts that can be split, else by `most` if there is a
-    /// [`Bound`].
+    /// a long one not to its end; memory is bounded if it can be split, else by `most` if there is a [`Bound`].
     pub fn encode(&self, text: &str, add_special_tokens: bool, most: usize) -> Result<Vec<u32>, TextError> {
         self.encode_guarded(text, &[], add_special_tokens, most)
     }
 
-    /// Encodes as [`Tokenizer::encode`] does, but matches no added token across one of the `guards` (ascending byte
-    /// offsets).
+    /// Encodes as [`Tokenizer::encode`] does, without matching added tokens across `guards` (ascending byte offsets).
     pub fn encode_guarded(
         &self,
         text: &str,
@@ -248,8 +246,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Returns true if `text` contains a marker (an added token that is special or looks like one), or ends with the
-    /// beginning of one.
+    /// Returns true if `text` has or ends inside a marker (an added token that is special or looks like one).
     pub fn has_markers(&self, text: &str) -> bool {
         self.guard.as_ref().is_some_and(|(markers, _)| markers.are_in(text))
     }

@@ -302,8 +302,7 @@ struct Helpers {
     rules: Vec<String>,
 }
 
-/// Returns a tool's parameters: name, schema with the shared definitions, and whether it is required. `None` without
-/// properties.
+/// Returns a tool's parameters: name, schema with shared definitions, is required. `None` without properties.
 fn properties(tool: &Callable) -> Option<Vec<(&str, Value, bool)>> {
     let schema = tool.schema.as_ref()?;
     let all = schema.get("properties")?.as_object()?;
@@ -360,8 +359,7 @@ impl Helpers {
         }
     }
 
-    /// Returns the grammar of comma-separated arguments: required ones first, in schema order. `None` if the schema
-    /// lists no properties.
+    /// Returns the grammar of comma-separated arguments, required ones first. `None` if the schema lists no properties.
     fn comma_separated(tool: &Callable, field: impl Fn(&str, &Value) -> String) -> Option<String> {
         let all = properties(tool)?.into_iter();
         let fields: Vec<_> = all

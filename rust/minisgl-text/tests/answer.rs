@@ -1,5 +1,4 @@
-//! Tests of every tool-call and reasoning format: outputs of models, split at every byte, ended at every byte, and
-//! mixed up.
+//! Tests of all tool-call and reasoning formats: outputs of models, split and ended at every byte, and mixed up.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;

@@ -134,8 +134,7 @@ fn cell(slot: u32, place: u32) -> u32 {
     (block * rows + (place + block) % rows) * slots + slot % slots
 }
 
-/// Returns the elements of `of_slots` for the slots whose sequences are flushed in `step`: each block of slots once in
-/// `LENGTH` steps.
+/// Returns the elements of `of_slots` for slots that are flushed in `step`: each block once in `LENGTH` steps.
 pub(super) fn due<T: Copy>(step: i64, of_slots: &[T]) -> impl Iterator<Item = T> {
     let blocks = of_slots.chunks(BLOCK);
     blocks

@@ -25,8 +25,7 @@ impl RadixTree {
         (tokens, pages)
     }
 
-    /// Returns for each node but the root: its id, its parent's id, lock count, pages and state checkpoint slot (-1 for
-    /// none).
+    /// Returns for each node but the root: id, parent's id, lock count, pages, state checkpoint slot (-1 for none).
     pub fn shape(&self) -> impl Iterator<Item = (NodeId, NodeId, u32, Vec<Page>, i64)> {
         self.ids().map(|id| {
             let node = self.node(id);

@@ -3,10 +3,9 @@
 //! Invariants: a slot is free, a node's, or the tail of one started request; a checkpoint saved in a step can be
 //! matched from the next step on, and its slot is not reused before.
 //!
-//! Eviction of checkpoints follows GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997). A
-//! checkpoint's worth is the number of tokens that it saves, those since the checkpoint above it, plus the worth of the
-//! checkpoint evicted last, at the time of its save or last use. The one of least worth is evicted next; ties go to the
-//! one used first.
+//! Eviction follows GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997). At its save and
+//! each use, a checkpoint is worth the tokens since the checkpoint above it, plus the worth of the checkpoint evicted
+//! last. The one of least worth is evicted next; ties go to the one used first.
 
 use std::collections::BTreeSet;
 

@@ -58,8 +58,7 @@ impl EvictionOrder {
         }
     }
 
-    /// Adds `upper`, which was split off the unlocked node `lower` and is its parent now. It has the same age and is
-    /// evicted after `lower`.
+    /// Adds `upper`, the new parent of the unlocked node `lower`. It has the same age and is evicted after `lower`.
     pub fn split(&mut self, lower: NodeId, upper: NodeId) {
         if let Self::Lru(list) = self {
             list.insert_after(lower, upper);

@@ -1,5 +1,4 @@
-//! State checkpoints of the radix tree (`checkpoints`): match, save, pin, and free the nodes that cannot be matched any
-//! more.
+//! State checkpoints of the radix tree (`checkpoints`): match, save, pin, and removal of nodes that no match can reach.
 
 use super::checkpoints::Checkpoints;
 use super::nodes::{NO_CHECKPOINT, NO_NODE, NodeId, ROOT, Slot};
@@ -9,8 +8,7 @@ use crate::numbers::{ToU64, ToUsize};
 
 impl RadixTree {
     /// Truncates `found`, a match below `node`, to the deepest node with a checkpoint saved before `step`, from whose
-    /// state a row of `step` can begin. Returns an empty match if there is none. `num_unlocked` stays that of the whole
-    /// match.
+    /// state a row of `step` can begin; empty if there is none. `num_unlocked` still counts the whole match.
     pub fn beginning(&self, node: NodeId, mut found: Match, step: i64) -> Match {
         let mut num_pages = found.pages.len() - found.num_partial_pages;
         while found.node != node {
@@ -44,8 +42,8 @@ impl RadixTree {
         Ok(slot)
     }
 
-    /// Sets `slot`, which holds the state after `step`, as the checkpoint of `node`. `Error::Broken` if the node has
-    /// one or was removed.
+    /// Sets `slot`, which holds the state after `step`, as checkpoint of `node`. `Error::Broken` if it has one or is
+    /// gone.
     pub fn put_checkpoint(&mut self, node: NodeId, slot: Slot, step: i64) -> Result<()> {
         let (Some(checkpoints), end) = (&mut self.checkpoints, self.nodes.get_mut(node)) else {
             return broken("a state was saved of a model that has none");
@@ -60,8 +58,7 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Allocates a slot: a free one, else the slot of the checkpoint of least worth, which is evicted. `None` if none
-    /// is evictable.
+    /// Allocates a slot: a free one, else that of the evictable checkpoint of least worth. `None` if there is neither.
     pub fn take_slot(&mut self) -> Result<Option<Slot>> {
         let Some(checkpoints) = &mut self.checkpoints else {
             return Ok(None);
@@ -223,8 +220,7 @@ impl RadixTree {
         count
     }
 
-    /// Frees `node` and its ancestors as long as they are unlocked leaves without a checkpoint. No-op for a model
-    /// without states.
+    /// Frees `node` and its ancestors while they are unlocked leaves without a checkpoint. No-op without states.
     pub(super) fn prune(&mut self, node: NodeId) -> Result<()> {
         let mut at = node;
         while self.checkpoints.is_some() && at != ROOT {

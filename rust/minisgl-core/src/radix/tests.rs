@@ -1,5 +1,4 @@
-//! Tests of the cost of the tree's operations, counted in elementary operations (pages compared, tokens copied, nodes
-//! visited), not in time.
+//! Tests of the cost of tree operations, counted in pages compared, tokens copied and nodes visited, not in time.
 
 use super::nodes::Nodes;
 use super::{ROOT, RadixTree};

@@ -212,8 +212,8 @@ impl RadixTree {
 
     // ----------------------------------------------------------------------------------------- growing, shrinking
 
-    /// Links `pages`, the KV of `tokens`, below `handle` and moves the handle onto the new node. `Error::Broken` if the
-    /// tree has these tokens.
+    /// Links `pages`, the KV of `tokens`, below `handle` and moves the handle there. `Error::Broken` if they are
+    /// cached.
     pub fn append(&mut self, handle: NodeId, namespace: Namespace, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
         if pages.is_empty() || tokens.len() != pages.len() * self.page_size {
             return broken(format!("{} tokens do not fill {} pages", tokens.len(), pages.len()));
@@ -235,8 +235,7 @@ impl RadixTree {
     }
 
     /// Moves a handle that covers `first_page` pages to the end of `tokens` (whole pages): over cached pages, then over
-    /// those of `pages` (by page index) that the tree lacks. Returns the new handle and the number of pages that were
-    /// cached.
+    /// those of `pages` (by page index) that the tree lacks. Returns the new handle and how many pages were cached.
     pub fn insert(
         &mut self,
         handle: NodeId,

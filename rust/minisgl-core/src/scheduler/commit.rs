@@ -86,8 +86,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Handles a row with non-finite logits: adds it to `not_finite` if its token would belong to its request's
-    /// sequence.
+    /// Handles a row with non-finite logits: adds it to `not_finite` if its token would belong to the sequence.
     fn drop_token(&mut self, row: u32, done: &InFlight, ending: &[Index], not_finite: &mut Vec<u32>) {
         let index = done.rows[row.to_usize()];
         if let Some(draft) = done.draft(row) {
@@ -159,8 +158,7 @@ impl Scheduler {
         same.zip(finite).count()
     }
 
-    /// Takes the token of a request that was retracted, or drops it if the request has ended. Returns 1, the number of
-    /// rows.
+    /// Takes the token of a request that was retracted, or drops it if the request has ended. Returns 1 (the row).
     fn take_late_token(
         &mut self,
         index: Index,

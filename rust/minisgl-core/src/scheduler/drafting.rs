@@ -122,8 +122,7 @@ impl Scheduler {
         known.len() == draft.position.to_usize() + 1 && known.last() == Some(&draft.token)
     }
 
-    /// Releases the pages of rejected drafts. Skips retracted requests, which hold none, and those in `failed`, which
-    /// end.
+    /// Releases the pages of rejected drafts. Skips retracted requests, which hold none, and ending ones (`failed`).
     pub(super) fn settle(&mut self, done: &InFlight, failed: &[Index]) -> Result<()> {
         for (at, draft) in done.drafts.iter().enumerate() {
             let index = draft.index;

@@ -8,8 +8,7 @@ use minisgl_core::Event;
 const ROWS: i64 = 40; // of more than two blocks of slots
 const STEPS: i64 = 150;
 
-/// Runs requests of many lengths with `overlap` steps in flight. Every fifth request forbids overlap, so that it pauses
-/// every other step.
+/// Runs requests of many lengths with `overlap` steps in flight. Every fifth forbids overlap, so it pauses in between.
 fn run(overlap: usize) {
     let mut bench = Bench::new(config(1, 20_000, ROWS as usize));
     let mut texts: HashMap<i64, Vec<i32>> = HashMap::new();

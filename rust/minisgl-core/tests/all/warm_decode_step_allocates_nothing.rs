@@ -47,8 +47,8 @@ fn config(page_size: usize, num_pages: usize) -> Config {
     }
 }
 
-/// Returns the allocations of each of `timed` decode steps, after `warm` others; `cached` prompts of one page fill the
-/// tree before.
+/// Returns the allocations of each of `timed` decode steps after `warm` others, with `cached` one-page prompts in the
+/// tree.
 fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, timed: i64) -> Vec<u64> {
     let mut bench = Bench::new(config(page_size, num_pages));
     let mut step = 0;

@@ -196,8 +196,7 @@ impl Reader {
         (!may_come).then_some(false)
     }
 
-    /// Ends the object at the end of the text or at a marker: closes open brackets, or sets `Broken` if something is
-    /// missing before.
+    /// Ends the object at a marker or the end of the text: closes open brackets, or sets `Broken` if incomplete.
     fn end(&mut self, by_marker: bool, end: End) -> usize {
         let is_done = self.state == State::Next || (self.state == State::Item && by_marker);
         if is_done && end == End::Whole {
@@ -743,8 +742,7 @@ impl<'a> Ahead<'a> {
         Self { text, at: 0, ended }
     }
 
-    /// Skips white space and returns the next byte; `Some(None)` if there is none within `LOOK` bytes; `None` if more
-    /// text is needed.
+    /// Skips white space and returns the next byte. `Some(None)`: none within `LOOK` bytes; `None`: needs more text.
     fn next(&mut self) -> Option<Option<u8>> {
         while let Some(byte) = self.text.as_bytes().get(self.at).filter(|_| self.at < LOOK) {
             if !byte.is_ascii_whitespace() {

@@ -1,8 +1,7 @@
 //! Table of the formats in which models write tool calls and reasoning, one row each. Rows are data for the parser
 //! (`run`), the grammars and the tool instructions in prompts (`tools`).
 
-/// A tool-call format. White space at the ends of its literals is what models write there; the parser accepts any
-/// other.
+/// A tool-call format. White space at the ends of literals is what models write; the parser accepts any other.
 #[derive(Debug)]
 pub struct ToolFormat {
     /// Value for `--tool-call-parser`.

@@ -151,8 +151,7 @@ impl Growing {
         .await;
     }
 
-    /// Waits until `look` returns a value for the rest of the text. `None` means that it needs more; it must decide at
-    /// the end of the text.
+    /// Waits until `look` returns a value for the rest of the text; `None` means that it needs more, never at the end.
     pub(super) async fn look<T>(&self, mut look: impl FnMut(&str, bool) -> Option<T>) -> T {
         loop {
             if let Some(found) = self.with(|state| look(&state.text[state.at..], state.end.is_some())) {

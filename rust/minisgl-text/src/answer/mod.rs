@@ -57,8 +57,7 @@ impl AnswerParser {
         self.named(found)
     }
 
-    /// Returns the indices of calls whose arguments are incomplete or were not understood. An output with one of them
-    /// calls no tools.
+    /// Returns the indices of calls with incomplete or ambiguous arguments. An output with one of them calls no tools.
     pub fn broken(&self) -> Vec<usize> {
         self.running.growing.broken()
     }

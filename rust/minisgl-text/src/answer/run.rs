@@ -304,8 +304,7 @@ impl Run {
         self.give_back();
     }
 
-    /// Drops markers and surplus brackets after a call. Marks the call as broken if text follows that may belong to its
-    /// arguments.
+    /// Drops markers and surplus brackets after a call. Marks it as broken if possible arguments follow.
     async fn leftovers(&mut self, format: &ToolFormat) {
         let closers = format.closers();
         let mut has_end = false;
@@ -797,8 +796,7 @@ impl Run {
         None
     }
 
-    /// Consumes a value up to its end marker, appends it to `to`, or streams it as the inside of a JSON string. Returns
-    /// true if it ends.
+    /// Consumes a value up to its end marker into `to`, or streams it inside a JSON string. Returns true if it ends.
     async fn value_within(&mut self, borders: &Borders<'_>, parameter: &Parameter, to: &mut Option<String>) -> bool {
         let (mut waiting, mut in_line) = ("", false);
         while let Some((text, found)) = self.growing.before(&["<"]).await {

@@ -31,8 +31,7 @@ impl ContentScan {
         }
     }
 
-    /// Adds `text` and returns the stretches that are decided now, each with whether it is content. With `ended`,
-    /// returns all the rest.
+    /// Adds `text` and returns the stretches decided now, each with whether it is content; all the rest if `ended`.
     pub fn push(&mut self, text: &str, ended: bool) -> Vec<(String, bool)> {
         self.text.push_str(text);
         let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,7 @@
 //! End of values without quotes: a marker after which the text continues as a call does.
 //!
-//! Invariants: a decision looks ahead no further than the length of the markers and `LOOK` bytes of white space between
-//! them.
+//! Invariants: a decision looks ahead by the length of the markers and `LOOK` bytes of white space between them at
+//! most.
 
 use super::formats::{Call, Parameter, Piece, ToolFormat};
 use super::parts::Tools;
