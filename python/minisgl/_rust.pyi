@@ -74,8 +74,7 @@ def build_info() -> BuildInfo: ...
 
 @type_check_only
 class LoadResult(TypedDict):
-    """Result of a load test: a row for each request sent, by index. Times in seconds since `started`, NaN if missing.
-    """
+    """Result of a load test: a row for each request sent. Times in seconds since `started`, NaN if missing."""
 
     index: NDArray[np.int64]
     scheduled: NDArray[np.float64]  # arrival time; closed loop: when the client was free
@@ -517,8 +516,7 @@ class Gateway:
         """Return a descriptor that is readable when there are questions. Read it empty before taking them."""
 
     def questions(self) -> list[tuple[int, str, str, list[tuple[bytes, bytes]], bytes | None]]:
-        """Take the waiting questions: id, method, target, headers, body (`None` asks whether the client may send one).
-        """
+        """Take the waiting questions: id, method, target, headers, body (`None`: may the client send one?)."""
 
     def withdrawn(self) -> list[int]:
         """Return the ids of questions whose clients disconnected, or that took too long. Call before `questions`."""
