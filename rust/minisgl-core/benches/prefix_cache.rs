@@ -10,13 +10,13 @@
 
 use std::time::Instant;
 
-use minisgl_core::{CachePolicy, Candidate, Error, RadixCacheManager, Room};
+use minisgl_core::{CachePolicy, Candidate, Error, RadixCacheManager, StepCapacity};
 use minisgl_core::{make_metadata_buffers, prefill_admission_plan};
 
 const NUM_NODES: usize = 100_000;
 const LENGTH: usize = 1024;
 const NUM_PROMPTS: usize = 64;
-const NUM_EDGES: usize = 8; // of a prompt that is matched
+const NUM_EDGES: usize = 8; // edges of a matched prompt
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -125,7 +125,7 @@ fn plan_chunk(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
         has_state: false,
         num_unscheduled: 128,
     };
-    let room = Room {
+    let capacity = StepCapacity {
         budget: 512,
         available: 4096,
         page_size: 1,
@@ -135,7 +135,7 @@ fn plan_chunk(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     };
     for _ in 0..repeats {
         assert_eq!(
-            timed(times, || prefill_admission_plan(&[row], room))?[0].num_tokens,
+            timed(times, || prefill_admission_plan(&[row], capacity))?[0].num_tokens,
             512
         );
     }
@@ -155,7 +155,7 @@ fn main() -> std::result::Result<(), String> {
     // cargo adds `--bench` of its own
     let arguments: Vec<String> = std::env::args().skip(1).filter(|one| !one.starts_with("--")).collect();
     let [case, repeats] = arguments.as_slice() else {
-        return Ok(()); // as a test: nothing to measure
+        return Ok(()); // run as a test: nothing to measure
     };
     let repeats: usize = repeats.parse().map_err(|error| format!("{repeats}: {error}"))?;
     let mut times = Vec::with_capacity(repeats);

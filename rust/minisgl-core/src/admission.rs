@@ -22,26 +22,26 @@ pub(crate) const RATIO_MIN: usize = 102;
 pub(crate) const RATIO_MAX: usize = 1024;
 const RATIO_UP: usize = 256;
 const RATIO_DOWN: usize = 1;
-const LOADED_TOKENS: usize = 256; // as many that are loaded count as one that is computed
+const LOADED_TOKENS: usize = 256; // loaded tokens that cost as much budget as one computed token
 
-/// Next chunk of a prefill row: the cached pages of `found`, then `num_loads` loaded pages, then `num_tokens` to
+/// Next chunk of a prefill row: the cached pages of `matched`, then `num_loads` loaded pages, then `num_tokens` to
 /// compute in `num_new_pages` new pages; `cost` counts against the step's token budget. No chunk if `num_tokens` is 0;
 /// `lacks_pages` is true if more pages would allow a larger one.
 pub(crate) struct Chunk {
-    pub found: Match,
+    pub matched: Match,
     pub num_tokens: usize,
     pub num_new_pages: usize,
     pub lacks_pages: bool,
-    pub num_found: usize, // pages that are cached, those of `found` and those that no checkpoint leads to
-    pub num_covered: usize, // of the latter, those that the chunk computes again, into nothing
+    pub num_found: usize,   // cached pages: those of `matched`, and those after the last checkpoint
+    pub num_covered: usize, // cached pages after the checkpoint that are recomputed for the state alone
     pub num_loads: usize,
-    pub begins_stored: bool, // with the state that is at hand behind the pages that are loaded
+    pub begins_stored: bool, // the row begins with the state stored after the loaded pages
     pub cost: usize,
 }
 
 impl Chunk {
     pub fn num_page_changes(&self) -> usize {
-        self.found.pages.len() + self.num_covered + self.num_loads + self.num_new_pages
+        self.matched.pages.len() + self.num_covered + self.num_loads + self.num_new_pages
     }
 }
 
@@ -71,17 +71,17 @@ pub(crate) fn size_chunk(
         Some(_) => request.prefill_len.to_usize(),
         None => request.len.to_usize(),
     };
-    let Found {
-        found,
+    let ReusablePrefix {
+        matched,
         num_found,
         num_loadable,
         has_state,
-    } = find(requests, index, length, tree, step);
+    } = reusable_prefix(requests, index, length, tree, step);
     let row = Candidate {
         length,
         num_pages: requests.pages(index).len(),
-        num_matched: found.pages.len(),
-        num_unlocked: found.num_unlocked,
+        num_matched: matched.pages.len(),
+        num_unlocked: matched.num_unlocked,
         num_found,
         num_loadable,
         has_state,
@@ -89,7 +89,7 @@ pub(crate) fn size_chunk(
     };
     let chunk = plan_chunk(&row, budget, tree.num_available(), size, max_page_changes);
     Chunk {
-        found,
+        matched,
         num_tokens: chunk.num_tokens,
         num_new_pages: chunk.num_new_pages,
         lacks_pages: chunk.lacks_pages,
@@ -174,7 +174,7 @@ fn plan_chunk(row: &Candidate, budget: i64, available: usize, size: usize, max_p
 /// `needed`: pages that started requests will yet take, estimated; `reserve_ratio` in 1/1024.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
-pub struct Room {
+pub struct StepCapacity {
     pub budget: i64,
     pub available: usize,
     pub page_size: usize,
@@ -188,19 +188,19 @@ pub struct Room {
 ///
 /// # Errors
 /// `Error::Argument` for a page size of 0, a ratio above 1024, or a candidate with contradicting counts.
-pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Result<Vec<PlannedChunk>> {
-    let size = room.page_size;
+pub fn prefill_admission_plan(candidates: &[Candidate], mut left: StepCapacity) -> Result<Vec<PlannedChunk>> {
+    let size = left.page_size;
     if size == 0 || size > MAX_U32 / 2 {
         return argument("page_size", format!("{size}: must be between 1 and 2^31 - 1"));
     }
-    if room.reserve_ratio > RATIO_MAX {
+    if left.reserve_ratio > RATIO_MAX {
         return argument(
             "reserve_ratio",
-            format!("{}: must be at most {RATIO_MAX}", room.reserve_ratio),
+            format!("{}: must be at most {RATIO_MAX}", left.reserve_ratio),
         );
     }
     let ratio = ReserveRatio {
-        value: room.reserve_ratio,
+        value: left.reserve_ratio,
     };
     let mut plan = Vec::with_capacity(candidates.len());
     for (index, row) in candidates.iter().enumerate() {
@@ -213,52 +213,50 @@ pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Resul
             && row.num_unlocked <= row.num_found
             && row.length <= MAX_U32;
         if !is_possible {
-            return argument(
-                "candidates",
-                format!("{index}: its counts contradict one another: {row:?}"),
-            );
+            return argument("candidates", format!("{index}: contradicting counts: {row:?}"));
         }
         let wanted = row.num_unlocked.saturating_add(row.num_loadable);
-        let mut chunk = match room.available >= wanted {
-            true => plan_chunk(row, room.budget, room.available, size, room.max_page_changes),
-            false => PlannedChunk::default(), // another one took what it matched
+        let mut chunk = match left.available >= wanted {
+            true => plan_chunk(row, left.budget, left.available, size, left.max_page_changes),
+            false => PlannedChunk::default(), // an earlier candidate took the pages that it matched
         };
         let reserve = ratio.reserve_pages(row.num_unscheduled, PageSize::new(size));
         let rest = row.length.div_ceil(size) - row.num_matched;
-        let estimate = (rest + reserve).saturating_add(room.needed);
-        chunk.num_missing = estimate.saturating_sub(room.available.saturating_sub(row.num_unlocked));
+        let estimate = (rest + reserve).saturating_add(left.needed);
+        chunk.num_missing = estimate.saturating_sub(left.available.saturating_sub(row.num_unlocked));
         plan.push(chunk);
         if chunk.num_tokens == 0 || chunk.num_missing > 0 {
             break;
         }
-        let taken = chunk.num_covered + chunk.num_loads + chunk.num_new_pages;
+        let num_added = chunk.num_covered + chunk.num_loads + chunk.num_new_pages;
         let ends = (row.num_pages + row.num_matched + chunk.num_loads) * size + chunk.num_tokens == row.length;
-        let unscheduled = row.num_unscheduled.saturating_sub(u32::from(ends)); // its first token is on the way
-        room.budget -= chunk.cost.to_i64();
-        room.available -= row.num_unlocked + chunk.num_loads + chunk.num_new_pages;
-        room.max_page_changes -= row.num_matched + taken;
-        room.needed = room.needed.saturating_add(rest - taken) + ratio.reserve_pages(unscheduled, PageSize::new(size));
+        let unscheduled = row.num_unscheduled.saturating_sub(u32::from(ends)); // its first token is scheduled
+        left.budget -= chunk.cost.to_i64();
+        left.available -= row.num_unlocked + chunk.num_loads + chunk.num_new_pages;
+        left.max_page_changes -= row.num_matched + num_added;
+        left.needed =
+            left.needed.saturating_add(rest - num_added) + ratio.reserve_pages(unscheduled, PageSize::new(size));
     }
     Ok(plan)
 }
 
 /// Returns how many tokens of a waiting request are cached or can be loaded, so that `step` need not compute them.
 pub(crate) fn cached_len(requests: &Requests, index: Index, tree: &RadixTree, step: i64) -> usize {
-    let found = find(requests, index, requests.get(index).len.to_usize(), tree, step);
-    (found.found.pages.len() + found.num_loadable) * tree.page_size()
+    let prefix = reusable_prefix(requests, index, requests.get(index).len.to_usize(), tree, step);
+    (prefix.matched.pages.len() + prefix.num_loadable) * tree.page_size()
 }
 
 /// Reusable part of a row's prompt: the match, the number of cached pages with and without a checkpoint, the pages that
 /// can be loaded after it, and whether the row then begins with the stored state.
-struct Found {
-    found: Match,
+struct ReusablePrefix {
+    matched: Match,
     num_found: usize,
     num_loadable: usize,
     has_state: bool,
 }
 
 /// Looks up the reusable part of a request's first `length` tokens, for a row of `step`.
-fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> Found {
+fn reusable_prefix(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> ReusablePrefix {
     let (request, cold) = (requests.get(index), requests.cold(index));
     let num_pages = requests.pages(index).len();
     let max_match = match request.uses_cache {
@@ -278,8 +276,8 @@ fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step
         } else {
             0
         };
-        return Found {
-            found: whole,
+        return ReusablePrefix {
+            matched: whole,
             num_found,
             num_loadable: if num_loadable < available { num_loadable } else { 0 },
             has_state: false,
@@ -288,13 +286,13 @@ fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step
     let saved = tree.beginning(start, whole, step);
     let (num_loadable, deeper) = (end.saturating_sub(at), num_pages + saved.pages.len() < end);
     let has_state = deeper && end <= max_match && is_at_hand && num_loadable < available;
-    let mut found = saved;
+    let mut matched = saved;
     if has_state {
-        found = tree.find(start, cold.namespace, tokens, num_pages, end);
-        found.num_unlocked = num_unlocked;
+        matched = tree.find(start, cold.namespace, tokens, num_pages, end);
+        matched.num_unlocked = num_unlocked;
     }
-    Found {
-        found,
+    ReusablePrefix {
+        matched,
         num_found,
         num_loadable: if has_state { num_loadable } else { 0 },
         has_state,
@@ -319,9 +317,9 @@ pub(crate) fn apply_chunk(
     let (sequence, cold) = requests.parts_mut(index);
     let mut handle = cold.handle.unwrap_or(ROOT);
     if uses_cache {
-        handle = tree.descend(handle, &chunk.found)?;
+        handle = tree.descend(handle, &chunk.matched)?;
     }
-    sequence.pages.extend_from_slice(&chunk.found.pages);
+    sequence.pages.extend_from_slice(&chunk.matched.pages);
     let (first, begin) = (sequence.pages.len(), handle);
     if chunk.num_covered > 0 {
         let to = first + chunk.num_covered;
@@ -361,11 +359,11 @@ pub(crate) fn save_states(
         return Ok(());
     }
     let (tokens, namespace, size) = (requests.tokens(index), requests.cold(index).namespace, tree.page_size());
-    let last = requests.cold(index).num_tree_pages; // what it does not lock may be gone before it is saved
+    let last = requests.cold(index).num_tree_pages; // unlocked pages may be evicted before the save
     let computed = first + chunk.num_loads;
     for border in borders(requests.get(index), chunk, (computed, last), size, interval) {
-        let found = tree.find(begin, namespace, tokens, first, border);
-        if let Some(slot) = tree.save(&found, step)? {
+        let matched = tree.find(begin, namespace, tokens, first, border);
+        if let Some(slot) = tree.save(&matched, step)? {
             saves.push(((border - computed) * size, slot));
         }
     }
@@ -383,16 +381,16 @@ fn borders(
     interval: usize,
 ) -> BTreeSet<usize> {
     let every = interval / size;
-    let mut found: BTreeSet<usize> = (first / every * every + every..=last).step_by(every).collect();
-    found.insert((request.prefill_len.to_usize() - 1) / size);
-    if chunk.num_found > chunk.found.pages.len() {
-        found.insert(first - chunk.found.pages.len() + chunk.num_found);
+    let mut borders: BTreeSet<usize> = (first / every * every + every..=last).step_by(every).collect();
+    borders.insert((request.prefill_len.to_usize() - 1) / size);
+    if chunk.num_found > chunk.matched.pages.len() {
+        borders.insert(first - chunk.matched.pages.len() + chunk.num_found);
     }
-    found.retain(|&border| first < border && border <= last);
+    borders.retain(|&border| first < border && border <= last);
     if chunk.begins_stored {
-        found.insert(first);
+        borders.insert(first);
     }
-    found
+    borders
 }
 
 /// Share of their possible output that requests are expected to generate, in 1/1024.
@@ -424,12 +422,12 @@ impl ReserveRatio {
 
 /// Returns after how many steps `missing` pages are free, if all requests run to their limits; 0 if never. `started`:
 /// for each request the steps left, and its pages including reserved ones.
-pub(crate) fn steps_until_room(missing: usize, mut started: Vec<(u32, usize)>) -> u32 {
+pub(crate) fn steps_until_free(missing: usize, mut started: Vec<(u32, usize)>) -> u32 {
     started.sort_unstable();
-    let mut found = 0;
+    let mut num_free = 0;
     for (steps, pages) in started {
-        found += pages;
-        if found >= missing {
+        num_free += pages;
+        if num_free >= missing {
             return steps;
         }
     }
@@ -440,7 +438,7 @@ pub(crate) fn steps_until_room(missing: usize, mut started: Vec<(u32, usize)>) -
 pub(crate) fn needed_pages(requests: &Requests, row: &Row, ratio: &ReserveRatio, page_size: PageSize) -> usize {
     let reserve = ratio.reserve_pages(row.left, page_size);
     if !row.kind.prefills {
-        return reserve; // its prompt has its pages
+        return reserve; // its prompt is scheduled
     }
     let prompt_pages = page_size.count(requests.get(row.index).prefill_len).to_usize();
     prompt_pages - requests.pages(row.index).len() + reserve

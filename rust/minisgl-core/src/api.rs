@@ -163,7 +163,7 @@ pub(crate) fn argument<T>(name: &'static str, reason: impl Into<String>) -> Resu
 pub(crate) fn need_memory(name: &'static str, bytes: usize) -> Result<()> {
     match Vec::<u8>::new().try_reserve_exact(bytes) {
         Ok(()) => Ok(()),
-        Err(_) => argument(name, format!("no memory for {bytes} bytes")),
+        Err(_) => argument(name, format!("cannot allocate {bytes} bytes")),
     }
 }
 

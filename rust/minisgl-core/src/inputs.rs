@@ -14,9 +14,9 @@ use crate::step::{Arrival, Event, NOT_FINITE};
 pub struct CheckedEvents {
     events: Vec<Event>,
     arrived: BTreeSet<i64>,
-    pins: BTreeMap<i64, usize>, // pages that arrivals will pin
-    given_back: BTreeSet<i64>,  // requests whose pins are no more
-    lost: BTreeSet<i64>,        // those whose pins a failed forward takes away
+    pins: BTreeMap<i64, usize>, // pages to pin, by request id of the arrival
+    given_back: BTreeSet<i64>,  // requests whose pins are released by these events
+    lost: BTreeSet<i64>,        // requests whose pins a failed forward pass removes
 }
 
 impl CheckedEvents {
@@ -50,7 +50,7 @@ impl CheckedEvents {
                 let fields = [("stored_from", read.stored_from), ("stored_to", read.stored_to)];
                 check_at_least(index, 0, fields)?;
             }
-            Event::Draft(draft) if has_negative(&draft.tokens) => return Err(not_ids(index)),
+            Event::Draft(draft) if has_negative(&draft.tokens) => return Err(invalid_token_ids(index)),
             Event::Finish(_) | Event::Abort(_) | Event::ClearCache | Event::Draft(_) => {}
         }
         self.events.push(event);
@@ -127,7 +127,7 @@ fn check_failed(index: usize, step: i64, oldest_in_flight: Option<i64>) -> Resul
 
 /// Returns the error for a draft with invalid token ids (must be unsigned 31-bit integers). `index`: the event's index.
 #[must_use]
-pub fn not_ids(index: usize) -> Error {
+pub fn invalid_token_ids(index: usize) -> Error {
     let reason = "must be unsigned 31-bit integers".into();
     let field = "tokens";
     Error::Event { index, field, reason }

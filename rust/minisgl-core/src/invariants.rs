@@ -127,7 +127,7 @@ fn check_started(state: &SchedulerState, index: Index) -> Result<()> {
         format!("{}: {end} tokens with {drafted} drafted of {}", who(), request.max_len)
     })?;
     let row = state.started.find(index).map(|at| state.started.row(at));
-    need(row.is_some_and(|row| row.is_of(index, &state.requests)), || {
+    need(row.is_some_and(|row| row.equals_record(index, &state.requests)), || {
         format!("{}: its row differs from its record", who())
     })?;
     need(state.requests.tokens(index).len() == request.len.to_usize(), || {
@@ -198,13 +198,13 @@ fn check_slots(state: &SchedulerState) -> Result<()> {
     need(all.iter().copied().eq(0..state.slots.num_slots().to_u32()), || {
         "a slot is lost or doubled".into()
     })?;
-    let mut held: Vec<u32> = state
+    let mut used: Vec<u32> = state
         .started
         .iter()
         .map(|row| state.requests.get(row.index).slot)
         .collect();
-    held.sort_unstable();
-    need(held == in_use, || "slots in use and started requests differ".into())
+    used.sort_unstable();
+    need(used == in_use, || "slots in use and started requests differ".into())
 }
 
 /// Checks that each checkpoint slot has one owner, and that pins hold the checkpoints that they record.
@@ -227,14 +227,14 @@ fn check_checkpoints(state: &SchedulerState) -> Result<()> {
         "a slot of a checkpoint is lost or doubled".into()
     })?;
     let has_checkpoint = |id: &NodeId| state.tree.node(*id).checkpoint != NO_CHECKPOINT;
-    let known: BTreeSet<NodeId> = checkpoints.of_nodes().map(|(_, node)| node).collect();
+    let with_slots: BTreeSet<NodeId> = checkpoints.of_nodes().map(|(_, node)| node).collect();
     need(
-        state.tree.ids().filter(has_checkpoint).collect::<BTreeSet<_>>() == known,
+        state.tree.ids().filter(has_checkpoint).collect::<BTreeSet<_>>() == with_slots,
         || "the nodes with checkpoints are others than those that are known".into(),
     )?;
     for (slot, node) in checkpoints.of_nodes() {
         let pins = state.pins.iter().filter(|(_, pin)| pin.saved == Some(node)).count();
-        let (listed, held) = checkpoints.is_known(slot);
+        let (listed, held) = checkpoints.listing(slot);
         need(state.tree.node(node).checkpoint == slot, || {
             "a node has another checkpoint".into()
         })?;

@@ -17,10 +17,10 @@ pub(crate) struct PrefillRow {
     pub num_tokens: usize,
     pub first_column: usize,
     pub samples: bool,
-    pub num_covered: usize, // of its tokens, the first ones whose KV is cached: it writes none for them
-    pub begins: Option<i32>, // the checkpoint that its state begins with, as in the plan; none: it has its state
-    pub saves: (usize, usize), // which of `DecidedStep::saves`
-    pub num_loads: usize,   // pages before its tokens that are loaded
+    pub num_covered: usize, // leading tokens whose KV is cached, so that the row writes none for them
+    pub begins: Option<i32>, // initial state, as in `state_begins`; `None`: the request continues with its own state
+    pub saves: (usize, usize), // range in `DecidedStep::saves`
+    pub num_loads: usize,   // pages loaded before the computed tokens
 }
 
 /// Decisions of the pass, in request order. Freed and assigned slots take effect before the page-table updates.
@@ -28,17 +28,17 @@ pub(crate) struct PrefillRow {
 pub(crate) struct DecidedStep {
     pub step: i64,
     pub decode_rows: Vec<Index>,
-    pub draft_rows: Vec<DraftRow>, // decode rows, too, behind the others
+    pub draft_rows: Vec<DraftRow>, // decode rows of drafts, after the others
     pub prefill_rows: Vec<PrefillRow>,
-    pub assigned: Vec<(Index, usize)>, // with the cached length in tokens
-    pub freed: Vec<u32>,               // slots
+    pub assigned: Vec<(Index, usize)>, // request and cached length in tokens
+    pub freed: Vec<u32>,               // freed slots
     pub num_retracted: usize,
-    pub num_gave_way: usize, // of them, those in the background
+    pub num_background_retracted: usize, // those of the retracted that are in the background
     pub num_prefill_page_changes: usize,
-    pub background: bool,               // whose rows are decided now
-    pub num_background: usize,          // tokens of rows in the background
-    pub saves: Vec<(usize, Slot)>,      // tokens into a prefill row, and to which checkpoint its state goes then
-    pub tail_saves: Vec<(usize, Slot)>, // decode rows that save behind their token
+    pub background: bool,               // whether background rows are being decided
+    pub num_background: usize,          // tokens of background rows
+    pub saves: Vec<(usize, Slot)>,      // (tokens into a prefill row, slot for its state)
+    pub tail_saves: Vec<(usize, Slot)>, // (decode row, slot for the state after its token)
 }
 
 impl DecidedStep {
@@ -62,7 +62,7 @@ impl DecidedStep {
         self.assigned.clear();
         self.freed.clear();
         self.num_retracted = 0;
-        self.num_gave_way = 0;
+        self.num_background_retracted = 0;
         self.background = false;
         self.num_background = 0;
         self.num_prefill_page_changes = 0;
@@ -132,8 +132,8 @@ struct Writer<'a, 'b> {
     size: PageSize,
     plan: Plan,
     tokens: usize,
-    pages: i32,     // sum of the rows' pages
-    scratch: usize, // where nobody reads
+    pages: i32,     // sum of the rows' pages so far
+    scratch: usize, // first KV slot of the scratch page
 }
 
 impl Writer<'_, '_> {

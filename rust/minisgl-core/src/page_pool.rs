@@ -70,7 +70,7 @@ impl PagePool {
 #[derive(Clone, Copy)]
 pub(crate) struct PageSize {
     size: u32,
-    mask: u32, // of a power of two, else 0
+    mask: u32, // size - 1 for a power of two, else 0
     shift: u32,
 }
 

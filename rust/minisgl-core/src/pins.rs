@@ -18,14 +18,14 @@ use crate::request::{Index, Requests};
 pub(crate) struct Pin {
     pub num_pages: usize,
     pub handle: Option<NodeId>,
-    pub saved: Option<NodeId>, // the deepest node on its path that has a checkpoint, which it holds
+    pub saved: Option<NodeId>, // deepest node on the path with a checkpoint, held by the pin
 }
 
 /// All pins by request id, of live and of ended requests.
 pub(crate) struct Pins {
     pins: BTreeMap<i64, Pin>,
     pub max_pages: usize,
-    pub num_pages: usize, // shared ones counted each time
+    pub num_pages: usize, // shared pages counted for each pin
 }
 
 impl Pins {
@@ -47,7 +47,7 @@ impl Pins {
     }
 
     /// Registers the pin of a new request, for `num_pages` pages. Locks nothing yet.
-    pub fn promise(&mut self, req_id: i64, num_pages: usize) {
+    pub fn register(&mut self, req_id: i64, num_pages: usize) {
         let (handle, saved) = (None, None);
         self.pins.insert(
             req_id,
@@ -61,7 +61,7 @@ impl Pins {
     }
 
     /// Locks the pages of the request's pin once the last of them is scheduled. Returns true if this call locked them.
-    pub fn take(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
+    pub fn lock_scheduled(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
         if self.pins.is_empty() {
             return Ok(false);
         }
@@ -73,24 +73,24 @@ impl Pins {
             return Ok(false);
         }
         let namespace = requests.cold(index).namespace;
-        let found = tree.find(ROOT, namespace, requests.tokens(index), 0, pin.num_pages);
-        let (got, wanted) = (found.pages.len(), pin.num_pages);
+        let matched = tree.find(ROOT, namespace, requests.tokens(index), 0, pin.num_pages);
+        let (got, wanted) = (matched.pages.len(), pin.num_pages);
         if got != wanted {
             return broken(format!("request {}: {got} of {wanted} pages to pin", request.req_id));
         }
-        pin.handle = Some(tree.descend(ROOT, &found)?);
+        pin.handle = Some(tree.descend(ROOT, &matched)?);
         Ok(true)
     }
 
     /// Holds the deepest state checkpoint on the locked path. Call after the step's checkpoints are assigned.
-    pub fn hold(&mut self, req_id: i64, tree: &mut RadixTree) {
+    pub fn hold_checkpoint(&mut self, req_id: i64, tree: &mut RadixTree) {
         if let Some(pin) = self.pins.get_mut(&req_id) {
             pin.saved = pin.handle.and_then(|handle| tree.hold_deepest(handle));
         }
     }
 
     /// Returns true if the request's pin has locked its pages.
-    pub fn holds(&self, req_id: i64) -> bool {
+    pub fn has_locked(&self, req_id: i64) -> bool {
         self.pins.get(&req_id).is_some_and(|pin| pin.handle.is_some())
     }
 
@@ -110,7 +110,7 @@ impl Pins {
     }
 
     /// Unlocks all pins after the tree was reset. Pins of live requests remain and will lock again; others are removed.
-    pub fn forget(&mut self, is_live: impl Fn(i64) -> bool) {
+    pub fn unlock_all(&mut self, is_live: impl Fn(i64) -> bool) {
         self.pins.retain(|&req_id, pin| {
             pin.handle = None;
             pin.saved = None;

@@ -17,7 +17,7 @@ use crate::numbers::ToI64;
 use crate::radix::RadixTree;
 use crate::request::{AGE, Index, NO_STEP, OrderKey, Queue, Requests};
 
-const SHORT: i64 = 1024; // tokens
+const SHORT: i64 = 1024; // tokens; longer prefills rank alike
 const MATCH_STEPS: i64 = 16;
 pub(crate) const MAX_LOOK_UPS: usize = 64;
 
@@ -32,7 +32,7 @@ fn shortest_prefill(requests: &Requests, index: Index) -> i64 {
 
 pub(crate) struct Ranking {
     pub policy: SchedulePolicy,
-    pub last_start: i64, // the last step in which a request has started
+    pub last_start: i64, // last step in which a request started
 }
 
 impl Ranking {
@@ -55,9 +55,9 @@ impl Ranking {
         for index in waiting.iter().take(self.num_candidates(waiting, requests)) {
             if num_look_ups < MAX_LOOK_UPS && self.is_due(requests.cold(index).matched_in, step) {
                 num_look_ups += 1;
-                let found = cached_len(requests, index, tree, step);
+                let cached = cached_len(requests, index, tree, step);
                 let cold = requests.cold_mut(index);
-                (cold.cached_len, cold.matched_in) = (found, step);
+                (cold.cached_len, cold.matched_in) = (cached, step);
             }
             let cold = requests.cold(index);
             let key = (cold.priority, rank(requests, index), cold.order);

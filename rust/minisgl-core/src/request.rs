@@ -17,7 +17,7 @@ use crate::step::{Arrival, FinishReason, RESERVED_OUTPUT};
 /// Index of a request in `Requests`. Reused after the request is freed.
 pub(crate) type Index = u32;
 pub(crate) const NO_SLOT: u32 = u32::MAX;
-pub(crate) const AGE: i64 = 64; // arrivals that a step of priority is worth
+pub(crate) const AGE: i64 = 64; // arrivals by which one level of priority changes the age
 pub(crate) const NO_STEP: i64 = i64::MIN;
 const MAX_LEN: usize = MAX_U32 - 1;
 
@@ -35,13 +35,13 @@ pub(crate) enum State {
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub req_id: i64,
-    pub last_step: i64,   // the last step that holds a row of it
-    pub kv_len: u32,      // tokens whose KV is computed, or scheduled to be; those of a draft not
-    pub prefill_len: u32, // tokens known at this admission
+    pub last_step: i64,   // last step with a row of the request
+    pub kv_len: u32,      // tokens whose KV is computed or scheduled, without drafts
+    pub prefill_len: u32, // tokens known at the last admission
     pub len: u32,         // committed tokens, prompt first
-    pub max_len: u32,     // total length at which it ends
-    pub num_prompt: u32,  // of its tokens
-    pub min_len: u32,     // total length before which no stop id ends it
+    pub max_len: u32,     // total length at which the request ends
+    pub num_prompt: u32,  // prompt tokens
+    pub min_len: u32,     // total length below which stop ids are ignored
     pub slot: u32,
     pub num_pending: u32, // tokens scheduled to be sampled beyond `len`
     pub state: State,
@@ -55,34 +55,34 @@ pub(crate) struct Request {
 /// Growing part of a request: its tokens and its page table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
-    pub tokens: Vec<i32>, // the committed ones, prompt first
-    pub pages: Vec<Page>, // its page table, by column
+    pub tokens: Vec<i32>, // committed tokens, prompt first
+    pub pages: Vec<Page>, // page table
 }
 
 /// Cold part of a request, used when it starts and ends.
 #[derive(Default)]
 pub(crate) struct ColdPart {
-    pub num_tree_pages: usize, // of its page table, the first ones belong to the tree
+    pub num_tree_pages: usize, // leading pages of the page table that belong to the tree
     pub handle: Option<NodeId>,
-    pub namespace: Namespace, // whose prefixes it shares
+    pub namespace: Namespace, // cache namespace
     pub order: OrderKey,
     pub priority: i64,
-    pub cached_len: usize, // tokens that need not be computed, when that was looked up last
-    pub matched_in: i64,   // the step in which it was
+    pub cached_len: usize, // tokens cached or loadable at the last lookup
+    pub matched_in: i64,   // step of that lookup
     pub num_admissions: u32,
-    pub num_found_pages: Option<usize>, // cached when it was first admitted to the tree of now
+    pub num_found_pages: Option<usize>, // cached pages at the first admission since the tree was reset
     pub stop_ids: Vec<i32>,
-    pub drafter: Option<Box<Drafter>>, // of a request with drafts
+    pub drafter: Option<Box<Drafter>>, // `None` for a request without drafts
     pub tail: Option<Tail>,
-    pub stored: (usize, usize), // from which page of its text to which it can be loaded
+    pub stored: (usize, usize), // range of pages that can be loaded
 }
 
 /// State checkpoint that belongs to a request and enters the radix tree with the request's pages.
 #[derive(Clone, Copy)]
 pub(crate) struct Tail {
     pub slot: Slot,
-    pub len: u32,  // after as many tokens
-    pub step: i64, // saved in this one
+    pub len: u32,  // tokens of the sequence before the state
+    pub step: i64, // step that saves it
 }
 
 impl Request {
@@ -189,11 +189,11 @@ impl Requests {
             }
         };
         let mut tokens = arrival.tokens;
-        // room for what it generates, so that a decode step need not allocate
+        // memory for the output, so that a decode step need not allocate
         tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
         let sequence = self.sequence_mut(index);
         sequence.tokens = tokens;
-        sequence.pages.clear(); // keeps its room
+        sequence.pages.clear(); // keeps its memory
         let cold = self.cold_mut(index);
         cold.num_tree_pages = 0;
         cold.handle = None;
@@ -291,7 +291,7 @@ pub(crate) fn length(tokens: i64) -> usize {
 /// Queue of requests, sorted by (background, age, id).
 #[derive(Default)]
 pub(crate) struct Queue {
-    items: Vec<Index>, // those before `head` have left
+    items: Vec<Index>, // items before `head` were removed
     head: usize,
 }
 

@@ -72,12 +72,12 @@ pub(crate) fn drop_pages(requests: &mut Requests, index: Index, tree: &mut Radix
     let (cold, tokens) = (requests.cold(index), requests.tokens(index));
     let (handle, first) = (cold.handle.unwrap_or(ROOT), cold.num_tree_pages);
     let max_pages = tokens.len() / tree.page_size();
-    let found = tree.find(handle, cold.namespace, tokens, first, max_pages);
+    let matched = tree.find(handle, cold.namespace, tokens, first, max_pages);
     tree.pool.push(requests.pages(index)[first..].iter().copied())?;
     free_tail(requests, index, tree);
     tree.release(handle)?;
-    if let (true, Some(end), Some(keep)) = (requests.get(index).uses_cache, found.end(), cold.num_found_pages) {
-        tree.drop_end(end, first + found.pages.len(), keep)?;
+    if let (true, Some(end), Some(keep)) = (requests.get(index).uses_cache, matched.end(), cold.num_found_pages) {
+        tree.drop_end(end, first + matched.pages.len(), keep)?;
     }
     requests.forget_pages(index);
     Ok(())
@@ -106,9 +106,9 @@ pub(crate) fn free_pages(requests: &mut Requests, index: Index, tree: &mut Radix
 /// read the same KV, fail too, and the last one removes it.)
 pub(crate) fn drop_path(requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
     let (namespace, tokens) = (requests.cold(index).namespace, requests.tokens(index));
-    let found = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
-    match found.end() {
-        Some(end) => tree.drop_end(end, found.pages.len(), 0),
+    let matched = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
+    match matched.end() {
+        Some(end) => tree.drop_end(end, matched.pages.len(), 0),
         None => Ok(()),
     }
 }

@@ -25,7 +25,7 @@ use crate::page_pool::{Page, PageSize};
 use crate::radix::{Checkpoints, ROOT, TreeView};
 use crate::request::Index;
 use crate::state::{InFlight, SchedulerState};
-use crate::step::{Entry, Event, Limits, Plan, RingEntry, TokenBudget, UNBOUNDED};
+use crate::step::{CommitEntry, Event, Limits, Plan, RingEntry, TokenBudget, UNBOUNDED};
 
 /// The scheduler: the Rust implementation of `minisgl.scheduler.api.ControlPlane`.
 pub struct Scheduler {
@@ -34,12 +34,12 @@ pub struct Scheduler {
     page_size: PageSize,
     budgets: TokenBudget,
     background: Background,
-    saved_lens: MultiplesOf, // at which a text that a request makes is saved, of a model with states
+    saved_lens: MultiplesOf, // sequence lengths at which a decoding request saves its state
     state: SchedulerState,
     spare: Vec<InFlight>,
-    ended_in_flight: Vec<(i64, Index)>, // freed at the commit of the step
+    ended_in_flight: Vec<(i64, Index)>, // (step, request) to free at the commit of the step
     decided: DecidedStep,
-    prefilling: bool, // whether the last pass left a started request that prefills
+    prefilling: bool, // whether a started request still prefills after the last pass
     num_prompt_tokens: u64,
     num_cached_tokens: u64,
     num_retracted: u64,
@@ -51,9 +51,9 @@ pub struct Scheduler {
     num_cut_short: u64,
     num_computed_again: u64,
     num_loaded: u64,
-    num_arrivals: [i64; 2], // ordinary ones, those in the background
+    num_arrivals: [i64; 2], // ordinary requests, background requests
     last_step: Option<i64>,
-    ends: Vec<Entry>,
+    ends: Vec<CommitEntry>,
     watch: TableWatch,
     faults: Faults,
     dead: Option<String>,
@@ -153,7 +153,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// `Error::Broken`; every later call fails then.
-    pub fn commit(&mut self, step: i64, tokens: &[i32], into: &mut Vec<Entry>) -> Result<()> {
+    pub fn commit(&mut self, step: i64, tokens: &[i32], into: &mut Vec<CommitEntry>) -> Result<()> {
         self.require_alive()?;
         let result = self.commit_alive(step, tokens, into);
         self.remember(result, || format!("commit({step})"))
@@ -162,7 +162,7 @@ impl Scheduler {
     /// Returns the current counters and gauges.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let held = self.state.started.iter().map(|row| {
+        let held_pages = self.state.started.iter().map(|row| {
             self.state.started.num_pages(&row, &self.state.requests)
                 - self.state.requests.cold(row.index).num_tree_pages
         });
@@ -173,7 +173,7 @@ impl Scheduler {
             num_free_pages: self.state.tree.pool.num_free(),
             num_evictable_pages: self.state.tree.num_evictable(),
             num_protected_pages: self.state.tree.num_protected(),
-            num_held_pages: held.sum(),
+            num_held_pages: held_pages.sum(),
             num_retracted_total: self.num_retracted,
             num_prompt_tokens_total: self.num_prompt_tokens,
             num_cached_tokens_total: self.num_cached_tokens,
@@ -205,11 +205,11 @@ impl Scheduler {
     #[must_use]
     pub fn cached_pages(&self, tokens: &[i32], namespace: u32) -> usize {
         let tree = &self.state.tree;
-        let mut found = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
+        let mut matched = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
         if tree.checkpoints.is_some() {
-            found = tree.beginning(ROOT, found, self.last_step.unwrap_or(0) + 1);
+            matched = tree.beginning(ROOT, matched, self.last_step.unwrap_or(0) + 1);
         }
-        found.pages.len()
+        matched.pages.len()
     }
 
     /// Checks every invariant. O(everything).

@@ -10,7 +10,7 @@ pub(crate) struct SlotTable {
     num_slots: usize,
     free: Vec<u32>,
     in_use: Vec<bool>,
-    draining: Vec<(i64, u32)>, // by the last step that holds a row of them, in the order of their release
+    draining: Vec<(i64, u32)>, // (last step with a row of the slot, slot), in order of release
     pub freed: Vec<u32>,
 }
 
@@ -81,8 +81,8 @@ impl SlotTable {
         for &slot in &self.free {
             is_free[slot.to_usize()] = true;
         }
-        let held = (0..self.num_slots.to_u32()).filter(|&slot| !is_free[slot.to_usize()]);
-        self.freed.extend(held);
+        let assigned = (0..self.num_slots.to_u32()).filter(|&slot| !is_free[slot.to_usize()]);
+        self.freed.extend(assigned);
         self.free.clear();
         self.free.extend((0..self.num_slots.to_u32()).rev());
         self.in_use.fill(false);

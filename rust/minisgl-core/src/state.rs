@@ -21,7 +21,7 @@ pub(crate) struct InFlight {
     pub step: i64,
     pub rows: Vec<Index>,
     pub sample_rows: Vec<u32>,
-    pub first_draft_row: usize, // of those that compute `drafts`
+    pub first_draft_row: usize, // index of the first row of `drafts`
     pub drafts: Vec<DraftRow>,
 }
 

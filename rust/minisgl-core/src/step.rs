@@ -178,7 +178,7 @@ pub enum FinishReason {
 
 /// Output of one request in a `commit`: a token, an end, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
+pub struct CommitEntry {
     /// Id of the request.
     pub req_id: i64,
     /// Sampled token. `None` if the request ends without a new token.

@@ -79,7 +79,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
         .map(|(&start, &len)| columns(start, len).3)
         .sum();
     same_len("pages", pages.len(), wanted)?;
-    let most = (1_u32 << 31) / size.size(); // pages whose last token an int32 counts
+    let most = (1_u32 << 31) / size.size(); // pages whose token slots fit in an int32
     let Ok(pages) = pages
         .iter()
         .map(|&page| Page::try_from(page))
@@ -90,7 +90,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
     if let Some(page) = pages.iter().find(|&&page| page >= most) {
         return argument(
             "pages",
-            format!("page {page} of {page_size} tokens: more than an int32 counts"),
+            format!("page {page} of {page_size} tokens: its slots exceed int32"),
         );
     }
     let mut packed = vec![0; 2 * num_tokens + 4 * num_rows + 2];
@@ -114,7 +114,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
         let Some(sum) = kv_indptr[row].checked_add(size.count(end).to_i32()) else {
             return argument(
                 "starts",
-                format!("row {row}: the pages of all rows are more than an int32 counts"),
+                format!("row {row}: the number of pages of all rows exceeds int32"),
             );
         };
         kv_indptr[row + 1] = sum;
@@ -146,7 +146,7 @@ fn check_rows(name: &'static str, first: &[i32], extend_lens: &[i32]) -> Result<
         }
         match total.checked_add(len) {
             Some(sum) => total = sum,
-            None => return argument("extend_lens", format!("row {row}: more tokens than an int32 counts")),
+            None => return argument("extend_lens", format!("row {row}: the number of tokens exceeds int32")),
         }
     }
     need_memory("extend_lens", 12 * total.to_usize())?;
@@ -159,7 +159,10 @@ fn check_ends(starts: &[i32], extend_lens: &[i32]) -> Result<()> {
     match rows.position(|(&start, &len)| start.checked_add(len).is_none()) {
         Some(row) => argument(
             "starts",
-            format!("row {row}: {}, with {} tokens", starts[row], extend_lens[row]),
+            format!(
+                "row {row}: position {} plus {} tokens exceeds int32",
+                starts[row], extend_lens[row]
+            ),
         ),
         None => Ok(()),
     }

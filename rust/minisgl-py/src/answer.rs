@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use minisgl_text::answer::{
     self, AnswerParser as Parser, ContentScan as Scan, End, Part, THINKING, TOOL_FORMATS, Tools,
 };
-use minisgl_text::tools::{Answers, Callable};
+use minisgl_text::tools::{Callable, OutputGrammar};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -24,7 +24,7 @@ impl ToolFormat {
     fn new(name: &str, template: &str, token_id: &Bound<'_, PyAny>) -> PyResult<Self> {
         let has_token = |text: &str| token_id.call1((text,)).is_ok_and(|found| !found.is_none());
         let inner = answer::ToolFormat::find(name, template, has_token)
-            .ok_or_else(|| PyValueError::new_err(format!("no format of tool calls has the name {name}")))?;
+            .ok_or_else(|| PyValueError::new_err(format!("unknown tool-call format: {name}")))?;
         Ok(Self { inner })
     }
 
@@ -35,8 +35,8 @@ impl ToolFormat {
 
     #[getter]
     fn place(&self) -> usize {
-        let place = TOOL_FORMATS.iter().position(|one| std::ptr::eq(one, self.inner));
-        place.unwrap_or(TOOL_FORMATS.len()) // it is from the table; else the gateway says that it knows none
+        let index = TOOL_FORMATS.iter().position(|one| std::ptr::eq(one, self.inner));
+        index.unwrap_or(TOOL_FORMATS.len()) // always from the table; else the gateway reports an unknown format
     }
 
     #[getter]
@@ -83,7 +83,7 @@ impl Thinking {
             "auto" => answer::Thinking::detect(template),
             name => Some(
                 answer::Thinking::named(name)
-                    .ok_or_else(|| PyValueError::new_err(format!("no format of reasoning has the name {name}")))?,
+                    .ok_or_else(|| PyValueError::new_err(format!("unknown reasoning format: {name}")))?,
             ),
         };
         let is_open = inner.and_then(|one| one.is_open.then_some(true));
@@ -132,10 +132,10 @@ impl AnswerTools {
     /// Parses `schemas`, a JSON object of parameter schemas by tool name.
     #[new]
     fn new(schemas: &str) -> PyResult<Self> {
-        let found: HashMap<String, serde_json::Value> =
+        let schemas: HashMap<String, serde_json::Value> =
             serde_json::from_str(schemas).map_err(|error| PyValueError::new_err(format!("schemas: {error}")))?;
         Ok(Self {
-            inner: Arc::new(Tools(found)),
+            inner: Arc::new(Tools(schemas)),
         })
     }
 }
@@ -237,7 +237,7 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
     if parts.is_empty() {
         return Ok(Vec::new());
     }
-    let found = CLASSES.get_or_try_init(py, || {
+    let classes = CLASSES.get_or_try_init(py, || {
         let module = py.import("minisgl.parsers.api")?;
         let class = |name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
         Ok::<_, PyErr>([
@@ -247,7 +247,7 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
             class("CallArguments")?,
         ])
     })?;
-    let [content, reasoning, begun, arguments] = found.each_ref().map(|one| one.bind(py));
+    let [content, reasoning, begun, arguments] = classes.each_ref().map(|one| one.bind(py));
     let made = parts.into_iter().map(|part| match part {
         Part::Text(text) => content.call1((text,)),
         Part::Reasoning(text) => reasoning.call1((text,)),
@@ -259,7 +259,7 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
 
 /// Returns the grammar rules of an output that may call tools. See `_rust.pyi`.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // what Python gives
+#[allow(clippy::too_many_arguments)] // arguments from Python
 pub(crate) fn answer_rules(
     format: Option<&ToolFormat>,
     thinking: Option<&Thinking>,
@@ -280,7 +280,7 @@ pub(crate) fn answer_rules(
         });
     }
     let number = |text: &str| token_id.call1((text,)).ok()?.extract::<Option<u32>>().ok()?;
-    let answers = Answers {
+    let answers = OutputGrammar {
         format: format.map(|one| one.inner),
         thinking: thinking.map(|one| (one.inner, one.is_open)),
         token_id: &number,

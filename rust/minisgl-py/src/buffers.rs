@@ -15,13 +15,13 @@ use pyo3::prelude::*;
 pub(crate) struct Array<T: Element> {
     data: NonNull<T>,
     len: usize,
-    _owner: PyBuffer<T>, // keeps the memory where it is
+    _owner: PyBuffer<T>, // keeps the memory allocated
 }
 
 // SAFETY: the memory belongs to the buffer's owner, which any thread may hold; it is only touched through `&mut self`
 // of the Python object, under the GIL.
 unsafe impl<T: Element + Send> Send for Array<T> {}
-// SAFETY: as above; nothing is reachable through `&self`.
+// SAFETY: no element is reachable through `&self`.
 unsafe impl<T: Element + Sync> Sync for Array<T> {}
 
 impl<T: Element> Array<T> {
@@ -38,7 +38,7 @@ impl<T: Element> Array<T> {
             return refuse("not contiguous");
         }
         if buffer.item_count() < needed {
-            return refuse(&format!("{} numbers, {needed} are needed", buffer.item_count()));
+            return refuse(&format!("{} items, {needed} are needed", buffer.item_count()));
         }
         let Some(data) = NonNull::new(buffer.buf_ptr().cast::<T>()) else {
             return refuse("has no memory");
@@ -62,9 +62,9 @@ impl<T: Element> Array<T> {
 
     /// Returns the elements, mutable for the duration of a call.
     pub fn as_mut(&mut self) -> &mut [T] {
-        // SAFETY: `bind` found `len` contiguous, writable, aligned numbers at `data`, which `_owner` keeps there; the
-        // GIL is held, so no Python code writes meanwhile, or nobody but the caller has the array; `Ring::bind` made
-        // sure that no two arrays overlap.
+        // SAFETY: `bind` checked `len` contiguous, writable, aligned elements at `data`, which `_owner` keeps allocated;
+        // the GIL is held, so no Python code writes meanwhile, or the caller has the only reference; `Ring::bind`
+        // checked that no two arrays overlap.
         unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
     }
 }
@@ -72,12 +72,12 @@ impl<T: Element> Array<T> {
 macro_rules! ring_arrays {
     ($($name:ident)*) => {
         /// Arrays of one ring entry: the attributes of Python's `RingEntry`.
-        struct Entry {
+        struct BoundEntry {
             $($name: Array<i32>,)*
             assigned_ids: Array<i64>,
         }
 
-        impl Entry {
+        impl BoundEntry {
             /// Binds all arrays. `needed(name)` returns the minimum element count of the array `name`.
             fn bind(entry: &Bound<'_, PyAny>, needed: impl Fn(&str) -> usize) -> PyResult<Self> {
                 Ok(Self {
@@ -107,7 +107,7 @@ ring_arrays! {
 
 /// Ring of step arrays, used in turn.
 pub(crate) struct Ring {
-    entries: Vec<Entry>,
+    entries: Vec<BoundEntry>,
 }
 
 impl Ring {
@@ -127,7 +127,7 @@ impl Ring {
             "assigned_ids" | "freed" => limits.max_rows,
             _ => rows,
         };
-        let entries = ring.try_iter()?.map(|one| Entry::bind(&one?, needed));
+        let entries = ring.try_iter()?.map(|one| BoundEntry::bind(&one?, needed));
         let entries: Vec<_> = entries.collect::<PyResult<_>>()?;
         if entries.len() < 2 {
             return Err(PyValueError::new_err(format!(
@@ -141,7 +141,7 @@ impl Ring {
     }
 
     fn check_overlaps(&self) -> PyResult<()> {
-        let mut ranges: Vec<_> = self.entries.iter().flat_map(Entry::ranges).collect();
+        let mut ranges: Vec<_> = self.entries.iter().flat_map(BoundEntry::ranges).collect();
         ranges.sort_unstable();
         if ranges.windows(2).any(|pair| pair[1].0 < pair[0].1) {
             return Err(PyValueError::new_err("ring: two arrays share memory"));
@@ -188,8 +188,8 @@ impl View {
         if len == 0 {
             return &[]; // an empty array may have no memory
         }
-        // SAFETY: the buffer holds `len` contiguous numbers and keeps them there; the GIL is held, and no Python code
-        // runs before the slice is gone.
+        // SAFETY: `View::of` checked that the buffer has contiguous int32 elements, and it keeps them allocated; the GIL
+        // is held, and no Python code runs while the slice exists.
         unsafe { slice::from_raw_parts(self.buffer.buf_ptr().cast::<i32>(), len) }
     }
 }

@@ -30,7 +30,7 @@ type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, bool, Vec<i32>);
 pub(crate) type ShownTree = (usize, usize, Vec<TreeNode>);
 
 /// Converts a tree view to the tuples of `minisgl.scheduler.api.TreeView`.
-pub(crate) fn shown(view: TreeView) -> ShownTree {
+pub(crate) fn tree_to_python(view: TreeView) -> ShownTree {
     let nodes = view.nodes.into_iter().map(|node| {
         (
             node.id,
@@ -105,8 +105,8 @@ impl ControlPlane {
             let mut began = None;
             let decided = || began = Some(Instant::now());
             let plan = this.scheduler.schedule(step, checked, &mut entry, index, decided);
-            let taken = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
-            this.metadata_ns = u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX);
+            let elapsed = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+            this.metadata_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
             plan
         })
         .map(StepPlan::from)
@@ -160,7 +160,7 @@ impl ControlPlane {
 
     /// Returns the `limit` largest nodes of the prefix cache, as `minisgl.scheduler.api.TreeView`.
     fn tree_view(&self, limit: usize) -> ShownTree {
-        shown(self.scheduler.tree_view(limit))
+        tree_to_python(self.scheduler.tree_view(limit))
     }
 
     /// Checks every invariant and raises `ControlPlaneError` at the first broken one. O(everything).
@@ -225,9 +225,9 @@ impl ControlPlane {
 /// Pages or checkpoint slots, each with the tokens up to its end.
 pub(crate) type Paths<'py> = Vec<(Bound<'py, PyTuple>, u32)>;
 
-pub(crate) fn paths(py: Python<'_>, found: Vec<(Vec<i32>, u32)>) -> PyResult<Paths<'_>> {
-    let found = found.into_iter();
-    found
+pub(crate) fn paths(py: Python<'_>, entries: Vec<(Vec<i32>, u32)>) -> PyResult<Paths<'_>> {
+    let entries = entries.into_iter();
+    entries
         .map(|(tokens, number)| Ok((PyTuple::new(py, tokens)?, number)))
         .collect()
 }

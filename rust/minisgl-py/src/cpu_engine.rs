@@ -43,7 +43,7 @@ pub(crate) fn to_python(error: &Error) -> PyErr {
 }
 
 /// Returns the value of `result`, or its error as a Python exception.
-fn given<T>(result: Result<T, Error>) -> PyResult<T> {
+fn checked<T>(result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| to_python(&error))
 }
 
@@ -87,7 +87,7 @@ impl CpuAdapter {
         settings: &str,
         pairs: Vec<(usize, String, PyBackedBytes, PyBackedBytes)>,
     ) -> PyResult<Self> {
-        let settings = given(Settings::parse(settings))?;
+        let settings = checked(Settings::parse(settings))?;
         let made = py.detach(|| {
             let pairs: Vec<Pair> = pairs
                 .into_iter()
@@ -100,7 +100,7 @@ impl CpuAdapter {
                 .collect();
             Adapter::new(&settings.model, &pairs)
         });
-        let inner = Mutex::new(Some(given(made)?));
+        let inner = Mutex::new(Some(checked(made)?));
         Ok(Self { inner })
     }
 }
@@ -111,15 +111,15 @@ fn float32s(bytes: &[u8]) -> Vec<f32> {
 }
 
 /// Step of an output head: kind, weight, bias, epsilon.
-type GivenStep = (String, PyBackedBytes, PyBackedBytes, f32);
+type HeadStepArgs = (String, PyBackedBytes, PyBackedBytes, f32);
 
-fn head_step((kind, weight, bias, eps): GivenStep) -> PyResult<HeadStep> {
+fn head_step((kind, weight, bias, eps): HeadStepArgs) -> PyResult<HeadStep> {
     Ok(match kind.as_str() {
         "linear" => HeadStep::Linear(float32s(&weight), float32s(&bias)),
         "layer_norm" => HeadStep::LayerNorm(float32s(&weight), float32s(&bias), eps),
         "tanh" => HeadStep::Tanh,
         "gelu" => HeadStep::GeluErf,
-        other => return Err(PyValueError::new_err(("setting", format!("a head: {other}")))),
+        other => return Err(PyValueError::new_err(("setting", format!("head step: {other}")))),
     })
 }
 
@@ -128,12 +128,12 @@ impl CpuEngine {
     /// Loads a model. `settings`: JSON of `minisgl_cpu::load::Settings`. `say(done, total)` is called during the load.
     #[new]
     fn new(py: Python<'_>, settings: &str, say: Py<PyAny>) -> PyResult<Self> {
-        let settings = given(Settings::parse(settings))?;
+        let settings = checked(Settings::parse(settings))?;
         let progress = |done: usize, total: usize| {
-            // a terminal that is gone does not stop a load
+            // an error of the progress callback does not stop the load
             let _ = Python::attach(|py| say.call1(py, (done, total)));
         };
-        let loaded = given(py.detach(|| load(&settings, &progress)))?;
+        let loaded = checked(py.detach(|| load(&settings, &progress)))?;
         Ok(Self {
             inner: Mutex::new(Some(Box::new(loaded.engine))),
             keeping: Mutex::new(loaded.keeping),
@@ -145,21 +145,21 @@ impl CpuEngine {
     /// Returns the bytes of one KV page in all layers.
     #[staticmethod]
     fn page_bytes(settings: &str) -> PyResult<usize> {
-        given(Settings::parse(settings).and_then(|settings| settings.page_bytes()))
+        checked(Settings::parse(settings).and_then(|settings| settings.page_bytes()))
     }
 
     /// Returns the bytes of one sequence's recurrent state; 0 for a model without.
     #[staticmethod]
     fn state_bytes(settings: &str) -> PyResult<usize> {
-        let settings = given(Settings::parse(settings))?;
+        let settings = checked(Settings::parse(settings))?;
         Ok(settings.state_bytes())
     }
 
     /// Returns the operations of a forward pass, one a line.
     #[staticmethod]
     fn operations(py: Python<'_>, settings: &str) -> PyResult<String> {
-        let settings = given(Settings::parse(settings))?;
-        given(py.detach(|| operations(&settings)))
+        let settings = checked(Settings::parse(settings))?;
+        checked(py.detach(|| operations(&settings)))
     }
 
     /// Returns properties of the engine: isa, threads, kinds (name, bytes), weight_bytes, mapped (weights are a mapped
@@ -199,8 +199,8 @@ impl CpuEngine {
 
     /// Sets the output heads: the steps of the embedding head, and for scores the pooling and the steps. A step is
     /// (kind, weight, bias, epsilon), arrays as bytes of float32.
-    fn set_heads(&self, embedding: Vec<GivenStep>, score: Option<(String, Vec<GivenStep>)>) -> PyResult<()> {
-        let steps = |given: Vec<GivenStep>| given.into_iter().map(head_step).collect::<PyResult<Vec<_>>>();
+    fn set_heads(&self, embedding: Vec<HeadStepArgs>, score: Option<(String, Vec<HeadStepArgs>)>) -> PyResult<()> {
+        let steps = |given: Vec<HeadStepArgs>| given.into_iter().map(head_step).collect::<PyResult<Vec<_>>>();
         let score = score.map(|(pooling, given)| -> PyResult<_> {
             let kind = if pooling == "mean" {
                 Pooling::Mean
@@ -215,7 +215,7 @@ impl CpuEngine {
             embedding: steps(embedding)?,
             score: score.transpose()?,
         };
-        given(self.with(|engine| engine.set_heads(heads))?)
+        checked(self.with(|engine| engine.set_heads(heads))?)
     }
 
     /// Adds an adapter under the id `number`, from the next step on. `adapter` cannot be used again.
@@ -227,7 +227,7 @@ impl CpuEngine {
 
     /// Removes the adapter with the id `number`.
     fn remove_adapter(&self, number: u32) {
-        let _ = self.with(|engine| engine.adapters().remove(number)); // one that is closed has none
+        let _ = self.with(|engine| engine.adapters().remove(number)); // a closed engine has no adapters
     }
 
     /// Writes full KV pages to `store` from now on, and loads pages staged there.
@@ -240,7 +240,7 @@ impl CpuEngine {
     #[pyo3(signature = (input_ids, positions, out_loc, req_slots, seq_lens, extend_lens, sample_rows,
                         page_table_updates, page_ids, num_decode_rows, bindings, freed,
                         state_begins, state_saves, page_loads=None))]
-    #[allow(clippy::too_many_arguments)] // a step has as many
+    #[allow(clippy::too_many_arguments)] // the arrays of a step
     fn step<'py>(
         &self,
         py: Python<'py>,
@@ -259,7 +259,7 @@ impl CpuEngine {
         state_begins: Int32s<'py>,
         state_saves: Int32s<'py>,
         page_loads: Option<Int32s<'py>>,
-    ) -> PyResult<Told<'py>> {
+    ) -> PyResult<StepResult<'py>> {
         let step = Step {
             input_ids: input_ids.as_slice().to_vec(),
             positions: positions.as_slice().to_vec(),
@@ -278,15 +278,15 @@ impl CpuEngine {
         };
         let bindings = bindings.iter().map(binding_from_python).collect::<PyResult<Vec<_>>>()?;
         let sampled = py.detach(|| self.with(|engine| engine.step(&step, bindings)))?;
-        told(py, given(sampled)?)
+        step_to_python(py, checked(sampled)?)
     }
 
     /// Returns the logits at each of `tokens`, as bytes of float32 [tokens, vocabulary]. For measurements without live
     /// requests: it overwrites the first pages of the KV pool.
     fn prompt_logits<'py>(&self, py: Python<'py>, tokens: Int32s<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let tokens = tokens.as_slice().to_vec();
-        let found = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens)))?;
-        let logits = given(found)?;
+        let result = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens)))?;
+        let logits = checked(result)?;
         PyBytes::new_with(py, 4 * logits.len(), |bytes| {
             for (to, number) in bytes.chunks_exact_mut(4).zip(logits) {
                 to.copy_from_slice(&number.to_ne_bytes());
@@ -307,7 +307,7 @@ impl CpuEngine {
         let Some(keeping) = self.waiting().take() else {
             return Ok(None);
         };
-        given(py.detach(|| beside_others(|| keeping.write(&self.closing))))
+        checked(py.detach(|| beside_others(|| keeping.write(&self.closing))))
     }
 
     /// Frees the memory of the engine. Idempotent.
@@ -320,7 +320,7 @@ impl CpuEngine {
     }
 }
 
-type Told<'py> = (
+type StepResult<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
     Bound<'py, PyList>,
@@ -328,18 +328,18 @@ type Told<'py> = (
     Bound<'py, PyDict>,
 );
 
-fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
+fn step_to_python(py: Python<'_>, sampled: Sampled) -> PyResult<StepResult<'_>> {
     let tokens = to_numpy(py, sampled.tokens.into_iter())?;
     let logprobs = match sampled.logprobs {
         None => py.None().into_bound(py),
         Some(found) => {
-            let (own, top_ids, top) = apart(found.tokens);
+            let (own, top_ids, top) = columns_of(found.tokens);
             (found.rows, own, top_ids, top).into_pyobject(py)?.into_any()
         }
     };
     let prompts = PyList::empty(py);
     for one in sampled.prompts {
-        let (own, top_ids, top) = apart(one.tokens);
+        let (own, top_ids, top) = columns_of(one.tokens);
         prompts.append((one.req_id, one.first, own, top_ids, top))?;
     }
     let embeddings = PyList::empty(py);
@@ -354,10 +354,10 @@ fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
     Ok((tokens, logprobs, prompts, embeddings, failures))
 }
 
-type Apart = (Vec<f32>, Vec<Vec<u32>>, Vec<Vec<f32>>);
+type LogprobColumns = (Vec<f32>, Vec<Vec<u32>>, Vec<Vec<f32>>);
 
-fn apart(tokens: Vec<TokenLogprobs>) -> Apart {
-    let mut all = Apart::default();
+fn columns_of(tokens: Vec<TokenLogprobs>) -> LogprobColumns {
+    let mut all = LogprobColumns::default();
     for one in tokens {
         all.0.push(one.own);
         all.1.push(one.top_ids);
@@ -370,7 +370,7 @@ fn apart(tokens: Vec<TokenLogprobs>) -> Apart {
 #[pyfunction]
 pub fn cpu_limits(py: Python<'_>, threads: usize, seconds: f64) -> PyResult<Vec<(&'static str, &'static str, f64)>> {
     if !(1..=1024).contains(&threads) || !(0.001..=60.0).contains(&seconds) {
-        let text = format!("{threads} threads, {seconds} seconds: must be 1 to 1024, and 0.001 to 60");
+        let text = format!("threads is {threads}, must be 1 to 1024; seconds is {seconds}, must be 0.001 to 60");
         return Err(PyValueError::new_err(text));
     }
     Ok(py.detach(|| minisgl_cpu::limits::limits(threads, seconds)))

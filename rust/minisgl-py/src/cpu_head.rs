@@ -46,7 +46,7 @@ impl CpuHead {
         let kind = match kind {
             "bfloat16" => Kind::BF16,
             "float16" => Kind::F16,
-            other => return Err(PyValueError::new_err(format!("kind: {other}: not 16 bits"))),
+            other => return Err(PyValueError::new_err(format!("kind: {other}: not a 16-bit type"))),
         };
         let team = match openmp(gomp_parallel, threads) {
             Some(team) => Team::OpenMp(team),
@@ -69,8 +69,8 @@ impl CpuHead {
     /// if this CPU does not have it.
     #[staticmethod]
     fn isa(held_down_by: Option<&str>) -> PyResult<&'static str> {
-        let found = Isa::detect(held_down_by).map_err(|error| to_python(&error))?;
-        Ok(found.name())
+        let isa = Isa::detect(held_down_by).map_err(|error| to_python(&error))?;
+        Ok(isa.name())
     }
 
     fn product(&self, py: Python<'_>, x: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, bf16: bool) -> PyResult<()> {

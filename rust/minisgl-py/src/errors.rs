@@ -14,7 +14,7 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
         Error::Argument { .. } => return PyValueError::new_err(error.to_string()),
         Error::Broken(what) => class("minisgl.scheduler.api", "ControlPlaneError").and_then(|kind| kind.call1((what,))),
     };
-    // else the package itself is broken
+    // on failure the package itself is broken
     made.map_or_else(|_| PyRuntimeError::new_err(error.to_string()), PyErr::from_value)
 }
 

@@ -1,7 +1,7 @@
 //! Conversion of the event objects of `minisgl.step` to the core's events.
 
 use minisgl_core::{
-    Arrival, CheckedEvents, Draft, Error, Event, PagesRead, RESERVED_OUTPUT, Scheduler, TokenBudget, not_ids,
+    Arrival, CheckedEvents, Draft, Error, Event, PagesRead, RESERVED_OUTPUT, Scheduler, TokenBudget, invalid_token_ids,
 };
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
@@ -51,7 +51,7 @@ fn convert(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Event> {
             tokens: event
                 .getattr(intern!(py, "tokens"))?
                 .extract()
-                .map_err(|_| to_python(py, &not_ids(index)))?,
+                .map_err(|_| to_python(py, &invalid_token_ids(index)))?,
         }),
         _ => return Err(PyTypeError::new_err(format!("event {index}: {kind} is no event"))),
     })
@@ -119,11 +119,11 @@ fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
 
 /// Converts stop ids. Drops those outside of int32, which no token can have.
 fn stop_ids(value: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
-    let mut found = Vec::new();
+    let mut ids = Vec::new();
     for id in value.try_iter()? {
         if let Ok(id) = i32::try_from(integer(&id?)?) {
-            found.push(id);
+            ids.push(id);
         }
     }
-    Ok(found)
+    Ok(ids)
 }

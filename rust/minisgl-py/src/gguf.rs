@@ -80,8 +80,8 @@ fn list_to_python<'py>(py: Python<'py>, list: &List<'_>) -> PyResult<Bound<'py, 
 /// Decodes quantized blocks to float32. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn decode_blocks<'py>(py: Python<'py>, kind: &str, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let known = Kind::from_name(kind);
-    let kind = known.ok_or_else(|| PyValueError::new_err(format!("no decoder for {kind}")))?;
+    let parsed = Kind::from_name(kind);
+    let kind = parsed.ok_or_else(|| PyValueError::new_err(format!("no decoder for {kind}")))?;
     if !data.len().is_multiple_of(kind.block_bytes()) {
         return Err(PyValueError::new_err(format!(
             "{} bytes are not whole blocks of {} ({})",
@@ -103,13 +103,13 @@ pub(crate) fn decode_blocks<'py>(py: Python<'py>, kind: &str, data: &[u8]) -> Py
 /// Quantizes float32 values to blocks. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn encode_blocks<'py>(py: Python<'py>, kind: &str, numbers: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let known = [Kind::Q8_0, Kind::Q4_1].into_iter();
-    let kind = known.clone().find(|known| known.name() == kind);
-    let kind = kind.ok_or_else(|| PyValueError::new_err("only Q8_0 and Q4_1 are made"))?;
+    let supported = [Kind::Q8_0, Kind::Q4_1].into_iter();
+    let kind = supported.clone().find(|candidate| candidate.name() == kind);
+    let kind = kind.ok_or_else(|| PyValueError::new_err("kind must be Q8_0 or Q4_1"))?;
     let numbers = numbers.chunks_exact(4);
     let values: Vec<f32> = numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     let bytes = kind.bytes_of(values.len());
-    let bytes = bytes.ok_or_else(|| PyValueError::new_err("not whole blocks of 32 numbers"))?;
+    let bytes = bytes.ok_or_else(|| PyValueError::new_err("the values must fill whole blocks of 32"))?;
     PyBytes::new_with(py, bytes, |out| {
         if quantize::encode(kind, &values, out) {
             Ok(())
@@ -134,8 +134,8 @@ pub(crate) fn quantize_weights(
         let source = files::open(&source)?;
         let mut say = |done: usize, all: usize| {
             Python::attach(|py| {
-                let told = py.check_signals();
-                told.and_then(|()| progress.call1(py, (done, all)).map(drop))
+                let signals = py.check_signals();
+                signals.and_then(|()| progress.call1(py, (done, all)).map(drop))
             })
             .map_err(|error| {
                 failed = Some(error);

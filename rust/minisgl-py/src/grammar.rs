@@ -54,10 +54,10 @@ impl GrammarTokenizer {
             .map_err(|error| PyValueError::new_err(format!("max_time_s: {max_time_s}: {error}")))?;
         let out_of = |id: &u32| *id as usize >= vocab_size;
         if eos_ids.is_empty() || eos_ids.iter().any(out_of) {
-            return Err(PyValueError::new_err("eos_ids: none, or beyond the vocabulary"));
+            return Err(PyValueError::new_err("eos_ids: empty, or outside the vocabulary"));
         }
         let build = || {
-            // One with more ids than the model keeps them: their bits are left out of the masks.
+            // A tokenizer with more ids than the model keeps them; their bits are left out of the masks.
             let tokens = grammar_tokens::read(tokenizer_json, vocab_size, &eos_ids).map_err(anyhow::Error::msg)?;
             let mut slices = SlicedBiasComputer::general_slices();
             slices.push(SHORT_TEXT.to_owned());
@@ -87,7 +87,7 @@ const QUICK: Duration = Duration::from_micros(100);
 const MAX_DOUBLINGS: u32 = 8;
 
 /// Compiled grammar, and the mask of its first token. Each request gets an independent copy.
-struct Start {
+struct CompiledGrammar {
     matcher: Mutex<Matcher>,
     first: Vec<u32>,
     error: String,
@@ -97,7 +97,7 @@ struct Start {
     max_time: Duration,
 }
 
-impl Start {
+impl CompiledGrammar {
     fn new(tokenizer: &GrammarTokenizer, grammar: &str) -> Self {
         let mut num_bytes = grammar.len();
         let mut compile = || {
@@ -108,11 +108,11 @@ impl Start {
         };
         let made = || Ok(Matcher::new(compile()).into_cancellable());
         let mut matcher = catch_unwind(AssertUnwindSafe(made)).unwrap_or_else(|panic| Matcher::new(Err(panic)));
-        let found = matcher.compute_mask_or_eos();
-        let error = found.as_ref().err().map_or_else(String::new, |_| error_of(&matcher));
+        let mask = matcher.compute_mask_or_eos();
+        let error = mask.as_ref().err().map_or_else(String::new, |_| error_of(&matcher));
         let (vocab_size, eos_ids) = (tokenizer.vocab_size, tokenizer.eos_ids.clone());
         Self {
-            first: found.map_or_else(|_| Vec::new(), |found| words(&found, vocab_size)),
+            first: mask.map_or_else(|_| Vec::new(), |mask| words(&mask, vocab_size)),
             matcher: Mutex::new(matcher),
             error,
             num_bytes,
@@ -128,38 +128,38 @@ impl Start {
 }
 
 /// State of one request in its grammar.
-struct Place {
-    start: Arc<Start>,
-    matcher: Option<Matcher>, // none: it is made again from the start
+struct MatcherState {
+    start: Arc<CompiledGrammar>,
+    matcher: Option<Matcher>, // `None` after a cancelled mask: copied from the start again
     tokens: Vec<u32>,
-    num_taken: usize,       // of `tokens`, those that `matcher` knows
-    mask: Option<Vec<u32>>, // behind `tokens`, if it was made
+    num_taken: usize,       // number of `tokens` that `matcher` has consumed
+    mask: Option<Vec<u32>>, // mask after `tokens`, if computed
     has_ended: bool,
     error: String,
-    last: Duration,   // that the last mask took
-    num_outside: u32, // masks that are still to be made outside
-    num_slow: u32,    // masks inline that were slow
+    last: Duration,   // time of the last mask
+    num_outside: u32, // masks yet to be computed outside
+    num_slow: u32,    // slow inline masks so far
     time: Duration,
 }
 
 /// Grammar state of a request: a `minisgl.grammar.slots.Matcher`. The CPU engine uses the inner state on its threads.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct GrammarMatcher {
-    place: Arc<Mutex<Place>>,
+    state: Arc<Mutex<MatcherState>>,
 }
 
 impl GrammarMatcher {
     pub fn shared(&self) -> SharedGrammar {
-        Arc::clone(&self.place) as SharedGrammar
+        Arc::clone(&self.state) as SharedGrammar
     }
 
-    fn locked(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked(&self) -> MutexGuard<'_, MatcherState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of(start: Arc<Start>) -> Self {
+    fn of(start: Arc<CompiledGrammar>) -> Self {
         Self {
-            place: Arc::new(Mutex::new(Place::new(start))),
+            state: Arc::new(Mutex::new(MatcherState::new(start))),
         }
     }
 
@@ -168,11 +168,11 @@ impl GrammarMatcher {
         &self,
         py: Python<'_>,
         mask: &PyBuffer<i32>,
-        fill: impl FnOnce(&mut Place, &mut [u32]) -> T,
+        fill: impl FnOnce(&mut MatcherState, &mut [u32]) -> T,
     ) -> PyResult<T> {
-        let mut place = self.locked();
-        let mut words = vec![0; place.start.vocab_size.div_ceil(32)];
-        let done = fill(&mut place, &mut words);
+        let mut state = self.locked();
+        let mut words = vec![0; state.start.vocab_size.div_ceil(32)];
+        let done = fill(&mut state, &mut words);
         let words: Vec<i32> = words.into_iter().map(u32::cast_signed).collect();
         mask.copy_from_slice(py, &words)?;
         Ok(done)
@@ -183,7 +183,7 @@ impl GrammarMatcher {
 impl GrammarMatcher {
     #[new]
     fn new(py: Python<'_>, tokenizer: &GrammarTokenizer, grammar: &str) -> Self {
-        Self::of(Arc::new(py.detach(|| Start::new(tokenizer, grammar))))
+        Self::of(Arc::new(py.detach(|| CompiledGrammar::new(tokenizer, grammar))))
     }
 
     #[getter]
@@ -213,15 +213,15 @@ impl GrammarMatcher {
     }
 
     fn fill(&self, py: Python<'_>, mask: PyBuffer<i32>) -> PyResult<()> {
-        self.filled(py, &mask, |place, words| {
-            place.prepare();
-            place.write(words);
+        self.filled(py, &mask, |state, words| {
+            state.prepare();
+            state.write(words);
         })
     }
 
     fn try_fill(&self, py: Python<'_>, mask: PyBuffer<i32>, left_s: f64) -> PyResult<bool> {
         let left = Duration::try_from_secs_f64(left_s).unwrap_or_default();
-        self.filled(py, &mask, |place, words| place.try_fill(words, left))
+        self.filled(py, &mask, |state, words| state.try_fill(words, left))
     }
 
     fn prepare(&self, py: Python<'_>) {
@@ -229,12 +229,12 @@ impl GrammarMatcher {
     }
 
     fn consume(&self, token: i64) {
-        // one of no vocabulary is of none here
+        // an invalid token becomes an id outside of every vocabulary
         self.locked().consume(u32::try_from(token).unwrap_or(u32::MAX));
     }
 }
 
-impl Grammar for Place {
+impl Grammar for MatcherState {
     fn restart(&mut self, generated: &[i32]) {
         if !self.error.is_empty() {
             return;
@@ -278,14 +278,14 @@ impl Grammar for Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for MatcherState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Place behind {} tokens", self.tokens.len())
+        write!(out, "MatcherState after {} tokens", self.tokens.len())
     }
 }
 
-impl Place {
-    fn new(start: Arc<Start>) -> Self {
+impl MatcherState {
+    fn new(start: Arc<CompiledGrammar>) -> Self {
         Self {
             matcher: Some(start.copy()),
             tokens: Vec::new(),
@@ -327,8 +327,8 @@ impl Place {
         let cpu = limit.is_none().then(processor_time).flatten();
         let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
         let alarm = limit.map(|limit| Alarm::new(&matcher, began + limit));
-        let taken = (self.tokens[self.num_taken..].iter()).try_for_each(|token| matcher.consume_token(*token));
-        let found = taken.and_then(|()| matcher.compute_mask_or_eos());
+        let consumed = (self.tokens[self.num_taken..].iter()).try_for_each(|token| matcher.consume_token(*token));
+        let mask = consumed.and_then(|()| matcher.compute_mask_or_eos());
         drop(alarm);
         self.last = began.elapsed();
         let used = cpu.and_then(|before| processor_time()?.checked_sub(before));
@@ -344,8 +344,8 @@ impl Place {
             self.num_taken = 0;
             return false;
         }
-        match found {
-            Ok(found) => self.mask = Some(words(&found, self.start.vocab_size)),
+        match mask {
+            Ok(mask) => self.mask = Some(words(&mask, self.start.vocab_size)),
             Err(_) => self.error = error_of(&matcher),
         }
         if self.error.is_empty() && self.time > self.start.max_time {
@@ -362,7 +362,7 @@ impl Place {
         let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
         for token in &self.tokens[self.num_taken..] {
             if matcher.is_stopped() {
-                break; // the grammar left nothing else
+                break; // the grammar allows nothing else
             }
             if matcher.consume_token(*token).is_err() {
                 self.error = error_of(&matcher);
@@ -388,11 +388,11 @@ fn words(found: &SimpleVob, vocab_size: usize) -> Vec<u32> {
 }
 
 fn error_of(matcher: &Matcher) -> String {
-    let found = first_line(&matcher.get_error().unwrap_or_default());
-    if found.is_empty() {
-        return "its matcher has failed".to_owned();
+    let message = first_line(&matcher.get_error().unwrap_or_default());
+    if message.is_empty() {
+        return "its grammar matcher failed".to_owned();
     }
-    found
+    message
 }
 
 /// Returns the processor time of this thread, or `None` if the system does not report it.
@@ -483,7 +483,7 @@ pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_
         let read = TopLevelGrammar::from_lark_or_grammar_list(grammar)?;
         let (rules, lexemes) = GrammarInit::Serialized(read).to_internal(None, limits.clone())?;
         if (lexemes.render_warnings().iter()).any(|text| text.contains("no tokenizer")) {
-            return Ok(String::new()); // it names special tokens: the engine knows them
+            return Ok(String::new()); // special tokens are checked by the engine
         }
         let tokens = ApproximateTokEnv::single_byte_env();
         let mut factory = ParserFactory::new(&tokens, InferenceCapabilities::default(), &[])?;
@@ -497,8 +497,8 @@ pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_
             };
             let may_come = |byte: &u32| mask.is_allowed(*byte);
             let leads = |byte: &u32| first.iter().any(|one| u32::from(*one) == *byte);
-            let found = (0..256).filter(may_come).find(leads);
-            let Some(next) = found.or_else(|| (0..256).rev().find(may_come)) else {
+            let preferred = (0..256).filter(may_come).find(leads);
+            let Some(next) = preferred.or_else(|| (0..256).rev().find(may_come)) else {
                 break;
             };
             if matcher.is_stopped() || matcher.consume_token(next).is_err() {

@@ -19,7 +19,7 @@ pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGr
     if let Ok(own) = matcher.cast::<GrammarMatcher>() {
         return Ok(Some(own.get().shared()));
     }
-    Ok(Some(Arc::new(Mutex::new(Foreign {
+    Ok(Some(Arc::new(Mutex::new(PythonMatcher {
         matcher: matcher.clone().unbind(),
         raised: None,
     }))))
@@ -27,12 +27,12 @@ pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGr
 
 /// Matcher that is implemented in Python.
 #[derive(Debug)]
-struct Foreign {
+struct PythonMatcher {
     matcher: Py<PyAny>,
     raised: Option<String>,
 }
 
-impl Foreign {
+impl PythonMatcher {
     fn call(&mut self, work: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) {
         if let Err(error) = Python::attach(|py| work(self.matcher.bind(py))) {
             self.raised.get_or_insert(error.to_string());
@@ -40,7 +40,7 @@ impl Foreign {
     }
 }
 
-impl Grammar for Foreign {
+impl Grammar for PythonMatcher {
     fn restart(&mut self, generated: &[i32]) {
         self.call(|matcher| matcher.call_method1("restart", (generated,)).map(drop));
     }
@@ -53,12 +53,12 @@ impl Grammar for Foreign {
             is_filled = done.is_truthy()?;
             let filled: Vec<i64> = words.call_method0("tolist")?.extract()?;
             for (to, word) in mask.iter_mut().zip(filled) {
-                *to = word as u32; // the low half: it was an int32
+                *to = word as u32; // the low half of an int32
             }
             Ok(())
         });
         if self.raised.is_some() {
-            mask.fill(u32::MAX); // whatever is drawn becomes an end
+            mask.fill(u32::MAX); // any sampled token then ends the request
         }
         is_filled
     }

@@ -14,7 +14,7 @@ struct Tokens {
 
 impl Tokens {
     fn ids(&self, text: &str) -> Vec<TokenId> {
-        // What the tokenizer refuses has no ids: the mask then allows each way of spelling it.
+        // Text that cannot be encoded has no ids: the mask then allows every spelling of it.
         self.tokenizer
             .encode_fast(text, false)
             .map_or_else(|_| Vec::new(), |found| found.get_ids().to_vec())
@@ -45,7 +45,7 @@ pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<Tok
     let has = |name: &str| steps.iter().any(|step| type_of(step) == name);
     let falls_back = has("ByteFallback");
     if !has("ByteLevel") && !falls_back {
-        return Err("the tokenizer's decoder is neither byte-level nor one with single bytes".to_owned());
+        return Err("the tokenizer's decoder is neither byte-level nor has byte fallback".to_owned());
     }
     without_first_space(&mut config["normalizer"]);
     without_first_space(&mut config["pre_tokenizer"]);
@@ -57,7 +57,7 @@ pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<Tok
         num_known.max(vocab_size),
     );
     let Some(&first_eos) = eos_ids.first() else {
-        return Err("no id ends a text".to_owned());
+        return Err("eos_ids is empty".to_owned());
     };
     let num_ids = u32::try_from(bytes_of.len()).map_err(|error| error.to_string())?;
     let trie = TokTrie::from(&TokRxInfo::new(num_ids, first_eos), &bytes_of).with_eos_tokens(eos_ids);
@@ -112,7 +112,7 @@ fn token_bytes(tokenizer: &Tokenizer, space: Option<char>, num_ids: usize) -> Ve
             }
             let Some(space) = space else {
                 let bytes = token.chars().map(|one| alphabet.get(one as usize).copied().flatten());
-                // to one that is no byte-level token no text leads
+                // a token outside the byte-level alphabet has no bytes
                 return bytes.collect::<Option<_>>().unwrap_or_default();
             };
             byte_token(&token).map_or_else(|| token.replace(space, " ").into_bytes(), |byte| vec![byte])

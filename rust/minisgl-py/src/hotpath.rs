@@ -6,14 +6,14 @@
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use minisgl_core::{CachePolicy, Candidate, Error, Handle, Match, Metadata, RadixCacheManager as Cache, Room};
+use minisgl_core::{CachePolicy, Candidate, Error, Handle, Match, Metadata, RadixCacheManager as Cache, StepCapacity};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::arrays::to_numpy;
 use crate::buffers::View;
-use crate::control_plane::{Paths, ShownTree, paths, policy_of, shown};
+use crate::control_plane::{Paths, ShownTree, paths, policy_of, tree_to_python};
 use crate::errors::{panic_text, to_python};
 
 /// Reads elements `from` .. `to` (or the end) of a list or an int32 array. An error has `name` in its message.
@@ -30,8 +30,8 @@ fn part(name: &str, numbers: &Bound<'_, PyAny>, from: usize, to: Option<usize>) 
             .skip(from)
             .take(to - from)
             .map(|number| number.extract::<i32>());
-        let found: PyResult<Vec<i32>> = wanted.collect();
-        return found.map_err(|error| refuse(format!("not a list of int32 numbers: {error}")));
+        let parsed: PyResult<Vec<i32>> = wanted.collect();
+        return parsed.map_err(|error| refuse(format!("not a list of int32 numbers: {error}")));
     }
     let Some(view) = View::of(numbers) else {
         return Err(refuse("not a list of numbers or a contiguous int32 array".into()));
@@ -285,14 +285,14 @@ methods! {
         let (py, size, num_pages) = (tokens.py(), self.cache.tree.page_size(), max_pages.saturating_sub(first_page));
         let (from, to) = (first_page.saturating_mul(size), max_pages.max(first_page).saturating_mul(size));
         let tokens = part("tokens", tokens, from, Some(to))?;
-        let found = self.run(py, |cache| Ok(cache.tree.find(node, namespace, &tokens, 0, num_pages)))?;
-        RadixMatch::new(py, found, self.cache.id())
+        let matched = self.run(py, |cache| Ok(cache.tree.find(node, namespace, &tokens, 0, num_pages)))?;
+        RadixMatch::new(py, matched, self.cache.id())
     }
 
     fn beginning(&mut self, py: Python<'_>, node: u32, r#match: &RadixMatch, step: i64) -> PyResult<RadixMatch> {
-        let found = r#match.of(&self.cache)?.clone();
-        let found = self.run(py, |cache| Ok(cache.tree.beginning(node, found, step)))?;
-        RadixMatch::new(py, found, self.cache.id())
+        let matched = r#match.of(&self.cache)?.clone();
+        let matched = self.run(py, |cache| Ok(cache.tree.beginning(node, matched, step)))?;
+        RadixMatch::new(py, matched, self.cache.id())
     }
 
     #[pyo3(signature = (node, tokens, column, namespace=0))]
@@ -317,8 +317,8 @@ methods! {
     }
 
     fn descend(&mut self, py: Python<'_>, handle: u32, r#match: &RadixMatch) -> PyResult<u32> {
-        let found = r#match.of(&self.cache)?;
-        self.run(py, |cache| cache.tree.descend(handle, found))
+        let matched = r#match.of(&self.cache)?;
+        self.run(py, |cache| cache.tree.descend(handle, matched))
     }
 
     #[pyo3(signature = (handle, tokens, pages, namespace=0))]
@@ -356,12 +356,12 @@ methods! {
     }
 
     fn save(&mut self, py: Python<'_>, r#match: &RadixMatch, step: i64) -> PyResult<Option<u32>> {
-        let found = r#match.of(&self.cache)?;
-        self.run(py, |cache| cache.tree.save(found, step))
+        let matched = r#match.of(&self.cache)?;
+        self.run(py, |cache| cache.tree.save(matched, step))
     }
 
     fn view(&mut self, py: Python<'_>, limit: usize, pinned: BTreeSet<u32>) -> PyResult<ShownTree> {
-        self.run(py, |cache| Ok(shown(cache.tree.view(limit, &pinned))))
+        self.run(py, |cache| Ok(tree_to_python(cache.tree.view(limit, &pinned))))
     }
 
     fn tree_pages<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
@@ -409,7 +409,7 @@ pub(crate) fn prefill_admission_plan(
         })
     };
     let rows: Vec<Candidate> = candidates.iter().enumerate().map(read).collect::<PyResult<_>>()?;
-    let room = Room {
+    let capacity = StepCapacity {
         budget,
         available: count("available", available)?,
         page_size: count("page_size", page_size)?,
@@ -417,7 +417,7 @@ pub(crate) fn prefill_admission_plan(
         reserve_ratio: count("reserve_ratio", reserve_ratio)?,
         needed: count("needed", needed)?,
     };
-    let plan = guarded(py, || minisgl_core::prefill_admission_plan(&rows, room))?;
+    let plan = guarded(py, || minisgl_core::prefill_admission_plan(&rows, capacity))?;
     let rows = plan.into_iter();
     let rows = rows.map(|it| {
         let (tokens, pages, lacks) = (it.num_tokens, it.num_new_pages, it.lacks_pages);

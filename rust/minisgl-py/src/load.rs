@@ -65,7 +65,7 @@ pub(crate) fn run_load<'py>(
     let (sender, mut receiver) = mpsc::channel();
     let for_thread = Arc::clone(&shared);
     let thread = thread::spawn(move || {
-        // nobody may wait any more: then the result is not wanted
+        // the receiver may be gone: then the result is dropped
         let _unwanted = sender.send(run(plan, &for_thread));
     });
     let result = wait(py, &mut receiver, &shared, progress.as_ref());
@@ -87,7 +87,7 @@ fn wait(
     loop {
         // a shared reference to a receiver must not cross threads, an exclusive one may
         let receiver = &mut *receiver;
-        let got = py.detach(move || receiver.recv_timeout(LOOK));
+        let received = py.detach(move || receiver.recv_timeout(LOOK));
         if let Some(call) = progress {
             let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
             call.call1((
@@ -97,7 +97,7 @@ fn wait(
                 count(&shared.tokens),
             ))?;
         }
-        match got {
+        match received {
             Ok(outcome) => return outcome.map_err(PyRuntimeError::new_err),
             Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => {

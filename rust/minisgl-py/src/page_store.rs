@@ -35,8 +35,8 @@ pub(crate) struct StagedPages {
 
 /// Returns the pages of a `StagedPages`, or `None` for None.
 pub(crate) fn staged_of(stored: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Staged>>> {
-    let found: Option<PyRef<'_, StagedPages>> = stored.extract()?;
-    Ok(found.map(|pages| Arc::clone(&pages.inner)))
+    let staged: Option<PyRef<'_, StagedPages>> = stored.extract()?;
+    Ok(staged.map(|pages| Arc::clone(&pages.inner)))
 }
 
 /// Totals of a folder: pages, states, bytes of their files, damaged files.

@@ -31,7 +31,7 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
         },
         top_k: sampling.getattr("top_k")?.extract().unwrap_or(i64::MAX),
         top_p: match float("top_p")? {
-            // greedy is what is_greedy says: the best by its logit, not by a probability that others may share
+            // only `is_greedy` means greedy: argmax of the logits, not of probabilities, which may tie
             0.0 => f32::MIN_POSITIVE,
             top_p => top_p,
         },
@@ -103,7 +103,7 @@ impl CpuSampler {
         if slot < self.num_slots {
             return Ok(slot);
         }
-        let text = format!("slot: {slot}, there are {}", self.num_slots);
+        let text = format!("slot is {slot}; must be below {}", self.num_slots);
         Err(PyValueError::new_err(text))
     }
 }
@@ -113,7 +113,7 @@ impl CpuSampler {
     #[new]
     fn new(num_slots: usize, vocab_size: usize, eos_ids: Vec<u32>) -> PyResult<Self> {
         if vocab_size == 0 {
-            return Err(PyValueError::new_err("vocab_size: 0, at least 1"));
+            return Err(PyValueError::new_err("vocab_size is 0; must be at least 1"));
         }
         Ok(Self {
             slots: Slots::new(num_slots, vocab_size, &eos_ids),
@@ -142,7 +142,7 @@ impl CpuSampler {
         let buffer = PyBuffer::<f32>::get(logits)?;
         let mut numbers = buffer.to_vec(py)?;
         if positions.len() != slots.len() || numbers.len() != slots.len() * self.vocab_size {
-            return Err(PyValueError::new_err("logits, slots, positions: not of as many rows"));
+            return Err(PyValueError::new_err("logits, slots, positions: row counts differ"));
         }
         let mut masks: Vec<Option<Vec<u32>>> = masks
             .unwrap_or_default()

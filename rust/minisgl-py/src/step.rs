@@ -1,6 +1,6 @@
 //! Results of the two scheduler calls: small objects with the attributes of `minisgl.step.StepPlan` and `StepOutput`.
 
-use minisgl_core::{Entry, FinishReason, Plan};
+use minisgl_core::{CommitEntry, FinishReason, Plan};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
@@ -52,12 +52,12 @@ step_plan! {
 pub(crate) struct StepOutput {
     #[pyo3(get)]
     step: i64,
-    entries: Vec<Entry>,
+    entries: Vec<CommitEntry>,
     arrays: [PyOnceLock<Py<PyAny>>; 4],
 }
 
 impl StepOutput {
-    pub fn new(step: i64, entries: Vec<Entry>) -> Self {
+    pub fn new(step: i64, entries: Vec<CommitEntry>) -> Self {
         Self {
             step,
             entries,
@@ -70,7 +70,7 @@ impl StepOutput {
         &self,
         py: Python<'_>,
         which: usize,
-        field: impl Fn(&Entry) -> [u8; SIZE],
+        field: impl Fn(&CommitEntry) -> [u8; SIZE],
     ) -> PyResult<Py<PyAny>> {
         let make = || {
             let bytes = PyBytes::new_with(py, SIZE * self.entries.len(), |bytes| {

@@ -32,7 +32,7 @@ fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
 }
 
 /// Runs `work`, without the GIL if it takes long; regaining the GIL is not worth it for a short call.
-fn apart<T: Send>(py: Python<'_>, takes_long: bool, work: impl FnOnce() -> T + Send) -> T {
+fn detach_if<T: Send>(py: Python<'_>, takes_long: bool, work: impl FnOnce() -> T + Send) -> T {
     if takes_long { py.detach(work) } else { work() }
 }
 
@@ -64,7 +64,7 @@ fn has_markers(tokenizer: &Tokenizer, value: &Bound<'_, PyAny>, depth: usize) ->
     }
     let within = |value: &Bound<'_, PyAny>| has_markers(tokenizer, value, depth - 1);
     if let Ok(text) = value.cast::<PyString>() {
-        return Ok(text.to_str().is_ok_and(|text| tokenizer.has_markers(text))); // no Unicode: has no ids either
+        return Ok(text.to_str().is_ok_and(|text| tokenizer.has_markers(text))); // not valid Unicode: cannot be encoded either
     }
     if let Ok(items) = value.cast::<PyDict>() {
         for (key, value) in items {
@@ -109,7 +109,7 @@ impl TextTokenizer {
         let source = match (file, text) {
             (Some(file), None) => TokenizerSource::File(file),
             (None, Some(text)) => TokenizerSource::Text(text),
-            _ => return Err(PyValueError::new_err("either a file or a text")),
+            _ => return Err(PyValueError::new_err("exactly one of file and text is required")),
         };
         let tokenizer = py.detach(|| Tokenizer::new(&source, cache_bytes));
         Ok(Self {
@@ -158,9 +158,9 @@ impl TextTokenizer {
         most: Option<usize>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let most = most.unwrap_or(usize::MAX);
-        let found = py.detach(|| self.inner.encode_batch(&texts, add_special_tokens, most));
-        let found = found.map_err(|error| to_python(py, &error))?;
-        found.into_iter().map(|ids| array(py, ids)).collect()
+        let batches = py.detach(|| self.inner.encode_batch(&texts, add_special_tokens, most));
+        let batches = batches.map_err(|error| to_python(py, &error))?;
+        batches.into_iter().map(|ids| array(py, ids)).collect()
     }
 
     fn encode_pair<'py>(&self, py: Python<'py>, one: &str, other: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -169,7 +169,7 @@ impl TextTokenizer {
     }
 
     fn min_tokens(&self, py: Python<'_>, text: &str, most: usize) -> usize {
-        apart(py, text.len() > most, || self.inner.min_tokens(text, most))
+        detach_if(py, text.len() > most, || self.inner.min_tokens(text, most))
     }
 
     fn pieces<'a>(&self, text: &'a str, size: usize) -> Vec<&'a str> {
@@ -179,8 +179,8 @@ impl TextTokenizer {
     #[pyo3(signature = (ids, skip_special_tokens=true))]
     fn decode(&self, py: Python<'_>, ids: Vec<i32>, skip_special_tokens: bool) -> PyResult<String> {
         let ids: Vec<u32> = ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
-        let found = apart(py, ids.len() > SHORT, || self.inner.decode(&ids, skip_special_tokens));
-        found.map_err(|error| to_python(py, &error))
+        let text = detach_if(py, ids.len() > SHORT, || self.inner.decode(&ids, skip_special_tokens));
+        text.map_err(|error| to_python(py, &error))
     }
 
     fn token_bytes<'py>(&self, py: Python<'py>, token_id: i32) -> Bound<'py, PyBytes> {
@@ -248,7 +248,7 @@ pub(crate) struct TextDecoder {
 #[pymethods]
 impl TextDecoder {
     fn push(&mut self, py: Python<'_>, ids: Vec<i32>) -> String {
-        written(|out| apart(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
+        written(|out| detach_if(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
     }
 
     fn place(&mut self, token_id: i32) -> (usize, String) {
@@ -271,12 +271,12 @@ pub(crate) struct TextStream {
 #[pymethods]
 impl TextStream {
     fn push(&mut self, py: Python<'_>, ids: Vec<i32>) -> String {
-        written(|out| _ = apart(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
+        written(|out| _ = detach_if(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
     }
 
     fn take(&mut self, py: Python<'_>, ids: Vec<i32>, ended: bool, by_token: bool) -> (String, usize) {
         let mut out = String::new();
-        let num_used = apart(py, ids.len() > SHORT, || {
+        let num_used = detach_if(py, ids.len() > SHORT, || {
             self.inner.take(&ids, ended, by_token, &mut out)
         });
         (out, num_used)

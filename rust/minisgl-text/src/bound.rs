@@ -74,36 +74,36 @@ impl Bound {
         for byte in (0..=u8::MAX).filter(|byte| !lacks.contains(byte)) {
             kinds[usize::from(byte)] = kind_of(byte);
         }
-        let mut found = Self {
+        let mut bound = Self {
             kinds,
             longest: [1; 5],
             normalizes,
             swallowing: swallowing().map(|token| token.content.clone()).collect(),
         };
         for piece in &pieces {
-            found.see(piece);
+            bound.include(piece);
         }
         for token in &parts.tokens {
-            found.see(token.content.as_bytes());
-            let normal = found.normalized(backend, &token.content)?;
-            found.see(normal.as_bytes());
+            bound.include(token.content.as_bytes());
+            let normal = bound.normalized(backend, &token.content)?;
+            bound.include(normal.as_bytes());
         }
         if parts.pre_tokenizers.iter().any(|step| type_of(step) == "Metaspace") {
-            found.longest = [found.longest[0]; 5]; // spaces become longer bytes of another kind
+            bound.longest = [bound.longest[0]; 5]; // spaces become longer characters of another kind
         }
-        Some(found)
+        Some(bound)
     }
 
     fn count(&self, data: &[u8]) -> Kinds {
-        let mut found = [0; 5];
+        let mut counts = [0; 5];
         for &byte in data {
-            found[self.kinds[usize::from(byte)]] += 1;
+            counts[self.kinds[usize::from(byte)]] += 1;
         }
-        found[0] = found[1..].iter().sum();
-        found
+        counts[0] = counts[1..].iter().sum();
+        counts
     }
 
-    fn see(&mut self, piece: &[u8]) {
+    fn include(&mut self, piece: &[u8]) {
         if self.longest.iter().any(|&longest| piece.len() > longest) {
             let counts = self.count(piece);
             for (longest, count) in self.longest.iter_mut().zip(counts) {
@@ -116,9 +116,9 @@ impl Bound {
         let Some(normalizer) = backend.get_normalizer().filter(|_| self.normalizes) else {
             return Some(text.into());
         };
-        let mut found = NormalizedString::from(text);
-        normalizer.normalize(&mut found).ok()?;
-        Some(found.get().to_owned().into())
+        let mut normal = NormalizedString::from(text);
+        normalizer.normalize(&mut normal).ok()?;
+        Some(normal.get().to_owned().into())
     }
 
     /// Returns a lower bound of the token count of `text`, or 0 without one. Stops once it exceeds `most`.
@@ -198,9 +198,9 @@ fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<(Vec<Vec<u8
         return Some((pieces(), Vec::new()));
     }
     if bpe.is_some_and(|bpe| bpe.unk_token.is_some() && !bpe.fuse_unk) {
-        let mut found: Vec<Vec<u8>> = pieces();
-        found.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // one token for any unknown character
-        return Some((found, Vec::new()));
+        let mut all_pieces: Vec<Vec<u8>> = pieces();
+        all_pieces.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // a character of up to 4 bytes may be one unknown token
+        return Some((all_pieces, Vec::new()));
     }
     None
 }

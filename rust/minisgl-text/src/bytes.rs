@@ -121,19 +121,19 @@ pub fn type_of(step: &Value) -> &str {
 
 /// Returns the steps of a tokenizer component in order, with nested sequences flattened.
 pub fn flat_steps(component: Value, inner: &str) -> Vec<Value> {
-    let mut found = Vec::new();
+    let mut flat = Vec::new();
     let mut waiting = vec![component];
     while let Some(mut step) = waiting.pop() {
         if step.is_null() {
             continue;
         }
         if type_of(&step) != "Sequence" {
-            found.push(step);
+            flat.push(step);
         } else if let Value::Array(parts) = step[inner].take() {
             waiting.extend(parts.into_iter().rev());
         }
     }
-    found
+    flat
 }
 
 /// Returns the decoding method for a decoder's steps. `Literal` if a token's text does not depend on its neighbours, as
@@ -212,13 +212,13 @@ pub(super) fn push_byte_level(token: &str, alphabet: &[Option<u8>; 512], data: &
 /// Returns the alphabet of byte-level BPE (GPT-2), from character to byte: printable Latin-1 bytes map to themselves,
 /// the others from U+0100 on.
 pub fn char_to_byte() -> [Option<u8>; 512] {
-    let mut found = [None; 512];
+    let mut alphabet = [None; 512];
     let mut next = 256;
     for byte in 0..=u8::MAX {
         let is_printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let at = if is_printable { usize::from(byte) } else { next };
         next += usize::from(!is_printable);
-        found[at] = Some(byte);
+        alphabet[at] = Some(byte);
     }
-    found
+    alphabet
 }

@@ -43,8 +43,8 @@ impl Cache {
     /// Appends the ids of `text` to `ids` if it is cached. Returns true if it was.
     pub(super) fn get(&self, text: &str, ids: &mut Vec<u32>) -> bool {
         let mut known = self.known();
-        let forgotten = known.0.get(text, |found| ids.extend_from_slice(found));
-        let (found, stats) = (forgotten.is_some(), &mut known.1);
+        let evicted = known.0.get(text, |found| ids.extend_from_slice(found));
+        let (found, stats) = (evicted.is_some(), &mut known.1);
         let (count, bytes) = if found {
             (&mut stats.hits, &mut stats.bytes_hit)
         } else {
@@ -59,8 +59,8 @@ impl Cache {
     pub(super) fn put(&self, text: &str, ids: &[u32]) {
         let bytes = text.len() + std::mem::size_of_val(ids) + ENTRY_BYTES;
         if bytes <= self.max_bytes / MAX_SHARE {
-            let forgotten = self.known().0.put(text, ids.into(), bytes);
-            drop(forgotten);
+            let evicted = self.known().0.put(text, ids.into(), bytes);
+            drop(evicted);
         }
     }
 
@@ -110,7 +110,7 @@ pub struct Recent<V> {
 }
 
 /// Evicted generation, returned so that the caller can drop it after releasing the lock.
-pub type Forgotten<V> = Option<Generation<V>>;
+pub type Evicted<V> = Option<Generation<V>>;
 
 impl<V> Recent<V> {
     /// Creates a cache of about `max_bytes` bytes at most.
@@ -123,7 +123,7 @@ impl<V> Recent<V> {
     }
 
     /// Looks up `text` and passes its value to `look`. Returns what was evicted, or `None` if the text is not cached.
-    pub fn get(&mut self, text: &str, look: impl FnOnce(&V)) -> Option<Forgotten<V>> {
+    pub fn get(&mut self, text: &str, look: impl FnOnce(&V)) -> Option<Evicted<V>> {
         if let Some((found, _)) = self.new.known.get(text) {
             look(found);
             return Some(None);
@@ -135,16 +135,16 @@ impl<V> Recent<V> {
     }
 
     /// Inserts a value that costs `bytes`, unless another thread inserted one already. Returns what was evicted.
-    pub fn put(&mut self, text: &str, value: V, bytes: usize) -> Forgotten<V> {
+    pub fn put(&mut self, text: &str, value: V, bytes: usize) -> Evicted<V> {
         let is_new = !self.new.known.contains_key(text);
         is_new.then(|| self.add(text.into(), value, bytes))?
     }
 
-    fn add(&mut self, text: Box<str>, value: V, bytes: usize) -> Forgotten<V> {
+    fn add(&mut self, text: Box<str>, value: V, bytes: usize) -> Evicted<V> {
         let is_full = self.new.bytes + bytes > self.max_bytes / 2;
-        let forgotten = is_full.then(|| std::mem::replace(&mut self.old, std::mem::take(&mut self.new)));
+        let evicted = is_full.then(|| std::mem::replace(&mut self.old, std::mem::take(&mut self.new)));
         self.new.bytes += bytes;
         self.new.known.insert(text, (value, bytes));
-        forgotten
+        evicted
     }
 }

@@ -22,8 +22,8 @@ use super::bytes::Kind;
 use super::stop::StopMatcher;
 
 const REPLACEMENT: char = '\u{fffd}';
-const WINDOW_HOLD: usize = 8; // ids held back at most for a character that does not come
-const WINDOW_CONTEXT: usize = 4; // ids decoded again, so that joining rules see a left neighbour
+const WINDOW_HOLD: usize = 8; // maximum number of ids held back for an incomplete character
+const WINDOW_CONTEXT: usize = 4; // ids decoded again, so that joining rules have a left neighbour
 
 /// Incremental decoder of one stream of token ids.
 pub struct Decoder {
@@ -190,7 +190,7 @@ fn push_bytes(held: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
     if held.is_empty()
         && let Ok(text) = std::str::from_utf8(bytes)
     {
-        out.push_str(text); // nearly always
+        out.push_str(text); // fast path, nearly always taken
         return;
     }
     held.extend(bytes);
@@ -346,7 +346,7 @@ impl TextStream {
                 } else {
                     self.matcher.skip(piece, out);
                 }
-                if self.matcher.found().is_some() {
+                if self.matcher.matched().is_some() {
                     return;
                 }
                 *len -= piece.len();
@@ -361,11 +361,11 @@ impl TextStream {
 
     /// Returns true if a stop string has matched.
     pub fn stopped(&self) -> bool {
-        self.matcher.found().is_some()
+        self.matcher.matched().is_some()
     }
 
     /// Returns the stop string that matched.
     pub fn matched_stop(&self) -> Option<&str> {
-        self.matcher.found()
+        self.matcher.matched()
     }
 }

@@ -80,14 +80,14 @@ impl Markers {
     /// Returns the guards of `text`: ascending offsets after the first character of each marker that is not in `kept`.
     pub(super) fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
         let is_kept = |pattern: usize| self.sorted.get(pattern).is_some_and(|marker| kept.contains(marker));
-        let found = self.all.find_overlapping_iter(text);
-        let whole = found
+        let matches = self.all.find_overlapping_iter(text);
+        let whole = matches
             .filter(|one| !is_kept(one.pattern().as_usize()))
             .map(|one| one.start());
-        let mut found: Vec<usize> = whole.chain(self.begun(text)).map(|at| next_char(text, at)).collect();
-        found.sort_unstable();
-        found.dedup();
-        found
+        let mut guards: Vec<usize> = whole.chain(self.begun(text)).map(|at| next_char(text, at)).collect();
+        guards.sort_unstable();
+        guards.dedup();
+        guards
     }
 
     /// Returns the offsets from which the text, with or without its trailing spaces, ends inside a marker.
@@ -111,12 +111,12 @@ impl Markers {
 }
 
 /// Added tokens of one of the library's two searches: in the raw or in the normalized text.
-struct Search {
+struct AddedTokens {
     tokens: AhoCorasick,
     added: Vec<(u32, AddedToken)>,
 }
 
-impl Search {
+impl AddedTokens {
     fn of(parts: &Parts, backend: &Backend, normalized: bool) -> Option<Self> {
         let added = parts.with_ids().filter(|(token, _)| token.normalized == normalized);
         let added: Vec<_> = added.map(|(token, id)| (id, token.clone())).collect();
@@ -140,12 +140,12 @@ impl Search {
             let original = text.convert_offsets(Of::Normalized(range.clone()));
             original.is_some_and(|of| is_guarded(guards, &(base + of.start..base + of.end)))
         };
-        let mut found = Vec::new();
+        let mut parts = Vec::new();
         let mut end = 0;
         let mut add = |range: Range<usize>, id: Option<u32>| {
             if let Some(part) = text.slice(Of::Normalized(range)).filter(|part| !part.is_empty()) {
                 let token = id.map(|id| vec![Token::new(id, part.get().to_owned(), (0, part.len()))]);
-                found.push((part, token));
+                parts.push((part, token));
             }
         };
         for (pattern, range) in unguarded(&self.tokens, spelled, is_guarded) {
@@ -168,21 +168,21 @@ impl Search {
             add(begin..end, Some(*id));
         }
         add(end..spelled.len(), None);
-        found
+        parts
     }
 }
 
 /// Encoder of texts with guards.
 pub(super) struct Guarded {
-    as_it_is: Search,
-    normalized: Search,
+    as_it_is: AddedTokens,
+    normalized: AddedTokens,
 }
 
 impl Guarded {
     pub(super) fn of(parts: &Parts, backend: &Backend) -> Option<Self> {
         Some(Self {
-            as_it_is: Search::of(parts, backend, false)?,
-            normalized: Search::of(parts, backend, true)?,
+            as_it_is: AddedTokens::of(parts, backend, false)?,
+            normalized: AddedTokens::of(parts, backend, true)?,
         })
     }
 

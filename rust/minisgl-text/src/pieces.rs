@@ -17,7 +17,7 @@ use super::bytes::{flat_steps, type_of};
 /// Length in bytes above which a text is encoded in pieces.
 pub(super) const PIECE_BYTES: usize = 1 << 16;
 
-const SPLITS_BY_CHARACTER: [&str; 2] = ["Digits", "Punctuation"]; // what they do at one place depends on nothing else
+const SPLITS_BY_CHARACTER: [&str; 2] = ["Digits", "Punctuation"]; // split each character by itself, without context
 /// Known pre-tokenizer alternatives. None matches a letter before a space, looks back, or looks ahead but from spaces.
 const ALTERNATIVES: [&str; 19] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
@@ -214,12 +214,12 @@ pub(super) fn unguarded<'a>(
     let mut at = 0;
     std::iter::from_fn(move || {
         loop {
-            let found = tokens.find(Input::new(text).range(at.min(text.len())..))?;
-            if !is_guarded(&found.range()) {
-                at = found.end();
-                return Some((found.pattern().as_usize(), found.range()));
+            let hit = tokens.find(Input::new(text).range(at.min(text.len())..))?;
+            if !is_guarded(&hit.range()) {
+                at = hit.end();
+                return Some((hit.pattern().as_usize(), hit.range()));
             }
-            at = next_char(text, found.start());
+            at = next_char(text, hit.start());
         }
     })
 }
@@ -260,7 +260,7 @@ impl Cuts {
 
     /// Splits `text` into the non-empty text between tokens and the tokens' ids, in order. No token is matched across
     /// one of the `guards` (ascending byte offsets).
-    pub(super) fn parts<'a>(&'a self, text: &'a str, guards: &'a [usize]) -> impl Iterator<Item = Part> {
+    pub(super) fn parts<'a>(&'a self, text: &'a str, guards: &'a [usize]) -> impl Iterator<Item = Segment> {
         let is_guarded = |range: &Range<usize>| !guards.is_empty() && is_guarded(guards, range);
         let tokens = unguarded(&self.tokens, text, is_guarded);
         let tokens = tokens.map(|(pattern, range)| (range, self.ids.get(pattern).copied()));
@@ -270,14 +270,17 @@ impl Cuts {
             .flat_map(move |(place, id)| {
                 let before = at..place.start;
                 at = place.end;
-                [(!before.is_empty()).then_some(Part::Text(before)), id.map(Part::Token)]
+                [
+                    (!before.is_empty()).then_some(Segment::Text(before)),
+                    id.map(Segment::Token),
+                ]
             });
         parts.flatten()
     }
 }
 
 /// A part of a split text. See [`Cuts::parts`].
-pub(super) enum Part {
+pub(super) enum Segment {
     /// Byte range of the text between two tokens.
     Text(Range<usize>),
     /// Id of an added token.

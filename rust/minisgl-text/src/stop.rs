@@ -94,9 +94,9 @@ impl StopMatcher {
     }
 
     /// Returns the stop string that matched.
-    pub(super) fn found(&self) -> Option<&str> {
-        let found = &self.searches[self.found?];
-        std::str::from_utf8(&found.stop).ok()
+    pub(super) fn matched(&self) -> Option<&str> {
+        let search = &self.searches[self.found?];
+        std::str::from_utf8(&search.stop).ok()
     }
 
     /// Appends the text that is final: all before the match, or all that no later match can include.
@@ -110,7 +110,7 @@ impl StopMatcher {
             let end = search.push(text.as_bytes())?;
             Some((end, std::cmp::Reverse(search.stop.len()), at))
         });
-        // every search sees the text: a later push goes on where this one ended
+        // every search consumes the text, so that the next push continues there
         let first = ends.min();
         self.held.push_str(text);
         let cut = match first {

@@ -15,7 +15,7 @@ use super::bytes::Table;
 use super::cache::{Cache, CacheStats};
 use super::guarded::{Guarded, Markers};
 use super::normalize::Backend;
-use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, is_guarded, pieces};
+use super::pieces::{Cuts, PIECE_BYTES, Parts, Segment, is_guarded, pieces};
 
 /// Source of a tokenizer.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ impl Tokenizer {
             .map_err(|error| TextError::Tokenizer(error.to_string()))?
             .with_padding(None::<PaddingParams>);
         let parts = Parts::of(&backend);
-        let mut found = Self {
+        let mut tokenizer = Self {
             table: Table::new(&backend),
             cache: Cache::new(cache_bytes),
             cuts: Cuts::of(&parts),
@@ -63,8 +63,8 @@ impl Tokenizer {
             around: None,
             backend,
         };
-        found.around = found.special_ids_around();
-        Ok(found)
+        tokenizer.around = tokenizer.special_ids_around();
+        Ok(tokenizer)
     }
 
     /// Encodes `text` into at most `most` ids, else `TextError::TooMany`. Text that cannot have so few is not encoded,
@@ -94,7 +94,7 @@ impl Tokenizer {
         }
         let mut ids = around.map_or_else(Vec::new, |(before, _)| before.clone());
         let after = around.map_or(&[][..], |(_, after)| after);
-        // a short text is encoded to its end: whoever hears that it has too many tokens hears how many
+        // a short text is encoded to its end, so that the error has the exact token count
         let is_long = text.len() > PIECE_BYTES;
         let most_inside = if is_long {
             most.saturating_sub(after.len())
@@ -105,12 +105,12 @@ impl Tokenizer {
             Some(cuts) => {
                 for part in cuts.parts(text, guards) {
                     match part {
-                        Part::Token(id) => ids.push(id),
-                        Part::Text(range) if is_guarded(guards, &range) => {
+                        Segment::Token(id) => ids.push(id),
+                        Segment::Text(range) if is_guarded(guards, &range) => {
                             self.cache.count_encoded(range.len());
                             self.encode_pieces(text, range, guards, most_inside, &mut ids)?;
                         }
-                        Part::Text(range) => self.encode_part(&text[range], most_inside, &mut ids)?,
+                        Segment::Text(range) => self.encode_part(&text[range], most_inside, &mut ids)?,
                     }
                     check(&ids, most_inside, true)?;
                 }
@@ -127,8 +127,8 @@ impl Tokenizer {
 
     /// Encodes two texts as a pair, with special tokens, as the tokenizer file defines it.
     pub fn encode_pair(&self, one: &str, other: &str) -> Result<Vec<u32>, TextError> {
-        let found = self.backend.encode_fast((one, other), true);
-        let encoding = found.map_err(|error| TextError::NotEncodable(error.to_string()))?;
+        let encoded = self.backend.encode_fast((one, other), true);
+        let encoding = encoded.map_err(|error| TextError::NotEncodable(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 
@@ -158,8 +158,8 @@ impl Tokenizer {
 
     /// Decodes `ids` as a whole text. Unknown ids are skipped.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
-        let found = self.backend.decode(ids, skip_special_tokens);
-        found.map_err(|error| TextError::Tokenizer(error.to_string()))
+        let decoded = self.backend.decode(ids, skip_special_tokens);
+        decoded.map_err(|error| TextError::Tokenizer(error.to_string()))
     }
 
     /// Returns the special ids before any text, such as the beginning-of-sequence token.
@@ -229,18 +229,18 @@ impl Tokenizer {
     ) -> Result<(), TextError> {
         let mut at = range.start;
         for piece in self.pieces(&text[range], PIECE_BYTES) {
-            let place = at..at + piece.len();
-            at = place.end;
-            let guard = self.guard.as_ref().filter(|_| is_guarded(guards, &place));
-            let mut found = match guard {
+            let span = at..at + piece.len();
+            at = span.end;
+            let guard = self.guard.as_ref().filter(|_| is_guarded(guards, &span));
+            let mut piece_ids = match guard {
                 None => self.encode_whole(piece, false)?,
                 Some((markers, guarded)) => {
-                    let inside = guards.iter().filter(|guard| place.contains(guard));
-                    let inside: Vec<usize> = inside.map(|guard| guard - place.start).collect();
+                    let inside = guards.iter().filter(|guard| span.contains(guard));
+                    let inside: Vec<usize> = inside.map(|guard| guard - span.start).collect();
                     guarded.encode(&self.backend, markers, piece, &inside)?
                 }
             };
-            ids.append(&mut found);
+            ids.append(&mut piece_ids);
             check(ids, most, true)?;
         }
         Ok(())
@@ -259,8 +259,8 @@ impl Tokenizer {
     }
 
     fn encode_whole(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        let found = self.backend.encode_fast(text, add_special_tokens);
-        let encoding = found.map_err(|error| TextError::NotEncodable(error.to_string()))?;
+        let encoded = self.backend.encode_fast(text, add_special_tokens);
+        let encoding = encoded.map_err(|error| TextError::NotEncodable(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 

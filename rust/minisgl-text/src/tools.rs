@@ -28,7 +28,7 @@ pub struct Callable {
 }
 
 /// Outputs that a grammar allows.
-pub struct Answers<'a> {
+pub struct OutputGrammar<'a> {
     /// Tool-call format of the model.
     pub format: Option<&'static ToolFormat>,
     /// Reasoning format, and whether the output begins inside it.
@@ -65,7 +65,7 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-impl Answers<'_> {
+impl OutputGrammar<'_> {
     /// Returns the grammar's rules. The first one is `start`.
     pub fn rules(&self) -> String {
         let mut rules = Vec::new();
@@ -82,14 +82,14 @@ impl Answers<'_> {
 
     /// Returns `text` as grammar terms, with markers that are tokens as such. Empty for an empty text.
     fn spelled(&self, text: &str, tokens: &[&str]) -> String {
-        let known = tokens
+        let markers = tokens
             .iter()
             .filter(|token| token.starts_with(['<', '[']))
             .filter_map(|token| {
                 let at = text.find(token)?;
                 Some((at, std::cmp::Reverse(token.len()), *token, (self.token_id)(token)?))
             });
-        let Some((at, _, token, id)) = known.min() else {
+        let Some((at, _, token, id)) = markers.min() else {
             return if text.is_empty() { String::new() } else { literal(text) };
         };
         let parts = [
@@ -148,7 +148,7 @@ impl Answers<'_> {
     // -------------------------------------------------------------------------------------------------------- calls
 
     fn calling(&self, format: &'static ToolFormat, tools: &[Callable], rules: &mut Vec<String>) {
-        // a model that is trained on a marker, but too small to write it, writes an object in a block of code
+        // a model trained on a marker, but too small to write it, writes an object in a code block
         let is_bare = matches!(format.call, Call::Object(..)) && !format.begin.is_empty() && self.body.is_none();
         let bare = if is_bare { " | bare" } else { "" };
         if self.required {
@@ -162,7 +162,7 @@ impl Answers<'_> {
             rules.push("bare: object | fenced \"\\n```\"".to_owned());
         }
         self.calls(format, rules);
-        // what comes before an object is one literal with it: a text would be preferred to a shorter one
+        // the prefix of an object is one literal with it, because the grammar prefers longer literals
         let mut helpers = Helpers::default();
         self.objects(format, tools, ("object", ""), &mut helpers, rules);
         if is_bare {
@@ -403,7 +403,7 @@ impl Helpers {
             format!("any_text {end}")
         };
         if ending.starts_with('"') {
-            // the first end marker ends a text
+            // the first end marker ends a string
             self.add(&format!("text[stop={end}]: {ANY}"));
         } else {
             self.add(&format!("any_text: {ANY}"));

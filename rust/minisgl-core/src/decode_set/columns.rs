@@ -8,15 +8,15 @@ use crate::request::Index;
 
 /// Flags by which a row differs from a plain decode row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Kind {
+pub(crate) struct RowFlags {
     pub prefills: bool,
     pub awaits_token: bool,
-    pub drafting: bool, // its page table goes on beyond `kv_len`
+    pub drafting: bool, // a draft is in flight: the page table extends beyond `kv_len`
     pub has_stop_ids: bool,
     pub background: bool,
 }
 
-impl Kind {
+impl RowFlags {
     /// Returns true if the row may have to wait though it has tokens left to generate.
     pub fn is_special(self) -> bool {
         self.prefills || self.awaits_token
@@ -74,13 +74,13 @@ columns! {
     req_id: i64,
     index: Index,
     slot: u32,
-    kv_len: u32,      // tokens whose KV is computed, or scheduled to be
-    left: u32,        // tokens that may yet be scheduled to be made
-    num_pending: u32, // tokens scheduled to be made and not committed
-    last_page: Page,  // of its page table
-    last_token: i32,  // the last committed one
-    last_step: u32,   // the low bits of the last step that holds a row of it
-    kind: Kind,
+    kv_len: u32,      // tokens whose KV is computed or scheduled
+    left: u32,        // tokens that may still be scheduled for sampling
+    num_pending: u32, // tokens scheduled for sampling and not committed
+    last_page: Page,  // last page of the page table
+    last_token: i32,  // last committed token
+    last_step: u32,   // low bits of the last step with a row of the request
+    kind: RowFlags,
 }
 
 impl Columns {
@@ -97,7 +97,7 @@ const TILE: usize = LENGTH * BLOCK;
 /// are grouped in tiles, so that elements of one step share a cache line for equally long sequences.
 pub(super) struct AppendBuffer<T> {
     tiles: Vec<[T; TILE]>,
-    cells: Vec<u32>, // scratch: where each entry of a call goes
+    cells: Vec<u32>, // scratch: cell of each element of a call
 }
 
 impl<T: Copy + Default> AppendBuffer<T> {

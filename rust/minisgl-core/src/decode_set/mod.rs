@@ -12,7 +12,7 @@ mod columns;
 mod runs;
 
 use columns::{AppendBuffer, Columns, due};
-pub(crate) use columns::{Kind, Row};
+pub(crate) use columns::{Row, RowFlags};
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ impl Row {
     }
 
     /// Returns true if the row equals the synchronized record of `index`. For invariant checks.
-    pub fn is_of(&self, index: Index, requests: &Requests) -> bool {
+    pub fn equals_record(&self, index: Index, requests: &Requests) -> bool {
         *self == row_of(index, requests)
     }
 }
@@ -38,18 +38,18 @@ const NO_INDEX: Index = Index::MAX;
 
 /// Started requests, sorted by (background, age, id).
 pub(crate) struct DecodeSet {
-    rows: Columns, // those before `head` have left
+    rows: Columns, // rows before `head` were removed
     head: usize,
-    place: Vec<u32>,     // by request index: where in `rows` it stands
-    of_slot: Vec<Index>, // by slot: the request that has it
+    place: Vec<u32>,     // position in `rows`, by request index
+    of_slot: Vec<Index>, // request index, by slot
     num_stopping: usize, // rows with stop ids
     num_special: usize,  // rows that prefill or await their tokens
     num_background: usize,
     tokens: AppendBuffer<i32>,
     pages: AppendBuffer<Page>,
     page_size: PageSize,
-    // scratch, of the run that is scheduled or takes its tokens
-    new_rows: Vec<u32>, // which begin a page
+    // scratch for the current run
+    new_rows: Vec<u32>, // rows of the run that begin a page
     new_pages: Vec<Page>,
 }
 
@@ -117,8 +117,8 @@ impl DecodeSet {
         } else {
             self.head + self.indices().partition_point(before)
         };
-        let known = self.place.len().max(index.to_usize() + 1);
-        self.place.resize(known, NO_PLACE);
+        let num_indices = self.place.len().max(index.to_usize() + 1);
+        self.place.resize(num_indices, NO_PLACE);
         let row = row_of(index, requests);
         self.num_stopping += usize::from(row.kind.has_stop_ids);
         self.num_special += usize::from(row.kind.is_special());
@@ -274,7 +274,7 @@ fn row_of(index: Index, requests: &Requests) -> Row {
         last_page: requests.pages(index).last().copied().unwrap_or(0),
         last_token: requests.tokens(index).last().copied().unwrap_or(0),
         last_step: request.last_step.low_u32(),
-        kind: Kind {
+        kind: RowFlags {
             prefills: request.is_prefilling(),
             awaits_token: requests.awaits_token(index),
             drafting: requests.is_drafting(index),

@@ -24,7 +24,7 @@ impl DecodeSet {
     /// Returns the longest run of rows from `at` on, before `to`, that may decode now.
     pub fn run_from(&self, at: usize, to: usize) -> Range<usize> {
         let left = &self.rows.left[self.head + at..self.head + to];
-        // what a plain decode step comes to, without a branch a row
+        // fast path of a plain decode step: no branch for each row
         if self.num_special == 0 && !left.iter().fold(false, |any, &left| any | (left == 0)) {
             return at..to;
         }
@@ -33,7 +33,7 @@ impl DecodeSet {
     }
 
     /// Shortens a run to the rows for which `num_pages` pages suffice, one for each row that begins a page.
-    pub fn cut(&self, run: Range<usize>, num_pages: usize) -> Range<usize> {
+    pub fn limit_to_pages(&self, run: Range<usize>, num_pages: usize) -> Range<usize> {
         if num_pages >= run.len() {
             return run;
         }
@@ -79,9 +79,9 @@ impl DecodeSet {
         let pending = &mut rows.num_pending[run.clone()];
         let ids = entry.input_ids[to..to + n].iter_mut();
         let places = entry.req_slots[to..to + n].iter_mut();
-        let known = &rows.last_token[run.clone()];
-        for ((((id, place), pending), &slot), &known) in ids.zip(places).zip(pending).zip(slots).zip(known) {
-            *id = if *pending == 0 { known } else { -slot.to_i32() - 1 };
+        let last_token = &rows.last_token[run.clone()];
+        for ((((id, place), pending), &slot), &last_token) in ids.zip(places).zip(pending).zip(slots).zip(last_token) {
+            *id = if *pending == 0 { last_token } else { -slot.to_i32() - 1 };
             *place = slot.to_i32();
             *pending += 1;
         }

@@ -19,8 +19,8 @@ pub struct RadixCacheManager {
     /// The radix tree. Code that changes it directly must keep `taken` in step (`take`, `claim`).
     #[doc(hidden)]
     pub tree: RadixTree,
-    taken: Vec<bool>, // by page: whether the caller has it
-    id: u64,          // of this cache, since its last reset
+    taken: Vec<bool>, // whether the caller owns the page, by page
+    id: u64,          // id of the cache, new after each reset
 }
 
 /// Number of caches and resets so far. Gives each cache an id, so that a handle of another cache is refused.
@@ -139,17 +139,17 @@ impl RadixCacheManager {
     /// `Error::Broken` if the tree is inconsistent.
     pub fn match_prefix(&mut self, tokens: &[i32], namespace: u32) -> Result<(Handle, Vec<Page>)> {
         let size = self.tree.page_size();
-        let found = self.tree.find(ROOT, namespace, tokens, 0, tokens.len() / size);
-        let node = self.tree.descend(ROOT, &found)?;
+        let matched = self.tree.find(ROOT, namespace, tokens, 0, tokens.len() / size);
+        let node = self.tree.descend(ROOT, &matched)?;
         let handle = Handle {
             node,
-            cached_len: found.pages.len() * size,
+            cached_len: matched.pages.len() * size,
             num_locks: 0,
             num_evicted: self.tree.num_evicted_total,
             cache: self.id,
         };
         self.tree.release(node)?;
-        Ok((handle, found.pages))
+        Ok((handle, matched.pages))
     }
 
     /// Adds a lock to the pages of `handle`, so that they are not evicted; with `unlock`, removes one.
@@ -214,8 +214,8 @@ impl RadixCacheManager {
         pages: &[Page],
         first_page: usize,
     ) -> Result<(NodeId, usize)> {
-        let found = self.tree.find(handle, namespace, tokens, first_page, pages.len());
-        self.claim(&pages[first_page + found.pages.len()..])?;
+        let matched = self.tree.find(handle, namespace, tokens, first_page, pages.len());
+        self.claim(&pages[first_page + matched.pages.len()..])?;
         self.tree.insert(handle, namespace, tokens, pages, first_page)
     }
 

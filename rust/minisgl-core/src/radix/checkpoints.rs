@@ -15,18 +15,18 @@ use crate::numbers::{ToU32, ToUsize};
 /// Slots for state checkpoints: the free ones as a stack (the lowest on top at start), and the eviction order.
 pub(crate) struct Checkpoints {
     pub(super) free: Vec<Slot>,
-    pub(super) nodes: Vec<NodeId>,                // by slot
-    pub(super) order: BTreeSet<(u64, u64, Slot)>, // worth, use count (for ties), of those that may go
-    pub(super) worth: Vec<Option<(u64, u64)>>,    // by slot, as in `order`
-    pub(super) held: Vec<u32>,                    // by how many pins
-    pub(super) new: Vec<Slot>,                    // in this step
-    pub(super) floor: u64,                        // the worth of the one that was given up last
+    pub(super) nodes: Vec<NodeId>,                // node, by slot
+    pub(super) order: BTreeSet<(u64, u64, Slot)>, // evictable slots: (worth, use count for ties, slot)
+    pub(super) worth: Vec<Option<(u64, u64)>>,    // (worth, use count) of evictable slots, by slot
+    pub(super) held: Vec<u32>,                    // number of pins that hold it, by slot
+    pub(super) new: Vec<Slot>,                    // saved in this step
+    pub(super) floor: u64,                        // worth of the checkpoint evicted last
     pub(super) uses: u64,
 }
 
 impl Checkpoints {
     pub fn new(num_slots: usize) -> Self {
-        let mut found = Self {
+        let mut checkpoints = Self {
             free: Vec::with_capacity(num_slots),
             nodes: vec![NO_NODE; num_slots],
             order: BTreeSet::new(),
@@ -36,8 +36,8 @@ impl Checkpoints {
             floor: 0,
             uses: 0,
         };
-        found.reset();
-        found
+        checkpoints.reset();
+        checkpoints
     }
 
     /// Frees all slots and stacks them as at start.
@@ -70,7 +70,7 @@ impl Checkpoints {
     }
 
     /// Returns whether `slot` is evictable, and how many pins hold it. For invariant checks.
-    pub fn is_known(&self, slot: Slot) -> (bool, u32) {
+    pub fn listing(&self, slot: Slot) -> (bool, u32) {
         (self.worth[slot.to_usize()].is_some(), self.held[slot.to_usize()])
     }
 

@@ -172,12 +172,12 @@ impl LruList {
 
     /// Returns all nodes of the list, oldest first. For invariant checks.
     pub fn nodes(&self) -> Vec<NodeId> {
-        let mut found = Vec::new();
+        let mut nodes = Vec::new();
         let mut at = self.head;
         while at != NO_NODE {
-            found.push(at);
+            nodes.push(at);
             at = self.links[at.to_usize()].next;
         }
-        found
+        nodes
     }
 }

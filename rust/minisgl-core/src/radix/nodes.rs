@@ -29,20 +29,20 @@ pub(crate) struct Node {
     pub pages: Vec<Page>,
     pub num_children: u32,
     pub lock: u32,
-    pub namespace: Namespace, // of a whole branch; that of the root says nothing
-    pub checkpoint: Slot,     // of the state at its end
-    pub saved_in: i64,        // the step in which that is saved
+    pub namespace: Namespace, // the same in a whole branch; meaningless for the root
+    pub checkpoint: Slot,     // slot of the state at the node's end
+    pub saved_in: i64,        // step that saves the checkpoint
     pub(super) stamp: u64,
     pub(super) frequency: u64,
-    key: u64,      // of parent and first page
-    chain: NodeId, // the next node under the same head
+    key: u64,      // hash of parent, namespace and first page
+    chain: NodeId, // next node of the same hash chain
 }
 
 /// Arena of all nodes. Removed ones remain until their ids are reused.
 pub(super) struct Nodes {
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
-    heads: Vec<NodeId>, // a power of two
+    heads: Vec<NodeId>, // hash table; its length is a power of two
     page_size: usize,
     num_linked: usize,
 }

@@ -71,13 +71,13 @@ impl RadixTree {
         };
         checkpoints.floor = worth;
         let node = checkpoints.nodes[slot.to_usize()];
-        self.take_off(node);
+        self.remove_checkpoint(node);
         self.prune(node)?;
         Ok(Some(slot))
     }
 
     /// Removes the checkpoint of `node` and returns its slot, which is not freed. `None` if it had none.
-    fn take_off(&mut self, node: NodeId) -> Option<Slot> {
+    fn remove_checkpoint(&mut self, node: NodeId) -> Option<Slot> {
         let slot = std::mem::replace(&mut self.nodes.get_mut(node).checkpoint, NO_CHECKPOINT);
         let checkpoints = self.checkpoints.as_mut()?;
         if slot == NO_CHECKPOINT {
@@ -91,7 +91,7 @@ impl RadixTree {
 
     /// Removes the checkpoint of `node` and frees its slot.
     pub(super) fn free_checkpoint(&mut self, node: NodeId) {
-        if let Some(slot) = self.take_off(node) {
+        if let Some(slot) = self.remove_checkpoint(node) {
             self.free_slot(slot);
         }
     }
@@ -116,11 +116,11 @@ impl RadixTree {
 
     /// Returns the checkpoint slots that pins hold.
     pub fn held_slots(&self) -> Vec<Slot> {
-        let held = self
+        let counts = self
             .checkpoints
             .iter()
             .flat_map(|checkpoints| (0..).zip(&checkpoints.held));
-        held.filter_map(|(slot, &pins)| (pins > 0).then_some(slot)).collect()
+        counts.filter_map(|(slot, &pins)| (pins > 0).then_some(slot)).collect()
     }
 
     /// Returns the number of checkpoint slots in use by nodes or requests.
@@ -158,7 +158,7 @@ impl RadixTree {
             self.enlist(slot);
         }
         if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.new = new; // keeps its room
+            checkpoints.new = new; // keeps its memory
         }
     }
 

@@ -43,7 +43,7 @@ pub struct RadixTree {
     num_evictable: usize,
     num_protected: usize,
     pub(super) clock: u64,
-    pub num_inserted_total: u64, // pages that have entered, and those that have left
+    pub num_inserted_total: u64, // pages inserted and evicted (next field) so far
     pub num_evicted_total: u64,
     order: EvictionOrder,
     pub(crate) checkpoints: Option<Checkpoints>,
@@ -130,7 +130,7 @@ impl RadixTree {
         max_pages: usize,
     ) -> Match {
         let size = self.page_size;
-        let mut found = Match {
+        let mut matched = Match {
             node,
             partial: NO_NODE,
             num_partial_pages: 0,
@@ -140,25 +140,25 @@ impl RadixTree {
         let mut at = first_page;
         while at < max_pages {
             let first = &tokens[at * size..(at + 1) * size];
-            let Some(id) = self.nodes.child(found.node, namespace, first) else {
+            let Some(id) = self.nodes.child(matched.node, namespace, first) else {
                 break;
             };
             let child = self.nodes.get(id);
             let common = self.num_common_pages(child, tokens, at, max_pages);
             at += common;
             self.count(common);
-            found.pages.extend_from_slice(&child.pages[..common]);
+            matched.pages.extend_from_slice(&child.pages[..common]);
             if child.lock == 0 {
-                found.num_unlocked += common;
+                matched.num_unlocked += common;
             }
             if common < child.pages.len() {
-                found.partial = id;
-                found.num_partial_pages = common;
-                return found;
+                matched.partial = id;
+                matched.num_partial_pages = common;
+                return matched;
             }
-            found.node = id;
+            matched.node = id;
         }
-        found
+        matched
     }
 
     /// Returns true if page `column` of `tokens` is cached below `node`, which ends right before it.
@@ -229,7 +229,7 @@ impl RadixTree {
         self.nodes.link(id);
         self.num_evictable += pages.len();
         self.num_inserted_total += pages.len().to_u64();
-        // it counts as unlocked until the handle is on it, but never stands in an order
+        // counted as unlocked until the handle locks it, but never in the eviction order
         self.lock(handle, id)?;
         Ok(id)
     }
@@ -244,9 +244,9 @@ impl RadixTree {
         pages: &[Page],
         first_page: usize,
     ) -> Result<(NodeId, usize)> {
-        let found = self.find(handle, namespace, tokens, first_page, pages.len());
-        let mut handle = self.descend(handle, &found)?;
-        let had = first_page + found.pages.len();
+        let matched = self.find(handle, namespace, tokens, first_page, pages.len());
+        let mut handle = self.descend(handle, &matched)?;
+        let had = first_page + matched.pages.len();
         if had < pages.len() {
             let size = self.page_size;
             handle = self.append(
@@ -274,14 +274,14 @@ impl RadixTree {
         self.pool.pop_many(free, into)?;
         let mut missing = num_pages - free;
         if self.checkpoints.is_some() {
-            return (0..missing).try_for_each(|_| self.take(1, into)); // nodes with checkpoints go whole
+            return (0..missing).try_for_each(|_| self.take(1, into)); // nodes with checkpoints are evicted whole
         }
         while missing > 0 {
-            let (id, kept) = self.next_cut(missing)?;
+            let (id, kept) = self.next_eviction(missing)?;
             let pages = &self.node(id).pages[kept..];
             missing -= pages.len();
             into.extend(pages.iter().rev());
-            self.cut(id, kept);
+            self.truncate_leaf(id, kept);
         }
         Ok(())
     }
@@ -291,7 +291,7 @@ impl RadixTree {
     pub fn evict(&mut self, num_pages: usize) -> Result<()> {
         let target = self.pool.num_free() + num_pages;
         while self.pool.num_free() < target {
-            let (id, kept) = self.next_cut(target - self.pool.num_free())?;
+            let (id, kept) = self.next_eviction(target - self.pool.num_free())?;
             let parent = self.nodes.get(id).parent;
             self.free_end(id, kept)?;
             self.prune(parent)?;
@@ -304,7 +304,7 @@ impl RadixTree {
         self.free_checkpoint(id);
         let pages = &self.nodes.get(id).pages[kept..];
         self.pool.push(pages.iter().rev().copied())?;
-        self.cut(id, kept);
+        self.truncate_leaf(id, kept);
         Ok(())
     }
 
@@ -328,7 +328,7 @@ impl RadixTree {
     }
 
     /// Returns the leaf to evict next, and how many of its pages remain if `num_pages` pages are needed.
-    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+    fn next_eviction(&self, num_pages: usize) -> Result<(NodeId, usize)> {
         self.count(1);
         match self.order.next() {
             Some(id) => {
@@ -341,7 +341,7 @@ impl RadixTree {
     }
 
     /// Removes the pages from `kept` on from an unlocked leaf, and the leaf itself if `kept` is 0. Does not free them.
-    fn cut(&mut self, id: NodeId, kept: usize) {
+    fn truncate_leaf(&mut self, id: NodeId, kept: usize) {
         let size = self.page_size;
         let leaf = self.nodes.get_mut(id);
         self.num_evictable -= leaf.pages.len() - kept;
@@ -355,7 +355,7 @@ impl RadixTree {
     }
 
     fn remove(&mut self, id: NodeId) {
-        self.order.locked(&self.nodes, id); // takes it out
+        self.order.locked(&self.nodes, id); // removes it from the order
         let parent = self.nodes.get(id).parent;
         self.nodes.retire(id);
         self.order.child_removed(&self.nodes, parent);

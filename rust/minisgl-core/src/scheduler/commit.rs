@@ -10,10 +10,10 @@ use crate::numbers::{ToU32, ToUsize};
 use crate::request::{Index, Requests, State};
 use crate::retraction;
 use crate::state::InFlight;
-use crate::step::{Entry, FinishReason, NOT_FINITE, Sampled};
+use crate::step::{CommitEntry, FinishReason, NOT_FINITE, Sampled};
 
 impl Scheduler {
-    pub(super) fn commit_alive(&mut self, step: i64, tokens: &[i32], into: &mut Vec<Entry>) -> Result<()> {
+    pub(super) fn commit_alive(&mut self, step: i64, tokens: &[i32], into: &mut Vec<CommitEntry>) -> Result<()> {
         self.faults.point(Call::Commit, step, Moment::Before);
         let done = match self.state.in_flight.front() {
             Some(flight) if flight.step == step => self.state.in_flight.pop_front(),
@@ -30,7 +30,7 @@ impl Scheduler {
         self.state.slots.drain(step);
         into.reserve_exact(self.ends.len() + done.sample_rows.len());
         into.append(&mut self.ends);
-        let mut ending = Vec::new(); // places stay as they are until all tokens are taken
+        let mut ending = Vec::new(); // ended later, because positions must not change while tokens are taken
         let mut at = 0;
         while at < done.sample_rows.len() {
             let row = done.sample_rows[at];
@@ -57,11 +57,11 @@ impl Scheduler {
             let index = done.rows[row.to_usize()];
             let request = self.state.requests.get(index);
             if request.state == State::Ended {
-                has_left.push(index); // what it stored is in the tree already
+                has_left.push(index); // its pages are in the tree already
             } else if !ending.contains(&index) {
                 ending.push(index);
                 let token = -1;
-                into.push(Entry {
+                into.push(CommitEntry {
                     req_id: request.req_id,
                     sampled: Some(Sampled { token, row }),
                     reason: Some(FinishReason::Error),
@@ -91,11 +91,11 @@ impl Scheduler {
         let index = done.rows[row.to_usize()];
         if let Some(draft) = done.draft(row) {
             let has_left = self.state.requests.get(index).state == State::Ended || ending.contains(&index);
-            if has_left || !self.has_become(draft) {
+            if has_left || !self.draft_matches(draft) {
                 return;
             }
         } else if self.state.started.find(index).is_none() {
-            self.state.requests.get_mut(index).num_pending -= 1; // that of one that has started ends with it
+            self.state.requests.get_mut(index).num_pending -= 1; // a started request ends, and its count with it
         }
         not_finite.push(row);
     }
@@ -108,7 +108,7 @@ impl Scheduler {
         done: &InFlight,
         first: usize,
         tokens: &[i32],
-        into: &mut Vec<Entry>,
+        into: &mut Vec<CommitEntry>,
         ending: &mut Vec<Index>,
     ) -> usize {
         let row = done.sample_rows[first].to_usize();
@@ -121,7 +121,7 @@ impl Scheduler {
                 .iter()
                 .zip(tokens)
                 .zip(row.to_u32()..)
-                .map(|((&req_id, &token), row)| Entry {
+                .map(|((&req_id, &token), row)| CommitEntry {
                     req_id,
                     sampled: Some(Sampled { token, row }),
                     reason: None,
@@ -164,7 +164,7 @@ impl Scheduler {
         index: Index,
         row: u32,
         tokens: &[i32],
-        into: &mut Vec<Entry>,
+        into: &mut Vec<CommitEntry>,
         ending: &mut Vec<Index>,
     ) -> usize {
         let token = tokens[row.to_usize()];
@@ -175,7 +175,7 @@ impl Scheduler {
         }
         let req_id = request.req_id;
         let reason = self.state.requests.accept(index, token, &self.config.eos_ids);
-        into.push(Entry {
+        into.push(CommitEntry {
             req_id,
             sampled: Some(Sampled { token, row }),
             reason,

@@ -9,7 +9,7 @@ use crate::drafts::{self, DraftRow};
 use crate::numbers::{ToI64, ToU64, ToUsize};
 use crate::request::{Index, State};
 use crate::state::InFlight;
-use crate::step::{Draft, Entry, Sampled};
+use crate::step::{CommitEntry, Draft, Sampled};
 
 impl Scheduler {
     /// Returns (request id, number of draft tokens) for requests without a draft. See
@@ -34,7 +34,7 @@ impl Scheduler {
     /// Replaces a request's own draft with one from outside, if that is acceptable.
     pub(super) fn take_draft(&mut self, index: Index, draft: &Draft) {
         self.synchronize(index);
-        if drafts::take(&mut self.state.requests, index, draft) {
+        if drafts::accept_external(&mut self.state.requests, index, draft) {
             self.state.started.load(index, &self.state.requests);
         }
     }
@@ -70,7 +70,7 @@ impl Scheduler {
     fn draft_with_pages(&mut self, index: Index, num_tokens: usize) -> Result<usize> {
         let size = self.limits.page_size;
         while drafts::num_new_pages(&self.state.requests, index, num_tokens, size) > self.state.tree.num_available() {
-            if !self.make_way()? {
+            if !self.retract_background()? {
                 let num_pages = self.state.requests.pages(index).len() + self.state.tree.num_available();
                 return Ok(num_pages * size - self.state.requests.get(index).kv_len.to_usize());
             }
@@ -84,14 +84,14 @@ impl Scheduler {
         draft: &DraftRow,
         row: u32,
         tokens: &[i32],
-        into: &mut Vec<Entry>,
+        into: &mut Vec<CommitEntry>,
         ending: &mut Vec<Index>,
     ) {
         let index = draft.index;
         if self.state.requests.get(index).state == State::Ended || ending.contains(&index) {
             return;
         }
-        if !self.has_become(draft) {
+        if !self.draft_matches(draft) {
             return;
         }
         self.num_accepted += 1;
@@ -105,7 +105,7 @@ impl Scheduler {
         } else {
             self.state.requests.accept(index, token, eos_ids)
         };
-        into.push(Entry {
+        into.push(CommitEntry {
             req_id: self.state.requests.get(index).req_id,
             sampled: Some(Sampled { token, row }),
             reason,
@@ -116,10 +116,10 @@ impl Scheduler {
     }
 
     /// Returns true if the sequence ends with the input of the row of `draft`, at its position.
-    pub(super) fn has_become(&mut self, draft: &DraftRow) -> bool {
+    pub(super) fn draft_matches(&mut self, draft: &DraftRow) -> bool {
         self.synchronize(draft.index);
-        let known = self.state.requests.tokens(draft.index);
-        known.len() == draft.position.to_usize() + 1 && known.last() == Some(&draft.token)
+        let tokens = self.state.requests.tokens(draft.index);
+        tokens.len() == draft.position.to_usize() + 1 && tokens.last() == Some(&draft.token)
     }
 
     /// Releases the pages of rejected drafts. Skips retracted requests, which hold none, and ending ones (`failed`).

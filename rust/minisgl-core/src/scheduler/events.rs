@@ -10,7 +10,7 @@ use crate::numbers::ToUsize;
 use crate::request::{self, Index, State};
 use crate::retraction;
 use crate::step::Event;
-use crate::step::{Entry, FinishReason, UNBOUNDED};
+use crate::step::{CommitEntry, FinishReason, UNBOUNDED};
 
 impl Scheduler {
     pub(super) fn apply(&mut self, event: Event) -> Result<()> {
@@ -22,7 +22,7 @@ impl Scheduler {
                 let number = *count;
                 *count += 1;
                 if length >= limit {
-                    // a prompt that could never fit is answered at once
+                    // a prompt that can never fit is refused at once
                     self.add_end(req_id, FinishReason::Error);
                     return Ok(());
                 }
@@ -34,7 +34,7 @@ impl Scheduler {
                 self.state.waiting.add(index, &self.state.requests);
                 if pins {
                     let num_prompt = self.state.requests.get(index).num_prompt.to_usize();
-                    self.state.pins.promise(req_id, num_prompt / self.limits.page_size);
+                    self.state.pins.register(req_id, num_prompt / self.limits.page_size);
                 }
                 Ok(())
             }
@@ -110,13 +110,13 @@ impl Scheduler {
         self.state.tree.pool.reset();
         self.state.tree.reset();
         let live = &self.state.live;
-        self.state.pins.forget(|req_id| live.contains_key(&req_id));
+        self.state.pins.unlock_all(|req_id| live.contains_key(&req_id));
         self.state.slots.reset();
         Ok(())
     }
 
     fn add_end(&mut self, req_id: i64, reason: FinishReason) {
-        self.ends.push(Entry {
+        self.ends.push(CommitEntry {
             req_id,
             sampled: None,
             reason: Some(reason),
@@ -152,7 +152,7 @@ impl Scheduler {
             retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         }
         let by_itself = matches!(reason, FinishReason::Stop | FinishReason::Length);
-        if !(by_itself && self.state.pins.holds(req_id)) {
+        if !(by_itself && self.state.pins.has_locked(req_id)) {
             self.state.pins.drop(req_id, &mut self.state.tree)?;
         }
         if reason == FinishReason::Error {
@@ -177,7 +177,7 @@ impl Scheduler {
         retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         self.num_retracted += 1;
         self.decided.num_retracted += 1;
-        self.decided.num_gave_way += usize::from(self.state.requests.get(index).background);
+        self.decided.num_background_retracted += usize::from(self.state.requests.get(index).background);
         self.state.requests.get_mut(index).state = State::Waiting;
         self.state.waiting.add(index, &self.state.requests);
         Ok(())

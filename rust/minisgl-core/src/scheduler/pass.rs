@@ -39,7 +39,7 @@ impl Scheduler {
         }
         std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
         self.state.started.flush_pages(step, &mut self.state.requests);
-        let by_others = self.decided.num_retracted - self.decided.num_gave_way;
+        let by_others = self.decided.num_retracted - self.decided.num_background_retracted;
         self.state.ratio.after_step(by_others);
         self.keep_cache_budget()?;
         if self.config.checkpoint_interval > 0 {
@@ -57,7 +57,7 @@ impl Scheduler {
         let saved_lens = self.saved_lens;
         let lens = &entry.seq_lens[..self.decided.decode_rows.len()];
         for (part, lens) in lens.chunks(32).enumerate() {
-            // none of most parts is saved, which vectors tell
+            // most chunks have no row to save; a vectorised test skips them
             if !lens
                 .iter()
                 .fold(false, |any, len| any | saved_lens.may_have(len.to_u32()))
@@ -95,12 +95,12 @@ impl Scheduler {
         let mut ordinary = self.state.started.iter().take(num_ordinary);
         let prefills = ordinary.all(|row| row.kind.prefills)
             && (num_ordinary > 0 || self.state.waiting.num_ordinary(&self.state.requests) > 0);
-        let asked = if prefills {
+        let budget = if prefills {
             self.budgets.prefill_only
         } else {
             self.budgets.beside_decode
         };
-        asked.min(self.config.max_prefill_length.to_i64())
+        budget.min(self.config.max_prefill_length.to_i64())
     }
 
     /// Schedules background requests within their token allowance, if there are any.
@@ -115,7 +115,7 @@ impl Scheduler {
             others
         };
         let num_ordinary = self.state.started.num_ordinary();
-        let most = self.background.bound(num_ordinary, prefilled.to_i64());
+        let most = self.background.allowance(num_ordinary, prefilled.to_i64());
         if most > 0 {
             self.decided.background = true;
             self.pass(budget, most, true, entry)?;
@@ -135,7 +135,7 @@ impl Scheduler {
         } else {
             0
         };
-        let mut num_decode = most; // rows that may have their token
+        let mut num_decode = most; // decode rows that fit
         let mut budget = budget;
         if counts {
             num_decode = most.min(self.state.started.num_eligible(at..self.end_of_pass()).to_i64());
@@ -143,7 +143,7 @@ impl Scheduler {
         }
         let mut prefills = !counts || num_decode < most;
         while at < self.end_of_pass() {
-            // a retraction takes requests off its end
+            // a retraction removes requests from the end
             let row = self.state.started.row(at);
             if row.kind.prefills {
                 if prefills {
@@ -163,12 +163,12 @@ impl Scheduler {
         if !prefills {
             return Ok(None);
         }
-        let gave_way = if self.decided.background {
+        let by_priority = if self.decided.background {
             0
         } else {
-            self.decided.num_gave_way
+            self.decided.num_background_retracted
         };
-        if self.decided.num_retracted == gave_way {
+        if self.decided.num_retracted == by_priority {
             budget = self.admit(budget)?;
         }
         Ok(Some(budget))
@@ -189,8 +189,8 @@ impl Scheduler {
         if budget == 0 {
             return Ok(());
         }
-        let kept = budget / self.limits.page_size;
-        let excess = self.state.tree.num_evictable().saturating_sub(kept);
+        let max_pages = budget / self.limits.page_size;
+        let excess = self.state.tree.num_evictable().saturating_sub(max_pages);
         self.state.tree.evict(excess)
     }
 
@@ -204,7 +204,7 @@ impl Scheduler {
             if run.is_empty() {
                 return Ok(0);
             }
-            let run = self.state.started.cut(run, self.state.tree.num_available());
+            let run = self.state.started.limit_to_pages(run, self.state.tree.num_available());
             let to = self.decided.decode_rows.len();
             if !run.is_empty() {
                 let rows = &self.state.started.indices()[run.clone()];
@@ -230,7 +230,7 @@ impl Scheduler {
     }
 
     /// Retracts the last started background request for another request. Returns false if there is none.
-    pub(super) fn make_way(&mut self) -> Result<bool> {
+    pub(super) fn retract_background(&mut self) -> Result<bool> {
         let started = &self.state.started;
         if self.decided.background || started.num_background() == 0 {
             return Ok(false);
@@ -246,7 +246,7 @@ impl Scheduler {
     fn prefill(&mut self, index: Index, budget: i64) -> Result<usize> {
         loop {
             let chunk = self.size_chunk(index, budget);
-            if chunk.lacks_pages && self.make_way()? {
+            if chunk.lacks_pages && self.retract_background()? {
                 continue;
             }
             if chunk.num_tokens > 0 {
@@ -278,10 +278,10 @@ impl Scheduler {
         let (when, first_save) = ((self.config.checkpoint_interval, self.decided.step), saves.len());
         let at = admission::apply_chunk(&mut self.state.requests, index, chunk, tree)?;
         let requests = &self.state.requests;
-        let pinned = self.state.pins.take(requests, index, tree)?;
+        let pinned = self.state.pins.lock_scheduled(requests, index, tree)?;
         admission::save_states(requests, index, chunk, tree, at, when, saves)?;
         if pinned {
-            self.state.pins.hold(requests.get(index).req_id, tree);
+            self.state.pins.hold_checkpoint(requests.get(index).req_id, tree);
         }
         let saves = (first_save, saves.len());
         self.num_saved += (saves.1 - saves.0).to_u64();
@@ -312,11 +312,11 @@ impl Scheduler {
             return Some(FROM_STORE);
         }
         let tree = &mut self.state.tree;
-        let found = !chunk.found.pages.is_empty();
-        if tree.checkpoints.is_none() || (num_pages > 0 && !found) {
+        let has_match = !chunk.matched.pages.is_empty();
+        if tree.checkpoints.is_none() || (num_pages > 0 && !has_match) {
             return None;
         }
-        let node = chunk.found.end().filter(|_| found);
+        let node = chunk.matched.end().filter(|_| has_match);
         Some(node.map_or(-1, |node| {
             tree.use_checkpoint(node);
             tree.node(node).checkpoint.to_i32()
@@ -328,7 +328,7 @@ impl Scheduler {
     /// requests are retracted one by one for a slot, pages or the estimate. If memory alone is lacking, small requests
     /// may overtake, except under fcfs.
     fn admit(&mut self, mut budget: i64) -> Result<i64> {
-        let mut needed = None; // pages that the started requests will yet take, estimated
+        let mut needed = None; // estimated pages that started requests will yet take
         while budget > 0 || self.decided.prefill_rows.is_empty() {
             let first = self.state.waiting.first();
             let first = first.filter(|&at| self.state.requests.get(at).background == self.decided.background);
@@ -338,7 +338,7 @@ impl Scheduler {
             if self.state.slots.num_free() == 0 {
                 let awaits_slot =
                     self.state.slots.num_draining() >= self.state.waiting.num_ordinary(&self.state.requests);
-                if awaits_slot || !self.make_way()? {
+                if awaits_slot || !self.retract_background()? {
                     break;
                 }
                 continue;
@@ -351,12 +351,12 @@ impl Scheduler {
             let by_started = *needed.get_or_insert_with(|| self.needed_by_started());
             let missing = self.num_missing(index, &chunk, by_started);
             let fits = self.end_of_pass() == 0 || missing == 0;
-            if (chunk.lacks_pages || !fits) && self.make_way()? {
+            if (chunk.lacks_pages || !fits) && self.retract_background()? {
                 continue;
             }
             if !fits && self.state.ranking.policy != SchedulePolicy::Fcfs {
-                let wait = self.steps_until_room(missing);
-                return self.let_pass(index, wait, by_started, budget);
+                let wait = self.steps_until_free(missing);
+                return self.start_ahead_of(index, wait, by_started, budget);
             }
             if chunk.num_tokens == 0 || !fits {
                 break;
@@ -392,19 +392,19 @@ impl Scheduler {
         })
     }
 
-    fn steps_until_room(&self, missing: usize) -> u32 {
+    fn steps_until_free(&self, missing: usize) -> u32 {
         let (state, size) = (&self.state, self.page_size);
         let started = state.started.iter().take(self.end_of_pass());
         let pages_of = |row| {
             state.started.num_pages(&row, &state.requests)
                 + admission::needed_pages(&state.requests, &row, &state.ratio, size)
         };
-        admission::steps_until_room(missing, started.map(|row| (row.left, pages_of(row))).collect())
+        admission::steps_until_free(missing, started.map(|row| (row.left, pages_of(row))).collect())
     }
 
     /// Starts small requests ahead of `head`, which may lack memory for `wait` steps: candidates whose whole prompt
     /// fits in this step and whose token limit ends them before that, so that `head` is not delayed.
-    fn let_pass(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
+    fn start_ahead_of(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
         let size = self.limits.page_size;
         let (waiting, requests) = (&self.state.waiting, &self.state.requests);
         let most = self.state.ranking.num_candidates(waiting, requests).min(MAX_LOOK_UPS);
@@ -420,10 +420,10 @@ impl Scheduler {
             let len = request.len.to_usize();
             let rest = (len - self.state.requests.cold(index).cached_len).div_ceil(size);
             if needed + rest > self.state.tree.num_available() {
-                continue; // as far as is remembered
+                continue; // by the remembered cached length
             }
             let chunk = self.size_chunk(index, budget);
-            let done = (chunk.found.pages.len() + chunk.num_loads) * size + chunk.num_tokens == len;
+            let done = (chunk.matched.pages.len() + chunk.num_loads) * size + chunk.num_tokens == len;
             if done && self.num_missing(index, &chunk, needed) == 0 {
                 self.start(index, &chunk)?;
                 budget -= chunk.cost.to_i64();
@@ -437,9 +437,9 @@ impl Scheduler {
     fn num_missing(&self, index: Index, chunk: &Chunk, needed_by_started: usize) -> usize {
         let (state, size) = (&self.state, self.page_size);
         let request = state.requests.get(index);
-        let rest = size.count(request.len).to_usize() - chunk.found.pages.len();
+        let rest = size.count(request.len).to_usize() - chunk.matched.pages.len();
         let reserve = state.ratio.reserve_pages(request.num_unscheduled(), size);
-        (rest + reserve + needed_by_started).saturating_sub(state.tree.num_available() - chunk.found.num_unlocked)
+        (rest + reserve + needed_by_started).saturating_sub(state.tree.num_available() - chunk.matched.num_unlocked)
     }
 
     /// Starts a waiting request: assigns a slot and its first chunk.
@@ -452,7 +452,7 @@ impl Scheduler {
         request.slot = slot;
         request.prefill_len = request.len;
         let length = u64::from(request.len);
-        let matched_len = chunk.found.pages.len() * self.limits.page_size;
+        let matched_len = chunk.matched.pages.len() * self.limits.page_size;
         let cached_len = matched_len + chunk.num_loads * self.limits.page_size;
         let cold = self.state.requests.cold_mut(index);
         cold.num_admissions += 1;

@@ -1,7 +1,7 @@
 //! Shared parts of the integration tests: a scheduler with its own arrays, driven without an engine.
 
 use minisgl_core::{
-    Arrival, CachePolicy, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, SchedulePolicy, Scheduler,
+    Arrival, CachePolicy, CheckedEvents, CommitEntry, Config, Event, Plan, Result, RingEntry, SchedulePolicy, Scheduler,
 };
 
 /// Returns a configuration without end tokens, drafts, states or cache limits.
@@ -28,9 +28,9 @@ pub fn config(page_size: usize, num_pages: usize, max_running_requests: usize) -
 /// Scheduler under test, its arrays, and the entries of its last commit.
 pub struct Bench {
     pub scheduler: Scheduler,
-    arrays: [Vec<i32>; 17], // each as long as any must be
+    arrays: [Vec<i32>; 17], // each of the maximum length needed
     assigned_ids: Vec<i64>,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CommitEntry>,
     tokens: Vec<i32>,
 }
 

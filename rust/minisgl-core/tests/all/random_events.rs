@@ -151,7 +151,7 @@ fn run(seed: u64) -> u64 {
         };
         if !in_flight.is_empty() && random.below(60) == 0 {
             events.insert(0, Event::ForwardFailed(in_flight[0].0));
-            in_flight.clear(); // it stands in for their commits
+            in_flight.clear(); // the failure replaces their commits
         }
         let plan = schedule(&mut bench, step, events);
         bench.scheduler.check().unwrap();

@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::common::{Bench, arrival, config};
 use minisgl_core::Event;
 
-const ROWS: i64 = 40; // of more than two blocks of slots
+const ROWS: i64 = 40; // rows, in more than two blocks of slots
 const STEPS: i64 = 150;
 
 /// Runs requests of many lengths with `overlap` steps in flight. Every fifth forbids overlap, so it pauses in between.

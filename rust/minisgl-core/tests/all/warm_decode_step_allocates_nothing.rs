@@ -68,7 +68,7 @@ fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, tim
     let plan = bench.schedule(step, prompts.collect()).unwrap();
     assert_eq!(plan.num_rows, BATCH);
     bench.commit(step, plan.num_rows, 7).unwrap();
-    let mut found = Vec::with_capacity(timed as usize);
+    let mut counts = Vec::with_capacity(timed as usize);
     for at in 0..warm + timed {
         step += 1;
         let before = COUNT.with(Cell::get);
@@ -77,10 +77,10 @@ fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, tim
         let count = COUNT.with(Cell::get) - before;
         assert_eq!((plan.num_decode_rows, plan.num_rows), (BATCH, BATCH));
         if at >= warm {
-            found.push(count);
+            counts.push(count);
         }
     }
-    found
+    counts
 }
 
 #[test]

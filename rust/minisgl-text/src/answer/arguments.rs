@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use super::growing::End;
+use super::buffer::End;
 use super::literals::{is_scalar, json_string, quoted, typed};
 use super::parts::{Kinds, Tools};
 use crate::is_space;
@@ -127,7 +127,7 @@ impl Reader {
             match self.step(&text[at..], end) {
                 Some(len) => at += len,
                 None if end.is_some() => {
-                    self.outcome = Some(Outcome::Broken); // the beginning of what never came
+                    self.outcome = Some(Outcome::Broken); // an incomplete element at the end
                     at = text.len();
                 }
                 None => break,
@@ -239,8 +239,8 @@ impl Reader {
             return Some(1);
         };
         if at == 0 && self.open.len() == 2 {
-            // it stands for the other bracket if more comes behind it
-            let mut ahead = Ahead::new(&rest[1..], end.is_some());
+            // a mistaken bracket if the outer object continues after it
+            let mut ahead = Lookahead::new(&rest[1..], end.is_some());
             if ahead.next()? == Some(b',') {
                 self.open.pop();
                 self.closed(!is_object);
@@ -275,7 +275,7 @@ impl Reader {
             ',' => self.state = State::Item,
             '}' | ']' => {}
             ':' | '=' => return self.broken(),
-            _ => self.state = State::Item, // without a comma
+            _ => self.state = State::Item, // a missing comma
         }
         if one == ',' {
             self.comma = Some(self.gap.len());
@@ -323,8 +323,8 @@ impl Reader {
             self.colon_found();
             return Some(1);
         }
-        if "\"'".contains(one) && Ahead::new(&rest[1..], end.is_some()).next()? == Some(b':') {
-            return Some(1); // a quote too many
+        if "\"'".contains(one) && Lookahead::new(&rest[1..], end.is_some()).next()? == Some(b':') {
+            return Some(1); // a surplus quote
         }
         if "{[-".contains(one) || one.is_ascii_digit() || self.begins_text(one, rest)? {
             self.colon_found();
@@ -351,8 +351,8 @@ impl Reader {
         let in_object = self.in_object();
         match one {
             '}' | ']' | ',' => {
-                let found = if self.kinds().is_text() { "\"\"" } else { "null" };
-                self.out.push_str(found);
+                let default = if self.kinds().is_text() { "\"\"" } else { "null" };
+                self.out.push_str(default);
                 self.state = State::Next;
                 Some(0)
             }
@@ -397,7 +397,7 @@ impl Reader {
     fn text_begin(&mut self, one: char, rest: &str, end: Option<End>, is_key: bool) -> Option<usize> {
         let own = QUOTES.iter().find(|(begin, _)| *begin == one).map(|(_, end)| *end);
         let quote = own.or(self.quote).unwrap_or("\"");
-        let mut len = quote.len(); // as long as what begins the string
+        let mut len = quote.len(); // the opening quote is as long as the closing one
         let behind = &rest[len..];
         let mut tripled = None;
         if quote.len() == 1 {
@@ -409,7 +409,7 @@ impl Reader {
                     tripled = Some(if one == '"' { "\"\"\"" } else { "'''" });
                     len = 3;
                 } else if third.starts_with(char::is_alphanumeric) {
-                    len = 2; // doubled
+                    len = 2; // a doubled quote
                 }
             }
         }
@@ -428,7 +428,7 @@ impl Reader {
         let is_plain = |byte: u8| byte != first && byte >= b' ' && !b"\"\\".contains(&byte);
         let len = rest.bytes().position(|byte| !is_plain(byte)).unwrap_or(rest.len());
         if len > 0 {
-            return Some(self.say(&rest[..len], len, is_key));
+            return Some(self.push_json(&rest[..len], len, is_key));
         }
         let Some(one) = rest.chars().next() else {
             return end.and_then(|_| self.broken());
@@ -439,31 +439,31 @@ impl Reader {
                 self.state = if is_key { State::Colon } else { State::Next };
                 return Some(quote.len());
             }
-            let mut ahead = Ahead::new(behind, end.is_some());
+            let mut ahead = Lookahead::new(behind, end.is_some());
             if is_key || matches!(ahead.next()?, Some(b',' | b':' | b'}' | b']')) {
-                return self.broken(); // it ends the string, or it does not
+                return self.broken(); // ambiguous: it may or may not end the string
             }
             let inner = quoted(quote);
-            return Some(self.say(&inner[1..inner.len() - 1], quote.len(), is_key));
+            return Some(self.push_json(&inner[1..inner.len() - 1], quote.len(), is_key));
         }
         if end.is_none() && quote.starts_with(rest) {
             return None;
         }
         match one {
-            '\\' if quote.len() > 3 => Some(self.say("\\\\", 1, is_key)), // no escapes there
+            '\\' if quote.len() > 3 => Some(self.push_json("\\\\", 1, is_key)), // such strings have no escapes
             '\\' => self.escape(rest, end, is_key),
-            '"' => Some(self.say("\\\"", 1, is_key)),
+            '"' => Some(self.push_json("\\\"", 1, is_key)),
             _ => {
                 if one == '\n' && self.breaks_off(&rest[1..], end.is_some())? {
                     return self.broken();
                 }
                 let inner = quoted(&rest[..one.len_utf8()]);
-                Some(self.say(&inner[1..inner.len() - 1], one.len_utf8(), is_key))
+                Some(self.push_json(&inner[1..inner.len() - 1], one.len_utf8(), is_key))
             }
         }
     }
 
-    fn say(&mut self, json: &str, len: usize, is_key: bool) -> usize {
+    fn push_json(&mut self, json: &str, len: usize, is_key: bool) -> usize {
         self.out.push_str(json);
         if is_key && let Some(open) = self.open.last_mut() {
             open.key.push_str(json);
@@ -491,13 +491,13 @@ impl Reader {
             Some(b'\'') => ("'", 2),
             Some(b'u') => match (code(rest), rest.get(6..).and_then(code)) {
                 (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => (&rest[..12], 12),
-                (Some(0xd800..0xe000), _) => ("\\ufffd", 6), // half a character
+                (Some(0xd800..0xe000), _) => ("\\ufffd", 6), // lone surrogate
                 (Some(_), _) => (&rest[..6], 6),
                 (None, _) => ("\\\\", 1),
             },
             _ => ("\\\\", 1),
         };
-        Some(self.say(json, len, is_key))
+        Some(self.push_json(json, len, is_key))
     }
 
     /// Returns whether the call ends at the start of this line inside a string: then the closing quote is missing.
@@ -508,14 +508,14 @@ impl Reader {
         let len = (self.markers.iter().filter(|one| behind.starts_with(**one)))
             .map(|one| one.len())
             .max();
-        let mut ahead = Ahead::new(&behind[len.unwrap_or(0)..], ended);
+        let mut ahead = Lookahead::new(&behind[len.unwrap_or(0)..], ended);
         let is_end = ahead.next()?.is_none() && ahead.is_at_end();
         Some(is_end || self.is_marker(ahead.rest(), ended)?)
     }
 
     /// Returns whether the quote before `behind` ends its string, which is so only where an object could continue.
     fn closes(&self, behind: &str, is_key: bool, ended: bool) -> Option<bool> {
-        let mut ahead = Ahead::new(behind, ended);
+        let mut ahead = Lookahead::new(behind, ended);
         let Some(next) = ahead.next()? else { return Some(true) };
         if is_key {
             return Some(b":={[-0123456789".contains(&next) || self.starts_quote(ahead)?);
@@ -553,7 +553,7 @@ impl Reader {
     }
 
     /// Returns whether a quote mark comes next, or `None` if more text is needed.
-    fn starts_quote(&self, ahead: Ahead<'_>) -> Option<bool> {
+    fn starts_quote(&self, ahead: Lookahead<'_>) -> Option<bool> {
         let rest = ahead.rest();
         if rest.starts_with(QUOTES.map(|(begin, _)| begin)) {
             return Some(true);
@@ -564,7 +564,7 @@ impl Reader {
     }
 
     /// Returns whether a key and a colon come next. True if the key is longer than the lookahead.
-    fn key_follows(&self, mut ahead: Ahead<'_>) -> Option<bool> {
+    fn key_follows(&self, mut ahead: Lookahead<'_>) -> Option<bool> {
         let rest = ahead.rest();
         let own = self.quote.filter(|quote| rest.starts_with(quote));
         let other = QUOTES.iter().find(|(begin, _)| rest.starts_with(*begin));
@@ -716,8 +716,8 @@ impl Reader {
         self.state = if comma.is_some() { State::Item } else { State::Next };
         self.gap += &comma.map_or_else(String::new, |at| json_spaces(&word[at + 1..]));
         let kinds = match self.quote {
-            None if is_scalar(value) => Kinds::default(), // JSON says its types
-            Some(_) if matches!(value, "null" | "None") => Kinds::default(), // a text has quotes
+            None if is_scalar(value) => Kinds::default(), // a JSON literal has its type
+            Some(_) if matches!(value, "null" | "None") => Kinds::default(), // a string would have quotes
             _ => self.kinds(),
         };
         if self.quote.is_some() {
@@ -731,13 +731,13 @@ impl Reader {
 
 /// Lookahead at the coming text, without consuming it.
 #[derive(Clone, Copy)]
-struct Ahead<'a> {
+struct Lookahead<'a> {
     text: &'a str,
     at: usize,
     ended: bool,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> Lookahead<'a> {
     fn new(text: &'a str, ended: bool) -> Self {
         Self { text, at: 0, ended }
     }

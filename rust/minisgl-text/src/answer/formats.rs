@@ -465,17 +465,17 @@ impl ToolFormat {
     /// Detects the format from the chat template and the tokens. Returns plain JSON if none matches.
     pub fn detect(template: &str, has_token: impl Fn(&str) -> bool) -> &'static Self {
         let has = |all: &&[&str]| all.iter().all(|one| template.contains(one));
-        let found = TOOL_FORMATS.iter().position(|one| {
+        let index = TOOL_FORMATS.iter().position(|one| {
             let is_its = one.detected_by.iter().any(has) || (one.by_token && has_token(one.begin.trim()));
             is_its && one.fits(&has_token)
         });
-        &TOOL_FORMATS[found.unwrap_or(TOOL_FORMATS.len() - 1)] // the last one is plain JSON
+        &TOOL_FORMATS[index.unwrap_or(TOOL_FORMATS.len() - 1)] // the last one is plain JSON
     }
 
     /// Returns the markers with which calls begin.
     pub(super) fn openings(&self) -> Vec<&'static str> {
-        let found = [self.begin.trim()].into_iter().chain(self.also.iter().copied());
-        found.filter(|one| !one.is_empty()).collect()
+        let all = [self.begin.trim()].into_iter().chain(self.also.iter().copied());
+        all.filter(|one| !one.is_empty()).collect()
     }
 
     /// Returns true if `marker` is part of a call, not a marker before calls.
@@ -485,20 +485,20 @@ impl ToolFormat {
 
     /// Returns the markers after calls and their arguments.
     pub(super) fn closers(&self) -> Vec<&'static str> {
-        let mut found = vec![self.end];
+        let mut all = vec![self.end];
         if let Call::Pattern(pieces) = &self.call {
             let is_value = |one: &Piece| matches!(one, Piece::Arguments | Piece::Parameters(_) | Piece::Unquoted(_));
             let behind = pieces.iter().position(is_value).map_or(pieces.len(), |at| at);
             for piece in &pieces[behind..] {
                 match piece {
-                    Piece::Lit(text) => found.push(text),
-                    Piece::Parameters(one) => found.push(one.end),
+                    Piece::Lit(text) => all.push(text),
+                    Piece::Parameters(one) => all.push(one.end),
                     _ => {}
                 }
             }
         }
-        let found = found.into_iter().map(str::trim);
-        found.filter(|one| one.starts_with('<')).collect()
+        let all = all.into_iter().map(str::trim);
+        all.filter(|one| one.starts_with('<')).collect()
     }
 
     fn fits(&self, has_token: impl Fn(&str) -> bool) -> bool {
@@ -507,22 +507,22 @@ impl ToolFormat {
 
     /// Returns all markers that the parser looks for.
     pub fn markers(&self) -> Vec<&'static str> {
-        let mut found = vec![self.begin, self.end];
-        found.extend(self.also);
+        let mut all = vec![self.begin, self.end];
+        all.extend(self.also);
         if let Call::Pattern(pieces) = &self.call {
             for piece in *pieces {
                 match piece {
                     Piece::Lit(text) | Piece::Opt(text) | Piece::Skip(text) | Piece::Unquoted(text) => {
-                        found.push(text);
+                        all.push(text);
                     }
-                    Piece::Parameters(one) => found.extend([one.begin, one.named, one.value, one.end]),
+                    Piece::Parameters(one) => all.extend([one.begin, one.named, one.value, one.end]),
                     Piece::Name | Piece::Index | Piece::Arguments => {}
                 }
             }
         }
-        let mut found: Vec<&str> = found.into_iter().map(str::trim).filter(|one| !one.is_empty()).collect();
-        found.dedup();
-        found
+        let mut all: Vec<&str> = all.into_iter().map(str::trim).filter(|one| !one.is_empty()).collect();
+        all.dedup();
+        all
     }
 }
 

@@ -4,8 +4,8 @@
 //! the markers around reasoning and calls; a malformed call is content.
 
 mod arguments;
+mod buffer;
 mod formats;
-mod growing;
 mod literals;
 mod parts;
 mod run;
@@ -14,8 +14,8 @@ mod values;
 
 use std::sync::Arc;
 
+pub use buffer::End;
 pub use formats::{Call, CallId, HARMONY, Many, Parameter, Piece, THINKING, TOOL_FORMATS, Thinking, ToolFormat};
-pub use growing::End;
 pub use parts::{Part, Tools};
 pub use scan::ContentScan;
 
@@ -47,19 +47,19 @@ impl AnswerParser {
 
     /// Adds `text` and returns the parts that are final now.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
-        let found = self.running.push(text);
-        self.named(found)
+        let parts = self.running.push(text);
+        self.named(parts)
     }
 
     /// Ends the text and returns the parts that were held back.
     pub fn finish(&mut self, end: End) -> Vec<Part> {
-        let found = self.running.finish(end);
-        self.named(found)
+        let parts = self.running.finish(end);
+        self.named(parts)
     }
 
     /// Returns the indices of calls with incomplete or ambiguous arguments. An output with one of them calls no tools.
     pub fn broken(&self) -> Vec<usize> {
-        self.running.growing.broken()
+        self.running.buffer.broken()
     }
 
     /// Fills in new ids of calls.

@@ -36,7 +36,7 @@ impl Tools {
     /// Returns the JSON types that a tool's schema allows for a value in its arguments. `path`: the keys that lead to
     /// it, `None` for a list item.
     pub(super) fn kinds<'a>(&self, name: &str, path: impl IntoIterator<Item = Option<&'a str>>) -> Kinds {
-        let mut found = Kinds::default();
+        let mut kinds = Kinds::default();
         if let Some(root) = self.0.get(name) {
             let mut schemas = vec![root];
             for key in path {
@@ -50,9 +50,9 @@ impl Tools {
             schemas
                 .into_iter()
                 .for_each(|one| alternatives(root, one, MAX_DEPTH, &mut all));
-            all.into_iter().for_each(|one| found.add(one));
+            all.into_iter().for_each(|one| kinds.add(one));
         }
-        found
+        kinds
     }
 
     /// Returns true if the tool's schema lists this argument.

@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::buffer::End;
 use super::formats::{Thinking, ToolFormat};
-use super::growing::End;
 use super::parts::Tools;
 use super::run::Running;
 
 /// Incremental split of an output into content and the rest (reasoning, markers, calls).
 pub struct ContentScan {
-    running: Mutex<Running>, // nobody locks it: who has the scan alone has it
+    running: Mutex<Running>, // never locked, as the scan has one owner; makes it `Sync`
     /// Text that is not decided yet, and its byte offset in the output (`begin`).
     text: String,
     begin: usize,
@@ -23,7 +23,7 @@ impl ContentScan {
         tools: &Arc<Tools>,
     ) -> Self {
         let running = Running::new(format, thinking, tools);
-        running.growing.note_spans();
+        running.buffer.note_spans();
         Self {
             running: Mutex::new(running),
             text: String::new(),
@@ -40,7 +40,7 @@ impl ContentScan {
             running.finish(End::Whole);
         }
         let (mut found, mut told) = (Vec::<(String, bool)>::new(), 0);
-        for span in running.growing.spans() {
+        for span in running.buffer.spans() {
             let end = span.end.saturating_sub(self.begin);
             if end > told {
                 found.push((self.text[told..end].to_owned(), span.is_content));

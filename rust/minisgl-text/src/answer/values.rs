@@ -12,7 +12,7 @@ const LOOK: usize = 64;
 const MAX_NAME: usize = 128;
 
 /// Markers around the values of one call.
-pub(super) struct Borders<'a> {
+pub(super) struct ValueEnds<'a> {
     tools: &'a Tools,
     tool: &'a str,
     parameter: &'static Parameter,
@@ -22,7 +22,7 @@ pub(super) struct Borders<'a> {
     begins: Vec<&'static str>,
 }
 
-impl<'a> Borders<'a> {
+impl<'a> ValueEnds<'a> {
     pub(super) fn new(
         format: &'static ToolFormat,
         parameter: &'static Parameter,
@@ -58,7 +58,7 @@ impl<'a> Borders<'a> {
             let goes_on = self.goes_on(&rest[end.len()..], ended)?;
             return Some(goes_on.then_some(end.len()));
         }
-        // the end is missing
+        // a missing end marker
         let begins = (!in_line || !self.parameter.in_lines) && self.parameter_begins(rest, ended)?;
         Some((begins || self.call_ends(rest, ended, true)?).then_some(0))
     }

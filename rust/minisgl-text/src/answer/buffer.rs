@@ -45,9 +45,9 @@ pub(super) struct Span {
 
 /// Handle of a growing text, shared by the parser and the code that pushes text.
 #[derive(Clone, Default)]
-pub(super) struct Growing(Arc<Mutex<State>>);
+pub(super) struct TextBuffer(Arc<Mutex<State>>);
 
-impl Growing {
+impl TextBuffer {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -174,7 +174,7 @@ impl Growing {
 
     /// Returns true if `marker` comes next. Waits for no more text than that needs.
     pub(super) async fn comes(&self, marker: &str) -> bool {
-        let found = self
+        let outcome = self
             .look(|rest, ended| {
                 if rest.starts_with(marker) {
                     return Some(Ok(true));
@@ -183,10 +183,10 @@ impl Growing {
                 (ended || !may_come).then_some(if may_come { Err(()) } else { Ok(false) })
             })
             .await;
-        if found.is_err() {
+        if outcome.is_err() {
             self.with(|state| state.broke_off = true);
         }
-        found == Ok(true)
+        outcome == Ok(true)
     }
 
     /// Returns true if a limit ended the text, and all of it was consumed but for the beginning of a marker.
@@ -249,18 +249,18 @@ impl Growing {
     pub(super) async fn before(&self, markers: &[&str]) -> Option<(String, Option<usize>)> {
         let (len, found, dropped) = self
             .look(|rest, ended| match first_of(rest, markers) {
-                Ahead::Marker(at, which) => Some((at, Some(which), false)),
-                Ahead::Perhaps(at) if ended => Some((rest.len(), None, rest.len() - at > 1)),
-                Ahead::Perhaps(0) => None,
-                Ahead::Perhaps(at) => Some((at, None, false)),
-                Ahead::Text if rest.is_empty() && !ended => None,
-                Ahead::Text => Some((rest.len(), None, false)),
+                MarkerSearch::Marker(at, which) => Some((at, Some(which), false)),
+                MarkerSearch::Perhaps(at) if ended => Some((rest.len(), None, rest.len() - at > 1)),
+                MarkerSearch::Perhaps(0) => None,
+                MarkerSearch::Perhaps(at) => Some((at, None, false)),
+                MarkerSearch::Text if rest.is_empty() && !ended => None,
+                MarkerSearch::Text => Some((rest.len(), None, false)),
             })
             .await;
         let mut text = self.take(len);
         if dropped
             && self.is_cut()
-            && let Ahead::Perhaps(at) = first_of(&text, markers)
+            && let MarkerSearch::Perhaps(at) = first_of(&text, markers)
         {
             let whole = text.len();
             text.truncate(at);
@@ -270,7 +270,7 @@ impl Growing {
     }
 }
 
-enum Ahead {
+enum MarkerSearch {
     /// Byte offset and index of a marker.
     Marker(usize, usize),
     /// Byte offset of a marker's possible beginning at the end of the text.
@@ -278,7 +278,7 @@ enum Ahead {
     Text,
 }
 
-fn first_of(text: &str, markers: &[&str]) -> Ahead {
+fn first_of(text: &str, markers: &[&str]) -> MarkerSearch {
     let bytes = text.as_bytes();
     let mut at = 0;
     while let Some(skipped) = bytes[at..]
@@ -287,14 +287,14 @@ fn first_of(text: &str, markers: &[&str]) -> Ahead {
     {
         at += skipped;
         if let Some(which) = markers.iter().position(|one| bytes[at..].starts_with(one.as_bytes())) {
-            return Ahead::Marker(at, which);
+            return MarkerSearch::Marker(at, which);
         }
         if markers.iter().any(|one| one.as_bytes().starts_with(&bytes[at..])) {
-            return Ahead::Perhaps(at);
+            return MarkerSearch::Perhaps(at);
         }
         at += 1;
     }
-    Ahead::Text
+    MarkerSearch::Text
 }
 
 /// Incremental scan for the end of one JSON value, or of a list of Python arguments.
