@@ -141,7 +141,7 @@ mod tests {
     use super::MultiplesOf;
 
     #[test]
-    fn multiples_are_told_as_by_division() {
+    fn multiples_match_division() {
         let near = |n: u32| (n.saturating_sub(3)..=n.saturating_add(3)).collect::<Vec<_>>();
         let numbers: Vec<u32> = (0..5000)
             .chain([1 << 16, 3 << 20, 1 << 31, u32::MAX].into_iter().flat_map(near))

@@ -62,9 +62,9 @@ impl<T: Element> Array<T> {
 
     /// Returns the elements, mutable for the duration of a call.
     pub fn as_mut(&mut self) -> &mut [T] {
-        // SAFETY: `bind` checked `len` contiguous, writable, aligned elements at `data`, which `_owner` keeps allocated;
-        // the GIL is held, so no Python code writes meanwhile, or the caller has the only reference; `Ring::bind`
-        // checked that no two arrays overlap.
+        // SAFETY: `bind` checked `len` contiguous, writable, aligned elements at `data`, which `_owner` keeps
+        // allocated; the GIL is held, so no Python code writes meanwhile, or the caller has the only reference;
+        // `Ring::bind` checked that no two arrays overlap.
         unsafe { slice::from_raw_parts_mut(self.data.as_ptr(), self.len) }
     }
 }
@@ -188,8 +188,8 @@ impl View {
         if len == 0 {
             return &[]; // an empty array may have no memory
         }
-        // SAFETY: `View::of` checked that the buffer has contiguous int32 elements, and it keeps them allocated; the GIL
-        // is held, and no Python code runs while the slice exists.
+        // SAFETY: `View::of` checked that the buffer has contiguous int32 elements, and it keeps them allocated; the
+        // GIL is held, and no Python code runs while the slice exists.
         unsafe { slice::from_raw_parts(self.buffer.buf_ptr().cast::<i32>(), len) }
     }
 }

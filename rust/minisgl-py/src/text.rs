@@ -64,7 +64,7 @@ fn has_markers(tokenizer: &Tokenizer, value: &Bound<'_, PyAny>, depth: usize) ->
     }
     let within = |value: &Bound<'_, PyAny>| has_markers(tokenizer, value, depth - 1);
     if let Ok(text) = value.cast::<PyString>() {
-        return Ok(text.to_str().is_ok_and(|text| tokenizer.has_markers(text))); // not valid Unicode: cannot be encoded either
+        return Ok(text.to_str().is_ok_and(|text| tokenizer.has_markers(text))); // invalid Unicode cannot be encoded
     }
     if let Ok(items) = value.cast::<PyDict>() {
         for (key, value) in items {

@@ -199,7 +199,7 @@ fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<(Vec<Vec<u8
     }
     if bpe.is_some_and(|bpe| bpe.unk_token.is_some() && !bpe.fuse_unk) {
         let mut all_pieces: Vec<Vec<u8>> = pieces();
-        all_pieces.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // a character of up to 4 bytes may be one unknown token
+        all_pieces.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // an unknown character
         return Some((all_pieces, Vec::new()));
     }
     None

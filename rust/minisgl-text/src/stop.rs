@@ -150,7 +150,7 @@ mod tests {
 
     /// A quadratic search would take minutes here.
     #[test]
-    fn the_search_is_linear() {
+    fn stop_search_is_linear() {
         let mut matcher = StopMatcher::new(&["a".repeat(200_000) + "b"]);
         let (text, mut out) = ("a".repeat(1_000_000), String::new());
         matcher.push(&text, &mut out);

@@ -28,7 +28,7 @@ fn cost<T>(tree: &mut RadixTree, work: impl FnOnce(&mut RadixTree) -> T) -> u64 
 }
 
 #[test]
-fn a_match_costs_what_it_matches_whatever_the_tree_holds() {
+fn match_cost_is_the_matched_pages_for_any_tree_size() {
     for policy in [CachePolicy::Lru, CachePolicy::Lfu] {
         for num_leaves in [10, MANY] {
             let mut tree = grown(num_leaves, policy);
@@ -39,7 +39,7 @@ fn a_match_costs_what_it_matches_whatever_the_tree_holds() {
 }
 
 #[test]
-fn an_insert_costs_its_new_tokens() {
+fn insert_cost_is_the_new_tokens() {
     for num_leaves in [10, MANY] {
         let mut tree = grown(num_leaves, CachePolicy::Lru);
         let tokens: Vec<i32> = (40..48).chain(1_000_000..1_001_000).collect();
@@ -53,7 +53,7 @@ fn an_insert_costs_its_new_tokens() {
 }
 
 #[test]
-fn an_eviction_costs_the_same_among_many_leaves() {
+fn evict_cost_is_independent_of_the_number_of_leaves() {
     for policy in [CachePolicy::Lru, CachePolicy::Lfu] {
         for num_leaves in [100, MANY] {
             let mut tree = grown(num_leaves, policy);
@@ -64,7 +64,7 @@ fn an_eviction_costs_the_same_among_many_leaves() {
 }
 
 #[test]
-fn the_table_of_children_grows_with_the_nodes() {
+fn child_table_grows_with_the_nodes() {
     let mut nodes = Nodes::new(2, 1);
     let first_page = |child: i32| [child / 10, child % 10];
     let ids: Vec<_> = (0..1000)

@@ -169,7 +169,7 @@ fn run(seed: u64) -> u64 {
 }
 
 #[test]
-fn invariants_hold_and_everyone_ends_once() {
+fn invariants_hold_and_every_request_ends_once() {
     let seeds = if cfg!(miri) { 3 } else { 300 };
     let retracted: u64 = (0..seeds).map(run).sum();
     assert!(

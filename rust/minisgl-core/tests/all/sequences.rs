@@ -64,11 +64,11 @@ fn run(overlap: usize) {
 }
 
 #[test]
-fn without_overlap() {
+fn sequences_are_complete_without_overlap() {
     run(0);
 }
 
 #[test]
-fn with_overlap() {
+fn sequences_are_complete_with_overlap() {
     run(1);
 }

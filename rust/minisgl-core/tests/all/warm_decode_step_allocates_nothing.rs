@@ -84,14 +84,14 @@ fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, tim
 }
 
 #[test]
-fn the_count_counts() {
+fn counting_allocator_counts_an_allocation() {
     let before = COUNT.with(Cell::get);
     drop(std::hint::black_box(vec![1, 2, 3]));
     assert_eq!(COUNT.with(Cell::get) - before, 1);
 }
 
 #[test]
-fn with_free_pages() {
+fn decode_step_with_free_pages_allocates_nothing() {
     for page_size in [1, 4, 16] {
         let counts = allocations(page_size, 70_000, 0, 20, 300);
         assert_eq!(counts.iter().sum::<u64>(), 0, "page size {page_size}: {counts:?}");
@@ -99,7 +99,7 @@ fn with_free_pages() {
 }
 
 #[test]
-fn with_evictions() {
+fn decode_step_with_evictions_allocates_nothing() {
     let pages = 4000 + BATCH * LENGTH.div_ceil(16);
     let counts = allocations(16, pages, 4000, 20, 300);
     assert_eq!(counts.iter().sum::<u64>(), 0, "{counts:?}");

@@ -73,7 +73,7 @@ struct Spaces {
     after_call: bool,
 }
 
-/// A parser run and the buffer text that it parses.
+/// A parser run and the text buffer that it parses.
 pub(super) struct Running {
     pub(super) buffer: TextBuffer,
     running: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
@@ -203,7 +203,7 @@ impl Run {
         }
     }
 
-    /// Tries calls inside unclosed_calls reasoning, after a call marker of `len` bytes. If nothing follows the calls, the
+    /// Tries calls inside unclosed reasoning, after a call marker of `len` bytes. If nothing follows the calls, the
     /// model omitted the end marker and they are emitted. Returns true if they are reasoning.
     async fn unclosed_calls(&mut self, inner: &mut TrimmedText, thinking: &Thinking, len: usize) -> bool {
         let mut trial = Running::new(self.format, None, &self.tools);
