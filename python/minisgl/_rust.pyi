@@ -74,11 +74,11 @@ def build_info() -> BuildInfo: ...
 
 @type_check_only
 class LoadResult(TypedDict):
-    """One row per request that was begun, by index; times are seconds since `started`, NaN for what did not happen."""
+    """Result of a load test: a row for each request sent. Times in seconds since `started`, NaN if missing."""
 
     index: NDArray[np.int64]
-    scheduled: NDArray[np.float64]  # its arrival; closed loop: when its client was free
-    connected: NDArray[np.float64]  # NaN: over a connection that was there
+    scheduled: NDArray[np.float64]  # arrival time; closed loop: when the client was free
+    connected: NDArray[np.float64]  # NaN for a reused connection
     sent: NDArray[np.float64]
     headers: NDArray[np.float64]
     first: NDArray[np.float64]  # first and last event with text
@@ -86,19 +86,19 @@ class LoadResult(TypedDict):
     end: NDArray[np.float64]
     events: NDArray[np.int64]
     text_events: NDArray[np.int64]
-    prompt_tokens: NDArray[np.int64]  # of the server's `usage`; -1: it said nothing
+    prompt_tokens: NDArray[np.int64]  # from the server's `usage`; -1 if missing
     completion_tokens: NDArray[np.int64]
     cached_tokens: NDArray[np.int64]
-    status: NDArray[np.int64]  # HTTP; 0: none came
-    failure: NDArray[np.int64]  # index into `failures`; 0: none
-    bytes: NDArray[np.int64]  # of the body
-    gaps: NDArray[np.float32]  # seconds between events with text, of one request after the other
-    num_gaps: NDArray[np.int64]  # how many of `gaps` are whose
+    status: NDArray[np.int64]  # HTTP status; 0 without a response
+    failure: NDArray[np.int64]  # index into `failures`; 0 for no failure
+    bytes: NDArray[np.int64]  # length of the response body
+    gaps: NDArray[np.float32]  # seconds between text events, concatenated over the requests
+    num_gaps: NDArray[np.int64]  # number of each request's `gaps`
     errors: list[str]
-    failures: list[str]  # names
-    started: float  # on the clock of `time.monotonic`
+    failures: list[str]  # names of the failure kinds
+    started: float  # start, on the clock of `time.monotonic`
     duration_s: float
-    cpu_s: float  # of the generator's threads
+    cpu_s: float  # processor time of the generator's threads
 
 def run_load(
     url: str,
@@ -116,38 +116,39 @@ def run_load(
     threads: int = 1,
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> LoadResult:
-    """Send requests to `url` (http only), wait for the ends. Request i has body `i % len(bodies)`; `chains` are numbers
-    of requests that follow one another. Open loop with `arrivals` (ascending seconds, one per chain), else closed loop
-    with `concurrency` clients that begin over `ramp_s` seconds and nothing after `stop_after_s`. `progress` gets the
-    requests finished, of these failed, in flight, and the text events, ten times a second. `ValueError` for a plan that
-    makes no sense, `RuntimeError` if the generator broke; a signal's exception cancels the run."""
+    """Send requests to `url` (http only) and wait until all have ended. Raises `ValueError` for an invalid plan,
+    `RuntimeError` if the generator fails; an exception of a signal handler cancels the run. Request i has body `i %
+    len(bodies)`; `chains` are the numbers of requests that follow one another. Open loop with `arrivals` (ascending
+    seconds, one for each chain), else closed loop with `concurrency` clients that start over `ramp_s` seconds and send
+    nothing after `stop_after_s`. `progress` gets the requests finished, of these failed, in flight, and the text
+    events, ten times a second."""
 
 @type_check_only
 class GgufHeader(TypedDict):
     metadata: dict[str, Any]  # int, float, bool, str, or a list of one of them
-    tensors: dict[str, tuple[str, tuple[int, ...]]]  # ggml's name of the type; shape, outermost first
-    places: dict[str, tuple[Path, int, int]]  # the file, the first byte in it, and the first after it
-    head_bytes: int  # where the first file's tensors begin
+    tensors: dict[str, tuple[str, tuple[int, ...]]]  # ggml type name; shape, outermost dimension first
+    places: dict[str, tuple[Path, int, int]]  # file, first byte, end
+    head_bytes: int  # offset of the tensors in the first file
 
 def gguf_header(path: str | PathLike[str]) -> GgufHeader:
-    """What a GGUF file, or the parts of which it is the first, says before its tensors, all checked against its size.
-    `ValueError` names what is wrong."""
+    """Read the header of a GGUF file, or of all parts if it is the first of several, checked against the file size.
+    Raises `ValueError` that names the damage."""
 
 def gguf_parts(path: str | PathLike[str]) -> list[Path]:
-    """The files of the model that begins in `path`. `ValueError` names what is missing."""
+    """Return the files of the GGUF model that begins in `path`. Raises `ValueError` that names a missing one."""
 
 def gguf_head_bytes(path: str | PathLike[str]) -> int:
-    """The same checks, and only where the tensors begin: ten times as fast."""
+    """Return only the offset of the tensors, in bytes, after the checks of `gguf_header`: ten times as fast."""
 
 GGUF_TYPES: tuple[str, ...]
-"""The types of tensors that `decode_blocks` and the CPU engine read."""
+"""Tensor types that `decode_blocks` and the CPU engine can read."""
 
 def decode_blocks(kind: str, data: bytes) -> bytes:
-    """Whole blocks of a ggml type, such as Q4_K, as little-endian float32: the exact values. `ValueError` for a type
+    """Decode whole blocks of a ggml type, such as Q4_K, to exact little-endian float32. Raises `ValueError` for a type
     without a decoder."""
 
 def encode_blocks(kind: Literal["Q8_0", "Q4_1"], numbers: bytes) -> bytes:
-    """Little-endian float32 as ggml's reference quantization has it. `ValueError` if one is not finite."""
+    """Quantize little-endian float32 values as ggml's reference does. Raises `ValueError` if one is not finite."""
 
 def quantize_weights(
     source: str | PathLike[str],
@@ -155,14 +156,14 @@ def quantize_weights(
     file: str | PathLike[str],
     progress: Callable[[int, int], object],
 ) -> bool:
-    """A GGUF file of the matrices of `source`, a GGUF file or folder of safetensors, in blocks of 8 or 4 bits; made now
-    if it is not there, damaged, or of other weights. False, and no file: all of `source` is in blocks already.
-    `progress` gets the bytes done and all bytes, if it is made; what it raises ends the work. `ValueError` of
-    (fault, text), as of `CpuEngine`."""
+    """Write a GGUF file with the matrices of `source`, a GGUF file or folder of safetensors, in blocks of 8 or 4 bits,
+    unless a valid one for these weights exists. Returns `False`, and writes nothing, if all of `source` is quantized
+    already. `progress` gets the bytes done and all bytes; what it raises ends the work. Raises `ValueError` of (fault,
+    text), as `CpuEngine` does."""
 
 @final
 class StepPlan:
-    """The attributes of `minisgl.step.StepPlan`, read-only."""
+    """Header of a step: the attributes of `minisgl.step.StepPlan`, read-only."""
 
     @property
     def step(self) -> int: ...
@@ -203,7 +204,7 @@ class StepPlan:
 
 @final
 class StepOutput:
-    """The attributes of `minisgl.step.StepOutput`; the arrays are read-only."""
+    """Result of a commit: the attributes of `minisgl.step.StepOutput`; the arrays are read-only."""
 
     @property
     def step(self) -> int: ...
@@ -246,22 +247,19 @@ _Numbers: TypeAlias = list[int] | Int32Array
 
 @final
 class RadixCacheHandle:
-    """The end of a matched prefix. Unlocked, it can be used until pages leave the cache."""
+    """Handle of a matched prefix. While unlocked, it is valid until pages are evicted."""
 
     @property
     def cached_len(self) -> int:
-        """Tokens of the prefix, whole pages."""
+        """Length of the prefix in tokens (whole pages)."""
 
 @final
 class RadixMatch(PrefixMatch): ...  # type: ignore[misc]  # what a protocol declares counts as abstract
 
 @final
 class RadixCacheManager(PrefixTree):  # type: ignore[misc]  # as above
-    """A prefix cache: a radix tree over whole pages, and the pool of its pages 0 .. num_pages - 1.
-
-    The methods here are for scripts. As a `PrefixTree` it has nodes that are numbers; a number that is no node is a
-    broken invariant.
-    """
+    """Prefix cache: a radix tree over whole pages, and the pool of its pages 0 .. num_pages - 1. The methods here are
+    for scripts. As a `PrefixTree` it identifies nodes by integers; an integer that is no node is a broken invariant."""
 
     def __new__(
         cls,
@@ -271,29 +269,30 @@ class RadixCacheManager(PrefixTree):  # type: ignore[misc]  # as above
         num_checkpoints: int | None = None,
     ) -> RadixCacheManager: ...
     def take(self, num_pages: int) -> list[int]:
-        """Get free pages; the cache evicts what lacks."""
+        """Allocate free pages. Evicts cached prefixes if too few are free."""
 
     def free(self, pages: _Numbers) -> None:
-        """Give pages back that were taken; the last of them is given out first."""
+        """Free pages that the caller allocated; the last of them is allocated first."""
 
     def insert_prefix(self, tokens: _Numbers, pages: _Numbers, namespace: int = 0) -> int:
-        """Cache `tokens` [len(pages) * page_size] in `pages` that were taken; returns how many of the first ones the
-        cache had already: those stay with the caller."""
+        """Cache `pages`, allocated by the caller, as the KV of `tokens` [len(pages) * page_size]. Returns how many of
+        the first pages were cached already: the caller still owns its own pages for those."""
 
     def match_prefix(self, tokens: _Numbers, namespace: int = 0) -> tuple[RadixCacheHandle, list[int]]:
-        """The longest cached prefix of `tokens` and its pages [cached_len // page_size]. It counts as used."""
+        """Return a handle of the longest cached prefix of `tokens`, and its pages [cached_len // page_size]. Counts as
+        used."""
 
     def lock_handle(self, handle: RadixCacheHandle, unlock: bool = False) -> None:
-        """Keep the pages of a handle from eviction, or take one such lock back."""
+        """Protect the pages of a handle from eviction; with `unlock`, remove one such lock."""
 
     def evict(self, num_pages: int) -> list[int]:
-        """Evict the prefixes that are due first; returns their pages, which are free then."""
+        """Evict `num_pages` pages in policy order and return them. They are free then."""
 
     def size_info(self) -> tuple[int, int]:
-        """Cached pages that may be evicted, and those that are locked."""
+        """Return the number of evictable and of locked pages in the cache."""
 
     def check_integrity(self) -> None:
-        """Check all that must hold; raises `ControlPlaneError`. O(everything)."""
+        """Check every invariant. Raises `ControlPlaneError` at the first broken one. O(everything)."""
 
 def prefill_admission_plan(
     candidates: list[Candidate],
@@ -305,29 +304,27 @@ def prefill_admission_plan(
     reserve_ratio: int = 716,
     needed: int = 0,
 ) -> list[PlannedChunk]:
-    """The chunks of waiting prompts, in order, to the first that gets nothing or lacks pages by the estimate.
-
-    `budget` tokens and `available` pages (free or evictable) are there; `reserve_ratio` / 1024 of the tokens that a
-    request may make are expected, and `needed` pages for those that run.
-    """
+    """Plan the chunks of waiting prompts in order, up to the first that gets none or exceeds the page estimate.
+    `budget` is in tokens; `available` pages are free or evictable; `reserve_ratio` / 1024 is the expected share of the
+    tokens that a request may generate; `needed` pages are reserved for running requests."""
 
 def make_positions(starts: _Numbers, extend_lens: _Numbers) -> Int32Array:
-    """The position of each token of a step [sum(extend_lens)]."""
+    """Return the position of each token of a step [sum(extend_lens)]."""
 
 def make_input_mapping(req_slots: _Numbers, extend_lens: _Numbers) -> Int32Array:
-    """The request slot of each token of a step [sum(extend_lens)]."""
+    """Return the request slot of each token of a step [sum(extend_lens)]."""
 
 def make_write_mapping(seq_lens: _Numbers, samples: _Numbers) -> Int32Array:
-    """The position of the token that each row samples [num_rows], -1 where `samples` is 0."""
+    """Return the position of the token that each row samples [num_rows], -1 where `samples` is 0."""
 
 def make_metadata_buffers(
     starts: _Numbers, extend_lens: _Numbers, pages: _Numbers, page_size: int = 1
 ) -> dict[str, Int32Array]:
-    """The arrays of `MakeMetadata`, each a view of the array `packed`."""
+    """Return the arrays of `MakeMetadata`, each a view of the array `packed`."""
 
 @final
 class CpuSampler:
-    """The CPU engine's sampler without its engine, for the suite that holds it against the torch engine's."""
+    """Sampler of the CPU engine without the engine, for the tests that compare it with the torch engine's."""
 
     def __new__(cls, num_slots: int, vocab_size: int, eos_ids: Sequence[int]) -> CpuSampler: ...
     def bind(self, binding: SlotAssignment) -> None: ...
@@ -338,20 +335,21 @@ class CpuSampler:
         positions: Sequence[int],
         masks: Sequence[Int32Array | None] | None = None,
     ) -> tuple[list[int], list[tuple[float, list[int], list[float]] | None]]:
-        """Change `logits` [n, vocab_size] in place as the slots ask and `masks` [n] let, and record the tokens [n] that
-        are returned, with the log probability of each, the most likely ids and theirs, where a slot asks."""
+        """Process `logits` [n, vocab_size] in place by the slots' parameters and `masks` [n], and sample. Returns the
+        tokens [n], which are also recorded, and for slots with log probabilities: that of the token, the most likely
+        ids, and theirs."""
 
     def record(self, slot: int, token: int) -> None: ...
     def prompt_part(self, slot: int, start: int, count: int) -> tuple[int, int, list[int], int] | None:
-        """Request, first position, tokens and number of alternatives of the prompt log probabilities that a row of
-        `count` positions from `start` on gives."""
+        """Return the prompt log probabilities due for a row of `count` positions from `start` on: request id, first
+        position, tokens, number of alternatives. `None` if none are due."""
 
 @final
 class Router:
-    """`minisgl.routing.api.Router`."""
+    """Router that assigns requests to engines; implements `minisgl.routing.api.Router`."""
 
     def __new__(cls, config: str) -> Router:
-        """A `minisgl.routing.api.RouterConfig` as JSON. Raises `ValueError`."""
+        """Create a router from the JSON of a `minisgl.routing.api.RouterConfig`. Raises `ValueError`."""
 
     def engine_up(self, engine: int, num_pages: int | None = None) -> None: ...
     def engine_down(self, engine: int) -> list[int]: ...
@@ -374,15 +372,15 @@ class Router:
 
 @final
 class CpuAdapter:
-    """An adapter as the CPU engine computes it. `pairs`: layer, part such as "q_proj", A and B as bytes of float32."""
+    """LoRA adapter for the CPU engine. `pairs`: layer, module such as "q_proj", A and B as bytes of float32."""
 
     def __new__(cls, settings: str, pairs: Sequence[tuple[int, str, bytes, bytes]]) -> CpuAdapter: ...
 
 @final
 class CpuHead:
-    """A table of halves, "bfloat16" or "float16", [rows, columns] as uint8, by which float32 rows are multiplied.
-    `gomp_parallel`: where the process has that function of GNU's OpenMP, whose threads are used then; 0: nowhere.
-    Raises `ValueError`, of (fault, text) where the table or the processor is at fault."""
+    """LM head: a 16-bit matrix ("bfloat16" or "float16") of [rows, columns], given as uint8, that multiplies float32
+    rows. `gomp_parallel`: address of that function of GNU OpenMP, whose threads are used then; 0 for own threads.
+    Raises `ValueError`, of (fault, text) if the matrix or the processor is at fault."""
 
     def __new__(
         cls, table: object, kind: str, shape: tuple[int, int], isa: str | None, threads: int, gomp_parallel: int
@@ -391,16 +389,16 @@ class CpuHead:
     def isa(held_down_by: str | None) -> str: ...
     @property
     def width(self) -> int:
-        """_Numbers of a row of products, a multiple of 16."""
+        """Elements in a row of the result, a multiple of 16."""
     def product(self, x: object, out: object, bf16: bool) -> None:
-        """float32 arrays: [n, columns] -> [n, width]. `bf16`: the numbers of `x` are bfloat16's."""
+        """Multiply float32 arrays: [n, columns] -> [n, width]. `bf16`: all values of `x` are exact in bfloat16."""
 
 def cpu_limits(threads: int, seconds: float) -> list[tuple[str, str, float]]:
-    """(what, instruction set, how much a second): `read` in GB/s, `f32`, `int8`, `bf16` in G multiply-adds."""
+    """Measure (quantity, instruction set, rate): `read` in GB/s; `f32`, `int8`, `bf16` in G multiply-adds/s."""
 
 @final
 class CpuEngine:
-    """The CPU engine's tensors, kernels and sampling. Failed loads raise `ValueError` of (fault, text), failed steps
+    """CPU engine: tensors, kernels, sampling. A failed load raises `ValueError` of (fault, text), a step
     `RuntimeError`."""
 
     def __new__(cls, settings: str, say: Callable[[int, int], object]) -> CpuEngine: ...
@@ -452,18 +450,18 @@ class CpuEngine:
 
 @final
 class StagedPages:
-    """Pages of a text, read: see `minisgl.engine.api.StoredPages`."""
+    """Staged pages of a sequence, read from disk. See `minisgl.engine.api.StoredPages`."""
 
     @property
     def columns(self) -> tuple[int, int]: ...
-    def page(self, column: int) -> bytes: ...  # of those that there are
+    def page(self, column: int) -> bytes: ...  # `column` within `columns`
     @property
     def state(self) -> bytes | None: ...
 
 @final
 class PageStore:
-    """Pages of KV, and states if `state_bytes` says so, in a folder, of one model that computes in one way. Whatever
-    touches the disk runs without the GIL; only what opens a folder raises `OSError`."""
+    """Folder of KV pages, and states if `state_bytes` is not 0, of one model computed in one way. Disk I/O runs without
+    the GIL; only opening a folder, `put` and `put_state` raise `OSError`."""
 
     def __new__(
         cls, folder: str, limit: int, identity: bytes, page_size: int, page_bytes: int, state_bytes: int = 0
@@ -474,25 +472,25 @@ class PageStore:
     def state_bytes(self) -> int: ...
     def stage(self, tokens: Int32Array, first: int, most: int, space: bytes = ...) -> StagedPages: ...
     def page(self, tokens: Int32Array, column: int) -> bytes | None:
-        """If it is there, whatever states are."""
+        """Read page `column` of a sequence. `None` if it is not stored. Ignores states."""
 
     def put(self, tokens: Int32Array, first: int, pages: Sequence[bytes]) -> None:
-        """Write them now, whatever is there. Raises `OSError`."""
+        """Write pages of a sequence now, from page index `first` on, even if they exist. Raises `OSError`."""
 
     def put_state(self, tokens: Int32Array, num_pages: int, state: bytes) -> None:
-        """The same of the state behind so many pages."""
+        """Write the state after the first `num_pages` pages now, even if it exists. Raises `OSError`."""
 
     def slow_down(self, seconds: float) -> None:
-        """For tests: from now on the disk takes so much longer for a page."""
+        """Delay each page read by `seconds` from now on. For tests."""
 
     def counts(self) -> tuple[int, int, int, int, int, int, int, int]: ...
     def take_trouble(self) -> str | None:
-        """Why the last page that failed did, if any has since this was asked."""
+        """Return the reason of the last failed page since the last call, if any."""
 
     def flush(self, seconds: float) -> None: ...
     @staticmethod
     def totals(folder: str) -> tuple[int, int, int, int]:
-        """Pages, states, bytes of their files, damaged files; so of the next two."""
+        """Count pages, states, bytes of their files and damaged files. `clear` and `verify` return the same."""
 
     @staticmethod
     def clear(folder: str) -> tuple[int, int, int, int]: ...
@@ -503,124 +501,122 @@ class PageStore:
 
 @final
 class Gateway:
-    """HTTP in front of the Python server: writes the answers to requests for text, of which it asks Python what is to
-    be generated, and passes all else on. Its thread starts with it; it needs no interpreter."""
+    """HTTP gateway in front of the Python server: answers requests for text, whose preparation it asks of Python, and
+    forwards all others. Its thread starts with the object and needs no interpreter."""
 
     def __new__(cls, listener_fd: int, engine: str, fallback: str) -> Gateway:
         """Accept clients on a duplicate of the descriptor. `engine` and `fallback` are the Unix sockets of the engine
         process and of the Python server. Raises `OSError`."""
 
     def serve(self, config: str, tokenizer: TextTokenizer) -> bool:
-        """Answer requests for text, from now on. `config`: `server.gateway_config` as JSON. False: not before the
-        engine process answers. Raises `ValueError`."""
+        """Answer requests for text from now on. `config`: JSON of `server.gateway_config`. Returns `False` if the
+        engine process does not answer yet. Raises `ValueError`."""
 
     def questions_fd(self) -> int:
-        """A descriptor that can be read when there is a question: it is to be read empty before they are taken."""
+        """Return a descriptor that is readable when there are questions. Read it empty before taking them."""
 
     def questions(self) -> list[tuple[int, str, str, list[tuple[bytes, bytes]], bytes | None]]:
-        """Those that wait: number, method, target, headers, and the body; None: may the caller send one?"""
+        """Take the waiting questions: id, method, target, headers, body (`None`: may the client send one?)."""
 
     def withdrawn(self) -> list[int]:
-        """The numbers of questions whose clients have gone, or that took too long: to be asked before `questions`."""
+        """Return the ids of questions whose clients disconnected, or that took too long. Call before `questions`."""
 
     def answer(self, number: int, prepared: bytes) -> bool:
-        """Answer a question by a frame of `message.prepared`. What is to be generated counts as waiting from now on.
-        False: nobody waits for it any more. Raises `ValueError`."""
+        """Answer a question with a frame of `message.prepared`. Its generation counts as waiting from now on. Returns
+        `False` if the client does not wait any more. Raises `ValueError`."""
 
     def drain(self) -> None:
-        """Pass everything on, from now on."""
+        """Forward all requests from now on."""
 
     def fail(self, reason: str) -> None:
-        """The same, and end what it is answering with this error."""
+        """Forward all requests from now on, and end those in progress with the error `reason`."""
 
     def stop(self, grace_s: float) -> None:
-        """Close connections, at the latest after `grace_s`. Idempotent."""
+        """Close all connections, after `grace_s` seconds at the latest. Idempotent."""
 
     def beat(self) -> None:
-        """The Python server's event loop runs. `/readyz` is passed on when it has not said so for a while."""
+        """Heartbeat of the Python server's event loop. Without one for a while, `/readyz` is forwarded."""
 
     @property
     def num_open(self) -> int:
-        """Requests that it is answering."""
+        """Number of requests in progress."""
 
     def waiting(self) -> tuple[int, int, int]:
-        """Choices without a row, tokens of their prompts, and all choices that the engine has: asked for every request,
-        so without the rest of `readings`."""
+        """Return the number of choices without a row, of tokens of their prompts, and of all choices that the engine
+        has. Cheap, unlike `readings`, because it is called for every request."""
 
     def key(self, number: int) -> KeyReading | None:
-        """What an API key has used there; None before `serve`."""
+        """Return the usage of an API key in the gateway. `None` before `serve`."""
 
     def readings(self) -> Readings:
-        """What it has counted and measured since it started."""
+        """Return all counters and measurements since the start."""
 
 @final
 class EnginePool:
-    """Several engine processes behind one socket: to front ends one engine process, to engine processes a front end.
-    Its thread needs no interpreter.
-
-    An engine that is lost (its connection ends, or it is silent) loses its requests to others, where they go on. The
-    pool connects to its socket again, all the time, and uses it as soon as it is ready. Front ends learn of it by
-    `EngineState`. When no engine is ready or starting, or one is lost before all were ready for the first time, they
-    get `EngineFailed`, and the pool is done."""
+    """Several engine processes behind one socket: an engine process to front ends, a front end to engine processes. Its
+    thread needs no interpreter. Requests of a lost engine (disconnected or silent) continue on others; the pool keeps
+    reconnecting and uses it again when it is ready. Front ends get `EngineState`. If no engine is ready or starting, or
+    one is lost before all were ready once, they get `EngineFailed` and the pool ends."""
 
     def __new__(cls, config: str) -> EnginePool:
-        """`config` as JSON: `listen` (path of its socket; front ends can connect at once), `engines` (paths of theirs,
-        which need not be there yet), `router` (fields of `routing.api.RouterConfig`; `num_engines` follows from
-        `engines`), `step_timeout` (seconds that a forward may take). Raises `ValueError`, `OSError`."""
+        """Start a pool. `config`: JSON with `listen` (path of the pool's socket, open at once), `engines` (paths of the
+        engines' sockets, which may appear later), `router` (fields of `routing.api.RouterConfig` without `num_engines`)
+        and `step_timeout` (maximum seconds of a forward pass). Raises `ValueError`, `OSError`."""
 
     def restarting(self, engine: int, yes: bool) -> None:
-        """While `yes`, a process of this engine is being started, or will be: it counts as starting. Raises
-        `ValueError`."""
+        """Set whether this engine's process is being or will be started: it counts as starting. Raises `ValueError`."""
 
     def readings(self) -> dict[str, Any]:
-        """By engine: `loads` (requests there), `states` (as in `EngineState`), `num_losses_total`. Of all: `num_live`
-        requests, `num_waiting` of them in line, `num_moved_total`."""
+        """Return by engine `loads` (requests there), `states` (as in `EngineState`) and `num_losses_total`; in total
+        `num_live` requests, `num_waiting` of them queued, and `num_moved_total`."""
 
     def stop(self) -> None:
         """Close all connections and remove the socket. Idempotent."""
 
 def recode_to_engine(frame: bytes) -> bytes:
-    """For comparing the codecs: a frame without its length, read as the pool reads it, and written as the pool writes
-    it, with its length. `ValueError` if it cannot be read."""
+    """Decode a message frame to an engine, given without its length, and encode it with its length, as the pool does.
+    For comparing the codecs. Raises `ValueError` if it is malformed."""
 
 def recode_from_engine(frame: bytes) -> bytes:
-    """The same of what a pool says to front ends."""
+    """Decode a message frame from an engine, given without its length, and encode it with its length, as the pool does
+    for front ends."""
 
 @final
 class TextTokenizer:
-    """The text of a model: what `minisgl.tokenizer.Tokenizer` and the gateway encode and decode with. Safe to use from
-    several threads, which go on meanwhile."""
+    """Tokenizer of a model, used by `minisgl.tokenizer.Tokenizer` and the gateway. Thread-safe; long calls free the
+    GIL."""
 
     def __new__(
         cls, file: str | PathLike[str] | None = None, text: str | None = None, cache_bytes: int = ...
     ) -> TextTokenizer:
-        """From a tokenizer.json: its file or its text. Raises `ValueError`. `cache_bytes`: of what the next turn of a
-        conversation need not encode again."""
+        """Read a `tokenizer.json`: the path `file` or the content `text`. `cache_bytes`: size of the cache with which
+        the next turn of a conversation is encoded faster. Raises `ValueError`."""
 
     def encode(
         self, text: str, add_special_tokens: bool = True, most: int | None = None, guards: Sequence[int] = ...
     ) -> Int32Array:
-        """Return the ids of `text`; no added token is matched across one of the `guards`, offsets of characters in
-        order. Raises `NotEncodable`, `TooManyTokens`, and `UnicodeEncodeError` for half a surrogate."""
+        """Return the ids of `text`, int32. No added token is matched across one of the `guards` (ascending character
+        offsets). Raises `NotEncodable`, `TooManyTokens` above `most` ids, and `UnicodeEncodeError` for a lone
+        surrogate."""
 
     def has_markers(self, value: Any) -> bool:
-        """Return whether a text in `value` (a text; a dictionary, list or tuple of such values) spells a marker, or
-        ends with the beginning of one. A marker is an added token that is special or looks like one."""
+        """Return whether a string in `value` (a string; a dictionary, list or tuple of such values) contains a marker
+        or ends with the beginning of one. A marker is an added token that is special or looks like one."""
 
     def guarded(self, text: str, guard: str, kept: Sequence[str]) -> str:
-        """Return `text` with `guard` behind the first character of each such place, but for the markers of `kept`."""
+        """Return `text` with `guard` inserted after the first character of each marker, except markers in `kept`."""
 
     def encode_batch(
         self, texts: Sequence[str], add_special_tokens: bool = True, most: int | None = None
     ) -> list[Int32Array]: ...
     def encode_pair(self, one: str, other: str) -> Int32Array:
-        """With the special tokens that stand before, between and behind two texts."""
+        """Encode two texts as a pair, with the special tokens before, between and after them."""
 
     def min_tokens(self, text: str, most: int) -> int:
-        """A number of tokens that it has at least; no more is found out than whether that is beyond `most`."""
+        """Return a lower bound of the token count of `text` without encoding it. Stops once it exceeds `most`."""
 
     def pieces(self, text: str, size: int) -> list[str]:
-        """As a long text is cut, from `size` bytes on: each has the ids that it has in the whole."""
+        """Split `text` into pieces of at least `size` bytes, each with the ids that it has in the whole."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str: ...
     def token_bytes(self, token_id: int) -> bytes: ...
@@ -633,41 +629,40 @@ class TextTokenizer:
     def leading_ids(self) -> Int32Array: ...
     @property
     def caches(self) -> bool:
-        """Whether the text between special tokens is encoded by itself, and kept."""
+        """Whether the text between special tokens is encoded separately and cached."""
 
     def cache_stats(self) -> dict[str, int]: ...
     def decoder(self, skip_special_tokens: bool = True) -> TextDecoder: ...
     def stream(
         self, stop: Sequence[str], shown: Sequence[int], min_tokens: int, formats: _Formats | None = None
     ) -> TextStream:
-        """`formats`: how the answer is taken apart; stop strings are looked for in its content alone."""
+        """Create a stream. `formats` restrict the search for stop strings to the content of the output."""
 
 @final
 class TextDecoder:
-    """State of one stream: token ids in, text out, each character once and whole."""
+    """Incremental decoder of one stream: token ids in, text out, each character once and whole."""
 
     def push(self, ids: Sequence[int]) -> str: ...
     def place(self, token_id: int) -> tuple[int, str]:
-        """`push` of one id, and the number of characters of the new text that stand before the one in which the id
-        begins: those of held back bytes, if it does not go on with them."""
+        """Decode one id. Returns how many characters of the new text precede the one in which the id begins (those of
+        held-back bytes that it does not continue), and the new text."""
 
     def flush(self) -> str:
-        """What was held back: the bytes of an unfinished character as U+FFFD."""
+        """Return the held-back bytes of an incomplete character as U+FFFD. Call at the end."""
 
 @final
 class TextStream:
-    """The text of one answer as its ids come; `stopped` once a stop string was found. The deltas joined are the text
-    before the first match, whatever the chunks were: the one that ends first; of those that end at the same place, the
-    one that begins first. What comes before id number `min_tokens` belongs to no stop string."""
+    """Text of one output as its ids arrive; `stopped` once a stop string has matched. The joined deltas are the text
+    before the first match, for any chunks: the match that ends first; of those that end together, the one that begins
+    first. Stop strings are ignored in the first `min_tokens` ids."""
 
     def push(self, ids: Sequence[int]) -> str:
-        """The new text of ids that come before the end."""
+        """Return the new text of ids that come before the end."""
 
     def take(self, ids: Sequence[int], ended: bool, by_token: bool) -> tuple[str, int]:
-        """The new text, and how many of the ids count: all, or those up to the one that completes a stop string. With
-        `ended` the answer ends with them: text that was held back comes, or completes a stop string, and nothing may
-        come after it. `by_token`: the last id, if there is one, is the stop token that ended it. It counts, unless a
-        stop string comes before it, and is no text."""
+        """Return the new text, and how many of the ids count: all, or those up to the one that completes a stop string.
+        `ended` ends the output with them, which releases held-back text. `by_token`: the last id, if any, is the stop
+        token. It counts, unless a stop string comes before it, but has no text."""
 
     @property
     def stopped(self) -> bool: ...
@@ -676,18 +671,18 @@ class TextStream:
 
 @final
 class GrammarTokenizer:
-    """A tokenizer.json's text as the library llguidance wants it, with at least `vocab_size` ids. The GIL is free
-    meanwhile. Raises `ValueError`."""
+    """Tokenizer in llguidance's form, from the content of a `tokenizer.json`, with at least `vocab_size` ids. Built
+    without the GIL. Raises `ValueError`."""
 
     def __new__(
         cls, tokenizer_json: str, vocab_size: int, eos_ids: Sequence[int], max_time_s: float = 30.0
     ) -> GrammarTokenizer:
-        """All masks of a request may take `max_time_s` of processor time."""
+        """Build the tokenizer. `max_time_s`: limit of processor time for all masks of a request, in seconds."""
 
 @final
 class GrammarMatcher:
-    """A `minisgl.grammar.slots.Matcher`. The GIL is free while its grammar is compiled; what is wrong with it is its
-    `error`."""
+    """Grammar state of a request: a `minisgl.grammar.slots.Matcher`. The grammar is compiled without the GIL; if it is
+    invalid, `error` has the reason."""
 
     def __new__(cls, tokenizer: GrammarTokenizer, grammar: str) -> GrammarMatcher: ...
     @property
@@ -702,53 +697,53 @@ class GrammarMatcher:
     def consume(self, token: int) -> None: ...
 
 def check_grammar(grammar: str, lexer_fuel: int, num_steps: int, first: bytes) -> str:
-    """Why the library llguidance does not take a grammar; empty if it does. It is read, and `num_steps` bytes of an
-    answer are begun with it, each one of `first` if that may come. The GIL is free meanwhile."""
+    """Return llguidance's error for a grammar; empty if it is accepted. Compiles it and generates `num_steps` bytes,
+    preferring one of `first`. Runs without the GIL."""
 
 @final
 class ToolFormat:
-    """A format in which models write tool calls (`rust/minisgl-text/src/answer/formats.rs`)."""
+    """Format in which models write tool calls (`rust/minisgl-text/src/answer/formats.rs`)."""
 
     def __new__(cls, name: str, template: str, token_id: Callable[[str], int | None]) -> ToolFormat:
-        """`name`: of `names`, or auto: the one of a model with this template and these tokens. Raises `ValueError`."""
+        """Find a format by a name of `names`, or, for "auto", by chat template and tokens. Raises `ValueError`."""
 
     @property
     def name(self) -> str: ...
     @property
     def place(self) -> int:
-        """Its place in the table of formats."""
+        """Index in the table of formats."""
 
     @property
     def markers(self) -> list[str]:
-        """All that its parser looks for."""
+        """Markers that the parser looks for."""
 
     def explained(self) -> str:
-        """How to call a tool, for a model whose template does not say it."""
+        """Return the instruction how to call a tool, for a model whose chat template has none."""
 
     def written(self, name: str, arguments: str) -> str:
-        """A call as the model writes it."""
+        """Return a call as the model writes it. `arguments`: JSON text."""
 
     @staticmethod
     def names() -> list[str]:
-        """The names of all formats, those of other servers among them."""
+        """Return the names of all formats, including those of other servers."""
 
 @final
 class Thinking:
-    """The markers around what a model thinks."""
+    """Format of a model's reasoning: the markers around it."""
 
     @staticmethod
     def find(name: str, template: str) -> Thinking | None:
-        """`name`: of `names`, none, or auto: the one of a model with this chat template. Raises `ValueError`."""
+        """Find a format by name, or, for "auto", by chat template. `None` for "none". Raises `ValueError`."""
 
     @staticmethod
     def names() -> list[str]:
-        """The names of all that there are, those of other servers among them."""
+        """Return the names of all formats, including those of other servers."""
 
     @property
     def name(self) -> str: ...
     @property
     def markers(self) -> list[str]:
-        """All that its parser looks for."""
+        """Markers that may be special tokens."""
 
     @property
     def begin(self) -> str: ...
@@ -756,20 +751,21 @@ class Thinking:
     def end(self) -> str: ...
     @property
     def is_open(self) -> bool | None:
-        """An answer begins within the markers; False: behind them; None: the answer shows it."""
+        """Whether an output begins inside (`True`) or after (`False`) the reasoning; `None` if the output shows it."""
 
     def opened(self, is_open: bool | None) -> Thinking: ...
 
 @final
 class AnswerTools:
-    """The tools of a request."""
+    """Tools of a request, parsed once for all of its choices."""
 
     def __new__(cls, schemas: str) -> AnswerTools:
-        """JSON: an object of the schemas of the tools' parameters by the tools' names. Raises `ValueError`."""
+        """Parse a JSON object of parameter schemas by tool name. Raises `ValueError`."""
 
 @final
 class AnswerParser:
-    """A `minisgl.parsers.api.MessageParser`. Ids of calls are drawn from `new_id`: so many characters of these."""
+    """Incremental parser of one output: a `minisgl.parsers.api.MessageParser`. `new_id(n, alphabet)` returns n random
+    characters."""
 
     def __new__(
         cls,
@@ -784,15 +780,15 @@ class AnswerParser:
     def broken(self) -> list[int]: ...
 
 _Formats = tuple[ToolFormat | None, Thinking | None, AnswerTools | None]
-"""How answers are taken apart: calls, what the model thinks, the request's tools."""
+"""Formats by which an output is parsed: tool calls, reasoning, and the request's tools."""
 
 @final
 class ContentScan:
-    """Tells the content of one answer from the rest of its text."""
+    """Incremental split of one output into content and the rest (reasoning, markers, calls)."""
 
     def __new__(cls, formats: _Formats) -> ContentScan: ...
     def push(self, text: str, ended: bool) -> list[tuple[str, bool]]:
-        """The next pieces of the text that are decided, and whether they are content; with `ended` all that is left."""
+        """Add `text` and return the stretches decided now, each with whether it is content; all the rest if `ended`."""
 
 def answer_rules(
     format: ToolFormat | None,
@@ -804,6 +800,7 @@ def answer_rules(
     many: bool,
     budget: int | None,
 ) -> str:
-    """Lark's rules of an answer (`rust/minisgl-text/src/tools.rs`). `body`: the form of one that is no call; `tools`:
-    those that may be called, with a rule for the arguments and their schema if they are bound to it; `required`: it
-    must call; `many`: several times; `budget`: tokens of thinking, which a token ends. Raises `ValueError`."""
+    """Return the Lark rules of an output that may call tools (`rust/minisgl-text/src/tools.rs`). `body`: grammar of an
+    output without calls; `tools`: those that may be called, each with a rule for its arguments and, if they must follow
+    it, their schema; `required`: the model must call one; `many`: it may call several; `budget`: token limit of
+    reasoning that ends with a token. Raises `ValueError`."""

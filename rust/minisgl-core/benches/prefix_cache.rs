@@ -1,22 +1,22 @@
-//! Times of single operations of the building blocks, taken in Rust: what a benchmark cannot see from Python.
+//! Benchmark of single operations of the building blocks, in Rust: times that are too short to measure from Python.
 //!
 //!     cargo bench -p minisgl-core --bench prefix_cache -- CASE REPEATS
 //!
-//! A case is evict_one, match_1024, insert_1024, plan_chunk or metadata_256. Prints the time of each operation in us, a
-//! line each. `benchmark/scheduler.py` runs it and holds its bars.
+//! A case is evict_one, match_1024, insert_1024, plan_chunk or metadata_256. Prints the time of each operation in us,
+//! one a line. `benchmark/scheduler.py` runs it and has its limits.
 //!
-//! The tree has `NUM_NODES` nodes at each timed operation; what prepares one is off the clock, and so is fresh
-//! memory: a node that comes takes the place of one that went, as in a server whose pool is full.
+//! The tree has `NUM_NODES` nodes at each timed operation. Preparation is not timed, nor is fresh memory: a new node
+//! takes the place of a removed one, as in a server whose pool is full.
 
 use std::time::Instant;
 
-use minisgl_core::{CachePolicy, Candidate, Error, RadixCacheManager, Room};
+use minisgl_core::{CachePolicy, Candidate, Error, RadixCacheManager, StepCapacity};
 use minisgl_core::{make_metadata_buffers, prefill_admission_plan};
 
 const NUM_NODES: usize = 100_000;
 const LENGTH: usize = 1024;
 const NUM_PROMPTS: usize = 64;
-const NUM_EDGES: usize = 8; // of a prompt that is matched
+const NUM_EDGES: usize = 8; // edges of a matched prompt
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -31,7 +31,7 @@ impl Tree {
         Ok(Self { cache, next_token: 0 })
     }
 
-    /// `length` tokens that nobody has, and pages for all of `tokens`, which end with them.
+    /// Appends `length` tokens that are not cached to `tokens`, and allocates pages for all of them.
     fn prompt(&mut self, mut tokens: Vec<i32>, length: usize) -> Result<(Vec<i32>, Vec<u32>)> {
         let first = self.next_token;
         self.next_token += length as i32;
@@ -40,7 +40,7 @@ impl Tree {
         Ok((tokens, pages))
     }
 
-    /// Insert such a prompt; returns its tokens.
+    /// Caches `tokens` with `length` new tokens appended, and returns them.
     fn insert(&mut self, tokens: Vec<i32>, length: usize) -> Result<Vec<i32>> {
         let (tokens, pages) = self.prompt(tokens, length)?;
         let had = self.cache.insert_prefix(&tokens, &pages, 0)?;
@@ -56,7 +56,7 @@ fn timed<T>(times: &mut Vec<f64>, work: impl FnOnce() -> T) -> T {
     result
 }
 
-/// One page out of leaves of one page.
+/// Times the eviction of one page, from leaves of one page.
 fn evict_one(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     let mut tree = Tree::new(NUM_NODES)?;
     for _ in 0..NUM_NODES {
@@ -69,7 +69,7 @@ fn evict_one(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     Ok(())
 }
 
-/// Prompts of `LENGTH` tokens in `NUM_EDGES` edges each, among leaves of one page.
+/// Times the match of prompts of `LENGTH` tokens with `NUM_EDGES` edges each, among leaves of one page.
 fn match_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     let mut tree = Tree::new(2 * NUM_NODES)?;
     let mut prompts = Vec::new();
@@ -95,7 +95,7 @@ fn match_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     Ok(())
 }
 
-/// A new prompt of `LENGTH` tokens; the oldest one goes before.
+/// Times the insertion of a new prompt of `LENGTH` tokens, after the oldest one was evicted.
 fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     let mut tree = Tree::new(NUM_NODES + repeats * LENGTH)?;
     for _ in 0..repeats {
@@ -113,7 +113,7 @@ fn insert_1024(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     Ok(())
 }
 
-/// The chunk of one prompt of 1,024 tokens.
+/// Times planning a chunk of one prompt of 1,024 tokens.
 fn plan_chunk(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     let row = Candidate {
         length: 1024,
@@ -125,7 +125,7 @@ fn plan_chunk(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
         has_state: false,
         num_unscheduled: 128,
     };
-    let room = Room {
+    let capacity = StepCapacity {
         budget: 512,
         available: 4096,
         page_size: 1,
@@ -135,14 +135,14 @@ fn plan_chunk(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     };
     for _ in 0..repeats {
         assert_eq!(
-            timed(times, || prefill_admission_plan(&[row], room))?[0].num_tokens,
+            timed(times, || prefill_admission_plan(&[row], capacity))?[0].num_tokens,
             512
         );
     }
     Ok(())
 }
 
-/// The arrays of a step of 256 decode rows.
+/// Times writing the arrays of a step of 256 decode rows.
 fn metadata_256(repeats: usize, times: &mut Vec<f64>) -> Result<()> {
     let (starts, lens, pages) = ([700; 256], [1; 256], [9; 256]);
     for _ in 0..repeats {
@@ -155,7 +155,7 @@ fn main() -> std::result::Result<(), String> {
     // cargo adds `--bench` of its own
     let arguments: Vec<String> = std::env::args().skip(1).filter(|one| !one.starts_with("--")).collect();
     let [case, repeats] = arguments.as_slice() else {
-        return Ok(()); // as a test: nothing to measure
+        return Ok(()); // run as a test: nothing to measure
     };
     let repeats: usize = repeats.parse().map_err(|error| format!("{repeats}: {error}"))?;
     let mut times = Vec::with_capacity(repeats);

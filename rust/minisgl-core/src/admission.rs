@@ -1,10 +1,10 @@
-//! How much of a prompt a step takes in, and whether a waiting request may start.
+//! Chunked prefill and admission: prompt tokens of a row in a step, and whether a waiting request may start.
 //!
-//! Sizing changes nothing, so what fails leaves no trace; integers only, so that two implementations agree.
+//! Sizing has no side effects, so a failed admission leaves no trace; integers only, so that two implementations agree.
 //!
-//! A request holds on admission only the pages of its first chunk. Whether it may start is decided by an estimate: its
-//! own prompt and a share (the ratio) of the output it may still make, and the same for everyone started, must fit into
-//! what is free or evictable. The ratio falls while that goes well and jumps after a retraction.
+//! At admission a request allocates only the pages of its first chunk. An estimate decides whether it may start: its
+//! own prompt and a share (the reserve ratio) of its possible output, and the same for all started requests, must fit
+//! into the free and evictable pages. The ratio falls while there are no retractions and jumps after one.
 
 use std::collections::BTreeSet;
 
@@ -22,42 +22,41 @@ pub(crate) const RATIO_MIN: usize = 102;
 pub(crate) const RATIO_MAX: usize = 1024;
 const RATIO_UP: usize = 256;
 const RATIO_DOWN: usize = 1;
-const LOADED_TOKENS: usize = 256; // as many that are loaded count as one that is computed
+const LOADED_TOKENS: usize = 256; // loaded tokens that cost as much budget as one computed token
 
-/// What a prefill row could get now: `found`, then `num_loads` pages that are loaded, then `num_tokens` computed, for
-/// which it takes `num_new_pages`; `cost` of the step's budget. With 0 tokens it gets nothing; `lacks_pages` says
-/// whether with more pages it would get more.
+/// Next chunk of a prefill row: the cached pages of `matched`, then `num_loads` loaded pages, then `num_tokens` to
+/// compute in `num_new_pages` new pages; `cost` counts against the step's token budget. No chunk if `num_tokens` is 0;
+/// `lacks_pages` is true if more pages would allow a larger one.
 pub(crate) struct Chunk {
-    pub found: Match,
+    pub matched: Match,
     pub num_tokens: usize,
     pub num_new_pages: usize,
     pub lacks_pages: bool,
-    pub num_found: usize, // pages that are cached, those of `found` and those that no checkpoint leads to
-    pub num_covered: usize, // of the latter, those that the chunk computes again, into nothing
+    pub num_found: usize,   // cached pages: those of `matched`, and those after the last checkpoint
+    pub num_covered: usize, // cached pages after the checkpoint that are recomputed for the state alone
     pub num_loads: usize,
-    pub begins_stored: bool, // with the state that is at hand behind the pages that are loaded
+    pub begins_stored: bool, // the row begins with the state stored after the loaded pages
     pub cost: usize,
 }
 
 impl Chunk {
     pub fn num_page_changes(&self) -> usize {
-        self.found.pages.len() + self.num_covered + self.num_loads + self.num_new_pages
+        self.matched.pages.len() + self.num_covered + self.num_loads + self.num_new_pages
     }
 }
 
-/// Size the next chunk of a synchronized request that prefills, or of a waiting one. Changes nothing.
+/// Sizes the next chunk of a synchronized request that prefills or waits. Has no side effects.
 ///
-/// First the match goes on from the request's own node, but leaves at least one token to compute. Then min(`budget`,
-/// what is left) tokens, cut to a page border unless that reaches the end, shrunk to the pages that are free or
-/// evictable (those matched are about to be protected). Nothing, if the page-table entries exceed `max_page_changes`.
+/// First the match continues from the request's own node, leaving at least one token to compute. Then min(`budget`,
+/// remaining) tokens, rounded down to a page boundary unless they reach the end, and shrunk to the free and evictable
+/// pages (matched pages are about to be locked). No chunk if it has more than `max_page_changes` page-table entries.
 ///
-/// Between the two come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), if they leave a
-/// page to compute in. Where it allows fewer than there are, a page is computed, and the next chunk loads more.
+/// Between the two come pages that can be loaded, as many as the budget allows (see `LOADED_TOKENS`), leaving a page to
+/// compute. If the budget allows fewer than there are, one page is computed and the next chunk loads more.
 ///
-/// The match of a model with states ends with a checkpoint. Tokens behind it whose pages are cached are computed for
-/// the state alone: the row has those pages, and writes nothing to them. Where a state is at hand that is behind more
-/// tokens, the row begins with that: its match ends there at most, whatever has a checkpoint, and all pages between are
-/// loaded at once.
+/// For a model with states the match ends at a checkpoint. Later tokens whose pages are cached are computed for the
+/// state alone: the row has those pages and writes nothing to them. If a stored state covers more tokens, the row
+/// begins with that instead, and all pages up to it are loaded at once.
 pub(crate) fn size_chunk(
     requests: &Requests,
     index: Index,
@@ -72,17 +71,17 @@ pub(crate) fn size_chunk(
         Some(_) => request.prefill_len.to_usize(),
         None => request.len.to_usize(),
     };
-    let Found {
-        found,
+    let ReusablePrefix {
+        matched,
         num_found,
         num_loadable,
         has_state,
-    } = find(requests, index, length, tree, step);
+    } = reusable_prefix(requests, index, length, tree, step);
     let row = Candidate {
         length,
         num_pages: requests.pages(index).len(),
-        num_matched: found.pages.len(),
-        num_unlocked: found.num_unlocked,
+        num_matched: matched.pages.len(),
+        num_unlocked: matched.num_unlocked,
         num_found,
         num_loadable,
         has_state,
@@ -90,7 +89,7 @@ pub(crate) fn size_chunk(
     };
     let chunk = plan_chunk(&row, budget, tree.num_available(), size, max_page_changes);
     Chunk {
-        found,
+        matched,
         num_tokens: chunk.num_tokens,
         num_new_pages: chunk.num_new_pages,
         lacks_pages: chunk.lacks_pages,
@@ -102,9 +101,9 @@ pub(crate) fn size_chunk(
     }
 }
 
-/// A row that wants a chunk of its prompt: its text has `length` tokens and `num_pages` pages; of those behind,
-/// `num_matched` are in the cache and can be used, `num_unlocked` of them not locked, `num_found` are in the cache at
-/// all, and then `num_loadable` can be loaded, with a state if `has_state`. It may make `num_unscheduled` tokens yet.
+/// A row that needs a chunk of its prompt of `length` tokens. It has `num_pages` pages; of the following ones
+/// `num_matched` are cached and usable (`num_unlocked` unlocked), `num_found` cached at all, and `num_loadable` more
+/// can be loaded, with a state if `has_state`. It may yet generate `num_unscheduled` tokens.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct Candidate {
@@ -118,9 +117,9 @@ pub struct Candidate {
     pub num_unscheduled: u32,
 }
 
-/// The chunk of a row: `num_tokens` to compute, in `num_new_pages` and `num_covered` pages that are cached without a
-/// state, behind `num_loads` loaded pages; `cost` in tokens of the budget. `lacks_pages`: with more pages it would get
-/// more. `num_missing`: pages by which the estimate of what it takes is above what there is.
+/// Planned chunk of a row: `num_tokens` to compute in `num_new_pages` new pages and `num_covered` pages cached without
+/// a state, after `num_loads` loaded pages; `cost` in tokens of the budget. `lacks_pages`: more pages would allow more.
+/// `num_missing`: pages by which the row's estimate exceeds the available ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct PlannedChunk {
@@ -171,11 +170,11 @@ fn plan_chunk(row: &Candidate, budget: i64, available: usize, size: usize, max_p
     }
 }
 
-/// Room of a step for rows that want chunks: tokens, pages that are free or evictable, and page-table entries. `needed`
-/// pages are what started requests will yet take, at the ratio in 1/1024.
+/// Capacity of a step for prefill rows: token budget, pages that are free or evictable, and page-table entries.
+/// `needed`: pages that started requests will yet take, estimated; `reserve_ratio` in 1/1024.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
-pub struct Room {
+pub struct StepCapacity {
     pub budget: i64,
     pub available: usize,
     pub page_size: usize,
@@ -184,25 +183,24 @@ pub struct Room {
     pub needed: usize,
 }
 
-/// The chunks of `candidates`, in order, up to the first that gets nothing or does not fit the estimate, which is the
-/// last of the result. Each is sized as the scheduler would size it if their prompts had nothing in common but what is
-/// matched.
+/// Plans the chunks of `candidates` in order, up to and including the first that gets none or exceeds the estimate.
+/// Each is sized as in the scheduler, for prompts that share only what is matched.
 ///
 /// # Errors
-/// `Error::Argument`: a size of 0, a ratio above 1024, a candidate whose counts contradict one another.
-pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Result<Vec<PlannedChunk>> {
-    let size = room.page_size;
+/// `Error::Argument` for a page size of 0, a ratio above 1024, or a candidate with contradicting counts.
+pub fn prefill_admission_plan(candidates: &[Candidate], mut left: StepCapacity) -> Result<Vec<PlannedChunk>> {
+    let size = left.page_size;
     if size == 0 || size > MAX_U32 / 2 {
         return argument("page_size", format!("{size}: must be between 1 and 2^31 - 1"));
     }
-    if room.reserve_ratio > RATIO_MAX {
+    if left.reserve_ratio > RATIO_MAX {
         return argument(
             "reserve_ratio",
-            format!("{}: must be at most {RATIO_MAX}", room.reserve_ratio),
+            format!("{}: must be at most {RATIO_MAX}", left.reserve_ratio),
         );
     }
     let ratio = ReserveRatio {
-        value: room.reserve_ratio,
+        value: left.reserve_ratio,
     };
     let mut plan = Vec::with_capacity(candidates.len());
     for (index, row) in candidates.iter().enumerate() {
@@ -215,52 +213,50 @@ pub fn prefill_admission_plan(candidates: &[Candidate], mut room: Room) -> Resul
             && row.num_unlocked <= row.num_found
             && row.length <= MAX_U32;
         if !is_possible {
-            return argument(
-                "candidates",
-                format!("{index}: its counts contradict one another: {row:?}"),
-            );
+            return argument("candidates", format!("{index}: contradicting counts: {row:?}"));
         }
         let wanted = row.num_unlocked.saturating_add(row.num_loadable);
-        let mut chunk = match room.available >= wanted {
-            true => plan_chunk(row, room.budget, room.available, size, room.max_page_changes),
-            false => PlannedChunk::default(), // another one took what it matched
+        let mut chunk = match left.available >= wanted {
+            true => plan_chunk(row, left.budget, left.available, size, left.max_page_changes),
+            false => PlannedChunk::default(), // an earlier candidate took the pages that it matched
         };
         let reserve = ratio.reserve_pages(row.num_unscheduled, PageSize::new(size));
         let rest = row.length.div_ceil(size) - row.num_matched;
-        let estimate = (rest + reserve).saturating_add(room.needed);
-        chunk.num_missing = estimate.saturating_sub(room.available.saturating_sub(row.num_unlocked));
+        let estimate = (rest + reserve).saturating_add(left.needed);
+        chunk.num_missing = estimate.saturating_sub(left.available.saturating_sub(row.num_unlocked));
         plan.push(chunk);
         if chunk.num_tokens == 0 || chunk.num_missing > 0 {
             break;
         }
-        let taken = chunk.num_covered + chunk.num_loads + chunk.num_new_pages;
+        let num_added = chunk.num_covered + chunk.num_loads + chunk.num_new_pages;
         let ends = (row.num_pages + row.num_matched + chunk.num_loads) * size + chunk.num_tokens == row.length;
-        let unscheduled = row.num_unscheduled.saturating_sub(u32::from(ends)); // its first token is on the way
-        room.budget -= chunk.cost.to_i64();
-        room.available -= row.num_unlocked + chunk.num_loads + chunk.num_new_pages;
-        room.max_page_changes -= row.num_matched + taken;
-        room.needed = room.needed.saturating_add(rest - taken) + ratio.reserve_pages(unscheduled, PageSize::new(size));
+        let unscheduled = row.num_unscheduled.saturating_sub(u32::from(ends)); // its first token is scheduled
+        left.budget -= chunk.cost.to_i64();
+        left.available -= row.num_unlocked + chunk.num_loads + chunk.num_new_pages;
+        left.max_page_changes -= row.num_matched + num_added;
+        left.needed =
+            left.needed.saturating_add(rest - num_added) + ratio.reserve_pages(unscheduled, PageSize::new(size));
     }
     Ok(plan)
 }
 
-/// Tokens of a waiting request that `step` need not compute: they are cached, or at hand.
+/// Returns how many tokens of a waiting request are cached or can be loaded, so that `step` need not compute them.
 pub(crate) fn cached_len(requests: &Requests, index: Index, tree: &RadixTree, step: i64) -> usize {
-    let found = find(requests, index, requests.get(index).len.to_usize(), tree, step);
-    (found.found.pages.len() + found.num_loadable) * tree.page_size()
+    let prefix = reusable_prefix(requests, index, requests.get(index).len.to_usize(), tree, step);
+    (prefix.matched.pages.len() + prefix.num_loadable) * tree.page_size()
 }
 
-/// What a row need not compute: the match, how many pages are cached, those among them that no checkpoint leads to, how
-/// many can be loaded behind the match, and whether it then begins with the state that is at hand.
-struct Found {
-    found: Match,
+/// Reusable part of a row's prompt: the match, the number of cached pages with and without a checkpoint, the pages that
+/// can be loaded after it, and whether the row then begins with the stored state.
+struct ReusablePrefix {
+    matched: Match,
     num_found: usize,
     num_loadable: usize,
     has_state: bool,
 }
 
-/// It looks for `length` tokens of a request, for a row of `step`.
-fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> Found {
+/// Looks up the reusable part of a request's first `length` tokens, for a row of `step`.
+fn reusable_prefix(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step: i64) -> ReusablePrefix {
     let (request, cold) = (requests.get(index), requests.cold(index));
     let num_pages = requests.pages(index).len();
     let max_match = match request.uses_cache {
@@ -280,8 +276,8 @@ fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step
         } else {
             0
         };
-        return Found {
-            found: whole,
+        return ReusablePrefix {
+            matched: whole,
             num_found,
             num_loadable: if num_loadable < available { num_loadable } else { 0 },
             has_state: false,
@@ -290,26 +286,26 @@ fn find(requests: &Requests, index: Index, length: usize, tree: &RadixTree, step
     let saved = tree.beginning(start, whole, step);
     let (num_loadable, deeper) = (end.saturating_sub(at), num_pages + saved.pages.len() < end);
     let has_state = deeper && end <= max_match && is_at_hand && num_loadable < available;
-    let mut found = saved;
+    let mut matched = saved;
     if has_state {
-        found = tree.find(start, cold.namespace, tokens, num_pages, end);
-        found.num_unlocked = num_unlocked;
+        matched = tree.find(start, cold.namespace, tokens, num_pages, end);
+        matched.num_unlocked = num_unlocked;
     }
-    Found {
-        found,
+    ReusablePrefix {
+        matched,
         num_found,
         num_loadable: if has_state { num_loadable } else { 0 },
         has_state,
     }
 }
 
-/// Lock what was matched, take the pages, and let the full ones enter the tree, locked by the request.
+/// Applies a sized chunk: locks matched pages, allocates new ones, and inserts full pages into the tree, locked.
 ///
-/// They enter before they are computed or loaded. That is sound because forwards run in order and a forward stores the
-/// KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped
+/// Pages enter before they are computed or loaded. That is sound because forward passes run in order, and each stores
+/// the KV of all its rows, layer by layer, before any row attends. A page that the tree has already (a full hit stopped
 /// before it) stays with the request, as does a partial one.
 ///
-/// Returns where the chunk begins: the node that ends there, and the pages before.
+/// Returns where the chunk begins: the node that ends there, and the number of pages before.
 pub(crate) fn apply_chunk(
     requests: &mut Requests,
     index: Index,
@@ -321,9 +317,9 @@ pub(crate) fn apply_chunk(
     let (sequence, cold) = requests.parts_mut(index);
     let mut handle = cold.handle.unwrap_or(ROOT);
     if uses_cache {
-        handle = tree.descend(handle, &chunk.found)?;
+        handle = tree.descend(handle, &chunk.matched)?;
     }
-    sequence.pages.extend_from_slice(&chunk.found.pages);
+    sequence.pages.extend_from_slice(&chunk.matched.pages);
     let (first, begin) = (sequence.pages.len(), handle);
     if chunk.num_covered > 0 {
         let to = first + chunk.num_covered;
@@ -348,8 +344,8 @@ pub(crate) fn apply_chunk(
     Ok((begin, first))
 }
 
-/// What the row of an applied chunk saves on its way, as tokens into the row and slot: the state at each border of
-/// `borders`, if there is a slot. Slots come from other nodes, which may go for them: what is to stay is locked before.
+/// Appends the state saves of an applied chunk to `saves`, as (tokens into the row, slot): one at each border of
+/// `borders`, if a slot is available. Slots may be evicted from unlocked nodes, so the chunk must be locked before.
 pub(crate) fn save_states(
     requests: &Requests,
     index: Index,
@@ -363,20 +359,20 @@ pub(crate) fn save_states(
         return Ok(());
     }
     let (tokens, namespace, size) = (requests.tokens(index), requests.cold(index).namespace, tree.page_size());
-    let last = requests.cold(index).num_tree_pages; // what it does not lock may be gone before it is saved
+    let last = requests.cold(index).num_tree_pages; // unlocked pages may be evicted before the save
     let computed = first + chunk.num_loads;
     for border in borders(requests.get(index), chunk, (computed, last), size, interval) {
-        let found = tree.find(begin, namespace, tokens, first, border);
-        if let Some(slot) = tree.save(&found, step)? {
+        let matched = tree.find(begin, namespace, tokens, first, border);
+        if let Some(slot) = tree.save(&matched, step)? {
             saves.push(((border - computed) * size, slot));
         }
     }
     Ok(())
 }
 
-/// After which pages of its text, of those from `first` on that it locks, a chunk saves its state: every `interval`
-/// tokens, the last from which the whole text can be found, and where the text leaves another one's that has no
-/// checkpoint. One that begins with what was at hand saves that, too.
+/// Returns the page indices after which a chunk saves its state: every `interval` tokens, after the last full page
+/// before the prompt's end, and where the match ended in pages without a checkpoint. Only pages after `first` that the
+/// request locks; a chunk that begins with a stored state saves that too.
 fn borders(
     request: &Request,
     chunk: &Chunk,
@@ -385,19 +381,19 @@ fn borders(
     interval: usize,
 ) -> BTreeSet<usize> {
     let every = interval / size;
-    let mut found: BTreeSet<usize> = (first / every * every + every..=last).step_by(every).collect();
-    found.insert((request.prefill_len.to_usize() - 1) / size);
-    if chunk.num_found > chunk.found.pages.len() {
-        found.insert(first - chunk.found.pages.len() + chunk.num_found);
+    let mut borders: BTreeSet<usize> = (first / every * every + every..=last).step_by(every).collect();
+    borders.insert((request.prefill_len.to_usize() - 1) / size);
+    if chunk.num_found > chunk.matched.pages.len() {
+        borders.insert(first - chunk.matched.pages.len() + chunk.num_found);
     }
-    found.retain(|&border| first < border && border <= last);
+    borders.retain(|&border| first < border && border <= last);
     if chunk.begins_stored {
-        found.insert(first);
+        borders.insert(first);
     }
-    found
+    borders
 }
 
-/// Which share of the output they may still make requests are expected to make, in 1/1024.
+/// Share of their possible output that requests are expected to generate, in 1/1024.
 pub(crate) struct ReserveRatio {
     pub value: usize,
 }
@@ -407,7 +403,7 @@ impl ReserveRatio {
         Self { value: RATIO_START }
     }
 
-    /// Once at the end of every step's pass, one without rows too.
+    /// Updates the ratio: up after a retraction, else down. Call at the end of every step's pass, even without rows.
     pub fn after_step(&mut self, num_retracted: usize) {
         self.value = if num_retracted > 0 {
             (self.value + RATIO_UP).min(RATIO_MAX)
@@ -416,7 +412,7 @@ impl ReserveRatio {
         };
     }
 
-    /// Pages set aside for the output of `num_unscheduled` tokens at most, rounded up.
+    /// Returns the pages reserved for at most `num_unscheduled` output tokens, rounded up.
     pub fn reserve_pages(&self, num_unscheduled: u32, page_size: PageSize) -> usize {
         let most = num_unscheduled.min(MAX_OUTPUT_ESTIMATE);
         let output = (most * self.value.to_u32()) >> RATIO_BITS;
@@ -424,25 +420,25 @@ impl ReserveRatio {
     }
 }
 
-/// After how many steps so many pages have come back, with what was set aside, if all end by their limits alone:
-/// `started` has for each the steps to that, and its pages with those set aside.
-pub(crate) fn steps_until_room(missing: usize, mut started: Vec<(u32, usize)>) -> u32 {
+/// Returns after how many steps `missing` pages are free, if all requests run to their limits; 0 if never. `started`:
+/// for each request the steps left, and its pages including reserved ones.
+pub(crate) fn steps_until_free(missing: usize, mut started: Vec<(u32, usize)>) -> u32 {
     started.sort_unstable();
-    let mut found = 0;
+    let mut num_free = 0;
     for (steps, pages) in started {
-        found += pages;
-        if found >= missing {
+        num_free += pages;
+        if num_free >= missing {
             return steps;
         }
     }
     0
 }
 
-/// Estimated pages that a started request will yet take: the rest of its prompt and its reserve.
+/// Estimates the pages that a started request will yet take: for the rest of its prompt, and its reserve.
 pub(crate) fn needed_pages(requests: &Requests, row: &Row, ratio: &ReserveRatio, page_size: PageSize) -> usize {
     let reserve = ratio.reserve_pages(row.left, page_size);
     if !row.kind.prefills {
-        return reserve; // its prompt has its pages
+        return reserve; // its prompt is scheduled
     }
     let prompt_pages = page_size.count(requests.get(row.index).prefill_len).to_usize();
     prompt_pages - requests.pages(row.index).len() + reserve

@@ -1,68 +1,69 @@
-//! What a scheduler is told, what it can count, and what can go wrong in a call: the types of `minisgl.scheduler.api`.
+//! Configuration, statistics and errors of the scheduler: the Rust side of the types in `minisgl.scheduler.api`.
 
 use std::fmt;
 
 use crate::step::Limits;
 
-/// Which prefix cache, and in which order it gives pages back.
+/// Eviction policy of the prefix cache, or no cache at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CachePolicy {
-    /// Least recently used first.
+    /// Least recently used: evicts the leaf that was unlocked longest ago.
     Lru,
-    /// Least often used first, then least recently.
+    /// Least frequently used: evicts the leaf that was locked the fewest times; ties go to the least recently used.
     Lfu,
-    /// No cache.
+    /// No prefix cache: every prompt is computed in full.
     Naive,
 }
 
-/// Which waiting request starts next; see `ranking`.
+/// Policy that picks the waiting request to start next. `ranking` has the exact rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchedulePolicy {
-    /// The first that came.
+    /// First come, first served, within a priority.
     Fcfs,
-    /// The one with the longest cached prefix.
+    /// Longest prefix match: the request with the longest cached prefix first.
     Lpm,
-    /// The one with the shortest prefill.
+    /// Shortest remaining prefill first: the request with the fewest prompt tokens to compute.
     Srpf,
 }
 
-/// The same fields as `ControlPlaneConfig` of the Python side, which checks them.
+/// Configuration of the scheduler. It has the fields of Python's `ControlPlaneConfig`, which validates them.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Pages of the KV pool.
+    /// Number of pages in the KV pool.
     pub num_pages: usize,
-    /// Tokens of a page.
+    /// Page size, in tokens.
     pub page_size: usize,
-    /// Rows of a step.
+    /// Requests that may run at once, which is the maximum number of rows in a step.
     pub max_running_requests: usize,
     /// Token budget of a step.
     pub max_prefill_length: usize,
-    /// Prompt and generated tokens of a request.
+    /// Context length: maximum number of prompt and generated tokens of a request.
     pub context_len: usize,
-    /// Ids that end every request that does not ignore them.
+    /// Token ids that end every request without `ignore_eos`.
     pub eos_ids: Vec<i32>,
-    /// The prefix cache.
+    /// Eviction policy of the prefix cache.
     pub cache: CachePolicy,
-    /// Padded row counts, ascending.
+    /// Row counts to which a decode step is padded (CUDA graph sizes), ascending.
     pub graph_sizes: Vec<usize>,
-    /// Pages that requests with `pin` may keep in the tree.
+    /// Maximum number of pages that requests with `pin` may lock in the prefix cache, in total.
     pub max_pinned_pages: usize,
-    /// Tokens that the tree keeps for nobody; 0 for no limit.
+    /// Maximum number of unlocked tokens in the prefix cache; 0 for no limit.
     pub cache_token_budget: usize,
-    /// Tokens of the longest prompt that the tree keeps after its request; 0 for no limit.
+    /// Length in tokens of the longest prompt that stays cached after its request ends; 0 for no limit.
     pub cache_max_prompt: usize,
-    /// Tokens of a request that are guessed and computed in one step; 0 for none.
+    /// Maximum number of draft tokens of a request in one step; 0 disables speculative decoding.
     pub max_draft_len: usize,
-    /// Tokens, in whole pages, after which a long text saves its state; 0 for a model without states.
+    /// Tokens, in whole pages, between two saved states of a sequence; 0 for a model without recurrent state.
     pub checkpoint_interval: usize,
-    /// Slots for states, beside that of each request slot.
+    /// Slots for saved states, in addition to the one of each request slot.
     pub num_checkpoints: usize,
-    /// Which waiting request starts next.
+    /// Policy that picks the waiting request to start next.
     pub schedule_policy: SchedulePolicy,
 }
 
 impl Config {
-    /// Decode rows are scheduled whatever the budget, and the first prefill gets a page whatever is left.
+    /// Returns the sizes of the step arrays. `max_tokens` exceeds the token budget: decode rows are scheduled whatever
+    /// the budget, and the first prefill gets at least one page.
     #[must_use]
     pub fn limits(&self) -> Limits {
         Limits {
@@ -76,7 +77,7 @@ impl Config {
     }
 }
 
-/// Counts of this moment; the same fields as `Stats` of the Python side.
+/// Counters and gauges of the scheduler. It has the fields of Python's `Stats`; `_total` fields count since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Stats {
@@ -104,30 +105,30 @@ pub struct Stats {
     pub num_loaded_pages_total: u64,
 }
 
-/// An error of a call.
+/// Error of a scheduler call or of a building block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
-    /// A malformed event: its index, the field and the reason. The call changed nothing.
+    /// A malformed event. The call changed nothing.
     Event {
         /// Index of the event in the call.
         index: usize,
-        /// Name of the field.
+        /// Name of the invalid field.
         field: &'static str,
-        /// What is wrong with it.
+        /// Reason why the field is invalid, for example "must be at least 1".
         reason: String,
     },
-    /// A bad argument of a building block. The call changed nothing.
+    /// An invalid argument of a building block (prefix cache, step arrays). The call changed nothing.
     Argument {
-        /// The argument's name.
+        /// Name of the argument.
         name: &'static str,
-        /// The rule that its value breaks.
+        /// Rule that the argument's value breaks.
         reason: String,
     },
-    /// A broken invariant: the object must not be used any more.
+    /// A broken invariant or a call out of order, with its message. The object must not be used any more.
     Broken(String),
 }
 
-/// A result of this crate.
+/// `Result` with this crate's `Error`.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl fmt::Display for Error {
@@ -142,7 +143,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// A broken invariant unless `ok`; `what` is made only if it is needed.
+/// Returns `Error::Broken` unless `ok`. `what` builds the message and is called on failure only.
 pub(crate) fn need(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
     if ok {
         Ok(())
@@ -151,21 +152,22 @@ pub(crate) fn need(ok: bool, what: impl FnOnce() -> String) -> Result<()> {
     }
 }
 
-/// A bad argument of a building block.
+/// Returns `Error::Argument` for the argument `name`.
 pub(crate) fn argument<T>(name: &'static str, reason: impl Into<String>) -> Result<T> {
     let reason = reason.into();
     Err(Error::Argument { name, reason })
 }
 
-/// Whether so much memory can be had; where it cannot, an allocation would end the process.
+/// Checks that `bytes` of memory can be reserved, because a failed allocation would abort the process.
+/// `Error::Argument` if not.
 pub(crate) fn need_memory(name: &'static str, bytes: usize) -> Result<()> {
     match Vec::<u8>::new().try_reserve_exact(bytes) {
         Ok(()) => Ok(()),
-        Err(_) => argument(name, format!("no memory for {bytes} bytes")),
+        Err(_) => argument(name, format!("cannot allocate {bytes} bytes")),
     }
 }
 
-/// A refused call or a broken invariant.
+/// Returns `Error::Broken` with the message `what`.
 pub(crate) fn broken<T>(what: impl Into<String>) -> Result<T> {
     Err(Error::Broken(what.into()))
 }

@@ -1,13 +1,13 @@
-//! How much requests in the background may compute in a step, so that others hardly wait for it. What one of them is
-//! guaranteed is said in `minisgl.scheduler.reference.background`.
+//! Token allowance of background requests in a step, so that other requests hardly wait for them.
+//! `minisgl.scheduler.reference.background` says what a background request is guaranteed.
 
 use crate::step::{TOKEN_PARTS, UNBOUNDED};
 
-/// The background gets one in so many of the tokens that others compute.
+/// Divisor for the background's share: one token for each 20 that other requests prefill.
 const PREFILL_SHARE: i64 = 20;
 
-/// Parts of tokens: `gain` for each step beside others; `credit` of those in the background, negative after a page that
-/// they had no credit for; `pace`, what a step that has nobody else would give them.
+/// Token allowance of background requests, in 1/1024 token: `gain` for each step with other requests; `credit` left,
+/// negative after a page without credit; `pace`, the credit of the next step without others.
 pub(crate) struct Background {
     pub gain: i64,
     credit: i64,
@@ -25,13 +25,13 @@ impl Default for Background {
 }
 
 impl Background {
-    /// Tokens that they may compute in this step, in which `num_ordinary` others have started. `num_prefilled`: the
-    /// tokens of others in it, if those prefill.
+    /// Returns how many tokens background requests may compute in this step, in which `num_ordinary` other requests are
+    /// started and compute `num_prefilled` tokens if they prefill (else 0).
     ///
-    /// What they do not use is lost but for the fraction of a token. With nobody else there the bound grows by a
-    /// quarter from step to step. So others who come back find a step before them that takes about a quarter of the
-    /// time that they were away at most, where it takes the longer the more it computes.
-    pub fn bound(&mut self, num_ordinary: usize, num_prefilled: i64) -> i64 {
+    /// Unused credit is lost but for a fraction of a token. Without other requests the bound grows by a quarter each
+    /// step, so that a returning request finds a step in progress of at most about a quarter of the time that it was
+    /// away, where step time grows with tokens.
+    pub fn allowance(&mut self, num_ordinary: usize, num_prefilled: i64) -> i64 {
         if num_ordinary > 0 {
             let mut gain = self.gain;
             if num_prefilled > 0 && gain < UNBOUNDED {
@@ -47,7 +47,7 @@ impl Background {
         self.credit.div_euclid(TOKEN_PARTS)
     }
 
-    /// They compute so many in this step.
+    /// Deducts the `num_tokens` that background requests compute in this step.
     pub fn spend(&mut self, num_tokens: i64) {
         self.credit -= num_tokens * TOKEN_PARTS;
     }

@@ -1,33 +1,33 @@
-//! What is known of one text's repetitions, and how far to trust it.
+//! Drafts from repetitions within one sequence (prompt lookup; Saxena 2023), and how long they may be.
 //!
-//! Invariants: the same text and the same verdicts give the same guesses; a guess costs O(its length).
+//! Invariants: the same sequence and the same verdicts give the same drafts; a draft costs O(its length).
 //!
-//! A guess is what came after the last `NGRAM` tokens when they stood in the text the last time (prompt lookup; Saxena
-//! 2023). Drafts get longer while they are right. One of which nothing was right is followed by a pause, and each such
-//! one by a pause that is twice as long: so a text that does not repeat soon costs nothing.
+//! The draft is what followed the last occurrence of the final `NGRAM` tokens. Drafts grow while they are accepted. A
+//! draft with no accepted token is followed by a pause, and each further one by a pause twice as long, so that a
+//! sequence that does not repeat soon costs nothing.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
 use crate::numbers::{ToU32, ToUsize};
 
-const NGRAM: usize = 5; // tokens that must have stood in the text
-const FIRST_LEN: usize = 2; // of a draft of a text whose guesses were not right yet
-const MAX_PAUSE: usize = 256; // tokens without a draft, at most
+const NGRAM: usize = 5; // length of the n-gram that must recur
+const FIRST_LEN: usize = 2; // length of the first draft, and after a rejected one
+const MAX_PAUSE: usize = 256; // maximum number of tokens without a draft
 
 type Ends = HashMap<[i32; NGRAM], u32, BuildHasherDefault<DefaultHasher>>;
 
-/// Lengths in tokens.
+/// Draft generator of one request, and its accuracy so far. Lengths in tokens.
 pub(crate) struct Drafter {
     max_len: usize,
-    pub draft_len: usize,    // of the next one, at most
-    pub draft: Vec<i32>,     // the guess for the tokens after the committed ones
-    pub in_flight: Vec<i32>, // what a step in flight computes of one
-    pub num_accepted: usize, // of these
-    pause: usize,            // the last one
-    pub paused_until: usize, // length of the text
-    ends: Ends,              // by n-gram, where it ended the last time
-    num_seen: usize,         // length of the text up to which `ends` goes
+    pub draft_len: usize,    // maximum length of the next draft
+    pub draft: Vec<i32>,     // draft of the tokens after the committed ones
+    pub in_flight: Vec<i32>, // draft tokens that a step in flight computes
+    pub num_accepted: usize, // accepted tokens of `in_flight`
+    pause: usize,            // length of the last pause
+    pub paused_until: usize, // sequence length at which the pause ends
+    ends: Ends,              // position after the last occurrence of an n-gram
+    num_seen: usize,         // sequence length that `ends` covers
 }
 
 impl Drafter {
@@ -45,9 +45,9 @@ impl Drafter {
         }
     }
 
-    /// Up to `count` tokens that may follow `tokens`, which have only grown since the last call, as `draft`. The guess
-    /// may reach into itself: what repeats goes on repeating.
-    pub fn guess(&mut self, tokens: &[i32], count: usize) {
+    /// Extends `draft` by up to `count` tokens that may follow `tokens`, which have only grown since the last call. A
+    /// draft may reach into itself and repeat.
+    pub fn propose(&mut self, tokens: &[i32], count: usize) {
         self.ends.reserve(tokens.len().saturating_sub(self.num_seen.max(NGRAM)));
         for end in self.num_seen.max(NGRAM)..tokens.len() {
             if let Some(gram) = last_of(&tokens[..end]) {
@@ -57,13 +57,13 @@ impl Drafter {
         self.num_seen = tokens.len();
         let start = last_of(tokens).and_then(|gram| self.ends.get(&gram));
         if let Some(&start) = start {
-            let found = tokens[start.to_usize()..].iter().cycle().take(count);
-            self.draft.extend(found);
+            let continuation = tokens[start.to_usize()..].iter().cycle().take(count);
+            self.draft.extend(continuation);
         }
     }
 
-    /// A draft was computed; the text is `length` tokens long now.
-    pub fn learn(&mut self, length: usize) {
+    /// Updates draft length and pause after a draft was verified. `length` is the sequence's length in tokens now.
+    pub fn on_verified(&mut self, length: usize) {
         self.draft_len = (2 * self.num_accepted).max(FIRST_LEN).min(self.max_len);
         self.pause = match self.num_accepted {
             0 => (2 * self.pause).clamp(1, MAX_PAUSE),
@@ -74,7 +74,7 @@ impl Drafter {
         self.num_accepted = 0;
     }
 
-    /// The request holds nothing any more.
+    /// Clears the draft, also one in flight, when the request is retracted or ends.
     pub fn forget(&mut self) {
         self.draft.clear();
         self.in_flight.clear();

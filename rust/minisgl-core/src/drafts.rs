@@ -1,16 +1,15 @@
-//! Drafts: tokens that a step computes behind the one that is sure to come, because they may follow it.
+//! Drafts (speculative decoding): tokens that a step computes after a request's next token, because they may follow it.
 //!
-//! Each drafted token has a decode row of its own: its request's slot again, at its next positions. So every engine
-//! computes it as it computes any decode row, to the same bits, and each row makes one token. A row's token counts if
-//! the tokens before it turned out to be those that it was computed from; the KV of the others is given back at the
-//! commit.
+//! Each draft token has a decode row of its own: the same request slot, the next positions. So every engine computes it
+//! like any decode row, bit for bit, and each row samples one token. A row's token counts if the tokens before it match
+//! the draft; the KV of the others is released at the commit.
 //!
 //! Invariants: a request owns pages beyond its `kv_len` only while its draft is in flight. It has no row in the step
-//! after one with its draft: what comes next is not known before the commit.
+//! after one with its draft: the next token is not known before the commit.
 //!
-//! What follows is looked up in the prefix cache, below the request's own node: there is what another text went on with
-//! after the same tokens. Else in the request's own text (`drafter`). Where neither knows anything somebody outside
-//! may: an event brings what a model of its own thinks. Requests are synchronized.
+//! Drafts come from the prefix cache, below the request's own node: what followed the same tokens in another sequence.
+//! Else from the request's own sequence (`drafter`). Where both have none, an event may bring the draft of another
+//! model. Requests are synchronized.
 
 use crate::api::Result;
 use crate::numbers::ToUsize;
@@ -19,7 +18,7 @@ use crate::radix::RadixTree;
 use crate::request::{Index, Requests, State};
 use crate::step::Draft;
 
-/// A decode row that computes a drafted token.
+/// Decode row that computes one draft token.
 #[derive(Clone, Copy)]
 pub(crate) struct DraftRow {
     pub index: Index,
@@ -27,7 +26,7 @@ pub(crate) struct DraftRow {
     pub token: i32,
 }
 
-/// Guess what follows the committed tokens; where the next one is in flight, that one too.
+/// Proposes a draft to follow the committed tokens, including the token in flight if there is one.
 pub(crate) fn propose(requests: &mut Requests, index: Index, tree: &RadixTree) {
     let num_pending = requests.get(index).num_pending.to_usize();
     let uses_cache = requests.get(index).uses_cache;
@@ -43,16 +42,16 @@ pub(crate) fn propose(requests: &mut Requests, index: Index, tree: &RadixTree) {
     }
     let count = drafter.draft_len + num_pending;
     if let (true, Some(handle)) = (uses_cache, handle) {
-        let found = tree.following(handle, tokens, first, count, namespace);
-        drafter.draft.extend_from_slice(found);
+        let continuation = tree.following(handle, tokens, first, count, namespace);
+        drafter.draft.extend_from_slice(continuation);
     }
     if drafter.draft.is_empty() {
-        drafter.guess(tokens, count);
+        drafter.propose(tokens, count);
     }
 }
 
-/// A draft from outside, if it is of the text as it is now and the text may be guessed; whether it is.
-pub(crate) fn take(requests: &mut Requests, index: Index, draft: &Draft) -> bool {
+/// Accepts a draft from outside. Returns false if the sequence has another length or takes no drafts now.
+pub(crate) fn accept_external(requests: &mut Requests, index: Index, draft: &Draft) -> bool {
     let request = requests.get(index);
     let decodes = request.state == State::Started && !request.is_prefilling();
     let (length, num_pending) = (request.len.to_usize(), request.num_pending.to_usize());
@@ -69,7 +68,7 @@ pub(crate) fn take(requests: &mut Requests, index: Index, draft: &Draft) -> bool
     true
 }
 
-/// Tokens that may be computed behind the row of the request that the step has.
+/// Returns how many draft tokens may follow the request's row in this step.
 pub(crate) fn draft_len(requests: &Requests, index: Index) -> usize {
     let request = requests.get(index);
     match &requests.cold(index).drafter {
@@ -78,13 +77,13 @@ pub(crate) fn draft_len(requests: &Requests, index: Index) -> usize {
     }
 }
 
-/// Pages that a draft needs beyond those of the request.
+/// Returns how many pages `num_tokens` draft tokens need beyond those of the request.
 pub(crate) fn num_new_pages(requests: &Requests, index: Index, num_tokens: usize, page_size: usize) -> usize {
     let end = requests.get(index).kv_len.to_usize() + num_tokens;
     end.div_ceil(page_size) - requests.pages(index).len()
 }
 
-/// The step computes so many tokens of the request's draft. Their rows are appended to `rows`.
+/// Schedules the first `num_tokens` draft tokens of a request: allocates their pages and appends their rows to `rows`.
 pub(crate) fn schedule_draft(
     requests: &mut Requests,
     index: Index,
@@ -105,7 +104,7 @@ pub(crate) fn schedule_draft(
     Ok(())
 }
 
-/// A drafted token was the right one: the text goes on with `token`.
+/// Commits a token sampled by a draft row whose input was right.
 pub(crate) fn accept(requests: &mut Requests, index: Index, token: i32) {
     requests.get_mut(index).kv_len += 1;
     requests.get_mut(index).len += 1;
@@ -116,14 +115,14 @@ pub(crate) fn accept(requests: &mut Requests, index: Index, token: i32) {
     }
 }
 
-/// The step with the request's draft is committed: pages that the text did not get to are given back.
+/// Releases pages beyond the committed tokens after a step with the request's draft, and updates its drafter.
 pub(crate) fn settle(requests: &mut Requests, index: Index, tree: &mut RadixTree, page_size: PageSize) -> Result<()> {
     let request = requests.get(index);
     let (num_pages, length) = (page_size.count(request.kv_len).to_usize(), request.len.to_usize());
     let (sequence, cold) = requests.parts_mut(index);
     tree.pool.push(sequence.pages.drain(num_pages..))?;
     if let Some(drafter) = &mut cold.drafter {
-        drafter.learn(length);
+        drafter.on_verified(length);
     }
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Panics on order, for tests of what happens then. Without the cargo feature `test-panics` there is nothing here.
+//! Injected panics, for tests of recovery. Empty without the cargo feature `test-panics`.
 //!
-//! A call panics at most at the one moment that was ordered.
+//! A call panics at the one moment that was requested, if at all.
 
-/// A call of the scheduler.
+/// Scheduler call in which to panic.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Call {
@@ -10,7 +10,7 @@ pub enum Call {
     Commit,
 }
 
-/// When in a call: before it changed anything, when the state is half changed, or when it has taken effect.
+/// Moment of a call: before it changed anything, with the state half changed, or after it took effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Moment {
@@ -26,7 +26,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Panic if that is what was ordered.
+    /// Panics if a panic was requested for this call, step and moment.
     #[cfg(feature = "test-panics")]
     pub fn point(&self, call: Call, step: i64, moment: Moment) {
         if self.order == Some((call, step, moment)) {

@@ -1,4 +1,4 @@
-//! Checks what comes in from outside: events and sampled tokens.
+//! Validation of the scheduler's inputs: events and sampled tokens.
 //!
 //! Invariants: an event that passes can be applied without an error.
 
@@ -9,19 +9,19 @@ use crate::numbers::ToUsize;
 use crate::state::SchedulerState;
 use crate::step::{Arrival, Event, NOT_FINITE};
 
-/// Events that one call of `Scheduler::schedule` can take: each was checked by `Scheduler::check_event`.
+/// Validated events of one `Scheduler::schedule` call, each checked by `Scheduler::check_event`.
 #[derive(Debug, Default)]
 pub struct CheckedEvents {
     events: Vec<Event>,
     arrived: BTreeSet<i64>,
-    pins: BTreeMap<i64, usize>, // pages that arrivals will pin
-    given_back: BTreeSet<i64>,  // requests whose pins are no more
-    lost: BTreeSet<i64>,        // those whose pins a failed forward takes away
+    pins: BTreeMap<i64, usize>, // pages to pin, by request id of the arrival
+    given_back: BTreeSet<i64>,  // requests whose pins are released by these events
+    lost: BTreeSet<i64>,        // requests whose pins a failed forward pass removes
 }
 
 impl CheckedEvents {
-    /// Check `event` and add it. What an earlier `Abort` or `Unpin` gives back may be pinned again in the same call,
-    /// its id is not free before the next.
+    /// Validates `event` and appends it. Pages released by an earlier `Abort` or `Unpin` may be pinned again in the
+    /// same call; the request id is free only in the next.
     pub(crate) fn add(&mut self, event: Event, state: &SchedulerState, config: &Config) -> Result<()> {
         let index = self.events.len();
         match &event {
@@ -50,7 +50,7 @@ impl CheckedEvents {
                 let fields = [("stored_from", read.stored_from), ("stored_to", read.stored_to)];
                 check_at_least(index, 0, fields)?;
             }
-            Event::Draft(draft) if has_negative(&draft.tokens) => return Err(not_ids(index)),
+            Event::Draft(draft) if has_negative(&draft.tokens) => return Err(invalid_token_ids(index)),
             Event::Finish(_) | Event::Abort(_) | Event::ClearCache | Event::Draft(_) => {}
         }
         self.events.push(event);
@@ -91,7 +91,7 @@ impl CheckedEvents {
         }
     }
 
-    /// Pages that are pinned, or will be, after the events so far.
+    /// Returns the number of pages that are or will be pinned after the events so far.
     fn num_pinned(&self, state: &SchedulerState) -> usize {
         let back = self.given_back.union(&self.lost);
         let back = back.filter_map(|&req_id| state.pins.pages_of(req_id));
@@ -125,9 +125,9 @@ fn check_failed(index: usize, step: i64, oldest_in_flight: Option<i64>) -> Resul
     Ok(())
 }
 
-/// It says that tokens which somebody guessed are no ids.
+/// Returns the error for a draft with invalid token ids (must be unsigned 31-bit integers). `index`: the event's index.
 #[must_use]
-pub fn not_ids(index: usize) -> Error {
+pub fn invalid_token_ids(index: usize) -> Error {
     let reason = "must be unsigned 31-bit integers".into();
     let field = "tokens";
     Error::Event { index, field, reason }
@@ -203,8 +203,8 @@ fn arrival_error(arrival: &Arrival) -> Option<(&'static str, String)> {
     None
 }
 
-/// The sampled tokens of a step must be there, one a row, and those of sampling rows not negative: such a one would
-/// look like a placeholder when it comes back.
+/// Validates the sampled tokens of a step: one for each row, those of sampling rows not negative (negative ids are
+/// placeholders). Returns true if one is `NOT_FINITE`.
 pub(crate) fn check_tokens(step: i64, num_rows: usize, sample_rows: &[u32], tokens: &[i32]) -> Result<bool> {
     if tokens.len() != num_rows {
         return broken(format!(
@@ -219,7 +219,7 @@ pub(crate) fn check_tokens(step: i64, num_rows: usize, sample_rows: &[u32], toke
     Ok(has_negative(tokens) && tokens.contains(&NOT_FINITE))
 }
 
-/// Looks at all of them, which is faster than a branch each.
+/// Returns true if any token is negative. Branchless over all of them, which is faster.
 fn has_negative(tokens: &[i32]) -> bool {
     tokens.iter().fold(0, |all, &token| all | token) < 0
 }

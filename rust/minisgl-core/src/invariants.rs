@@ -1,6 +1,6 @@
-//! Checks everything that must hold between two calls, from scratch.
+//! Checks of every invariant that must hold between two calls, from scratch.
 //!
-//! Nothing is changed by a check; a broken invariant is an error that says which.
+//! A check changes nothing; a broken invariant is an error that names it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -12,7 +12,7 @@ use crate::radix::{NO_CHECKPOINT, NO_NODE, NodeId, ROOT, check_tree};
 use crate::request::{Index, NO_SLOT, Requests, State};
 use crate::state::SchedulerState;
 
-/// An error at the first invariant that doesn't hold. O(everything).
+/// Returns an error at the first invariant that does not hold. O(everything).
 pub(crate) fn check_all(state: &SchedulerState) -> Result<()> {
     check_tree(&state.tree)?;
     check_page_owners(state)?;
@@ -31,7 +31,7 @@ pub(crate) fn check_all(state: &SchedulerState) -> Result<()> {
     })
 }
 
-/// Each page is owned once: by the pool, the tree, or one request.
+/// Checks that each page has one owner: the pool, the tree, or one request.
 fn check_page_owners(state: &SchedulerState) -> Result<()> {
     let mut owners = vec![0_u32; state.tree.pool.num_pages()];
     let mut own = |page: Page| -> Result<()> {
@@ -63,7 +63,7 @@ fn check_page_owners(state: &SchedulerState) -> Result<()> {
     }
 }
 
-/// Lock counts are the numbers of handles on a node and below it: those of started requests and those of pins.
+/// Checks that each node's lock count is the number of handles on it and below it: of started requests and of pins.
 fn check_locks(state: &SchedulerState) -> Result<()> {
     let mut locks: HashMap<NodeId, u32> = HashMap::new();
     let started = state.started.indices().iter();
@@ -89,7 +89,7 @@ fn check_locks(state: &SchedulerState) -> Result<()> {
     Ok(())
 }
 
-/// A pin covers the full pages of its request's prompt; one that does not yet is of a live request.
+/// Checks that a pin covers the full pages of its prompt, and that a pin without pages belongs to a live request.
 fn check_pins(state: &SchedulerState) -> Result<()> {
     let (limit, counted) = (state.pins.max_pages, state.pins.num_pages);
     let total: usize = state.pins.iter().map(|(_, pin)| pin.num_pages).sum();
@@ -111,7 +111,7 @@ fn check_pins(state: &SchedulerState) -> Result<()> {
     Ok(())
 }
 
-/// Its page table is the path to the node that it locks, then its own tail, and covers its KV exactly.
+/// Checks that a request's page table is the path to its locked node and then its own pages, and covers its KV exactly.
 fn check_started(state: &SchedulerState, index: Index) -> Result<()> {
     let (request, cold) = (state.requests.get(index), state.requests.cold(index));
     let who = || format!("request {}", request.req_id);
@@ -127,7 +127,7 @@ fn check_started(state: &SchedulerState, index: Index) -> Result<()> {
         format!("{}: {end} tokens with {drafted} drafted of {}", who(), request.max_len)
     })?;
     let row = state.started.find(index).map(|at| state.started.row(at));
-    need(row.is_some_and(|row| row.is_of(index, &state.requests)), || {
+    need(row.is_some_and(|row| row.equals_record(index, &state.requests)), || {
         format!("{}: its row differs from its record", who())
     })?;
     need(state.requests.tokens(index).len() == request.len.to_usize(), || {
@@ -198,16 +198,16 @@ fn check_slots(state: &SchedulerState) -> Result<()> {
     need(all.iter().copied().eq(0..state.slots.num_slots().to_u32()), || {
         "a slot is lost or doubled".into()
     })?;
-    let mut held: Vec<u32> = state
+    let mut used: Vec<u32> = state
         .started
         .iter()
         .map(|row| state.requests.get(row.index).slot)
         .collect();
-    held.sort_unstable();
-    need(held == in_use, || "slots in use and started requests differ".into())
+    used.sort_unstable();
+    need(used == in_use, || "slots in use and started requests differ".into())
 }
 
-/// Each slot is owned once, and pins hold what they say.
+/// Checks that each checkpoint slot has one owner, and that pins hold the checkpoints that they record.
 fn check_checkpoints(state: &SchedulerState) -> Result<()> {
     let Some(checkpoints) = &state.tree.checkpoints else {
         return Ok(());
@@ -227,14 +227,14 @@ fn check_checkpoints(state: &SchedulerState) -> Result<()> {
         "a slot of a checkpoint is lost or doubled".into()
     })?;
     let has_checkpoint = |id: &NodeId| state.tree.node(*id).checkpoint != NO_CHECKPOINT;
-    let known: BTreeSet<NodeId> = checkpoints.of_nodes().map(|(_, node)| node).collect();
+    let with_slots: BTreeSet<NodeId> = checkpoints.of_nodes().map(|(_, node)| node).collect();
     need(
-        state.tree.ids().filter(has_checkpoint).collect::<BTreeSet<_>>() == known,
+        state.tree.ids().filter(has_checkpoint).collect::<BTreeSet<_>>() == with_slots,
         || "the nodes with checkpoints are others than those that are known".into(),
     )?;
     for (slot, node) in checkpoints.of_nodes() {
         let pins = state.pins.iter().filter(|(_, pin)| pin.saved == Some(node)).count();
-        let (listed, held) = checkpoints.is_known(slot);
+        let (listed, held) = checkpoints.listing(slot);
         need(state.tree.node(node).checkpoint == slot, || {
             "a node has another checkpoint".into()
         })?;
@@ -245,7 +245,7 @@ fn check_checkpoints(state: &SchedulerState) -> Result<()> {
     Ok(())
 }
 
-/// A live request's pending tokens are those of its sampling rows in flight; nobody is in flight past its step.
+/// Checks that a live request's pending tokens equal its sampling rows in flight, up to its last step.
 fn check_pending(state: &SchedulerState) -> Result<()> {
     let mut pending: HashMap<Index, u32> = HashMap::new();
     for flight in &state.in_flight {
@@ -270,8 +270,7 @@ fn check_pending(state: &SchedulerState) -> Result<()> {
     })
 }
 
-/// Remembers page tables from one check to the next: they only grow, from one admission to its end, but for pages of
-/// drafts.
+/// Page tables of the last check: from a request's admission to its end they only grow, but for pages of drafts.
 #[derive(Default)]
 pub(crate) struct TableWatch {
     seen: BTreeMap<(i64, u32), Vec<Page>>,

@@ -1,8 +1,8 @@
 //! The scheduler as pure logic: no Python, no I/O, no clock, no environment, no unsafe.
 //!
-//! One module here is one module of Python (`minisgl.scheduler` and its `reference`), with the same names, policies,
-//! orders and tie-breaks: the same events give the same plans and buffers, bit for bit. Engines, and all that a step
-//! computes on tensors, belong elsewhere. Start with `api` and `scheduler`, beside the reference.
+//! Each module mirrors a Python module (`minisgl.scheduler` and its `reference`), with the same names, policies, orders
+//! and tie-breaks: the same events give the same plans and buffers, bit for bit. Engines, and all tensor work of a
+//! step, belong elsewhere. Start with `api` and `scheduler`, next to the reference.
 
 #![forbid(unsafe_code)]
 #![deny(clippy::as_conversions)] // `numbers` names them
@@ -30,15 +30,15 @@ mod state;
 mod step;
 mod step_arrays;
 
-pub use admission::{Candidate, PlannedChunk, Room, prefill_admission_plan};
+pub use admission::{Candidate, PlannedChunk, StepCapacity, prefill_admission_plan};
 pub use api::{CachePolicy, Config, Error, Result, SchedulePolicy, Stats};
 #[cfg(feature = "test-panics")]
 pub use faulty::{Call, Moment};
-pub use inputs::{CheckedEvents, not_ids};
+pub use inputs::{CheckedEvents, invalid_token_ids};
 pub use radix::{Handle, Match, RadixCacheManager, RadixTree, TreeNode, TreeView};
 pub use scheduler::Scheduler;
 pub use step::{
-    Arrival, Draft, Entry, Event, FinishReason, Limits, PagesRead, Plan, RESERVED_OUTPUT, RingEntry, Sampled,
+    Arrival, CommitEntry, Draft, Event, FinishReason, Limits, PagesRead, Plan, RESERVED_OUTPUT, RingEntry, Sampled,
     TokenBudget,
 };
 pub use step_arrays::{Metadata, make_input_mapping, make_metadata_buffers, make_positions, make_write_mapping};

@@ -1,7 +1,7 @@
-//! Writes a decided step into its ring entry: what the engine reads.
+//! Step arrays: writes a decided step into its ring entry, which the engine reads.
 //!
-//! Invariants: every live region is written in full at each step; nothing grows with the context length of a decoding
-//! row.
+//! Invariants: every live region is written in full at each step; the cost of a decoding row is independent of its
+//! length.
 
 use crate::drafts::DraftRow;
 use crate::numbers::{ToI32, ToU32, ToUsize};
@@ -10,35 +10,35 @@ use crate::radix::Slot;
 use crate::request::{Index, Requests};
 use crate::step::{Limits, Plan, RingEntry};
 
-/// A prefill row: `num_tokens` computed, page-table columns from `first_column` on are new.
+/// Prefill row of a step: it computes `num_tokens`, and its page-table columns from `first_column` on are new.
 #[derive(Clone, Copy)]
 pub(crate) struct PrefillRow {
     pub index: Index,
     pub num_tokens: usize,
     pub first_column: usize,
     pub samples: bool,
-    pub num_covered: usize, // of its tokens, the first ones whose KV is cached: it writes none for them
-    pub begins: Option<i32>, // the checkpoint that its state begins with, as in the plan; none: it has its state
-    pub saves: (usize, usize), // which of `DecidedStep::saves`
-    pub num_loads: usize,   // pages before its tokens that are loaded
+    pub num_covered: usize, // leading tokens whose KV is cached, so that the row writes none for them
+    pub begins: Option<i32>, // initial state, as in `state_begins`; `None`: the request continues with its own state
+    pub saves: (usize, usize), // range in `DecidedStep::saves`
+    pub num_loads: usize,   // pages loaded before the computed tokens
 }
 
-/// What the pass decides, in request order. Freed and assigned slots take effect before the page-table updates.
+/// Decisions of the pass, in request order. Freed and assigned slots take effect before the page-table updates.
 #[derive(Default)]
 pub(crate) struct DecidedStep {
     pub step: i64,
     pub decode_rows: Vec<Index>,
-    pub draft_rows: Vec<DraftRow>, // decode rows, too, behind the others
+    pub draft_rows: Vec<DraftRow>, // decode rows of drafts, after the others
     pub prefill_rows: Vec<PrefillRow>,
-    pub assigned: Vec<(Index, usize)>, // with the cached length in tokens
-    pub freed: Vec<u32>,               // slots
+    pub assigned: Vec<(Index, usize)>, // request and cached length in tokens
+    pub freed: Vec<u32>,               // freed slots
     pub num_retracted: usize,
-    pub num_gave_way: usize, // of them, those in the background
+    pub num_background_retracted: usize, // those of the retracted that are in the background
     pub num_prefill_page_changes: usize,
-    pub background: bool,               // whose rows are decided now
-    pub num_background: usize,          // tokens of rows in the background
-    pub saves: Vec<(usize, Slot)>,      // tokens into a prefill row, and to which checkpoint its state goes then
-    pub tail_saves: Vec<(usize, Slot)>, // decode rows that save behind their token
+    pub background: bool,               // whether background rows are being decided
+    pub num_background: usize,          // tokens of background rows
+    pub saves: Vec<(usize, Slot)>,      // (tokens into a prefill row, slot for its state)
+    pub tail_saves: Vec<(usize, Slot)>, // (decode row, slot for the state after its token)
 }
 
 impl DecidedStep {
@@ -62,7 +62,7 @@ impl DecidedStep {
         self.assigned.clear();
         self.freed.clear();
         self.num_retracted = 0;
-        self.num_gave_way = 0;
+        self.num_background_retracted = 0;
         self.background = false;
         self.num_background = 0;
         self.num_prefill_page_changes = 0;
@@ -71,8 +71,8 @@ impl DecidedStep {
     }
 }
 
-/// Write all live regions of `entry` but the columns of decode rows that `DecodeSet::schedule` wrote; returns the
-/// header, but for the ring index and the page counts. `rows` gets the index of each row, `samples` the sampling rows.
+/// Writes all live regions of `entry` but the columns that `DecodeSet::schedule` wrote. Returns the plan without ring
+/// index and page counts. Sets `rows` to the request index of each row, and `samples` to the sampling rows.
 pub(crate) fn write_step(
     decided: &DecidedStep,
     requests: &Requests,
@@ -132,12 +132,12 @@ struct Writer<'a, 'b> {
     size: PageSize,
     plan: Plan,
     tokens: usize,
-    pages: i32,     // sum of the rows' pages
-    scratch: usize, // where nobody reads
+    pages: i32,     // sum of the rows' pages so far
+    scratch: usize, // first KV slot of the scratch page
 }
 
 impl Writer<'_, '_> {
-    /// For rows of drafts the columns that `DecodeSet::schedule` wrote for the others.
+    /// Writes for draft rows the columns that `DecodeSet::schedule` wrote for other decode rows.
     fn draft_columns(&mut self, decided: &DecidedStep, requests: &Requests) {
         let entry = &mut *self.entry;
         for (row, draft) in (decided.decode_rows.len()..).zip(&decided.draft_rows) {
@@ -149,8 +149,7 @@ impl Writer<'_, '_> {
         }
     }
 
-    /// What follows from the columns that `DecodeSet::schedule` wrote: plain loops over arrays, which the compiler
-    /// vectorises.
+    /// Derives the other columns of decode rows from those that `DecodeSet::schedule` wrote, in vectorised loops.
     fn decode_rows(&mut self, n: usize) {
         let entry = &mut *self.entry;
         let (lens, out_loc) = (&entry.seq_lens[..n], &mut entry.out_loc[..n]);
@@ -185,7 +184,7 @@ impl Writer<'_, '_> {
         self.tokens = n;
     }
 
-    /// The pages that decode rows begin. `kv_indptr` holds their columns yet.
+    /// Writes the page-table updates of decode rows that begin a page. `kv_indptr` still holds their last column.
     fn decode_updates(&mut self, n: usize) {
         let entry = &mut *self.entry;
         if self.size.size() == 1 {
@@ -258,7 +257,7 @@ impl Writer<'_, '_> {
         self.plan.num_page_ids += new_pages.len();
     }
 
-    /// The smallest graph size that holds the rows, if each has one token: one token of the scratch slot for each more.
+    /// Pads a step of one-token rows to the smallest graph size that holds it, with tokens of the scratch slot.
     fn padding(&mut self, decided: &DecidedStep, limits: &Limits, graph_sizes: &[usize]) {
         let n = self.plan.num_rows;
         self.plan.padded_rows = n;
@@ -337,7 +336,7 @@ impl Writer<'_, '_> {
     }
 }
 
-/// Where tokens go that fill `pages` from `offset` of the first one on.
+/// Writes the KV slots (`out_loc`) of tokens that fill `pages` from position `offset` of the first page on.
 pub(crate) fn write_places(places: &mut [i32], pages: &[Page], mut offset: u32, size: u32) {
     if size == 1 {
         for (place, &page) in places.iter_mut().zip(pages) {

@@ -1,13 +1,13 @@
-//! Conversions between the kinds of integers in here, and what makes them sound.
+//! Lossless conversions between integer types, as traits.
 //!
-//! Requests, slots, pages and tokens are counted by 32 bits, so that arrays of them are small. What a step writes for
-//! the engine is int32. Each method asserts in debug builds that its number fits.
+//! Requests, slots, pages and tokens are counted in 32 bits, so that arrays of them are small. Step arrays for the
+//! engine are int32. Each method asserts in debug builds that its value fits.
 #![allow(clippy::as_conversions)]
 
-/// The largest size of 32 bits.
+/// Largest count of 32 bits.
 pub(crate) const MAX_U32: usize = u32::MAX as usize;
 
-/// An index into an array, or a size. Never loses anything: usize has at least 32 bits here.
+/// Conversion to an array index or a size. Lossless, because `usize` has at least 32 bits here.
 pub(crate) trait ToUsize {
     fn to_usize(self) -> usize;
 }
@@ -24,7 +24,7 @@ impl ToUsize for i32 {
     }
 }
 
-/// A count that fits 32 bits, as all counts of requests, slots, pages and tokens do.
+/// Conversion of a count that fits in 32 bits, as all counts of requests, slots, pages and tokens do.
 pub(crate) trait ToU32 {
     fn to_u32(self) -> u32;
 }
@@ -43,7 +43,7 @@ impl ToU32 for i32 {
     }
 }
 
-/// A number of a step array.
+/// Conversion to an element of a step array.
 pub(crate) trait ToI32 {
     fn to_i32(self) -> i32;
 }
@@ -62,7 +62,7 @@ impl ToI32 for usize {
     }
 }
 
-/// A size where a budget, which may be negative, is reckoned with.
+/// Conversion of a size for arithmetic with a token budget, which may be negative.
 pub(crate) trait ToI64 {
     fn to_i64(self) -> i64;
 }
@@ -74,7 +74,7 @@ impl ToI64 for usize {
     }
 }
 
-/// A size beside 64-bit hashes and counters.
+/// Conversion of a size to a 64-bit counter or hash.
 pub(crate) trait ToU64 {
     fn to_u64(self) -> u64;
 }
@@ -85,7 +85,7 @@ impl ToU64 for usize {
     }
 }
 
-/// What is left of a step number or a hash when its high bits go.
+/// Conversion of a step number or hash to its low 32 bits.
 pub(crate) trait LowBits {
     fn low_u32(self) -> u32;
 }
@@ -102,9 +102,11 @@ impl LowBits for u64 {
     }
 }
 
-/// Whether numbers are multiples of one, by a product in place of a division: n d^-1 modulo 2^32, d the odd part, is at
-/// most (2^32 - 1) / d just for multiples of d (Granlund and Montgomery, "Division by Invariant Integers using
-/// Multiplication", 1994, section 9); turned to the right by the zeros of the even part, its bits say the same of both.
+/// Divisibility test by a constant, with a multiplication in place of a division.
+///
+/// For the odd part d of the divisor, n d^-1 modulo 2^32 is at most (2^32 - 1) / d exactly for multiples of d (Granlund
+/// and Montgomery, "Division by Invariant Integers using Multiplication", 1994, section 9). A right rotation by the
+/// trailing zeros of the divisor tests the even part too.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MultiplesOf {
     inverse: u32,
@@ -113,7 +115,7 @@ pub(crate) struct MultiplesOf {
 }
 
 impl MultiplesOf {
-    /// `number` is at least 1.
+    /// Creates the test for multiples of `number`, which is at least 1.
     pub fn new(number: u32) -> Self {
         debug_assert!(number > 0);
         let zeros = number.trailing_zeros();
@@ -128,7 +130,7 @@ impl MultiplesOf {
         number.wrapping_mul(self.inverse).rotate_right(self.zeros) <= self.most
     }
 
-    /// Whether it ends with as many zero bits as a multiple must: told in fewer operations than the rest.
+    /// Returns true if `number` has enough trailing zero bits for a multiple. A cheap necessary condition for `has`.
     pub fn may_have(self, number: u32) -> bool {
         number & ((1 << self.zeros) - 1) == 0
     }
@@ -139,7 +141,7 @@ mod tests {
     use super::MultiplesOf;
 
     #[test]
-    fn multiples_are_told_as_by_division() {
+    fn multiples_match_division() {
         let near = |n: u32| (n.saturating_sub(3)..=n.saturating_add(3)).collect::<Vec<_>>();
         let numbers: Vec<u32> = (0..5000)
             .chain([1 << 16, 3 << 20, 1 << 31, u32::MAX].into_iter().flat_map(near))

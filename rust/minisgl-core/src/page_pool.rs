@@ -1,11 +1,11 @@
-//! The free pages of the KV pool: a stack, so that the order in which pages are given out is specified.
+//! Free pages of the KV pool, as a stack: the order in which pages are allocated is specified.
 //!
 //! Invariants: a page is on the stack at most once; at start, and after `reset`, the lowest page is on top.
 
 use crate::api::{Result, broken};
 use crate::numbers::ToU32;
 
-/// A page of the pool.
+/// Index of a page in the KV pool.
 pub(crate) type Page = u32;
 
 pub(crate) struct PagePool {
@@ -31,13 +31,13 @@ impl PagePool {
         self.free.len()
     }
 
-    /// All pages are free again, stacked as at start.
+    /// Frees all pages and stacks them as at start.
     pub fn reset(&mut self) {
         self.free.clear();
         self.free.extend((0..self.num_pages.to_u32()).rev());
     }
 
-    /// Take pages off the top, one by one, onto `into`. The caller has made sure that there are as many.
+    /// Pops `num_pages` pages and appends them to `into`, top of the stack first. `Error::Broken` if there are fewer.
     pub fn pop_many(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
         let Some(left) = self.free.len().checked_sub(num_pages) else {
             return broken("a page was taken from an empty pool");
@@ -47,7 +47,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Free pages, in order: the last of them is given out first.
+    /// Frees `pages` in order: the last of them is allocated first. `Error::Broken` if more are free than the pool has.
     pub fn push(&mut self, pages: impl Iterator<Item = Page>) -> Result<()> {
         self.free.extend(pages);
         if self.free.len() > self.num_pages {
@@ -60,17 +60,17 @@ impl PagePool {
         Ok(())
     }
 
-    /// The stack, the next page to be given out last.
+    /// Returns the stack of free pages. The last element is allocated next.
     pub fn free_pages(&self) -> &[Page] {
         &self.free
     }
 }
 
-/// Divides by the page size, by a shift where it is a power of two.
+/// Division by the page size: a shift if it is a power of two.
 #[derive(Clone, Copy)]
 pub(crate) struct PageSize {
     size: u32,
-    mask: u32, // of a power of two, else 0
+    mask: u32, // size - 1 for a power of two, else 0
     shift: u32,
 }
 
@@ -88,13 +88,13 @@ impl PageSize {
         self.size
     }
 
-    /// Pages of so many tokens.
+    /// Returns the number of pages that `tokens` tokens occupy, rounded up.
     pub fn count(self, tokens: u32) -> u32 {
         let (full, rest) = self.split(tokens);
         full + u32::from(rest > 0)
     }
 
-    /// Column and offset of a position.
+    /// Returns the page index (column of the page table) and the offset in the page of a token position.
     pub fn split(self, position: u32) -> (u32, u32) {
         if self.mask + 1 == self.size {
             (position >> self.shift, position & self.mask)

@@ -1,10 +1,11 @@
-//! Pins: the prompt pages that stay in the tree after the end of the request that brought them.
+//! Pins: prompt pages that stay in the radix tree after the end of their request.
 //!
-//! Invariants: the pages of all pins, each counted by itself, are within the limit from the arrival of their requests
-//! on; a pin locks its pages from the step on in which the last of them was scheduled, whatever becomes of the request.
+//! Invariants: the pages of all pins, shared ones counted for each, are within the limit from the arrival of their
+//! requests on; a pin locks its pages from the step on in which the last of them was scheduled, even if the request is
+//! retracted later.
 //!
-//! Taking a pin as early as that means that a request which ends by itself has it: a retraction before its last token
-//! takes nothing away.
+//! Because a pin locks that early, every request that ends by itself has its pin: a retraction before its last token
+//! does not cost it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,18 +14,18 @@ use crate::numbers::ToUsize;
 use crate::radix::{NodeId, ROOT, RadixTree};
 use crate::request::{Index, Requests};
 
-/// The first `num_pages` pages of a prompt. `handle` is the node of the tree that it locks, None before.
+/// A pin of the first `num_pages` pages of a prompt. `handle`: the locked node, `None` until the prompt is scheduled.
 pub(crate) struct Pin {
     pub num_pages: usize,
     pub handle: Option<NodeId>,
-    pub saved: Option<NodeId>, // the deepest node on its path that has a checkpoint, which it holds
+    pub saved: Option<NodeId>, // deepest node on the path with a checkpoint, held by the pin
 }
 
-/// By request id: of live requests and of those that have ended.
+/// All pins by request id, of live and of ended requests.
 pub(crate) struct Pins {
     pins: BTreeMap<i64, Pin>,
     pub max_pages: usize,
-    pub num_pages: usize, // shared ones counted each time
+    pub num_pages: usize, // shared pages counted for each pin
 }
 
 impl Pins {
@@ -40,13 +41,13 @@ impl Pins {
         self.pins.iter().map(|(&req_id, pin)| (req_id, pin))
     }
 
-    /// The pages of a request that are pinned, or will be; None if it has no pin.
+    /// Returns how many pages the request's pin locks or will lock, or `None` if it has no pin.
     pub fn pages_of(&self, req_id: i64) -> Option<usize> {
         self.pins.get(&req_id).map(|pin| pin.num_pages)
     }
 
-    /// A request has come that will pin so many pages.
-    pub fn promise(&mut self, req_id: i64, num_pages: usize) {
+    /// Registers the pin of a new request, for `num_pages` pages. Locks nothing yet.
+    pub fn register(&mut self, req_id: i64, num_pages: usize) {
         let (handle, saved) = (None, None);
         self.pins.insert(
             req_id,
@@ -59,8 +60,8 @@ impl Pins {
         self.num_pages += num_pages;
     }
 
-    /// Lock the pages of a request if it has a pin, as soon as the last of them is scheduled. Whether it did.
-    pub fn take(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
+    /// Locks the pages of the request's pin once the last of them is scheduled. Returns true if this call locked them.
+    pub fn lock_scheduled(&mut self, requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<bool> {
         if self.pins.is_empty() {
             return Ok(false);
         }
@@ -72,28 +73,28 @@ impl Pins {
             return Ok(false);
         }
         let namespace = requests.cold(index).namespace;
-        let found = tree.find(ROOT, namespace, requests.tokens(index), 0, pin.num_pages);
-        let (got, wanted) = (found.pages.len(), pin.num_pages);
+        let matched = tree.find(ROOT, namespace, requests.tokens(index), 0, pin.num_pages);
+        let (got, wanted) = (matched.pages.len(), pin.num_pages);
         if got != wanted {
             return broken(format!("request {}: {got} of {wanted} pages to pin", request.req_id));
         }
-        pin.handle = Some(tree.descend(ROOT, &found)?);
+        pin.handle = Some(tree.descend(ROOT, &matched)?);
         Ok(true)
     }
 
-    /// Keep the deepest checkpoint of the pages that are locked: the last of them may have been saved just now.
-    pub fn hold(&mut self, req_id: i64, tree: &mut RadixTree) {
+    /// Holds the deepest state checkpoint on the locked path. Call after the step's checkpoints are assigned.
+    pub fn hold_checkpoint(&mut self, req_id: i64, tree: &mut RadixTree) {
         if let Some(pin) = self.pins.get_mut(&req_id) {
             pin.saved = pin.handle.and_then(|handle| tree.hold_deepest(handle));
         }
     }
 
-    /// Whether the pages of the request are locked.
-    pub fn holds(&self, req_id: i64) -> bool {
+    /// Returns true if the request's pin has locked its pages.
+    pub fn has_locked(&self, req_id: i64) -> bool {
         self.pins.get(&req_id).is_some_and(|pin| pin.handle.is_some())
     }
 
-    /// Its pages may be evicted. No-op when nothing is pinned by it.
+    /// Removes the request's pin, so that its pages may be evicted. No-op if it has none.
     pub fn drop(&mut self, req_id: i64, tree: &mut RadixTree) -> Result<()> {
         let Some(pin) = self.pins.remove(&req_id) else {
             return Ok(());
@@ -108,8 +109,8 @@ impl Pins {
         }
     }
 
-    /// The tree is emptied: live requests will pin again, the pins of others are gone.
-    pub fn forget(&mut self, is_live: impl Fn(i64) -> bool) {
+    /// Unlocks all pins after the tree was reset. Pins of live requests remain and will lock again; others are removed.
+    pub fn unlock_all(&mut self, is_live: impl Fn(i64) -> bool) {
         self.pins.retain(|&req_id, pin| {
             pin.handle = None;
             pin.saved = None;
@@ -118,7 +119,7 @@ impl Pins {
         self.num_pages = self.pins.values().map(|pin| pin.num_pages).sum();
     }
 
-    /// Pages of the tree that a pin holds.
+    /// Returns the number of tree pages that pins lock, each counted once.
     pub fn num_locked_pages(&self, tree: &RadixTree) -> usize {
         self.locked_nodes(tree)
             .iter()
@@ -126,7 +127,7 @@ impl Pins {
             .sum()
     }
 
-    /// Nodes of the tree that a pin holds.
+    /// Returns the nodes of the tree that pins lock.
     pub fn locked_nodes(&self, tree: &RadixTree) -> BTreeSet<NodeId> {
         let mut nodes = BTreeSet::new();
         for handle in self.pins.values().filter_map(|pin| pin.handle) {

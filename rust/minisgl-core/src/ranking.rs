@@ -1,16 +1,15 @@
-//! Which waiting request starts next: the schedule policies.
+//! Schedule policies: which waiting request starts next.
 //!
-//! A policy is a rank, a small function of a request. Of the *candidates* the one with the smallest rank goes first, of
-//! those with the smallest priority; the first in line if there are several. Candidates are the first in line and those
-//! behind it, in the background as it is or not, whose age is less than the policy's window above its own.
+//! A policy is a rank, a small function of a request. Of the *candidates*, those with the smallest priority value go
+//! first, then the smallest rank, then queue order. Candidates are the first of the queue and later ones of its kind
+//! (background or not) whose age is less than the policy's window above its own.
 //!
-//! *Nobody starves.* Of later arrivals of its own priority fewer than the window start before a request;
+//! *No request starves.* Fewer later arrivals of its own priority than the window start before a request;
 //! `reference/ranking.py` has the proof.
 //!
-//! What is cached of a request is looked up when it becomes a candidate, and then remembered: a step looks it up again
-//! after `MATCH_STEPS` steps, with lpm also if a request has started since; `MAX_LOOK_UPS` at once. So a step in which
-//! nobody can start walks hardly a tree, however many wait. What is remembered decides who goes first, never what it
-//! gets.
+//! A request's cached length is looked up when it becomes a candidate, and remembered: a step looks it up again after
+//! `MATCH_STEPS` steps, with lpm also if a request has started since, `MAX_LOOK_UPS` at once. So a step in which no
+//! request can start does few tree lookups. The remembered length decides the order only, never what a request gets.
 
 use crate::admission::cached_len;
 use crate::api::SchedulePolicy;
@@ -18,7 +17,7 @@ use crate::numbers::ToI64;
 use crate::radix::RadixTree;
 use crate::request::{AGE, Index, NO_STEP, OrderKey, Queue, Requests};
 
-const SHORT: i64 = 1024; // tokens
+const SHORT: i64 = 1024; // tokens; longer prefills rank alike
 const MATCH_STEPS: i64 = 16;
 pub(crate) const MAX_LOOK_UPS: usize = 64;
 
@@ -26,14 +25,14 @@ fn longest_prefix(requests: &Requests, index: Index) -> i64 {
     -requests.cold(index).cached_len.to_i64()
 }
 
-/// Those that are not short are alike.
+/// Returns the rank under srpf: the tokens to compute, capped at `SHORT`, so that all long prompts rank alike.
 fn shortest_prefill(requests: &Requests, index: Index) -> i64 {
     SHORT.min(i64::from(requests.get(index).len) - requests.cold(index).cached_len.to_i64())
 }
 
 pub(crate) struct Ranking {
     pub policy: SchedulePolicy,
-    pub last_start: i64, // the last step in which a request has started
+    pub last_start: i64, // last step in which a request started
 }
 
 impl Ranking {
@@ -44,7 +43,7 @@ impl Ranking {
         }
     }
 
-    /// It finds the one that starts next, of those that wait.
+    /// Returns the waiting request to start next, or `None` if none waits. Updates the remembered cached lengths.
     pub fn next(&self, waiting: &Queue, requests: &mut Requests, tree: &RadixTree, step: i64) -> Option<Index> {
         let rank = match self.policy {
             SchedulePolicy::Fcfs => return waiting.first(),
@@ -56,9 +55,9 @@ impl Ranking {
         for index in waiting.iter().take(self.num_candidates(waiting, requests)) {
             if num_look_ups < MAX_LOOK_UPS && self.is_due(requests.cold(index).matched_in, step) {
                 num_look_ups += 1;
-                let found = cached_len(requests, index, tree, step);
+                let cached = cached_len(requests, index, tree, step);
                 let cold = requests.cold_mut(index);
-                (cold.cached_len, cold.matched_in) = (found, step);
+                (cold.cached_len, cold.matched_in) = (cached, step);
             }
             let cold = requests.cold(index);
             let key = (cold.priority, rank(requests, index), cold.order);
@@ -69,13 +68,13 @@ impl Ranking {
         best.map(|(_, index)| index)
     }
 
-    /// Whether what is cached of a candidate is to be looked up. Once a step is enough.
+    /// Returns true if a candidate's cached length, last looked up in step `then`, must be looked up again in `step`.
     fn is_due(&self, then: i64, step: i64) -> bool {
         let follows = self.policy == SchedulePolicy::Lpm && then <= self.last_start;
         then == NO_STEP || (then < step && (follows || step - then >= MATCH_STEPS))
     }
 
-    /// How many there are, from the first in line on.
+    /// Returns the number of candidates, which are the first requests of the queue.
     pub fn num_candidates(&self, waiting: &Queue, requests: &Requests) -> usize {
         let Some(first) = waiting.first() else { return 0 };
         let (of_first, first, _) = requests.cold(first).order;
@@ -88,7 +87,7 @@ impl Ranking {
     }
 }
 
-/// It is one of ages, and of as many candidates: several priorities could have more.
+/// Returns a policy's window (in ages) and its maximum number of candidates, as several priorities could have more.
 fn window(policy: SchedulePolicy) -> (i64, usize) {
     match policy {
         SchedulePolicy::Fcfs => (1, 1),

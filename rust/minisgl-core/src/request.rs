@@ -1,10 +1,11 @@
-//! Requests as the scheduler sees them, in three parts (hot, sequence, cold), and the sorted lists that they stand in.
+//! Requests as the scheduler sees them, in three parts (hot, sequence, cold), and the sorted queue of waiting ones.
 //!
 //! Invariants: an index names one request until it has ended and no step in flight holds a row of it; its order key
 //! never changes.
 //!
 //! A started request is *prefilling* until the KV of all tokens known at its admission is scheduled, then it *decodes*.
-//! While it decodes its row in the decode set is the truth, and what is here is as old as the last `synchronize`.
+//! While it decodes, its row in the decode set is authoritative, and the record here is only as recent as the last
+//! `synchronize`.
 
 use crate::api::{Result, broken};
 use crate::drafter::Drafter;
@@ -13,14 +14,14 @@ use crate::page_pool::Page;
 use crate::radix::{NO_NODE, Namespace, NodeId, Slot};
 use crate::step::{Arrival, FinishReason, RESERVED_OUTPUT};
 
-/// Index of a request.
+/// Index of a request in `Requests`. Reused after the request is freed.
 pub(crate) type Index = u32;
 pub(crate) const NO_SLOT: u32 = u32::MAX;
-pub(crate) const AGE: i64 = 64; // arrivals that a step of priority is worth
+pub(crate) const AGE: i64 = 64; // arrivals by which one level of priority changes the age
 pub(crate) const NO_STEP: i64 = i64::MIN;
 const MAX_LEN: usize = MAX_U32 - 1;
 
-/// Whether it is in the background, its age, its id.
+/// Sort key of a request: (is in the background, age, id).
 pub(crate) type OrderKey = (bool, i64, i64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,17 +31,17 @@ pub(crate) enum State {
     Ended,
 }
 
-/// The hot part, which the passes over requests read: state and limits. Lengths in tokens.
+/// Hot part of a request, read in every pass: state and limits. Lengths in tokens.
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub req_id: i64,
-    pub last_step: i64,   // the last step that holds a row of it
-    pub kv_len: u32,      // tokens whose KV is computed, or scheduled to be; those of a draft not
-    pub prefill_len: u32, // tokens known at this admission
+    pub last_step: i64,   // last step with a row of the request
+    pub kv_len: u32,      // tokens whose KV is computed or scheduled, without drafts
+    pub prefill_len: u32, // tokens known at the last admission
     pub len: u32,         // committed tokens, prompt first
-    pub max_len: u32,     // total length at which it ends
-    pub num_prompt: u32,  // of its tokens
-    pub min_len: u32,     // total length before which no stop id ends it
+    pub max_len: u32,     // total length at which the request ends
+    pub num_prompt: u32,  // prompt tokens
+    pub min_len: u32,     // total length below which stop ids are ignored
     pub slot: u32,
     pub num_pending: u32, // tokens scheduled to be sampled beyond `len`
     pub state: State,
@@ -51,37 +52,37 @@ pub(crate) struct Request {
     pub background: bool,
 }
 
-/// What grows: read and appended to every few steps.
+/// Growing part of a request: its tokens and its page table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sequence {
-    pub tokens: Vec<i32>, // the committed ones, prompt first
-    pub pages: Vec<Page>, // its page table, by column
+    pub tokens: Vec<i32>, // committed tokens, prompt first
+    pub pages: Vec<Page>, // page table
 }
 
-/// The cold part, for its start and its end.
+/// Cold part of a request, used when it starts and ends.
 #[derive(Default)]
 pub(crate) struct ColdPart {
-    pub num_tree_pages: usize, // of its page table, the first ones belong to the tree
+    pub num_tree_pages: usize, // leading pages of the page table that belong to the tree
     pub handle: Option<NodeId>,
-    pub namespace: Namespace, // whose prefixes it shares
+    pub namespace: Namespace, // cache namespace
     pub order: OrderKey,
     pub priority: i64,
-    pub cached_len: usize, // tokens that need not be computed, when that was looked up last
-    pub matched_in: i64,   // the step in which it was
+    pub cached_len: usize, // tokens cached or loadable at the last lookup
+    pub matched_in: i64,   // step of that lookup
     pub num_admissions: u32,
-    pub num_found_pages: Option<usize>, // cached when it was first admitted to the tree of now
+    pub num_found_pages: Option<usize>, // cached pages at the first admission since the tree was reset
     pub stop_ids: Vec<i32>,
-    pub drafter: Option<Box<Drafter>>, // of a request with drafts
+    pub drafter: Option<Box<Drafter>>, // `None` for a request without drafts
     pub tail: Option<Tail>,
-    pub stored: (usize, usize), // from which page of its text to which it can be loaded
+    pub stored: (usize, usize), // range of pages that can be loaded
 }
 
-/// A checkpoint of a request's own, which enters the tree with its pages.
+/// State checkpoint that belongs to a request and enters the radix tree with the request's pages.
 #[derive(Clone, Copy)]
 pub(crate) struct Tail {
     pub slot: Slot,
-    pub len: u32,  // after as many tokens
-    pub step: i64, // saved in this one
+    pub len: u32,  // tokens of the sequence before the state
+    pub step: i64, // step that saves it
 }
 
 impl Request {
@@ -89,13 +90,13 @@ impl Request {
         self.kv_len < self.prefill_len
     }
 
-    /// Tokens it may still generate beyond those that are known or pending.
+    /// Returns how many tokens the request may still generate, beyond those known or pending.
     pub fn num_unscheduled(&self) -> u32 {
         self.max_len - self.len - self.num_pending
     }
 }
 
-/// All requests that live, or whose rows are in flight.
+/// Table of all requests that are live or have a row in flight.
 #[derive(Default)]
 pub(crate) struct Requests {
     hot: Vec<Request>,
@@ -125,27 +126,26 @@ impl Requests {
         &mut self.sequences[index.to_usize()]
     }
 
-    /// Two parts of a request at once.
+    /// Returns the sequence and the cold part of a request, both mutable.
     pub fn parts_mut(&mut self, index: Index) -> (&mut Sequence, &mut ColdPart) {
         let at = index.to_usize();
         (&mut self.sequences[at], &mut self.cold[at])
     }
 
-    /// The committed tokens of a synchronized request.
+    /// Returns the committed tokens of a synchronized request.
     pub fn tokens(&self, index: Index) -> &[i32] {
         &self.sequences[index.to_usize()].tokens
     }
 
-    /// The page table of a synchronized request.
+    /// Returns the page table of a synchronized request.
     pub fn pages(&self, index: Index) -> &[Page] {
         &self.sequences[index.to_usize()].pages
     }
 
-    /// The request of a valid `arrival`, the `count`-th of its kind: those in the background are counted by
-    /// themselves, and have no drafts. `caches` is false without a prefix cache.
+    /// Adds the request of a valid `arrival`, the `count`-th of its kind, and returns its index.
     ///
-    /// Counting arrivals makes a request older with each that comes later: one of priority p is overtaken by at most
-    /// (p - q) * AGE later ones of priority q, however many come.
+    /// Background requests are counted separately and have no drafts. `caches` is false without a prefix cache. Age
+    /// counts arrivals: a request of priority p is overtaken by at most (p - q) * AGE later ones of priority q.
     pub fn add(
         &mut self,
         arrival: Arrival,
@@ -189,11 +189,11 @@ impl Requests {
             }
         };
         let mut tokens = arrival.tokens;
-        // room for what it generates, so that a decode step need not allocate
+        // memory for the output, so that a decode step need not allocate
         tokens.reserve(limit.saturating_sub(tokens.len()).min(RESERVED_OUTPUT));
         let sequence = self.sequence_mut(index);
         sequence.tokens = tokens;
-        sequence.pages.clear(); // keeps its room
+        sequence.pages.clear(); // keeps its memory
         let cold = self.cold_mut(index);
         cold.num_tree_pages = 0;
         cold.handle = None;
@@ -211,14 +211,14 @@ impl Requests {
         index
     }
 
-    /// Forget an ended request of which no row is in flight.
+    /// Frees the record of an ended request that has no row in flight.
     pub fn free(&mut self, index: Index) {
         self.sequence_mut(index).tokens = Vec::new();
         self.cold_mut(index).drafter = None;
         self.unused.push(index);
     }
 
-    /// How a request ends that takes `token` as its `len`-th. Stop wins over length.
+    /// Returns the finish reason of a request whose `len`-th token is `token`, or `None`. Stop wins over length.
     pub fn end_at(&self, index: Index, token: i32, len: u32, eos_ids: &[i32]) -> Option<FinishReason> {
         let request = self.get(index);
         let stops = (request.obeys_eos && eos_ids.contains(&token))
@@ -232,7 +232,7 @@ impl Requests {
         }
     }
 
-    /// Take the token of a request that waits: it was retracted while it was in flight.
+    /// Appends the token in flight of a request that was retracted and waits. Returns the finish reason, if it ends.
     pub fn accept(&mut self, index: Index, token: i32, eos_ids: &[i32]) -> Option<FinishReason> {
         self.sequence_mut(index).tokens.push(token);
         let request = self.get_mut(index);
@@ -241,29 +241,27 @@ impl Requests {
         self.end_at(index, token, len, eos_ids)
     }
 
-    /// Room in the page table for what it may generate, so that rows in lockstep don't all grow theirs in one step.
+    /// Reserves page-table memory for the expected output, so that equally long rows do not all reallocate in one step.
     pub fn reserve_pages(&mut self, index: Index, page_size: usize) {
         let request = self.get(index);
         let length = request.max_len.to_usize().min(request.len.to_usize() + RESERVED_OUTPUT);
         self.sequence_mut(index).pages.reserve(length.div_ceil(page_size));
     }
 
-    /// Whether it gets a row only when no token of it is in flight: it asks for that, its draft is in flight, or one
-    /// may follow the token that is.
+    /// Returns true if the request has no row while a token of it is in flight: by `no_overlap`, or because of a draft.
     pub fn awaits_token(&self, index: Index) -> bool {
         let drafter = self.cold(index).drafter.as_ref();
         let waits = drafter.is_some_and(|drafter| drafter.draft.len() > 1 || !drafter.in_flight.is_empty());
         self.get(index).no_overlap || waits
     }
 
-    /// Whether a draft of it is in flight.
+    /// Returns true if a draft of the request is in flight.
     pub fn is_drafting(&self, index: Index) -> bool {
         let drafter = self.cold(index).drafter.as_ref();
         drafter.is_some_and(|drafter| !drafter.in_flight.is_empty())
     }
 
-    /// The request holds nothing any more, no draft and nothing to be loaded either. Its slot is the scheduler's
-    /// business, and must be taken before.
+    /// Clears pages, drafts, cache handle and loadable pages of a request. Its slot and pages were freed before.
     pub fn forget_pages(&mut self, index: Index) {
         let cold = self.cold_mut(index);
         cold.handle = None;
@@ -285,15 +283,15 @@ impl Requests {
     }
 }
 
-/// A checked number of tokens or pages is not negative.
+/// Converts a validated count of tokens or pages to `usize`. Negative values become 0.
 pub(crate) fn length(tokens: i64) -> usize {
     usize::try_from(tokens).unwrap_or(0)
 }
 
-/// Requests sorted by (background, age, id).
+/// Queue of requests, sorted by (background, age, id).
 #[derive(Default)]
 pub(crate) struct Queue {
-    items: Vec<Index>, // those before `head` have left
+    items: Vec<Index>, // items before `head` were removed
     head: usize,
 }
 
@@ -306,7 +304,7 @@ impl Queue {
         self.len() == 0
     }
 
-    /// Those that are not in the background: they come first.
+    /// Returns the number of requests that are not in the background. They come first.
     pub fn num_ordinary(&self, requests: &Requests) -> usize {
         let items = &self.items[self.head..];
         items.partition_point(|&index| !requests.get(index).background)
@@ -345,7 +343,7 @@ impl Queue {
         Ok(())
     }
 
-    /// Where the request stands, or would stand.
+    /// Returns the position in `items` at which the request stands or would be inserted.
     fn place(&self, index: Index, requests: &Requests) -> usize {
         let order = requests.cold(index).order;
         let before = |&one: &Index| requests.cold(one).order < order;

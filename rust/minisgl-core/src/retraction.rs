@@ -1,10 +1,11 @@
-//! Giving up pages: at a request's end, and when it is sent back to the queue because pages lack.
+//! Releasing the pages of a request: at its end, and at a retraction, when it returns to the queue because pages are
+//! lacking.
 //!
-//! Invariants: a page that a request gives up belongs to the tree or to the pool before the call returns; what the tree
-//! has already is freed; the lock goes last, deepest node first.
+//! Invariants: a released page belongs to the tree or to the pool before the call returns; pages that the tree has
+//! already are freed; the lock is released last, deepest node first.
 //!
-//! Pages may be given out again at once, while a step in flight still reads them: forwards run in one ordered stream,
-//! so whoever gets them writes later.
+//! Pages may be allocated again at once, while a step in flight still reads them: forward passes run in one ordered
+//! stream, so the new owner writes later.
 
 use crate::api::CachePolicy;
 use crate::api::{Result, broken};
@@ -13,19 +14,19 @@ use crate::numbers::ToUsize;
 use crate::radix::{NO_CHECKPOINT, ROOT, RadixTree};
 use crate::request::{Index, Requests};
 
-/// Whom to retract so that `for_request` gets a page: the last one started. Never itself (it waits), and never one in
-/// the plan: rows are planned in order, so whoever stands behind `for_request` is not in it yet.
+/// Returns the request to retract so that `for_request` gets a page: the one started last, or `None` if that is
+/// `for_request` itself. It never is in the plan already, because rows are planned in order.
 pub(crate) fn pick_victim(started: &DecodeSet, for_request: Index) -> Option<Index> {
     let last = started.indices().last();
     last.copied().filter(|&last| last != for_request)
 }
 
-/// Full pages of the tail enter the tree below the node that the request locks (without a cache they don't), the rest
-/// is freed by ascending column, the lock is released. Of a model with states those enter at whose end the request has
-/// a checkpoint. The request is synchronized.
+/// Releases the pages of a synchronized request. Full pages enter the tree below its locked node (not without a cache);
+/// the rest is freed by ascending page index, and the lock is released. For a model with states, pages enter up to the
+/// request's checkpoint.
 ///
-/// The tail's KV goes as far as inputs were scheduled. Their tokens are all known by now: only the token that the last
-/// scheduled row makes can be unknown, and it is no input yet.
+/// The KV covers all scheduled inputs, whose tokens are known by now: only the token of the last scheduled row can be
+/// unknown, and it is no input yet.
 pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
     let (request, cold) = (requests.get(index), requests.cold(index));
     let Some(mut handle) = cold.handle else {
@@ -64,20 +65,19 @@ pub(crate) fn give_up_pages(requests: &mut Requests, index: Index, tree: &mut Ra
     Ok(())
 }
 
-/// At the end of a request whose prompt is too long to be kept: its tail is freed, and with it what the request brought
-/// into the tree, beyond what it found there when it was first admitted, as far as nobody else has it. (What a
-/// retraction put there of a request that matches nothing stays: it does not know what it had found.) The request is
-/// synchronized.
+/// Releases the pages of a synchronized request whose prompt is too long to stay cached: frees its own pages, and those
+/// that it added to the tree since its first admission, unless another request uses them. (For a request with
+/// `no_match`, pages that a retraction cached stay.)
 pub(crate) fn drop_pages(requests: &mut Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
     let (cold, tokens) = (requests.cold(index), requests.tokens(index));
     let (handle, first) = (cold.handle.unwrap_or(ROOT), cold.num_tree_pages);
     let max_pages = tokens.len() / tree.page_size();
-    let found = tree.find(handle, cold.namespace, tokens, first, max_pages);
+    let matched = tree.find(handle, cold.namespace, tokens, first, max_pages);
     tree.pool.push(requests.pages(index)[first..].iter().copied())?;
     free_tail(requests, index, tree);
     tree.release(handle)?;
-    if let (true, Some(end), Some(keep)) = (requests.get(index).uses_cache, found.end(), cold.num_found_pages) {
-        tree.drop_end(end, first + found.pages.len(), keep)?;
+    if let (true, Some(end), Some(keep)) = (requests.get(index).uses_cache, matched.end(), cold.num_found_pages) {
+        tree.drop_end(end, first + matched.pages.len(), keep)?;
     }
     requests.forget_pages(index);
     Ok(())
@@ -89,7 +89,7 @@ fn free_tail(requests: &Requests, index: Index, tree: &mut RadixTree) {
     }
 }
 
-/// The tail is freed, and the lock is released. The request is synchronized.
+/// Frees the pages outside of the tree of a synchronized request and releases its lock. Nothing enters the tree.
 pub(crate) fn free_pages(requests: &mut Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
     let (handle, first) = (
         requests.cold(index).handle.unwrap_or(ROOT),
@@ -102,13 +102,13 @@ pub(crate) fn free_pages(requests: &mut Requests, index: Index, tree: &mut Radix
     Ok(())
 }
 
-/// A row of the request is not finite: the tree forgets the request's text, as far as nobody else has it. (Who has it
-/// reads the same numbers, is found out as well, and the last one drops it.)
+/// Removes the sequence of a request with a non-finite row from the tree, as far as no other request uses it. (Others
+/// read the same KV, fail too, and the last one removes it.)
 pub(crate) fn drop_path(requests: &Requests, index: Index, tree: &mut RadixTree) -> Result<()> {
     let (namespace, tokens) = (requests.cold(index).namespace, requests.tokens(index));
-    let found = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
-    match found.end() {
-        Some(end) => tree.drop_end(end, found.pages.len(), 0),
+    let matched = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
+    match matched.end() {
+        Some(end) => tree.drop_end(end, matched.pages.len(), 0),
         None => Ok(()),
     }
 }

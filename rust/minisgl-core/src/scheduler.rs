@@ -1,13 +1,13 @@
-//! The scheduler as a whole: takes events, decides steps, takes tokens.
+//! The scheduler: takes events, decides steps, takes the sampled tokens.
 //!
-//! Invariants: every schedule gets exactly one commit (or the `ForwardFailed` that stands in for it); every accepted
-//! request leaves exactly one end; a request slot is not assigned again before the last step that holds a row of it is
-//! committed; an error in the middle of a call makes every later call an error.
+//! Invariants: every schedule has exactly one commit (or the `ForwardFailed` in its place); every accepted request ends
+//! exactly once; a request slot is not reassigned before the last step with a row of it is committed; after an error in
+//! the middle of a call every later call is an error.
 //!
-//! One pass makes a step. Started rows go in order of (age, id): each decode row gets its token, prefill rows share
-//! what the decode rows leave of the token budget. Then waiting requests are admitted, in the same order, until the
-//! first that gets nothing. Requests in the background have a pass of their own, behind it, in a step in which nobody
-//! else is left waiting; for the others they are as good as not there.
+//! One pass decides a step. Started rows come first, in order of (age, id): each decode row gets its token, and prefill
+//! rows share the rest of the token budget. Then waiting requests are admitted, in the same order, until the first that
+//! gets no chunk. Background requests have a second pass, in a step in which no other request remains waiting; to other
+//! requests they are as good as absent.
 
 mod commit;
 mod drafting;
@@ -25,21 +25,21 @@ use crate::page_pool::{Page, PageSize};
 use crate::radix::{Checkpoints, ROOT, TreeView};
 use crate::request::Index;
 use crate::state::{InFlight, SchedulerState};
-use crate::step::{Entry, Event, Limits, Plan, RingEntry, TokenBudget, UNBOUNDED};
+use crate::step::{CommitEntry, Event, Limits, Plan, RingEntry, TokenBudget, UNBOUNDED};
 
-/// See `minisgl.scheduler.api.ControlPlane`.
+/// The scheduler: the Rust implementation of `minisgl.scheduler.api.ControlPlane`.
 pub struct Scheduler {
     config: Config,
     limits: Limits,
     page_size: PageSize,
     budgets: TokenBudget,
     background: Background,
-    saved_lens: MultiplesOf, // at which a text that a request makes is saved, of a model with states
+    saved_lens: MultiplesOf, // sequence lengths at which a decoding request saves its state
     state: SchedulerState,
     spare: Vec<InFlight>,
-    ended_in_flight: Vec<(i64, Index)>, // freed at the commit of the step
+    ended_in_flight: Vec<(i64, Index)>, // (step, request) to free at the commit of the step
     decided: DecidedStep,
-    prefilling: bool, // whether the last pass left a started request that prefills
+    prefilling: bool, // whether a started request still prefills after the last pass
     num_prompt_tokens: u64,
     num_cached_tokens: u64,
     num_retracted: u64,
@@ -51,16 +51,16 @@ pub struct Scheduler {
     num_cut_short: u64,
     num_computed_again: u64,
     num_loaded: u64,
-    num_arrivals: [i64; 2], // ordinary ones, those in the background
+    num_arrivals: [i64; 2], // ordinary requests, background requests
     last_step: Option<i64>,
-    ends: Vec<Entry>,
+    ends: Vec<CommitEntry>,
     watch: TableWatch,
     faults: Faults,
     dead: Option<String>,
 }
 
 impl Scheduler {
-    /// `config` has been checked.
+    /// Creates a scheduler without requests. `config` must be valid.
     #[must_use]
     pub fn new(config: Config) -> Self {
         let limits = config.limits();
@@ -101,18 +101,18 @@ impl Scheduler {
         }
     }
 
-    /// The sizes of the step arrays.
+    /// Returns the sizes of the step arrays.
     #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Make every later call an error.
+    /// Makes every later call fail with the reason `why`, unless one was set before.
     pub fn poison(&mut self, why: String) {
         self.dead.get_or_insert(why);
     }
 
-    /// Panic in the call for a step.
+    /// Requests a panic in the call `call` for step `step`, at `moment`. For tests.
     #[cfg(feature = "test-panics")]
     pub fn panic_at(&mut self, call: Call, step: i64, moment: Moment) {
         self.faults.order = Some((call, step, moment));
@@ -120,21 +120,21 @@ impl Scheduler {
 
     // ----------------------------------------------------------------------------------------------------- calls
 
-    /// Check an event for the next `schedule`, and add it to those before it. On an error nothing is changed.
+    /// Validates an event for the next `schedule` and appends it to `into`. Nothing changes on an error.
     ///
     /// # Errors
-    /// `Error::Event` if it is malformed, `Error::Broken` if the object is dead.
+    /// `Error::Event` if it is malformed, `Error::Broken` after an earlier failure.
     pub fn check_event(&self, event: Event, into: &mut CheckedEvents) -> Result<()> {
         self.require_alive()?;
         into.add(event, &self.state, &self.config)
     }
 
-    /// Take in `events`, decide step `step`, write its arrays into `entry`. The first call may name any step; the
-    /// others go on from there. `decided` is called once the step is decided and before the rest of its arrays is
-    /// written, so that who has a clock can tell the one from the other.
+    /// Applies `events`, decides step `step` and writes its arrays into `entry`. The first call may have any step
+    /// number, each later one the next. `decided` is called after the decision and before most arrays are written, so
+    /// that a caller can time both.
     ///
     /// # Errors
-    /// `Error::Broken`; the object is dead then.
+    /// `Error::Broken`; every later call fails then.
     pub fn schedule(
         &mut self,
         step: i64,
@@ -148,21 +148,21 @@ impl Scheduler {
         self.remember(result, || format!("schedule({step})"))
     }
 
-    /// Take the tokens of `step`, one a row; the entries for the clients are appended to `into`. First the slots that
-    /// waited for this step get free, then the rows in order.
+    /// Commits the sampled tokens of `step`, one for each row, and appends the clients' entries to `into`. Slots that
+    /// drained with this step are freed first, then rows are handled in order.
     ///
     /// # Errors
-    /// `Error::Broken`; the object is dead then.
-    pub fn commit(&mut self, step: i64, tokens: &[i32], into: &mut Vec<Entry>) -> Result<()> {
+    /// `Error::Broken`; every later call fails then.
+    pub fn commit(&mut self, step: i64, tokens: &[i32], into: &mut Vec<CommitEntry>) -> Result<()> {
         self.require_alive()?;
         let result = self.commit_alive(step, tokens, into);
         self.remember(result, || format!("commit({step})"))
     }
 
-    /// Counts of this moment.
+    /// Returns the current counters and gauges.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let held = self.state.started.iter().map(|row| {
+        let held_pages = self.state.started.iter().map(|row| {
             self.state.started.num_pages(&row, &self.state.requests)
                 - self.state.requests.cold(row.index).num_tree_pages
         });
@@ -173,7 +173,7 @@ impl Scheduler {
             num_free_pages: self.state.tree.pool.num_free(),
             num_evictable_pages: self.state.tree.num_evictable(),
             num_protected_pages: self.state.tree.num_protected(),
-            num_held_pages: held.sum(),
+            num_held_pages: held_pages.sum(),
             num_retracted_total: self.num_retracted,
             num_prompt_tokens_total: self.num_prompt_tokens,
             num_cached_tokens_total: self.num_cached_tokens,
@@ -192,7 +192,7 @@ impl Scheduler {
         }
     }
 
-    /// The `limit` largest nodes of the prefix cache, for people who watch. Reads only. O(nodes).
+    /// Returns the `limit` largest nodes of the prefix cache, for people. Read only. O(nodes).
     #[must_use]
     pub fn tree_view(&self, limit: usize) -> TreeView {
         self.state
@@ -200,22 +200,22 @@ impl Scheduler {
             .view(limit, &self.state.pins.locked_nodes(&self.state.tree))
     }
 
-    /// How many whole pages of `tokens` the prefix cache has for requests of `namespace`, of a model with states up to
-    /// the last checkpoint. Reads only.
+    /// Returns how many full pages of `tokens` the prefix cache has in `namespace`; for a model with states, up to the
+    /// last checkpoint. Read only.
     #[must_use]
     pub fn cached_pages(&self, tokens: &[i32], namespace: u32) -> usize {
         let tree = &self.state.tree;
-        let mut found = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
+        let mut matched = tree.find(ROOT, namespace, tokens, 0, tokens.len() / tree.page_size());
         if tree.checkpoints.is_some() {
-            found = tree.beginning(ROOT, found, self.last_step.unwrap_or(0) + 1);
+            matched = tree.beginning(ROOT, matched, self.last_step.unwrap_or(0) + 1);
         }
-        found.pages.len()
+        matched.pages.len()
     }
 
-    /// Check every invariant. O(everything).
+    /// Checks every invariant. O(everything).
     ///
     /// # Errors
-    /// `Error::Broken` at the first that does not hold; the object is dead then.
+    /// `Error::Broken` with the first that does not hold; every later call fails then.
     pub fn check(&mut self) -> Result<()> {
         self.require_alive()?;
         self.synchronize_all();
@@ -227,32 +227,32 @@ impl Scheduler {
 
     // ------------------------------------------------------------------------------------------------- for tests
 
-    /// Each cached page, with all tokens from the start of the sequence to the page's end.
+    /// Returns each cached page with all tokens of its path up to the page's end.
     #[must_use]
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
         self.state.tree.tree_pages()
     }
 
-    /// The slot of each checkpoint of the tree, with the path to it as `tree_pages` has it.
+    /// Returns each state checkpoint's slot with the tokens of the path to it, in the format of `tree_pages`.
     #[must_use]
     pub fn tree_states(&self) -> Vec<(Vec<i32>, u32)> {
         self.state.tree.tree_states()
     }
 
-    /// The pages of a live request, by column; empty while it waits. None if it isn't live.
+    /// Returns the page table of a live request (empty while it waits), or `None` if it is not live.
     #[must_use]
     pub fn page_table(&self, req_id: i64) -> Option<Vec<Page>> {
         let index = *self.state.live.get(&req_id)?;
         Some(self.state.started.page_table(index, &self.state.requests))
     }
 
-    /// The stack of free pages, the next to be given out last.
+    /// Returns the stack of free pages. The last element is allocated next.
     #[must_use]
     pub fn free_pages(&self) -> &[Page] {
         self.state.tree.pool.free_pages()
     }
 
-    /// The reserve ratio, in 1/1024. Tests set it to provoke retractions.
+    /// Returns the reserve ratio, in 1/1024, mutable so that tests can provoke retractions.
     pub fn reserve_ratio_mut(&mut self) -> &mut usize {
         &mut self.state.ratio.value
     }
@@ -299,7 +299,7 @@ impl Scheduler {
         }
     }
 
-    /// Whatever goes wrong in a call leaves the state half changed: the object is dead from then on.
+    /// Records a failed `call`, which leaves the state half changed: every later call fails, too. Returns `result`.
     fn remember<T>(&mut self, result: Result<T>, call: impl FnOnce() -> String) -> Result<T> {
         if let Err(Error::Broken(what)) = &result {
             self.dead = Some(format!("{}: {what}", call()));

@@ -1,7 +1,7 @@
 //! Request slots: rows of the engine's request table, which holds sampling parameters and page tables.
 //!
-//! Invariants: a slot is free, in use by one started request, or *draining*: its request has gone but a step in flight
-//! still holds a row of it. The plan of the next step names each freed slot once.
+//! Invariants: a slot is free, in use by one started request, or *draining*: its request has left, but a step in flight
+//! still has a row of it. The plan of the next step names each freed slot once.
 
 use crate::api::{Result, broken};
 use crate::numbers::{ToU32, ToUsize};
@@ -10,12 +10,12 @@ pub(crate) struct SlotTable {
     num_slots: usize,
     free: Vec<u32>,
     in_use: Vec<bool>,
-    draining: Vec<(i64, u32)>, // by the last step that holds a row of them, in the order of their release
+    draining: Vec<(i64, u32)>, // (last step with a row of the slot, slot), in order of release
     pub freed: Vec<u32>,
 }
 
 impl SlotTable {
-    /// Slots 0 .. num_slots - 1. The free ones are a stack, at start with the lowest on top.
+    /// Creates slots 0 .. num_slots - 1, all free. The free ones are a stack, at start with the lowest on top.
     pub fn new(num_slots: usize) -> Self {
         Self {
             num_slots,
@@ -48,7 +48,7 @@ impl SlotTable {
         }
     }
 
-    /// Free `slot` at once, or at the commit of the step in flight that holds its last row.
+    /// Frees `slot` at once, or at the commit of step `last_step` if given. `Error::Broken` if it is not in use.
     pub fn free(&mut self, slot: u32, last_step: Option<i64>) -> Result<()> {
         if !self.in_use.get(slot.to_usize()).is_some_and(|&used| used) {
             return broken(format!("slot {slot} was freed, but is not in use"));
@@ -61,7 +61,7 @@ impl SlotTable {
         Ok(())
     }
 
-    /// `step` is committed: the slots that waited for it are free, in the order in which they were freed.
+    /// Frees the draining slots whose last step is `step`, in the order of their release. Call at the commit of `step`.
     pub fn drain(&mut self, step: i64) {
         let mut at = 0;
         while at < self.draining.len() {
@@ -74,22 +74,22 @@ impl SlotTable {
         }
     }
 
-    /// After a failed forward: nothing is in flight and nobody holds a slot. Those in use or draining count as freed,
-    /// ascending, after those freed before; the stack is as at start.
+    /// Frees all slots after a failed forward pass, restacked as at start. Those not free are appended to `freed`,
+    /// ascending.
     pub fn reset(&mut self) {
         let mut is_free = vec![false; self.num_slots];
         for &slot in &self.free {
             is_free[slot.to_usize()] = true;
         }
-        let held = (0..self.num_slots.to_u32()).filter(|&slot| !is_free[slot.to_usize()]);
-        self.freed.extend(held);
+        let assigned = (0..self.num_slots.to_u32()).filter(|&slot| !is_free[slot.to_usize()]);
+        self.freed.extend(assigned);
         self.free.clear();
         self.free.extend((0..self.num_slots.to_u32()).rev());
         self.in_use.fill(false);
         self.draining.clear();
     }
 
-    /// For checks: free slots, slots in use ascending, draining slots.
+    /// Returns the free slots, the slots in use (ascending) and the draining slots. For invariant checks.
     pub fn owners(&self) -> (&[u32], Vec<u32>, Vec<u32>) {
         let in_use = (0..self.num_slots.to_u32()).filter(|&slot| self.in_use[slot.to_usize()]);
         let draining = self.draining.iter().map(|&(_, slot)| slot);

@@ -1,4 +1,4 @@
-//! What a scheduler knows between two calls: the parts that decide, and that the invariants are about.
+//! State of the scheduler between two calls: the parts that decide, and that the invariants are about.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, DefaultHasher};
@@ -15,18 +15,18 @@ use crate::ranking::Ranking;
 use crate::request::{Index, Queue, Requests};
 use crate::slots::SlotTable;
 
-/// A step that was scheduled and not yet committed.
+/// A step that is scheduled and not yet committed.
 #[derive(Default)]
 pub(crate) struct InFlight {
     pub step: i64,
     pub rows: Vec<Index>,
     pub sample_rows: Vec<u32>,
-    pub first_draft_row: usize, // of those that compute `drafts`
+    pub first_draft_row: usize, // index of the first row of `drafts`
     pub drafts: Vec<DraftRow>,
 }
 
 impl InFlight {
-    /// What a row computes of a draft.
+    /// Returns the draft row with index `row` in the step, or `None` if it is no draft row.
     pub fn draft(&self, row: u32) -> Option<&DraftRow> {
         let at = row.to_usize().checked_sub(self.first_draft_row)?;
         self.drafts.get(at)
@@ -49,7 +49,7 @@ pub(crate) struct SchedulerState {
 }
 
 impl SchedulerState {
-    /// No requests, all pages and slots free.
+    /// Creates a state without requests: all pages and slots are free.
     pub fn new(config: &Config) -> Self {
         let limits = config.limits();
         let rows = limits.max_rows;

@@ -1,9 +1,9 @@
-//! What crosses the seam between the scheduler and the engine: the types of `minisgl.step`.
+//! Data that scheduler and engine exchange: events, step arrays, plans, sampled tokens (the types of `minisgl.step`).
 
-/// Tokens for which a request's sequence has room from the start, so that a decode step need not allocate.
+/// Output tokens for which a request's sequence reserves memory at arrival, so that a decode step need not allocate.
 pub const RESERVED_OUTPUT: usize = 1024;
 
-/// A new request, or one that is added again with what it generated so far. See `minisgl.step.Arrival`.
+/// A new request, or one that is added again with the tokens it generated so far. See `minisgl.step.Arrival`.
 #[derive(Clone, Debug, Default)]
 #[allow(missing_docs)]
 pub struct Arrival {
@@ -26,13 +26,13 @@ pub struct Arrival {
     pub stored_to: i64,
 }
 
-/// A token has so many of the parts that `TokenBudget::background` counts.
+/// Units per token in which `TokenBudget::background` counts: one unit is 1/1024 token.
 pub(crate) const TOKEN_PARTS: i64 = 1024;
 
-/// No bound of what is in the background.
+/// Value of a background budget that sets no limit.
 pub(crate) const UNBOUNDED: i64 = 1 << 40;
 
-/// Tokens of a step, within `max_prefill_length`. See `minisgl.step.TokenBudget`.
+/// Token budgets of the following steps, each capped by `max_prefill_length`. See `minisgl.step.TokenBudget`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct TokenBudget {
@@ -41,7 +41,7 @@ pub struct TokenBudget {
     pub background: i64,
 }
 
-/// Pages of a text that can be loaded. See `minisgl.step.PagesRead`.
+/// Range of pages of a request's sequence that can be loaded from the page store. See `minisgl.step.PagesRead`.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub struct PagesRead {
@@ -50,7 +50,7 @@ pub struct PagesRead {
     pub stored_to: i64,
 }
 
-/// What may follow the first `length` tokens of a text. See `minisgl.step.Draft`.
+/// Draft tokens that may follow the first `length` tokens of a request's sequence. See `minisgl.step.Draft`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct Draft {
@@ -59,48 +59,48 @@ pub struct Draft {
     pub tokens: Vec<i32>,
 }
 
-/// An input of `schedule`.
+/// An input event of `Scheduler::schedule`.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A request comes.
+    /// A new request.
     Arrival(Arrival),
-    /// A stop string was found in the text of a request.
+    /// Stop string matched in the output of the request with this id: the request ends.
     Finish(i64),
-    /// The client of a request is gone.
+    /// Client of the request with this id disconnected: the request ends.
     Abort(i64),
-    /// The forward of a step failed; the first event of its call.
+    /// Forward pass of this step failed. Must be the first event of its call.
     ForwardFailed(i64),
-    /// What a request has pinned may be evicted.
+    /// Releases the pin of the request with this id: its pages may be evicted.
     Unpin(i64),
-    /// Every page of the tree that nobody holds becomes free.
+    /// Evicts every unlocked page of the prefix cache.
     ClearCache,
-    /// What a step computes from now on.
+    /// New token budgets, from this step on.
     TokenBudget(TokenBudget),
-    /// Pages of a request that was sent back to wait were read.
+    /// Pages of a waiting request that are ready to be loaded.
     PagesRead(PagesRead),
-    /// Somebody else has guessed how a text goes on.
+    /// Draft tokens from outside the scheduler, for example from a draft model.
     Draft(Draft),
 }
 
-/// The same as `StepLimits` of the Python side.
+/// Sizes of the step arrays. It has the fields of Python's `StepLimits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Request slots; the scratch slot has this number.
+    /// Number of request slots. The scratch slot has this index.
     pub max_rows: usize,
-    /// Tokens of a step.
+    /// Maximum number of tokens in a step.
     pub max_tokens: usize,
-    /// Tokens of a page.
+    /// Page size, in tokens.
     pub page_size: usize,
-    /// Pages; the scratch page has this number.
+    /// Number of pages in the KV pool. The scratch page has this index.
     pub num_pages: usize,
-    /// Total length of a request.
+    /// Maximum length of a sequence (prompt and output), in tokens.
     pub max_seq_len: usize,
-    /// Slots for states, beside that of each request slot.
+    /// Slots for saved states, in addition to the one of each request slot.
     pub num_checkpoints: usize,
 }
 
 impl Limits {
-    /// Page-table entries of one step.
+    /// Returns the maximum number of page-table entries that one step may write.
     #[must_use]
     pub fn max_page_changes(&self) -> usize {
         let per_request = self.max_seq_len.div_ceil(self.page_size);
@@ -108,11 +108,11 @@ impl Limits {
     }
 }
 
-/// In the place of a checkpoint with which a slot begins: the state that is at hand with the slot's stored pages.
+/// Value of `state_begins` for a row that starts from the state stored with its loaded pages.
 pub const FROM_STORE: i32 = -2;
 
-/// The arrays of one step, in the order of the Python side's `RingEntry`. `page_table_updates`, `state_saves` and
-/// `page_loads` are rows of 3, `assigned` and `state_begins` of 2.
+/// Arrays of one step, in the order of Python's `RingEntry`. `page_table_updates`, `state_saves` and `page_loads` are
+/// [n, 3], `assigned` and `state_begins` [n, 2].
 #[allow(missing_docs)]
 pub struct RingEntry<'a> {
     pub input_ids: &'a mut [i32],
@@ -135,7 +135,7 @@ pub struct RingEntry<'a> {
     pub page_loads: &'a mut [i32],
 }
 
-/// The header of a step; the same fields as `StepPlan` of the Python side.
+/// Header of a step: the number of live elements in each array. It has the fields of Python's `StepPlan`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Plan {
@@ -159,36 +159,35 @@ pub struct Plan {
     pub num_background: usize,
 }
 
-/// In the place of a row's token: what the model computed for it is no numbers. Its request ends, and the prefix cache
-/// keeps nothing of it.
+/// Sampled-token value for a row with non-finite logits. Its request ends, and nothing of it stays in the prefix cache.
 pub const NOT_FINITE: i32 = -2;
 
-/// How a request ended; the numbers of the Python side, where 0 means that it goes on.
+/// Reason why a request ended, with the values of the Python side, where 0 means that it continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum FinishReason {
-    /// A stop token, or a stop string in the text.
+    /// A stop token was sampled, or a stop string matched.
     Stop = 1,
-    /// max_tokens, the context, or the pool is used up.
+    /// The request reached `max_tokens`, the context length or the size of the KV pool.
     Length = 2,
-    /// The client is gone.
+    /// The client disconnected.
     Abort = 3,
-    /// Refused, or its forward failed.
+    /// The request was refused, or its forward pass failed.
     Error = 4,
 }
 
-/// One entry of a `commit`.
+/// Output of one request in a `commit`: a token, an end, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// The request.
+pub struct CommitEntry {
+    /// Id of the request.
     pub req_id: i64,
-    /// None at an end that comes without a token.
+    /// Sampled token. `None` if the request ends without a new token.
     pub sampled: Option<Sampled>,
-    /// How the request ends, if it does.
+    /// Finish reason. `None` if the request continues.
     pub reason: Option<FinishReason>,
 }
 
-/// A token, and the row of the committed step that sampled it.
+/// A sampled token, and the index of the step's row that sampled it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Sampled {

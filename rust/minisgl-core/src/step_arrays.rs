@@ -1,15 +1,14 @@
-//! The arrays of a step as functions over slices: the builders that Python calls. The scheduler writes its arrays in
-//! place (`metadata`).
+//! Step arrays as functions over slices, for Python. The scheduler writes its arrays in place (`metadata`).
 
 use crate::api::{Result, argument, need_memory};
 use crate::metadata::write_places;
 use crate::numbers::{ToI32, ToU32, ToUsize};
 use crate::page_pool::{Page, PageSize};
 
-/// The position of each token of a step: row i computes `extend_lens[i]` tokens from position `starts[i]` on.
+/// Returns the position of each token of a step: row i computes `extend_lens[i]` tokens from `starts[i]` on.
 ///
 /// # Errors
-/// `Error::Argument`: arrays of different lengths, a negative number, or more tokens than an int32 counts.
+/// `Error::Argument` for arrays of different lengths, a negative value, or more tokens than an int32 can count.
 pub fn make_positions(starts: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
     check_rows("starts", starts, extend_lens)?;
     check_ends(starts, extend_lens)?;
@@ -17,10 +16,10 @@ pub fn make_positions(starts: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
     Ok(rows.flat_map(|(&start, &len)| (start..).take(len.to_usize())).collect())
 }
 
-/// The request slot of each token of a step.
+/// Returns the request slot of each token of a step, int32: `req_slots[i]` repeated `extend_lens[i]` times.
 ///
 /// # Errors
-/// `Error::Argument`: arrays of different lengths, a negative number, or more tokens than an int32 counts.
+/// `Error::Argument` for arrays of different lengths, a negative value, or more tokens than an int32 can count.
 pub fn make_input_mapping(req_slots: &[i32], extend_lens: &[i32]) -> Result<Vec<i32>> {
     check_rows("req_slots", req_slots, extend_lens)?;
     let rows = req_slots.iter().zip(extend_lens);
@@ -29,10 +28,10 @@ pub fn make_input_mapping(req_slots: &[i32], extend_lens: &[i32]) -> Result<Vec<
         .collect())
 }
 
-/// The position of the token that each row samples, which is its sequence length; -1 for a row that samples none.
+/// Returns the position of the token that each row samples (its sequence length), or -1 for a row that samples none.
 ///
 /// # Errors
-/// `Error::Argument`: arrays of different lengths, a negative length.
+/// `Error::Argument` for arrays of different lengths or a negative length.
 pub fn make_write_mapping(seq_lens: &[i32], samples: &[i32]) -> Result<Vec<i32>> {
     same_len("samples", samples.len(), seq_lens.len())?;
     if let Some(row) = seq_lens.iter().position(|&len| len < 0) {
@@ -44,8 +43,8 @@ pub fn make_write_mapping(seq_lens: &[i32], samples: &[i32]) -> Result<Vec<i32>>
         .collect())
 }
 
-/// The arrays of a step that follow from its rows, one behind another in `packed`: `positions` and `out_loc`
-/// [num_tokens], `seq_lens` and `last_page_len` [num_rows], `qo_indptr` and `kv_indptr` [num_rows + 1].
+/// Step arrays that follow from the rows, concatenated in `packed` (int32): `positions` and `out_loc` [num_tokens],
+/// `seq_lens` and `last_page_len` [num_rows], `qo_indptr` and `kv_indptr` [num_rows + 1].
 #[derive(Debug, Default, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Metadata {
@@ -54,11 +53,11 @@ pub struct Metadata {
     pub num_rows: usize,
 }
 
-/// Row i computes `extend_lens[i]` tokens from position `starts[i]` on. `pages` holds, row after row, the pages of the
-/// columns in which those tokens are.
+/// Returns the step arrays of rows where row i computes `extend_lens[i]` tokens from position `starts[i]` on. `pages`
+/// holds, row after row, the pages in which those tokens are.
 ///
 /// # Errors
-/// `Error::Argument`: as `make_positions`; a row without tokens, other pages than the rows have columns.
+/// `Error::Argument` as in `make_positions`; also for a row without tokens, or a wrong number of pages.
 pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32], page_size: usize) -> Result<Metadata> {
     if page_size == 0 || page_size > i32::MAX.to_usize() {
         return argument("page_size", format!("{page_size}: must be between 1 and 2^31 - 1"));
@@ -80,7 +79,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
         .map(|(&start, &len)| columns(start, len).3)
         .sum();
     same_len("pages", pages.len(), wanted)?;
-    let most = (1_u32 << 31) / size.size(); // pages whose last token an int32 counts
+    let most = (1_u32 << 31) / size.size(); // pages whose token slots fit in an int32
     let Ok(pages) = pages
         .iter()
         .map(|&page| Page::try_from(page))
@@ -91,7 +90,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
     if let Some(page) = pages.iter().find(|&&page| page >= most) {
         return argument(
             "pages",
-            format!("page {page} of {page_size} tokens: more than an int32 counts"),
+            format!("page {page} of {page_size} tokens: its slots exceed int32"),
         );
     }
     let mut packed = vec![0; 2 * num_tokens + 4 * num_rows + 2];
@@ -115,7 +114,7 @@ pub fn make_metadata_buffers(starts: &[i32], extend_lens: &[i32], pages: &[i32],
         let Some(sum) = kv_indptr[row].checked_add(size.count(end).to_i32()) else {
             return argument(
                 "starts",
-                format!("row {row}: the pages of all rows are more than an int32 counts"),
+                format!("row {row}: the number of pages of all rows exceeds int32"),
             );
         };
         kv_indptr[row + 1] = sum;
@@ -134,7 +133,7 @@ fn same_len(name: &'static str, len: usize, expected: usize) -> Result<()> {
     argument(name, format!("{len} numbers, not {expected}"))
 }
 
-/// The number of tokens of all rows. `first` holds what is not negative.
+/// Returns the number of tokens of all rows. `Error::Argument` for arrays of different lengths or a negative value.
 fn check_rows(name: &'static str, first: &[i32], extend_lens: &[i32]) -> Result<usize> {
     same_len("extend_lens", extend_lens.len(), first.len())?;
     if let Some(row) = first.iter().position(|&one| one < 0) {
@@ -147,20 +146,23 @@ fn check_rows(name: &'static str, first: &[i32], extend_lens: &[i32]) -> Result<
         }
         match total.checked_add(len) {
             Some(sum) => total = sum,
-            None => return argument("extend_lens", format!("row {row}: more tokens than an int32 counts")),
+            None => return argument("extend_lens", format!("row {row}: the number of tokens exceeds int32")),
         }
     }
     need_memory("extend_lens", 12 * total.to_usize())?;
     Ok(total.to_usize())
 }
 
-/// No position is above what an int32 counts.
+/// Checks that every row's end fits in an int32.
 fn check_ends(starts: &[i32], extend_lens: &[i32]) -> Result<()> {
     let mut rows = starts.iter().zip(extend_lens);
     match rows.position(|(&start, &len)| start.checked_add(len).is_none()) {
         Some(row) => argument(
             "starts",
-            format!("row {row}: {}, with {} tokens", starts[row], extend_lens[row]),
+            format!(
+                "row {row}: position {} plus {} tokens exceeds int32",
+                starts[row], extend_lens[row]
+            ),
         ),
         None => Ok(()),
     }

@@ -1,4 +1,4 @@
-//! Answers taken apart: `minisgl._rust.AnswerParser`, and the formats that it knows.
+//! `minisgl._rust.AnswerParser`: parsing of a model's output into content, reasoning and tool calls; and its formats.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use minisgl_text::answer::{
     self, AnswerParser as Parser, ContentScan as Scan, End, Part, THINKING, TOOL_FORMATS, Tools,
 };
-use minisgl_text::tools::{Answers, Callable};
+use minisgl_text::tools::{Callable, OutputGrammar};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
-/// See `_rust.pyi`.
+/// Format in which models write tool calls. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct ToolFormat {
     inner: &'static answer::ToolFormat,
@@ -19,12 +19,12 @@ pub(crate) struct ToolFormat {
 
 #[pymethods]
 impl ToolFormat {
-    /// `name`: one that is known, or auto.
+    /// Finds a format by `name`, or by chat template and tokens if that is "auto".
     #[new]
     fn new(name: &str, template: &str, token_id: &Bound<'_, PyAny>) -> PyResult<Self> {
         let has_token = |text: &str| token_id.call1((text,)).is_ok_and(|found| !found.is_none());
         let inner = answer::ToolFormat::find(name, template, has_token)
-            .ok_or_else(|| PyValueError::new_err(format!("no format of tool calls has the name {name}")))?;
+            .ok_or_else(|| PyValueError::new_err(format!("unknown tool-call format: {name}")))?;
         Ok(Self { inner })
     }
 
@@ -35,8 +35,8 @@ impl ToolFormat {
 
     #[getter]
     fn place(&self) -> usize {
-        let place = TOOL_FORMATS.iter().position(|one| std::ptr::eq(one, self.inner));
-        place.unwrap_or(TOOL_FORMATS.len()) // it is from the table; else the gateway says that it knows none
+        let index = TOOL_FORMATS.iter().position(|one| std::ptr::eq(one, self.inner));
+        index.unwrap_or(TOOL_FORMATS.len()) // always from the table; else the gateway reports an unknown format
     }
 
     #[getter]
@@ -58,14 +58,14 @@ impl ToolFormat {
     }
 }
 
-/// With aliases, in order.
+/// Returns all names and aliases, sorted.
 fn all_names(named: impl Iterator<Item = (&'static str, &'static [&'static str])>) -> Vec<&'static str> {
     let names = named.flat_map(|(name, aliases)| aliases.iter().copied().chain([name]));
     let names: BTreeSet<_> = names.collect();
     names.into_iter().collect()
 }
 
-/// See `_rust.pyi`.
+/// Format of a model's reasoning: the markers around it. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct Thinking {
     inner: &'static answer::Thinking,
@@ -75,7 +75,7 @@ pub(crate) struct Thinking {
 
 #[pymethods]
 impl Thinking {
-    /// `name`: one that is known, or auto; None: the model does not think.
+    /// Finds a format by `name`, or by chat template for "auto". `None` for "none", or if the model has none.
     #[staticmethod]
     fn find(name: &str, template: &str) -> PyResult<Option<Self>> {
         let inner = match name {
@@ -83,7 +83,7 @@ impl Thinking {
             "auto" => answer::Thinking::detect(template),
             name => Some(
                 answer::Thinking::named(name)
-                    .ok_or_else(|| PyValueError::new_err(format!("no format of reasoning has the name {name}")))?,
+                    .ok_or_else(|| PyValueError::new_err(format!("unknown reasoning format: {name}")))?,
             ),
         };
         let is_open = inner.and_then(|one| one.is_open.then_some(true));
@@ -121,7 +121,7 @@ impl Thinking {
     }
 }
 
-/// The tools of a request, read once for all of its choices.
+/// Tools of a request, parsed once for all of its choices.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct AnswerTools {
     inner: Arc<Tools>,
@@ -129,18 +129,18 @@ pub(crate) struct AnswerTools {
 
 #[pymethods]
 impl AnswerTools {
-    /// `schemas`: JSON, an object of the schemas of tools by their names.
+    /// Parses `schemas`, a JSON object of parameter schemas by tool name.
     #[new]
     fn new(schemas: &str) -> PyResult<Self> {
-        let found: HashMap<String, serde_json::Value> =
+        let schemas: HashMap<String, serde_json::Value> =
             serde_json::from_str(schemas).map_err(|error| PyValueError::new_err(format!("schemas: {error}")))?;
         Ok(Self {
-            inner: Arc::new(Tools(found)),
+            inner: Arc::new(Tools(schemas)),
         })
     }
 }
 
-/// See `_rust.pyi`.
+/// Incremental parser of one model output. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct AnswerParser {
     inner: Mutex<Parser>,
@@ -195,7 +195,7 @@ impl AnswerParser {
     }
 }
 
-/// How answers are taken apart: calls, thinking, tools.
+/// Formats by which an output is parsed: tool calls, reasoning, and the request's tools.
 pub(crate) type Formats<'py> = (
     Option<PyRef<'py, ToolFormat>>,
     Option<PyRef<'py, Thinking>>,
@@ -211,7 +211,7 @@ pub(crate) fn scan((format, thinking, tools): &Formats<'_>) -> Scan {
     )
 }
 
-/// See `_rust.pyi`.
+/// Incremental split of one output into content and the rest. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct ContentScan {
     inner: Mutex<Scan>,
@@ -231,13 +231,13 @@ impl ContentScan {
     }
 }
 
-/// As `minisgl.parsers.api` has them.
+/// Converts parts of an output to the classes of `minisgl.parsers.api`.
 fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>> {
     static CLASSES: PyOnceLock<[Py<PyAny>; 4]> = PyOnceLock::new();
     if parts.is_empty() {
         return Ok(Vec::new());
     }
-    let found = CLASSES.get_or_try_init(py, || {
+    let classes = CLASSES.get_or_try_init(py, || {
         let module = py.import("minisgl.parsers.api")?;
         let class = |name: &str| Ok::<_, PyErr>(module.getattr(name)?.unbind());
         Ok::<_, PyErr>([
@@ -247,7 +247,7 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
             class("CallArguments")?,
         ])
     })?;
-    let [content, reasoning, begun, arguments] = found.each_ref().map(|one| one.bind(py));
+    let [content, reasoning, begun, arguments] = classes.each_ref().map(|one| one.bind(py));
     let made = parts.into_iter().map(|part| match part {
         Part::Text(text) => content.call1((text,)),
         Part::Reasoning(text) => reasoning.call1((text,)),
@@ -257,9 +257,9 @@ fn to_python(py: Python<'_>, parts: Vec<Part>) -> PyResult<Vec<Bound<'_, PyAny>>
     made.collect()
 }
 
-/// See `_rust.pyi`.
+/// Returns the grammar rules of an output that may call tools. See `_rust.pyi`.
 #[pyfunction]
-#[allow(clippy::too_many_arguments)] // what Python gives
+#[allow(clippy::too_many_arguments)] // arguments from Python
 pub(crate) fn answer_rules(
     format: Option<&ToolFormat>,
     thinking: Option<&Thinking>,
@@ -280,7 +280,7 @@ pub(crate) fn answer_rules(
         });
     }
     let number = |text: &str| token_id.call1((text,)).ok()?.extract::<Option<u32>>().ok()?;
-    let answers = Answers {
+    let answers = OutputGrammar {
         format: format.map(|one| one.inner),
         thinking: thinking.map(|one| (one.inner, one.is_open)),
         token_id: &number,

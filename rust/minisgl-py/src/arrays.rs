@@ -1,6 +1,6 @@
-//! numpy arrays, and what is written as JSON, in and out of functions that stand by themselves.
+//! Conversions of numpy arrays and JSON, for functions that are not methods of a larger object.
 //!
-//! An argument is a contiguous int32 array; a result is a new one, which its receiver may write.
+//! An argument is a contiguous int32 array; a result is a new one, which the receiver may write.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -9,7 +9,7 @@ use pyo3::types::PyBytes;
 
 use crate::buffers::View;
 
-/// An argument: int32, of one dimension, read while the GIL is held.
+/// Argument: a one-dimensional int32 array, read while the GIL is held.
 pub(crate) struct Int32s<'py> {
     view: View,
     py: Python<'py>,
@@ -33,7 +33,7 @@ impl<'a, 'py> FromPyObject<'a, 'py> for Int32s<'py> {
     }
 }
 
-/// What makes arrays from the memory of a `bytes` or `bytearray`.
+/// References to numpy for making arrays from the memory of a `bytes` or `bytearray`.
 pub(crate) struct Numpy {
     pub from_buffer: Py<PyAny>,
     pub int32: Py<PyAny>,
@@ -55,12 +55,12 @@ impl Numpy {
     }
 }
 
-/// What JSON says, as Python reads it.
+/// Converts a JSON value to Python objects.
 pub(crate) fn from_json<'py>(py: Python<'py>, value: &serde_json::Value) -> PyResult<Bound<'py, PyAny>> {
     py.import("json")?.call_method1("loads", (value.to_string(),))
 }
 
-/// A new int32 array.
+/// Returns a new int32 array with these elements.
 pub(crate) fn to_numpy(py: Python<'_>, numbers: impl ExactSizeIterator<Item = i32>) -> PyResult<Bound<'_, PyAny>> {
     let bytes = PyBytes::new_with(py, 4 * numbers.len(), |bytes| {
         for (to, number) in bytes.chunks_exact_mut(4).zip(numbers) {
@@ -73,7 +73,7 @@ pub(crate) fn to_numpy(py: Python<'_>, numbers: impl ExactSizeIterator<Item = i3
     array.bind(py).call_method0("copy")
 }
 
-/// The words of a bit mask out of numbers.
+/// Returns the words of a bit mask, from an int32 array.
 pub(crate) fn words_of(numbers: &Int32s<'_>) -> Vec<u32> {
     let words = numbers.as_slice().iter();
     words.map(|word| word.cast_unsigned()).collect()

@@ -1,7 +1,7 @@
-//! `minisgl._rust.ControlPlane`: the core's scheduler behind the Python Protocol, with the arrays bound once.
+//! `minisgl._rust.ControlPlane`: the core's scheduler behind the Python Protocol, with the step arrays bound once.
 //!
-//! Invariants: a panic is caught in the call, poisons the object and arrives as `ControlPlaneError`.
-//! The GIL stays held: a call takes microseconds, winning the GIL back from a busy thread takes milliseconds.
+//! Invariants: a panic is caught in the call, poisons the object and is raised as `ControlPlaneError`. The GIL stays
+//! held: a call takes microseconds, while regaining the GIL from a busy thread takes milliseconds.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -18,19 +18,19 @@ use crate::errors::{panic_text, to_python};
 use crate::events;
 use crate::step::{StepOutput, StepPlan};
 
-/// Cargo features of this crate that are on, `extension-module` aside, which every built module has.
+/// Cargo features of this crate that are on, except `extension-module`, which every built module has.
 const FEATURES: &[&str] = if cfg!(feature = "test-panics") {
     &["test-panics"]
 } else {
     &[]
 };
 
-/// Id, parent, tokens, depth, locks, age, children, whether a pin holds it, whether its state is kept, first tokens.
+/// Fields of a tree node: id, parent, tokens, depth, locks, age, children, is pinned, has saved state, first tokens.
 type TreeNode = (u64, u64, usize, usize, u32, u64, u32, bool, bool, Vec<i32>);
 pub(crate) type ShownTree = (usize, usize, Vec<TreeNode>);
 
-/// `minisgl.scheduler.api.TreeView`.
-pub(crate) fn shown(view: TreeView) -> ShownTree {
+/// Converts a tree view to the tuples of `minisgl.scheduler.api.TreeView`.
+pub(crate) fn tree_to_python(view: TreeView) -> ShownTree {
     let nodes = view.nodes.into_iter().map(|node| {
         (
             node.id,
@@ -48,7 +48,7 @@ pub(crate) fn shown(view: TreeView) -> ShownTree {
     (view.num_nodes, view.num_tokens, nodes.collect())
 }
 
-/// See `minisgl.scheduler.api.ControlPlane`. Made by `minisgl.scheduler.backend`, which checks the configuration.
+/// Scheduler that implements `minisgl.scheduler.api.ControlPlane`; `minisgl.scheduler.backend` checks the settings.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct ControlPlane {
     scheduler: Scheduler,
@@ -57,14 +57,13 @@ pub(crate) struct ControlPlane {
     buffers: Py<PyAny>,
     #[pyo3(get)]
     config: Py<PyAny>,
-    /// What writing the last step's arrays took, but for the columns of decode rows, which are written as they are
-    /// decided.
+    /// Nanoseconds spent writing the last step's arrays, without the columns that decode rows write in the decision.
     #[pyo3(get)]
     metadata_ns: u64,
 }
 
 impl ControlPlane {
-    /// Run a call of the core: errors and panics become Python exceptions.
+    /// Runs a call of the core. Errors and panics become Python exceptions.
     fn run<T>(&mut self, py: Python<'_>, call: impl FnOnce(&mut Self) -> Result<T, Error>) -> PyResult<T> {
         match catch_unwind(AssertUnwindSafe(|| call(self))) {
             Ok(result) => result.map_err(|error| to_python(py, &error)),
@@ -94,7 +93,7 @@ impl ControlPlane {
         })
     }
 
-    /// Take in `events`, decide step `step`, write its arrays, return its header.
+    /// Applies `events`, decides step `step`, writes its arrays and returns its plan.
     fn schedule(&mut self, step: i64, events: &Bound<'_, PyAny>) -> PyResult<StepPlan> {
         let py = events.py();
         let items = events.getattr(intern!(py, "items"))?;
@@ -106,14 +105,14 @@ impl ControlPlane {
             let mut began = None;
             let decided = || began = Some(Instant::now());
             let plan = this.scheduler.schedule(step, checked, &mut entry, index, decided);
-            let taken = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
-            this.metadata_ns = u64::try_from(taken.as_nanos()).unwrap_or(u64::MAX);
+            let elapsed = began.map_or(Duration::ZERO, |at: Instant| at.elapsed());
+            this.metadata_ns = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
             plan
         })
         .map(StepPlan::from)
     }
 
-    /// Take the tokens of `step`, one a row.
+    /// Commits the sampled tokens of `step`, one for each row.
     fn commit(&mut self, step: i64, tokens: &Bound<'_, PyAny>) -> PyResult<StepOutput> {
         let py = tokens.py();
         let view = View::of(tokens);
@@ -132,7 +131,7 @@ impl ControlPlane {
         })
     }
 
-    /// Counts of this moment, as `minisgl.scheduler.api.Stats`.
+    /// Returns the current counters and gauges as `minisgl.scheduler.api.Stats`.
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let stats = self.scheduler.stats();
         let kind = py.import("minisgl.scheduler.api")?.getattr("Stats")?;
@@ -149,37 +148,37 @@ impl ControlPlane {
         kind.call1(PyTuple::new(py, counts)?)
     }
 
-    /// How many whole pages of `tokens` the prefix cache has for requests of `namespace`.
+    /// Returns how many full pages of `tokens` the prefix cache has in `namespace`.
     fn cached_pages(&self, tokens: Int32s<'_>, namespace: u32) -> usize {
         self.scheduler.cached_pages(tokens.as_slice(), namespace)
     }
 
-    /// For whom a `Draft` may be of use, and of how many tokens.
+    /// Returns (request id, number of draft tokens) for requests that can use a `Draft`.
     fn drafts_wanted(&self) -> Vec<(i64, usize)> {
         self.scheduler.drafts_wanted()
     }
 
-    /// The `limit` largest nodes of the prefix cache, as `minisgl.scheduler.api.TreeView`.
+    /// Returns the `limit` largest nodes of the prefix cache, as `minisgl.scheduler.api.TreeView`.
     fn tree_view(&self, limit: usize) -> ShownTree {
-        shown(self.scheduler.tree_view(limit))
+        tree_to_python(self.scheduler.tree_view(limit))
     }
 
-    /// Check every invariant. O(everything).
+    /// Checks every invariant and raises `ControlPlaneError` at the first broken one. O(everything).
     fn check(&mut self, py: Python<'_>) -> PyResult<()> {
         self.run(py, |this| this.scheduler.check())
     }
 
-    /// Each cached page, with all tokens from the start of the sequence to the page's end. For tests.
+    /// Returns each cached page with all tokens of its path up to the page's end. For tests.
     fn tree_pages<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
         paths(py, self.scheduler.tree_pages())
     }
 
-    /// The slot of each checkpoint of the tree, with the path to it as `tree_pages` has it. For tests.
+    /// Returns each state checkpoint's slot with the tokens of its path, in the format of `tree_pages`. For tests.
     fn tree_states<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
         paths(py, self.scheduler.tree_states())
     }
 
-    /// The pages of a live request, by column; empty while it waits. `KeyError` if it isn't live. For tests.
+    /// Returns the page table of a live request (empty while it waits). Raises `KeyError` if it is not live. For tests.
     fn page_table(&self, req_id: i64) -> PyResult<Vec<u32>> {
         match self.scheduler.page_table(req_id) {
             Some(pages) => Ok(pages),
@@ -187,12 +186,12 @@ impl ControlPlane {
         }
     }
 
-    /// The stack of free pages, the next to be given out last. For tests.
+    /// Returns the stack of free pages. The last element is allocated next. For tests.
     fn free_pages(&self) -> Vec<u32> {
         self.scheduler.free_pages().to_vec()
     }
 
-    /// Panic on order: "schedule" or "commit" of a step, "before", "amid" or "after" it takes effect.
+    /// Requests a panic in the "schedule" or "commit" of a step, "before", "amid" or "after" it takes effect.
     #[cfg(feature = "test-panics")]
     fn panic_at(&mut self, call: &str, step: i64, moment: &str) -> PyResult<()> {
         use minisgl_core::{Call, Moment};
@@ -211,7 +210,7 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// Which share of the output they may still make requests are expected to make, in 1/1024. Tests set it.
+    /// Expected share of the possible output of requests, in 1/1024. Tests set it.
     #[getter]
     fn get_reserve_ratio(&mut self) -> usize {
         *self.scheduler.reserve_ratio_mut()
@@ -223,17 +222,17 @@ impl ControlPlane {
     }
 }
 
-/// Pages or checkpoints, each with the tokens before its end.
+/// Pages or checkpoint slots, each with the tokens up to its end.
 pub(crate) type Paths<'py> = Vec<(Bound<'py, PyTuple>, u32)>;
 
-pub(crate) fn paths(py: Python<'_>, found: Vec<(Vec<i32>, u32)>) -> PyResult<Paths<'_>> {
-    let found = found.into_iter();
-    found
+pub(crate) fn paths(py: Python<'_>, entries: Vec<(Vec<i32>, u32)>) -> PyResult<Paths<'_>> {
+    let entries = entries.into_iter();
+    entries
         .map(|(tokens, number)| Ok((PyTuple::new(py, tokens)?, number)))
         .collect()
 }
 
-/// The eviction policy called `name`; the error names the `field`.
+/// Returns the eviction policy `name`. Raises `ValueError`, with `field` in the message, if it is unknown.
 pub(crate) fn policy_of(field: &str, name: &str) -> PyResult<CachePolicy> {
     match name {
         "lru" => Ok(CachePolicy::Lru),
@@ -271,7 +270,7 @@ fn read_config(config: &Bound<'_, PyAny>) -> PyResult<Config> {
     })
 }
 
-/// What was compiled: `{"version": str, "profile": "release" | "debug", "features": list[str]}`.
+/// Returns the build: `{"version": str, "profile": "release" | "debug", "features": list[str]}`.
 #[pyfunction]
 pub(crate) fn build_info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let info = PyDict::new(py);

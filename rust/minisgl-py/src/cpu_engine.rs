@@ -1,6 +1,6 @@
-//! `minisgl._rust.CpuEngine`: the CPU engine behind one call a step.
+//! `minisgl._rust.CpuEngine`: the CPU engine behind one call for each step.
 //!
-//! Invariants: arrays are read while the GIL is held, forwards run without it; one step at a time.
+//! Invariants: arrays are read while the GIL is held, forward passes run without it; one step at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,17 +21,17 @@ use crate::arrays::{Int32s, to_numpy};
 use crate::page_store::PageStore;
 use crate::sampling::binding_from_python;
 
-/// A loaded model.
+/// CPU engine with a loaded model.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct CpuEngine {
-    /// In a box: Python's objects lie at multiples of 16 bytes, and parts of an engine want 128.
+    /// The engine; `None` once closed. Boxed, because Python aligns objects to 16 bytes, and an engine needs 128.
     inner: Mutex<Option<Box<Engine>>>,
     keeping: Mutex<Option<Keeping>>,
     closing: AtomicBool,
     mapped: bool,
 }
 
-/// A failed step is a `RuntimeError`; all else is a `ValueError` of (fault, text).
+/// Converts an engine error: a failed step to `RuntimeError`, others to `ValueError` with the arguments (fault, text).
 pub(crate) fn to_python(error: &Error) -> PyErr {
     let fault = match error.fault {
         Fault::Step => return PyRuntimeError::new_err(error.to_string()),
@@ -42,8 +42,8 @@ pub(crate) fn to_python(error: &Error) -> PyErr {
     PyValueError::new_err((fault, error.to_string()))
 }
 
-/// What it gave, or its error as Python's.
-fn given<T>(result: Result<T, Error>) -> PyResult<T> {
+/// Returns the value of `result`, or its error as a Python exception.
+fn checked<T>(result: Result<T, Error>) -> PyResult<T> {
     result.map_err(|error| to_python(&error))
 }
 
@@ -65,7 +65,7 @@ fn closed() -> PyErr {
     PyRuntimeError::new_err("the engine is closed")
 }
 
-/// What changes a model for requests that name it, ready to be computed.
+/// LoRA adapter, prepared for the CPU engine.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct CpuAdapter {
     inner: Mutex<Option<Adapter>>,
@@ -79,15 +79,15 @@ impl CpuAdapter {
 
 #[pymethods]
 impl CpuAdapter {
-    /// For the model of `settings`, see `CpuEngine`. `pairs`: layer, part such as "q_proj", A and B as bytes of
-    /// float32.
+    /// Prepares an adapter for the model of `settings` (see `CpuEngine`). `pairs`: layer, module such as "q_proj", A
+    /// and B as bytes of float32.
     #[new]
     fn new(
         py: Python<'_>,
         settings: &str,
         pairs: Vec<(usize, String, PyBackedBytes, PyBackedBytes)>,
     ) -> PyResult<Self> {
-        let settings = given(Settings::parse(settings))?;
+        let settings = checked(Settings::parse(settings))?;
         let made = py.detach(|| {
             let pairs: Vec<Pair> = pairs
                 .into_iter()
@@ -100,7 +100,7 @@ impl CpuAdapter {
                 .collect();
             Adapter::new(&settings.model, &pairs)
         });
-        let inner = Mutex::new(Some(given(made)?));
+        let inner = Mutex::new(Some(checked(made)?));
         Ok(Self { inner })
     }
 }
@@ -110,30 +110,30 @@ fn float32s(bytes: &[u8]) -> Vec<f32> {
     numbers.iter().map(|one| f32::from_le_bytes(*one)).collect()
 }
 
-/// Kind, weight, bias, epsilon.
-type GivenStep = (String, PyBackedBytes, PyBackedBytes, f32);
+/// Step of an output head: kind, weight, bias, epsilon.
+type HeadStepArgs = (String, PyBackedBytes, PyBackedBytes, f32);
 
-fn head_step((kind, weight, bias, eps): GivenStep) -> PyResult<HeadStep> {
+fn head_step((kind, weight, bias, eps): HeadStepArgs) -> PyResult<HeadStep> {
     Ok(match kind.as_str() {
         "linear" => HeadStep::Linear(float32s(&weight), float32s(&bias)),
         "layer_norm" => HeadStep::LayerNorm(float32s(&weight), float32s(&bias), eps),
         "tanh" => HeadStep::Tanh,
         "gelu" => HeadStep::GeluErf,
-        other => return Err(PyValueError::new_err(("setting", format!("a head: {other}")))),
+        other => return Err(PyValueError::new_err(("setting", format!("head step: {other}")))),
     })
 }
 
 #[pymethods]
 impl CpuEngine {
-    /// `settings` as JSON: see `minisgl_cpu::load::Settings`. `say(done, total)` hears of the parts that are loaded.
+    /// Loads a model. `settings`: JSON of `minisgl_cpu::load::Settings`. `say(done, total)` is called during the load.
     #[new]
     fn new(py: Python<'_>, settings: &str, say: Py<PyAny>) -> PyResult<Self> {
-        let settings = given(Settings::parse(settings))?;
+        let settings = checked(Settings::parse(settings))?;
         let progress = |done: usize, total: usize| {
-            // a terminal that is gone does not stop a load
+            // an error of the progress callback does not stop the load
             let _ = Python::attach(|py| say.call1(py, (done, total)));
         };
-        let loaded = given(py.detach(|| load(&settings, &progress)))?;
+        let loaded = checked(py.detach(|| load(&settings, &progress)))?;
         Ok(Self {
             inner: Mutex::new(Some(Box::new(loaded.engine))),
             keeping: Mutex::new(loaded.keeping),
@@ -142,30 +142,30 @@ impl CpuEngine {
         })
     }
 
-    /// Bytes of a page of the pool in all layers.
+    /// Returns the bytes of one KV page in all layers.
     #[staticmethod]
     fn page_bytes(settings: &str) -> PyResult<usize> {
-        given(Settings::parse(settings).and_then(|settings| settings.page_bytes()))
+        checked(Settings::parse(settings).and_then(|settings| settings.page_bytes()))
     }
 
-    /// Bytes of the state of one sequence; 0: the model's layers keep none.
+    /// Returns the bytes of one sequence's recurrent state; 0 for a model without.
     #[staticmethod]
     fn state_bytes(settings: &str) -> PyResult<usize> {
-        let settings = given(Settings::parse(settings))?;
+        let settings = checked(Settings::parse(settings))?;
         Ok(settings.state_bytes())
     }
 
-    /// What a forward of the model does, an operation a line.
+    /// Returns the operations of a forward pass, one a line.
     #[staticmethod]
     fn operations(py: Python<'_>, settings: &str) -> PyResult<String> {
-        let settings = given(Settings::parse(settings))?;
-        given(py.detach(|| operations(&settings)))
+        let settings = checked(Settings::parse(settings))?;
+        checked(py.detach(|| operations(&settings)))
     }
 
-    /// What it computes with: isa, threads, kinds (name, bytes), weight_bytes, whether they are a mapped file; what a
-    /// token that is decoded reads of them and multiplies (token_bytes, token_products), and of these what a prompt
-    /// does once (head_products); K, V of a token (kv_bytes); whether rows read weights of their own (experts), and
-    /// not every K before them (windows).
+    /// Returns properties of the engine: isa, threads, kinds (name, bytes), weight_bytes, mapped (weights are a mapped
+    /// file); bytes read and multiplications for a decoded token (token_bytes, token_products); those of them that a
+    /// prompt needs once (head_products); KV bytes of a token (kv_bytes); whether it has experts and windows
+    /// (sliding-window attention).
     fn about<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let guard = self.locked();
         let engine = guard.as_ref().ok_or_else(closed)?;
@@ -191,16 +191,16 @@ impl CpuEngine {
         Ok(about)
     }
 
-    /// Seconds of all forwards by part; empty unless the settings say `timed`.
+    /// Returns the seconds of all forward passes by part; empty without the setting `timed`.
     fn times<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let times = self.with(|engine| engine.times())?.unwrap_or_default();
         PARTS.iter().zip(times).into_py_dict(py)
     }
 
-    /// Have heads: the steps of that of embeddings, and for scores the pooling and the steps. A step is (kind, weight,
-    /// bias, epsilon), numbers as the bytes of float32.
-    fn set_heads(&self, embedding: Vec<GivenStep>, score: Option<(String, Vec<GivenStep>)>) -> PyResult<()> {
-        let steps = |given: Vec<GivenStep>| given.into_iter().map(head_step).collect::<PyResult<Vec<_>>>();
+    /// Sets the output heads: the steps of the embedding head, and for scores the pooling and the steps. A step is
+    /// (kind, weight, bias, epsilon), arrays as bytes of float32.
+    fn set_heads(&self, embedding: Vec<HeadStepArgs>, score: Option<(String, Vec<HeadStepArgs>)>) -> PyResult<()> {
+        let steps = |given: Vec<HeadStepArgs>| given.into_iter().map(head_step).collect::<PyResult<Vec<_>>>();
         let score = score.map(|(pooling, given)| -> PyResult<_> {
             let kind = if pooling == "mean" {
                 Pooling::Mean
@@ -215,33 +215,32 @@ impl CpuEngine {
             embedding: steps(embedding)?,
             score: score.transpose()?,
         };
-        given(self.with(|engine| engine.set_heads(heads))?)
+        checked(self.with(|engine| engine.set_heads(heads))?)
     }
 
-    /// Have an adapter from the next step on. `adapter` is used up.
+    /// Adds an adapter under the id `number`, from the next step on. `adapter` cannot be used again.
     fn add_adapter(&self, number: u32, adapter: &CpuAdapter) -> PyResult<()> {
         let used = || PyValueError::new_err(("setting", "the adapter was added already"));
         let made = adapter.take().ok_or_else(used)?;
         self.with(|engine| engine.adapters().add(number, made)).map(drop)
     }
 
-    /// Have it no more.
+    /// Removes the adapter with the id `number`.
     fn remove_adapter(&self, number: u32) {
-        let _ = self.with(|engine| engine.adapters().remove(number)); // one that is closed has none
+        let _ = self.with(|engine| engine.adapters().remove(number)); // a closed engine has no adapters
     }
 
-    /// Give pages that fill to `store`, and load what is staged there.
+    /// Writes full KV pages to `store` from now on, and loads pages staged there.
     fn keep(&self, store: &PageStore) -> PyResult<()> {
         self.with(|engine| engine.keep(store.shared()))
     }
 
-    /// Run a step: its arrays without padding rows, those of several numbers a row flat, bindings of slots, free slots.
-    /// Gives (tokens by row, log probabilities or None, list of prompts', list of prompts' embeddings as bytes, what
-    /// failed by row).
+    /// Runs a step: its arrays without padding rows (2-D ones flat), slot assignments, freed slots. Returns (tokens by
+    /// row, log probabilities or None, prompt log probabilities, prompt embeddings as bytes, failures by row).
     #[pyo3(signature = (input_ids, positions, out_loc, req_slots, seq_lens, extend_lens, sample_rows,
                         page_table_updates, page_ids, num_decode_rows, bindings, freed,
                         state_begins, state_saves, page_loads=None))]
-    #[allow(clippy::too_many_arguments)] // a step has as many
+    #[allow(clippy::too_many_arguments)] // the arrays of a step
     fn step<'py>(
         &self,
         py: Python<'py>,
@@ -260,7 +259,7 @@ impl CpuEngine {
         state_begins: Int32s<'py>,
         state_saves: Int32s<'py>,
         page_loads: Option<Int32s<'py>>,
-    ) -> PyResult<Told<'py>> {
+    ) -> PyResult<StepResult<'py>> {
         let step = Step {
             input_ids: input_ids.as_slice().to_vec(),
             positions: positions.as_slice().to_vec(),
@@ -279,15 +278,15 @@ impl CpuEngine {
         };
         let bindings = bindings.iter().map(binding_from_python).collect::<PyResult<Vec<_>>>()?;
         let sampled = py.detach(|| self.with(|engine| engine.step(&step, bindings)))?;
-        told(py, given(sampled)?)
+        step_to_python(py, checked(sampled)?)
     }
 
-    /// The logits at each of `tokens`, as the bytes of [tokens, vocabulary] float32: for measurements, between steps of
-    /// nobody, since the first pages of the pool are overwritten.
+    /// Returns the logits at each of `tokens`, as bytes of float32 [tokens, vocabulary]. For measurements without live
+    /// requests: it overwrites the first pages of the KV pool.
     fn prompt_logits<'py>(&self, py: Python<'py>, tokens: Int32s<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let tokens = tokens.as_slice().to_vec();
-        let found = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens)))?;
-        let logits = given(found)?;
+        let result = py.detach(|| self.with(|engine| engine.prompt_logits(&tokens)))?;
+        let logits = checked(result)?;
         PyBytes::new_with(py, 4 * logits.len(), |bytes| {
             for (to, number) in bytes.chunks_exact_mut(4).zip(logits) {
                 to.copy_from_slice(&number.to_ne_bytes());
@@ -296,22 +295,22 @@ impl CpuEngine {
         })
     }
 
-    /// Whether there are panels that the cache has not.
+    /// Whether there are repacked weights that are not in the file cache yet.
     #[getter]
     fn keeps_panels(&self) -> bool {
         self.waiting().is_some()
     }
 
-    /// Write the panels into the cache, beside steps; `close` ends it. Gives the
-    /// bytes of their file, None if there is none.
+    /// Writes the repacked weights to the file cache, while steps run; `close` stops it. Returns the file's bytes, or
+    /// `None` if there was nothing to write.
     fn keep_panels(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         let Some(keeping) = self.waiting().take() else {
             return Ok(None);
         };
-        given(py.detach(|| beside_others(|| keeping.write(&self.closing))))
+        checked(py.detach(|| beside_others(|| keeping.write(&self.closing))))
     }
 
-    /// Free the memory. Idempotent.
+    /// Frees the memory of the engine. Idempotent.
     fn close(&self, py: Python<'_>) {
         self.closing.store(true, Relaxed);
         py.detach(|| {
@@ -321,7 +320,7 @@ impl CpuEngine {
     }
 }
 
-type Told<'py> = (
+type StepResult<'py> = (
     Bound<'py, PyAny>,
     Bound<'py, PyAny>,
     Bound<'py, PyList>,
@@ -329,18 +328,18 @@ type Told<'py> = (
     Bound<'py, PyDict>,
 );
 
-fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
+fn step_to_python(py: Python<'_>, sampled: Sampled) -> PyResult<StepResult<'_>> {
     let tokens = to_numpy(py, sampled.tokens.into_iter())?;
     let logprobs = match sampled.logprobs {
         None => py.None().into_bound(py),
         Some(found) => {
-            let (own, top_ids, top) = apart(found.tokens);
+            let (own, top_ids, top) = columns_of(found.tokens);
             (found.rows, own, top_ids, top).into_pyobject(py)?.into_any()
         }
     };
     let prompts = PyList::empty(py);
     for one in sampled.prompts {
-        let (own, top_ids, top) = apart(one.tokens);
+        let (own, top_ids, top) = columns_of(one.tokens);
         prompts.append((one.req_id, one.first, own, top_ids, top))?;
     }
     let embeddings = PyList::empty(py);
@@ -355,10 +354,10 @@ fn told(py: Python<'_>, sampled: Sampled) -> PyResult<Told<'_>> {
     Ok((tokens, logprobs, prompts, embeddings, failures))
 }
 
-type Apart = (Vec<f32>, Vec<Vec<u32>>, Vec<Vec<f32>>);
+type LogprobColumns = (Vec<f32>, Vec<Vec<u32>>, Vec<Vec<f32>>);
 
-fn apart(tokens: Vec<TokenLogprobs>) -> Apart {
-    let mut all = Apart::default();
+fn columns_of(tokens: Vec<TokenLogprobs>) -> LogprobColumns {
+    let mut all = LogprobColumns::default();
     for one in tokens {
         all.0.push(one.own);
         all.1.push(one.top_ids);
@@ -367,11 +366,11 @@ fn apart(tokens: Vec<TokenLogprobs>) -> Apart {
     all
 }
 
-/// What the machine can do at most: (what, instruction set, how much a second), see `minisgl_cpu::limits`.
+/// Measures the limits of the machine: (quantity, instruction set, rate in 1/s). See `minisgl_cpu::limits`.
 #[pyfunction]
 pub fn cpu_limits(py: Python<'_>, threads: usize, seconds: f64) -> PyResult<Vec<(&'static str, &'static str, f64)>> {
     if !(1..=1024).contains(&threads) || !(0.001..=60.0).contains(&seconds) {
-        let text = format!("{threads} threads, {seconds} seconds: must be 1 to 1024, and 0.001 to 60");
+        let text = format!("threads is {threads}, must be 1 to 1024; seconds is {seconds}, must be 0.001 to 60");
         return Err(PyValueError::new_err(text));
     }
     Ok(py.detach(|| minisgl_cpu::limits::limits(threads, seconds)))

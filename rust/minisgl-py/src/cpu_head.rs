@@ -1,6 +1,6 @@
-//! `minisgl._rust.CpuHead`: the output head of the torch engine on a CPU, multiplied by the CPU engine's kernels.
+//! `minisgl._rust.CpuHead`: the LM head of the torch engine on a CPU, computed by the CPU engine's kernels.
 //!
-//! Invariants: products run without the GIL, on arrays that the caller made for the call.
+//! Invariants: matmuls run without the GIL, on arrays that the caller made for the call.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -24,7 +24,7 @@ impl CpuHead {
     }
 }
 
-/// None for the address 0.
+/// Returns the OpenMP team at the address `gomp_parallel`, or `None` if that is 0.
 #[allow(unsafe_code)]
 fn openmp(gomp_parallel: usize, threads: usize) -> Option<OpenMp> {
     // SAFETY: Python found the address under that name in the process; libraries are never unloaded.
@@ -46,7 +46,7 @@ impl CpuHead {
         let kind = match kind {
             "bfloat16" => Kind::BF16,
             "float16" => Kind::F16,
-            other => return Err(PyValueError::new_err(format!("kind: {other}: not 16 bits"))),
+            other => return Err(PyValueError::new_err(format!("kind: {other}: not a 16-bit type"))),
         };
         let team = match openmp(gomp_parallel, threads) {
             Some(team) => Team::OpenMp(team),
@@ -65,11 +65,12 @@ impl CpuHead {
         self.locked().width()
     }
 
-    /// What would multiply, held down or not. Raises `ValueError` for what this CPU has not.
+    /// Returns the instruction set that the kernels would use, limited to `held_down_by` if given. Raises `ValueError`
+    /// if this CPU does not have it.
     #[staticmethod]
     fn isa(held_down_by: Option<&str>) -> PyResult<&'static str> {
-        let found = Isa::detect(held_down_by).map_err(|error| to_python(&error))?;
-        Ok(found.name())
+        let isa = Isa::detect(held_down_by).map_err(|error| to_python(&error))?;
+        Ok(isa.name())
     }
 
     fn product(&self, py: Python<'_>, x: &Bound<'_, PyAny>, out: &Bound<'_, PyAny>, bf16: bool) -> PyResult<()> {

@@ -1,4 +1,4 @@
-//! `minisgl._rust.EnginePool`: several engine processes behind one socket. Its thread never touches Python.
+//! `minisgl._rust.EnginePool`: several engine processes behind one socket. Its thread never calls Python.
 
 use minisgl_gateway::message::{decode, decode_to_engine, encode, encode_from_engine};
 use minisgl_router::pool::{EnginePool as Pool, PoolConfig};
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::arrays::from_json;
 
-/// See `_rust.pyi`.
+/// Several engine processes behind one socket. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct EnginePool {
     pool: Pool,
@@ -39,14 +39,14 @@ impl EnginePool {
     }
 }
 
-/// See `_rust.pyi`.
+/// Decodes and re-encodes a message frame to an engine. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn recode_to_engine(frame: &[u8]) -> PyResult<Vec<u8>> {
     let messages = decode_to_engine(frame).map_err(|error| PyValueError::new_err(error.to_string()))?;
     Ok(encode(&messages))
 }
 
-/// See `_rust.pyi`.
+/// Decodes and re-encodes a message frame from an engine. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn recode_from_engine(frame: &[u8]) -> PyResult<Vec<u8>> {
     let messages = decode(frame).map_err(|error| PyValueError::new_err(error.to_string()))?;

@@ -1,10 +1,10 @@
-//! Errors of the core as Python exceptions: the one place.
+//! Errors and panics of the core as Python exceptions, in one place.
 
 use minisgl_core::Error;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-/// `minisgl.step.EventError`, `ValueError` or `minisgl.scheduler.api.ControlPlaneError`.
+/// Converts a core error to `minisgl.step.EventError`, `ValueError` or `minisgl.scheduler.api.ControlPlaneError`.
 pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
     let class = |module: &str, name: &str| py.import(module)?.getattr(name);
     let made = match error {
@@ -14,7 +14,7 @@ pub(crate) fn to_python(py: Python<'_>, error: &Error) -> PyErr {
         Error::Argument { .. } => return PyValueError::new_err(error.to_string()),
         Error::Broken(what) => class("minisgl.scheduler.api", "ControlPlaneError").and_then(|kind| kind.call1((what,))),
     };
-    // else the package itself is broken
+    // on failure the package itself is broken
     made.map_or_else(|_| PyRuntimeError::new_err(error.to_string()), PyErr::from_value)
 }
 

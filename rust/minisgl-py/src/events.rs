@@ -1,7 +1,7 @@
-//! From the event objects of `minisgl.step` to those of the core.
+//! Conversion of the event objects of `minisgl.step` to the core's events.
 
 use minisgl_core::{
-    Arrival, CheckedEvents, Draft, Error, Event, PagesRead, RESERVED_OUTPUT, Scheduler, TokenBudget, not_ids,
+    Arrival, CheckedEvents, Draft, Error, Event, PagesRead, RESERVED_OUTPUT, Scheduler, TokenBudget, invalid_token_ids,
 };
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::intern;
@@ -11,7 +11,7 @@ use pyo3::types::PyList;
 use crate::buffers::View;
 use crate::errors::to_python;
 
-/// Convert and check each event, in order. Raises `EventError` at the first that is malformed.
+/// Converts and validates the events in order. Raises `EventError` at the first malformed one.
 pub(crate) fn read(events: &Bound<'_, PyList>, scheduler: &Scheduler) -> PyResult<CheckedEvents> {
     let mut checked = CheckedEvents::default();
     for (index, one) in events.iter().enumerate() {
@@ -22,7 +22,7 @@ pub(crate) fn read(events: &Bound<'_, PyList>, scheduler: &Scheduler) -> PyResul
     Ok(checked)
 }
 
-/// By the name of its class, one of `minisgl.step`.
+/// Converts an event by its class name, one of `minisgl.step`.
 fn convert(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Event> {
     let py = event.py();
     let number = |name| integer(&event.getattr(name)?);
@@ -51,7 +51,7 @@ fn convert(index: usize, event: &Bound<'_, PyAny>) -> PyResult<Event> {
             tokens: event
                 .getattr(intern!(py, "tokens"))?
                 .extract()
-                .map_err(|_| to_python(py, &not_ids(index)))?,
+                .map_err(|_| to_python(py, &invalid_token_ids(index)))?,
         }),
         _ => return Err(PyTypeError::new_err(format!("event {index}: {kind} is no event"))),
     })
@@ -107,7 +107,7 @@ fn is_int32(array: &Bound<'_, PyAny>) -> bool {
     name.is_ok_and(|name| name.eq("int32").unwrap_or(false))
 }
 
-/// A Python integer; one beyond 64 bits is as good as the largest.
+/// Converts a Python integer, clamped to 64 bits.
 fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
     match value.extract::<i64>() {
         Err(error) if error.is_instance_of::<PyOverflowError>(value.py()) => {
@@ -117,13 +117,13 @@ fn integer(value: &Bound<'_, PyAny>) -> PyResult<i64> {
     }
 }
 
-/// Ids that no token can have never stop anything.
+/// Converts stop ids. Drops those outside of int32, which no token can have.
 fn stop_ids(value: &Bound<'_, PyAny>) -> PyResult<Vec<i32>> {
-    let mut found = Vec::new();
+    let mut ids = Vec::new();
     for id in value.try_iter()? {
         if let Ok(id) = i32::try_from(integer(&id?)?) {
-            found.push(id);
+            ids.push(id);
         }
     }
-    Ok(found)
+    Ok(ids)
 }

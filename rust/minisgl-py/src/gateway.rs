@@ -1,5 +1,5 @@
-//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its thread never touches Python: Python
-//! takes its questions, and answers them.
+//! `minisgl._rust.Gateway`: the gateway in the process of the Python server. Its thread never calls Python: Python
+//! polls its questions and answers them.
 
 use std::collections::BTreeMap;
 use std::net::TcpListener;
@@ -24,13 +24,13 @@ use crate::text::TextTokenizer;
 
 const REASONS: [&str; 4] = ["stop", "length", "abort", "error"];
 
-/// See `_rust.pyi`.
+/// HTTP gateway in front of the Python server. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct Gateway {
     served: Served,
 }
 
-/// Number, method, target, headers, body.
+/// Question to the Python server: id, method, target, headers, body.
 type Question<'py> = (
     u64,
     String,
@@ -45,10 +45,10 @@ impl Gateway {
     fn new(listener_fd: i32, engine: PathBuf, fallback: PathBuf) -> PyResult<Self> {
         if listener_fd < 0 {
             return Err(PyValueError::new_err(format!(
-                "listener_fd: {listener_fd} is no descriptor"
+                "listener_fd is {listener_fd}; must be a descriptor"
             )));
         }
-        // SAFETY: it is borrowed for the duration of the call that duplicates it; an invalid one is the call's error.
+        // SAFETY: the descriptor is borrowed for the call that duplicates it, which fails if it is invalid.
         let borrowed = unsafe { BorrowedFd::borrow_raw(listener_fd) };
         let listener = borrowed.try_clone_to_owned().map(TcpListener::from);
         let served = listener.and_then(|listener| Served::start(listener, engine, fallback));
@@ -58,10 +58,10 @@ impl Gateway {
     }
 
     fn serve(&self, py: Python<'_>, config: &str, tokenizer: &TextTokenizer) -> PyResult<bool> {
-        let found = GatewayConfig::read(config)
+        let config = GatewayConfig::read(config)
             .map_err(|error| PyValueError::new_err(format!("the gateway's configuration: {error}")))?;
         let tokenizer = Arc::clone(&tokenizer.inner);
-        Ok(py.detach(|| self.served.serve(found, tokenizer)))
+        Ok(py.detach(|| self.served.serve(config, tokenizer)))
     }
 
     fn questions_fd(&self) -> i32 {
@@ -70,8 +70,8 @@ impl Gateway {
 
     fn questions<'py>(&self, py: Python<'py>) -> Vec<Question<'py>> {
         let bytes = |text: &[u8]| PyBytes::new(py, text);
-        let found = self.served.shared().questions.take().into_iter();
-        found
+        let questions = self.served.shared().questions.take().into_iter();
+        questions
             .map(|one| {
                 let headers = one.headers.iter();
                 let headers = headers.map(|(name, value)| (bytes(name.as_bytes()), bytes(value)));
@@ -86,9 +86,9 @@ impl Gateway {
     }
 
     fn answer(&self, number: u64, prepared: &[u8]) -> PyResult<bool> {
-        let found = decode_prepared(prepared)
+        let prepared = decode_prepared(prepared)
             .map_err(|error| PyValueError::new_err(format!("the answer to question {number}: {error}")))?;
-        Ok(self.served.shared().answer(number, found))
+        Ok(self.served.shared().answer(number, prepared))
     }
 
     fn drain(&self) {
@@ -124,7 +124,7 @@ impl Gateway {
     fn key<'py>(&self, py: Python<'py>, number: usize) -> PyResult<Option<Bound<'py, PyDict>>> {
         let loaded = self.served.shared().loaded();
         let counts = loaded.as_ref().and_then(|loaded| loaded.keys.get(number));
-        counts.map(|counts| shown(py, counts)).transpose()
+        counts.map(|counts| key_usage(py, counts)).transpose()
     }
 
     fn readings<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
@@ -144,10 +144,10 @@ impl Gateway {
         });
         let meters = metrics.meters().map(|(name, meter)| {
             let (count, total_s, longest_s, recent_s) = meter.read();
-            let one = json!({"count": count, "total_s": total_s, "longest_s": longest_s, "recent_s": recent_s});
-            (name, one)
+            let values = json!({"count": count, "total_s": total_s, "longest_s": longest_s, "recent_s": recent_s});
+            (name, values)
         });
-        let found = json!({
+        let readings = json!({
             "num_open": shared.num_open,
             "num_live": shared.num_live,
             "num_waiting": shared.waiting.requests,
@@ -165,21 +165,21 @@ impl Gateway {
             "histograms": BTreeMap::from(histograms),
             "meters": BTreeMap::from(meters),
         });
-        let found = from_json(py, &found)?;
+        let readings = from_json(py, &readings)?;
         let keys = loaded.iter().flat_map(|loaded| &loaded.keys);
-        let keys: Vec<_> = keys.map(|counts| shown(py, counts)).collect::<PyResult<_>>()?;
-        found.set_item("keys", keys)?;
-        found.set_item("requests", metrics.requests.read())?;
-        Ok(found)
+        let keys: Vec<_> = keys.map(|counts| key_usage(py, counts)).collect::<PyResult<_>>()?;
+        readings.set_item("keys", keys)?;
+        readings.set_item("requests", metrics.requests.read())?;
+        Ok(readings)
     }
 }
 
-fn shown<'py>(py: Python<'py>, counts: &KeyCounts) -> PyResult<Bound<'py, PyDict>> {
-    let one = PyDict::new(py);
-    one.set_item("num_waiting", counts.num_waiting.load(Relaxed))?;
-    one.set_item("num_waiting_tokens", counts.num_waiting_tokens.load(Relaxed))?;
-    one.set_item("num_requests", counts.num_requests.load(Relaxed))?;
-    one.set_item("num_prompt", counts.num_prompt.load(Relaxed))?;
-    one.set_item("num_generated", counts.num_generated.load(Relaxed))?;
-    Ok(one)
+fn key_usage<'py>(py: Python<'py>, counts: &KeyCounts) -> PyResult<Bound<'py, PyDict>> {
+    let usage = PyDict::new(py);
+    usage.set_item("num_waiting", counts.num_waiting.load(Relaxed))?;
+    usage.set_item("num_waiting_tokens", counts.num_waiting_tokens.load(Relaxed))?;
+    usage.set_item("num_requests", counts.num_requests.load(Relaxed))?;
+    usage.set_item("num_prompt", counts.num_prompt.load(Relaxed))?;
+    usage.set_item("num_generated", counts.num_generated.load(Relaxed))?;
+    Ok(usage)
 }

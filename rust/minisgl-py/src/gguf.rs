@@ -1,7 +1,7 @@
-//! `minisgl._rust.gguf_header` and what else Python wants of files with weights: GGUF headers, blocks as numbers and
-//! back, weights quantized once.
+//! Weight files for Python: GGUF headers, decoding and encoding of quantized blocks, quantization of weights.
 //!
-//! Invariants: only the header of a GGUF file is read; a damaged one is a `ValueError` that names key or tensor.
+//! Invariants: `gguf_header` reads only the header of a GGUF file; if damaged, the `ValueError` names the key or
+//! tensor.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::cpu_engine::to_python as to_python_error;
 
-/// See `_rust.pyi`.
+/// Reads the header of a GGUF file and its parts. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn gguf_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
     let (metadata, tensors, places) = (PyDict::new(py), PyDict::new(py), PyDict::new(py));
@@ -43,14 +43,14 @@ pub(crate) fn gguf_header(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, P
     Ok(out)
 }
 
-/// See `_rust.pyi`.
+/// Returns the files of a GGUF model. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn gguf_parts(path: PathBuf) -> PyResult<Vec<PathBuf>> {
     let parts = gguf::parts(&path).map_err(value_error)?;
     Ok(parts.into_iter().map(|(path, _)| path).collect())
 }
 
-/// See `_rust.pyi`.
+/// Returns the size of a GGUF header in bytes. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn gguf_head_bytes(path: PathBuf) -> PyResult<usize> {
     let mapping = Mapping::open(&path).map_err(value_error)?;
@@ -77,11 +77,11 @@ fn list_to_python<'py>(py: Python<'py>, list: &List<'_>) -> PyResult<Bound<'py, 
     Ok(out)
 }
 
-/// See `_rust.pyi`.
+/// Decodes quantized blocks to float32. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn decode_blocks<'py>(py: Python<'py>, kind: &str, data: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let known = Kind::from_name(kind);
-    let kind = known.ok_or_else(|| PyValueError::new_err(format!("no decoder for {kind}")))?;
+    let parsed = Kind::from_name(kind);
+    let kind = parsed.ok_or_else(|| PyValueError::new_err(format!("no decoder for {kind}")))?;
     if !data.len().is_multiple_of(kind.block_bytes()) {
         return Err(PyValueError::new_err(format!(
             "{} bytes are not whole blocks of {} ({})",
@@ -100,16 +100,16 @@ pub(crate) fn decode_blocks<'py>(py: Python<'py>, kind: &str, data: &[u8]) -> Py
     })
 }
 
-/// See `_rust.pyi`.
+/// Quantizes float32 values to blocks. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn encode_blocks<'py>(py: Python<'py>, kind: &str, numbers: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    let known = [Kind::Q8_0, Kind::Q4_1].into_iter();
-    let kind = known.clone().find(|known| known.name() == kind);
-    let kind = kind.ok_or_else(|| PyValueError::new_err("only Q8_0 and Q4_1 are made"))?;
+    let supported = [Kind::Q8_0, Kind::Q4_1].into_iter();
+    let kind = supported.clone().find(|candidate| candidate.name() == kind);
+    let kind = kind.ok_or_else(|| PyValueError::new_err("kind must be Q8_0 or Q4_1"))?;
     let numbers = numbers.chunks_exact(4);
     let values: Vec<f32> = numbers.map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
     let bytes = kind.bytes_of(values.len());
-    let bytes = bytes.ok_or_else(|| PyValueError::new_err("not whole blocks of 32 numbers"))?;
+    let bytes = bytes.ok_or_else(|| PyValueError::new_err("the values must fill whole blocks of 32"))?;
     PyBytes::new_with(py, bytes, |out| {
         if quantize::encode(kind, &values, out) {
             Ok(())
@@ -119,7 +119,7 @@ pub(crate) fn encode_blocks<'py>(py: Python<'py>, kind: &str, numbers: &[u8]) ->
     })
 }
 
-/// See `_rust.pyi`.
+/// Quantizes the weights of a model into a GGUF file. See `_rust.pyi`.
 #[pyfunction]
 pub(crate) fn quantize_weights(
     py: Python<'_>,
@@ -134,8 +134,8 @@ pub(crate) fn quantize_weights(
         let source = files::open(&source)?;
         let mut say = |done: usize, all: usize| {
             Python::attach(|py| {
-                let told = py.check_signals();
-                told.and_then(|()| progress.call1(py, (done, all)).map(drop))
+                let signals = py.check_signals();
+                signals.and_then(|()| progress.call1(py, (done, all)).map(drop))
             })
             .map_err(|error| {
                 failed = Some(error);

@@ -1,9 +1,9 @@
-//! Grammars and requests' places in them, by the library llguidance.
+//! Grammars (structured output) and each request's state in its grammar, by the library llguidance.
 //!
-//! Invariants: building, compiling and `prepare` run without the GIL, so that nobody waits for them; `try_fill` takes
-//! little more than `LONGEST`, whatever the grammar; a panic of the library is an error, and nothing is printed; an
-//! error stays; behind the end of the sequence, which overlap runs one step beyond, ends alone are allowed and anything
-//! is taken; bits beyond the engine's vocabulary are never set.
+//! Invariants: building, compiling and `prepare` run without the GIL, so that no other thread waits; `try_fill` takes
+//! little more than `LONGEST`, for any grammar; a panic of the library becomes an error, and nothing is printed; an
+//! error is permanent; after the end of the sequence, which overlap exceeds by one step, only end tokens are allowed
+//! and any token is accepted; mask bits beyond the engine's vocabulary are never set.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -25,12 +25,11 @@ use pyo3::prelude::*;
 use crate::arrays::Int32s;
 use crate::grammar_tokens;
 
-/// Tokens that are allowed together where a text may still grow by so many characters, between the library's own 10 and
-/// 30: most tokens have fewer, so that a text near its `maxLength` leaves few to be looked at one by one. This halves
-/// the mean time of a mask.
+/// Token slice for strings that may grow by that many characters, between the library's own 10 and 30: most tokens are
+/// shorter, so that a string near its `maxLength` leaves few to check one by one. Halves the mean time of a mask.
 const SHORT_TEXT: &str = r#"[^"\\\x00-\x1F\x7F]{1,15}"#;
 
-/// A tokenizer as the library wants it: once for a model.
+/// Tokenizer in llguidance's form, created once for a model.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct GrammarTokenizer {
     factory: ParserFactory,
@@ -41,7 +40,7 @@ pub(crate) struct GrammarTokenizer {
 
 #[pymethods]
 impl GrammarTokenizer {
-    /// All masks of a request may take `max_time_s` of processor time.
+    /// Builds the tokenizer. `max_time_s`: limit of processor time for all masks of a request, in seconds.
     #[new]
     #[pyo3(signature = (tokenizer_json, vocab_size, eos_ids, max_time_s=30.0))]
     fn new(
@@ -55,10 +54,10 @@ impl GrammarTokenizer {
             .map_err(|error| PyValueError::new_err(format!("max_time_s: {max_time_s}: {error}")))?;
         let out_of = |id: &u32| *id as usize >= vocab_size;
         if eos_ids.is_empty() || eos_ids.iter().any(out_of) {
-            return Err(PyValueError::new_err("eos_ids: none, or beyond the vocabulary"));
+            return Err(PyValueError::new_err("eos_ids: empty, or outside the vocabulary"));
         }
         let build = || {
-            // One with more ids than the model keeps them: their bits are left out of the masks.
+            // A tokenizer with more ids than the model keeps them; their bits are left out of the masks.
             let tokens = grammar_tokens::read(tokenizer_json, vocab_size, &eos_ids).map_err(anyhow::Error::msg)?;
             let mut slices = SlicedBiasComputer::general_slices();
             slices.push(SHORT_TEXT.to_owned());
@@ -78,17 +77,17 @@ impl GrammarTokenizer {
     }
 }
 
-/// A mask inline, in a step that others wait for, is given up after so long, and made again outside.
+/// Time after which a mask computed inline, in a step of several requests, is cancelled and computed outside.
 const LONGEST: Duration = Duration::from_millis(10);
-/// One that took longer is slow: the next ones are made outside.
+/// Time above which a mask counts as slow: the next ones are computed outside.
 const SLOW: Duration = Duration::from_millis(2);
-/// One that took no longer than this is made inline even where a step has spent its time on masks.
+/// Time up to which a mask is computed inline even if the step has spent its time on masks.
 const QUICK: Duration = Duration::from_micros(100);
-/// Slow masks inline after which as many as this power of two are made outside.
+/// Maximum exponent of 2 for the number of masks computed outside after slow inline masks.
 const MAX_DOUBLINGS: u32 = 8;
 
-/// A compiled grammar, and what may come first. Requests get copies, which share nothing that could break.
-struct Start {
+/// Compiled grammar, and the mask of its first token. Each request gets an independent copy.
+struct CompiledGrammar {
     matcher: Mutex<Matcher>,
     first: Vec<u32>,
     error: String,
@@ -98,7 +97,7 @@ struct Start {
     max_time: Duration,
 }
 
-impl Start {
+impl CompiledGrammar {
     fn new(tokenizer: &GrammarTokenizer, grammar: &str) -> Self {
         let mut num_bytes = grammar.len();
         let mut compile = || {
@@ -109,11 +108,11 @@ impl Start {
         };
         let made = || Ok(Matcher::new(compile()).into_cancellable());
         let mut matcher = catch_unwind(AssertUnwindSafe(made)).unwrap_or_else(|panic| Matcher::new(Err(panic)));
-        let found = matcher.compute_mask_or_eos();
-        let error = found.as_ref().err().map_or_else(String::new, |_| error_of(&matcher));
+        let mask = matcher.compute_mask_or_eos();
+        let error = mask.as_ref().err().map_or_else(String::new, |_| error_of(&matcher));
         let (vocab_size, eos_ids) = (tokenizer.vocab_size, tokenizer.eos_ids.clone());
         Self {
-            first: found.map_or_else(|_| Vec::new(), |found| words(&found, vocab_size)),
+            first: mask.map_or_else(|_| Vec::new(), |mask| words(&mask, vocab_size)),
             matcher: Mutex::new(matcher),
             error,
             num_bytes,
@@ -128,52 +127,52 @@ impl Start {
     }
 }
 
-/// A request's place in its grammar.
-struct Place {
-    start: Arc<Start>,
-    matcher: Option<Matcher>, // none: it is made again from the start
+/// State of one request in its grammar.
+struct MatcherState {
+    start: Arc<CompiledGrammar>,
+    matcher: Option<Matcher>, // `None` after a cancelled mask: copied from the start again
     tokens: Vec<u32>,
-    num_taken: usize,       // of `tokens`, those that `matcher` knows
-    mask: Option<Vec<u32>>, // behind `tokens`, if it was made
+    num_taken: usize,       // number of `tokens` that `matcher` has consumed
+    mask: Option<Vec<u32>>, // mask after `tokens`, if computed
     has_ended: bool,
     error: String,
-    last: Duration,   // that the last mask took
-    num_outside: u32, // masks that are still to be made outside
-    num_slow: u32,    // masks inline that were slow
+    last: Duration,   // time of the last mask
+    num_outside: u32, // masks yet to be computed outside
+    num_slow: u32,    // slow inline masks so far
     time: Duration,
 }
 
-/// A `minisgl.grammar.slots.Matcher`; the CPU engine takes the place out of it and asks that, on its own threads.
+/// Grammar state of a request: a `minisgl.grammar.slots.Matcher`. The CPU engine uses the inner state on its threads.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct GrammarMatcher {
-    place: Arc<Mutex<Place>>,
+    state: Arc<Mutex<MatcherState>>,
 }
 
 impl GrammarMatcher {
     pub fn shared(&self) -> SharedGrammar {
-        Arc::clone(&self.place) as SharedGrammar
+        Arc::clone(&self.state) as SharedGrammar
     }
 
-    fn locked(&self) -> MutexGuard<'_, Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    fn locked(&self) -> MutexGuard<'_, MatcherState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn of(start: Arc<Start>) -> Self {
+    fn of(start: Arc<CompiledGrammar>) -> Self {
         Self {
-            place: Arc::new(Mutex::new(Place::new(start))),
+            state: Arc::new(Mutex::new(MatcherState::new(start))),
         }
     }
 
-    /// What `fill` writes, in `mask`.
+    /// Lets `fill` compute the mask of the next token, and copies it to `mask`.
     fn filled<T>(
         &self,
         py: Python<'_>,
         mask: &PyBuffer<i32>,
-        fill: impl FnOnce(&mut Place, &mut [u32]) -> T,
+        fill: impl FnOnce(&mut MatcherState, &mut [u32]) -> T,
     ) -> PyResult<T> {
-        let mut place = self.locked();
-        let mut words = vec![0; place.start.vocab_size.div_ceil(32)];
-        let done = fill(&mut place, &mut words);
+        let mut state = self.locked();
+        let mut words = vec![0; state.start.vocab_size.div_ceil(32)];
+        let done = fill(&mut state, &mut words);
         let words: Vec<i32> = words.into_iter().map(u32::cast_signed).collect();
         mask.copy_from_slice(py, &words)?;
         Ok(done)
@@ -184,7 +183,7 @@ impl GrammarMatcher {
 impl GrammarMatcher {
     #[new]
     fn new(py: Python<'_>, tokenizer: &GrammarTokenizer, grammar: &str) -> Self {
-        Self::of(Arc::new(py.detach(|| Start::new(tokenizer, grammar))))
+        Self::of(Arc::new(py.detach(|| CompiledGrammar::new(tokenizer, grammar))))
     }
 
     #[getter]
@@ -214,15 +213,15 @@ impl GrammarMatcher {
     }
 
     fn fill(&self, py: Python<'_>, mask: PyBuffer<i32>) -> PyResult<()> {
-        self.filled(py, &mask, |place, words| {
-            place.prepare();
-            place.write(words);
+        self.filled(py, &mask, |state, words| {
+            state.prepare();
+            state.write(words);
         })
     }
 
     fn try_fill(&self, py: Python<'_>, mask: PyBuffer<i32>, left_s: f64) -> PyResult<bool> {
         let left = Duration::try_from_secs_f64(left_s).unwrap_or_default();
-        self.filled(py, &mask, |place, words| place.try_fill(words, left))
+        self.filled(py, &mask, |state, words| state.try_fill(words, left))
     }
 
     fn prepare(&self, py: Python<'_>) {
@@ -230,12 +229,12 @@ impl GrammarMatcher {
     }
 
     fn consume(&self, token: i64) {
-        // one of no vocabulary is of none here
+        // an invalid token becomes an id outside of every vocabulary
         self.locked().consume(u32::try_from(token).unwrap_or(u32::MAX));
     }
 }
 
-impl Grammar for Place {
+impl Grammar for MatcherState {
     fn restart(&mut self, generated: &[i32]) {
         if !self.error.is_empty() {
             return;
@@ -279,14 +278,14 @@ impl Grammar for Place {
     }
 }
 
-impl fmt::Debug for Place {
+impl fmt::Debug for MatcherState {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(out, "Place behind {} tokens", self.tokens.len())
+        write!(out, "MatcherState after {} tokens", self.tokens.len())
     }
 }
 
-impl Place {
-    fn new(start: Arc<Start>) -> Self {
+impl MatcherState {
+    fn new(start: Arc<CompiledGrammar>) -> Self {
         Self {
             matcher: Some(start.copy()),
             tokens: Vec::new(),
@@ -302,14 +301,14 @@ impl Place {
         }
     }
 
-    /// Make the next mask, however long that takes.
+    /// Computes the next mask, however long that takes.
     fn prepare(&mut self) {
         if self.mask.is_none() && !self.has_ended && self.error.is_empty() {
             self.find(None);
         }
     }
 
-    /// What was found, or an end of sequence alone.
+    /// Writes the computed mask, or one that allows only end tokens.
     fn write(&self, mask: &mut [u32]) {
         mask.fill(0);
         match &self.mask {
@@ -322,14 +321,14 @@ impl Place {
         }
     }
 
-    /// The mask behind `tokens`, or why there is none. False if it would take longer than `limit`.
+    /// Computes the mask after `tokens`, or sets the error. Returns false if it was cancelled after `limit`.
     fn find(&mut self, limit: Option<Duration>) -> bool {
         let began = Instant::now();
         let cpu = limit.is_none().then(processor_time).flatten();
         let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
         let alarm = limit.map(|limit| Alarm::new(&matcher, began + limit));
-        let taken = (self.tokens[self.num_taken..].iter()).try_for_each(|token| matcher.consume_token(*token));
-        let found = taken.and_then(|()| matcher.compute_mask_or_eos());
+        let consumed = (self.tokens[self.num_taken..].iter()).try_for_each(|token| matcher.consume_token(*token));
+        let mask = consumed.and_then(|()| matcher.compute_mask_or_eos());
         drop(alarm);
         self.last = began.elapsed();
         let used = cpu.and_then(|before| processor_time()?.checked_sub(before));
@@ -345,8 +344,8 @@ impl Place {
             self.num_taken = 0;
             return false;
         }
-        match found {
-            Ok(found) => self.mask = Some(words(&found, self.start.vocab_size)),
+        match mask {
+            Ok(mask) => self.mask = Some(words(&mask, self.start.vocab_size)),
             Err(_) => self.error = error_of(&matcher),
         }
         if self.error.is_empty() && self.time > self.start.max_time {
@@ -358,12 +357,12 @@ impl Place {
         true
     }
 
-    /// The last of `tokens` is an end of sequence.
+    /// Handles the end of the sequence, which is the last of `tokens`.
     fn end(&mut self) {
         let mut matcher = self.matcher.take().unwrap_or_else(|| self.start.copy());
         for token in &self.tokens[self.num_taken..] {
             if matcher.is_stopped() {
-                break; // the grammar left nothing else
+                break; // the grammar allows nothing else
             }
             if matcher.consume_token(*token).is_err() {
                 self.error = error_of(&matcher);
@@ -376,7 +375,7 @@ impl Place {
     }
 }
 
-/// Bits of the engine's vocabulary alone.
+/// Returns the mask words, limited to the engine's vocabulary.
 fn words(found: &SimpleVob, vocab_size: usize) -> Vec<u32> {
     let mut words = vec![0; vocab_size.div_ceil(32)];
     for (to, word) in words.iter_mut().zip(found.as_slice()) {
@@ -389,23 +388,23 @@ fn words(found: &SimpleVob, vocab_size: usize) -> Vec<u32> {
 }
 
 fn error_of(matcher: &Matcher) -> String {
-    let found = first_line(&matcher.get_error().unwrap_or_default());
-    if found.is_empty() {
-        return "its matcher has failed".to_owned();
+    let message = first_line(&matcher.get_error().unwrap_or_default());
+    if message.is_empty() {
+        return "its grammar matcher failed".to_owned();
     }
-    found
+    message
 }
 
-/// This thread has had so much, where the system tells.
+/// Returns the processor time of this thread, or `None` if the system does not report it.
 fn processor_time() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     text.split(' ').next()?.parse().ok().map(Duration::from_nanos)
 }
 
-/// While it is there, a matcher is cancelled at its time.
+/// Guard that cancels a matcher at a given time, unless it is dropped before.
 struct Alarm(Option<u64>);
 
-/// Alarms that are set, and the thread that looks after them.
+/// All alarms that are set, and the thread that checks them.
 #[derive(Default)]
 struct Alarms {
     set: Mutex<Vec<(u64, Instant, CancellationHandle)>>,
@@ -416,9 +415,9 @@ struct Alarms {
 static ALARMS: LazyLock<Alarms> = LazyLock::new(Alarms::default);
 
 impl Alarms {
-    /// How exact alarms are: masks are short, and nobody is woken for one.
+    /// Interval of the checks: masks are short, and no thread is woken for a single one.
     const EVERY: Duration = Duration::from_millis(2);
-    /// Looks without any before the thread sleeps.
+    /// Checks without any alarm before the thread sleeps.
     const IDLE: u32 = 500;
 
     fn locked(&self) -> MutexGuard<'_, Vec<(u64, Instant, CancellationHandle)>> {
@@ -471,8 +470,8 @@ impl Drop for Alarm {
     }
 }
 
-/// Why the library does not take a grammar, in its words; empty if it does. It is read, and `num_steps` bytes of an
-/// answer are begun with it, each one of `first` if that may come. `lexer_fuel`: see `ParserLimits`.
+/// Returns llguidance's error for a grammar; empty if it is accepted. Compiles it and generates `num_steps` bytes,
+/// preferring one of `first`. `lexer_fuel`: see `ParserLimits`.
 #[pyfunction]
 pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_steps: usize, first: &[u8]) -> String {
     let limits = ParserLimits {
@@ -484,7 +483,7 @@ pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_
         let read = TopLevelGrammar::from_lark_or_grammar_list(grammar)?;
         let (rules, lexemes) = GrammarInit::Serialized(read).to_internal(None, limits.clone())?;
         if (lexemes.render_warnings().iter()).any(|text| text.contains("no tokenizer")) {
-            return Ok(String::new()); // it names special tokens: the engine knows them
+            return Ok(String::new()); // special tokens are checked by the engine
         }
         let tokens = ApproximateTokEnv::single_byte_env();
         let mut factory = ParserFactory::new(&tokens, InferenceCapabilities::default(), &[])?;
@@ -498,8 +497,8 @@ pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_
             };
             let may_come = |byte: &u32| mask.is_allowed(*byte);
             let leads = |byte: &u32| first.iter().any(|one| u32::from(*one) == *byte);
-            let found = (0..256).filter(may_come).find(leads);
-            let Some(next) = found.or_else(|| (0..256).rev().find(may_come)) else {
+            let preferred = (0..256).filter(may_come).find(leads);
+            let Some(next) = preferred.or_else(|| (0..256).rev().find(may_come)) else {
                 break;
             };
             if matcher.is_stopped() || matcher.consume_token(next).is_err() {
@@ -512,7 +511,7 @@ pub(crate) fn check_grammar(py: Python<'_>, grammar: &str, lexer_fuel: u64, num_
         .unwrap_or_else(|error| error.to_string())
 }
 
-/// The library appends what its parser holds: the client's own text.
+/// Returns the first line of a library error. The rest has parser state, with the client's own text.
 fn first_line(text: &str) -> String {
     text.lines().next().unwrap_or_default().trim().to_owned()
 }

@@ -1,7 +1,6 @@
-//! A Python object's grammar as the CPU engine asks it: what is in a `GrammarMatcher`, or the object itself, with the
-//! GIL.
+//! Grammars for the CPU engine: the state inside a `GrammarMatcher`, or any Python object, called with the GIL.
 //!
-//! Invariants: an object that raises is a grammar that cannot go on.
+//! Invariants: an object that raises becomes a grammar with an error.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,7 +11,7 @@ use pyo3::prelude::*;
 use crate::arrays::to_numpy;
 use crate::grammar::GrammarMatcher;
 
-/// A `minisgl.grammar.slots.Matcher` is one, None is none.
+/// Returns the grammar of a `minisgl.grammar.slots.Matcher`, or `None` for None.
 pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGrammar>> {
     if matcher.is_none() {
         return Ok(None);
@@ -20,20 +19,20 @@ pub(crate) fn grammar_of(matcher: &Bound<'_, PyAny>) -> PyResult<Option<SharedGr
     if let Ok(own) = matcher.cast::<GrammarMatcher>() {
         return Ok(Some(own.get().shared()));
     }
-    Ok(Some(Arc::new(Mutex::new(Foreign {
+    Ok(Some(Arc::new(Mutex::new(PythonMatcher {
         matcher: matcher.clone().unbind(),
         raised: None,
     }))))
 }
 
-/// A matcher that is Python code.
+/// Matcher that is implemented in Python.
 #[derive(Debug)]
-struct Foreign {
+struct PythonMatcher {
     matcher: Py<PyAny>,
     raised: Option<String>,
 }
 
-impl Foreign {
+impl PythonMatcher {
     fn call(&mut self, work: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) {
         if let Err(error) = Python::attach(|py| work(self.matcher.bind(py))) {
             self.raised.get_or_insert(error.to_string());
@@ -41,7 +40,7 @@ impl Foreign {
     }
 }
 
-impl Grammar for Foreign {
+impl Grammar for PythonMatcher {
     fn restart(&mut self, generated: &[i32]) {
         self.call(|matcher| matcher.call_method1("restart", (generated,)).map(drop));
     }
@@ -54,12 +53,12 @@ impl Grammar for Foreign {
             is_filled = done.is_truthy()?;
             let filled: Vec<i64> = words.call_method0("tolist")?.extract()?;
             for (to, word) in mask.iter_mut().zip(filled) {
-                *to = word as u32; // the low half: it was an int32
+                *to = word as u32; // the low half of an int32
             }
             Ok(())
         });
         if self.raised.is_some() {
-            mask.fill(u32::MAX); // whatever is drawn becomes an end
+            mask.fill(u32::MAX); // any sampled token then ends the request
         }
         is_filled
     }

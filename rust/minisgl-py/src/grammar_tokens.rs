@@ -1,6 +1,6 @@
-//! A tokenizer as llguidance wants it: the bytes of each id, and how bytes become ids.
+//! Tokenizer in llguidance's form: the bytes of each id, and how bytes become ids.
 //!
-//! Invariants: an id that the tokenizer does not have stands for a special token without a text.
+//! Invariants: an id that the tokenizer does not have stands for a special token without text.
 
 use llguidance::toktrie::{TokEnv, TokRxInfo, TokTrie, TokenId, TokenizerEnv};
 use minisgl_text::{byte_token, char_to_byte, flat_steps, type_of};
@@ -14,7 +14,7 @@ struct Tokens {
 
 impl Tokens {
     fn ids(&self, text: &str) -> Vec<TokenId> {
-        // What the tokenizer refuses has no ids: the mask then allows each way of spelling it.
+        // Text that cannot be encoded has no ids: the mask then allows every spelling of it.
         self.tokenizer
             .encode_fast(text, false)
             .map_or_else(|_| Vec::new(), |found| found.get_ids().to_vec())
@@ -37,15 +37,15 @@ impl TokenizerEnv for Tokens {
     }
 }
 
-/// Read a `tokenizer.json` for a model of `vocab_size` ids. Errors: it cannot be read, or its decoder is neither
-/// byte-level nor one with single bytes.
+/// Reads a `tokenizer.json` for a model of `vocab_size` ids. Fails if it is invalid, or if its decoder is neither
+/// byte-level nor has byte fallback.
 pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<TokEnv, String> {
     let mut config: Value = serde_json::from_str(json).map_err(|error| error.to_string())?;
     let steps = flat_steps(config["decoder"].clone(), "decoders");
     let has = |name: &str| steps.iter().any(|step| type_of(step) == name);
     let falls_back = has("ByteFallback");
     if !has("ByteLevel") && !falls_back {
-        return Err("the tokenizer's decoder is neither byte-level nor one with single bytes".to_owned());
+        return Err("the tokenizer's decoder is neither byte-level nor has byte fallback".to_owned());
     }
     without_first_space(&mut config["normalizer"]);
     without_first_space(&mut config["pre_tokenizer"]);
@@ -57,14 +57,14 @@ pub(crate) fn read(json: &str, vocab_size: usize, eos_ids: &[u32]) -> Result<Tok
         num_known.max(vocab_size),
     );
     let Some(&first_eos) = eos_ids.first() else {
-        return Err("no id ends a text".to_owned());
+        return Err("eos_ids is empty".to_owned());
     };
     let num_ids = u32::try_from(bytes_of.len()).map_err(|error| error.to_string())?;
     let trie = TokTrie::from(&TokRxInfo::new(num_ids, first_eos), &bytes_of).with_eos_tokens(eos_ids);
     Ok(std::sync::Arc::new(Tokens { tokenizer, trie }))
 }
 
-/// Take out whatever puts a space before a text: a grammar's bytes stand in the middle of one.
+/// Removes the steps that put a space before a text: a grammar's bytes are in the middle of one.
 fn without_first_space(step: &mut Value) {
     match step["type"].as_str() {
         Some("Prepend") => *step = Value::Null,
@@ -81,7 +81,7 @@ fn without_first_space(step: &mut Value) {
     }
 }
 
-/// What stands for a space in a token.
+/// Returns the character that represents a space in tokens.
 fn space_of(steps: &[Value]) -> char {
     let spaces = steps
         .iter()
@@ -93,8 +93,8 @@ fn space_of(steps: &[Value]) -> char {
     spaces.next_back().unwrap_or(' ')
 }
 
-/// The bytes of each id. Added tokens that are marked special or look like `<...>` stand for themselves alone. `space`:
-/// what a tokenizer has for it that has tokens for single bytes; else it is byte-level.
+/// Returns the bytes of each id. Added tokens that are special or look like `<...>` stand for themselves only. `space`:
+/// the space character of a byte-fallback tokenizer; `None` for a byte-level one.
 fn token_bytes(tokenizer: &Tokenizer, space: Option<char>, num_ids: usize) -> Vec<Vec<u8>> {
     let alphabet = char_to_byte();
     let added = tokenizer.get_added_tokens_decoder();
@@ -112,7 +112,7 @@ fn token_bytes(tokenizer: &Tokenizer, space: Option<char>, num_ids: usize) -> Ve
             }
             let Some(space) = space else {
                 let bytes = token.chars().map(|one| alphabet.get(one as usize).copied().flatten());
-                // to one that is no byte-level token no text leads
+                // a token outside the byte-level alphabet has no bytes
                 return bytes.collect::<Option<_>>().unwrap_or_default();
             };
             byte_token(&token).map_or_else(|| token.replace(space, " ").into_bytes(), |byte| vec![byte])

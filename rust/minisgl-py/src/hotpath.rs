@@ -1,22 +1,22 @@
-//! `minisgl.hotpath`: the core's building blocks for schedulers in Python. Numbers come as lists or int32 arrays.
+//! `minisgl.hotpath`: the core's building blocks for schedulers in Python. Arrays are lists or int32 arrays.
 //!
-//! Invariants: a panic is caught in the call and arrives as `ControlPlaneError`, as a broken invariant does; the cache
-//! that raised either refuses every later call. A bad argument is a `ValueError` and changes nothing.
+//! Invariants: a panic is caught in the call and raised as `ControlPlaneError`, like a broken invariant; a cache that
+//! raised either refuses every later call. An invalid argument is a `ValueError` and changes nothing.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use minisgl_core::{CachePolicy, Candidate, Error, Handle, Match, Metadata, RadixCacheManager as Cache, Room};
+use minisgl_core::{CachePolicy, Candidate, Error, Handle, Match, Metadata, RadixCacheManager as Cache, StepCapacity};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use crate::arrays::to_numpy;
 use crate::buffers::View;
-use crate::control_plane::{Paths, ShownTree, paths, policy_of, shown};
+use crate::control_plane::{Paths, ShownTree, paths, policy_of, tree_to_python};
 use crate::errors::{panic_text, to_python};
 
-/// Reads numbers `from` .. `to` of a list or an int32 array, all behind `from` without `to`. An error calls it `name`.
+/// Reads elements `from` .. `to` (or the end) of a list or an int32 array. An error has `name` in its message.
 fn part(name: &str, numbers: &Bound<'_, PyAny>, from: usize, to: Option<usize>) -> PyResult<Vec<i32>> {
     let refuse = |reason: String| PyValueError::new_err(format!("{name}: {reason}"));
     let too_few = |len: usize, to: usize| refuse(format!("{len} numbers, not {to}"));
@@ -30,8 +30,8 @@ fn part(name: &str, numbers: &Bound<'_, PyAny>, from: usize, to: Option<usize>) 
             .skip(from)
             .take(to - from)
             .map(|number| number.extract::<i32>());
-        let found: PyResult<Vec<i32>> = wanted.collect();
-        return found.map_err(|error| refuse(format!("not a list of int32 numbers: {error}")));
+        let parsed: PyResult<Vec<i32>> = wanted.collect();
+        return parsed.map_err(|error| refuse(format!("not a list of int32 numbers: {error}")));
     }
     let Some(view) = View::of(numbers) else {
         return Err(refuse("not a list of numbers or a contiguous int32 array".into()));
@@ -55,7 +55,7 @@ fn pages_of(pages: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
         .map_err(|_| PyValueError::new_err("pages: a page below 0"))
 }
 
-/// A count that is an argument of its own.
+/// Converts an integer argument to a count. Raises `ValueError` if it is out of range.
 fn count<T: TryFrom<i64>>(name: &str, number: i64) -> PyResult<T> {
     T::try_from(number).map_err(|_| PyValueError::new_err(format!("{name}: {number}: out of range")))
 }
@@ -65,7 +65,7 @@ fn namespace_of(namespace: i64) -> PyResult<u32> {
     count("namespace", namespace)
 }
 
-/// Runs a call of the core; a panic is a broken invariant.
+/// Runs a call of the core. A panic becomes `Error::Broken`.
 fn caught<T>(call: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
     let result = catch_unwind(AssertUnwindSafe(call));
     result.unwrap_or_else(|panic| Err(Error::Broken(panic_text(&*panic))))
@@ -75,7 +75,7 @@ fn guarded<T>(py: Python<'_>, call: impl FnOnce() -> Result<T, Error>) -> PyResu
     caught(call).map_err(|error| to_python(py, &error))
 }
 
-/// The end of a matched prefix.
+/// Handle of a matched prefix. While unlocked, it is valid until pages are evicted.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct RadixCacheHandle(Handle);
 
@@ -87,7 +87,7 @@ impl RadixCacheHandle {
     }
 }
 
-/// The longest part of a text that the cache holds below a node.
+/// Longest cached continuation of a token sequence below a node.
 #[pyclass(frozen, module = "minisgl._rust")]
 pub(crate) struct RadixMatch {
     found: Match,
@@ -117,14 +117,14 @@ impl RadixMatch {
         self.found.num_unlocked
     }
 
-    /// The node that it ends with; None if it ends in the middle of an edge.
+    /// Node at which the match ends, or `None` if it ends inside an edge.
     #[getter]
     fn end(&self) -> Option<u32> {
         self.found.end()
     }
 }
 
-/// The prefix cache. Its second half is what a scheduler needs of it: `minisgl.scheduler.parts.PrefixTree`.
+/// Prefix cache with its page pool. As a `minisgl.scheduler.parts.PrefixTree` it also has what a scheduler needs.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct RadixCacheManager {
     cache: Cache,
@@ -153,7 +153,7 @@ fn name_of(policy: CachePolicy) -> &'static str {
     }
 }
 
-/// Everything in one block, as PyO3 wants it: properties, methods that pass their arguments on to the tree, and others.
+/// Generates the one `#[pymethods]` block that PyO3 requires: properties, methods that forward to the tree, others.
 macro_rules! methods {
     (
         $(get $number:ident: $kind:ty = |$of:ident| $value:expr;)*
@@ -285,14 +285,14 @@ methods! {
         let (py, size, num_pages) = (tokens.py(), self.cache.tree.page_size(), max_pages.saturating_sub(first_page));
         let (from, to) = (first_page.saturating_mul(size), max_pages.max(first_page).saturating_mul(size));
         let tokens = part("tokens", tokens, from, Some(to))?;
-        let found = self.run(py, |cache| Ok(cache.tree.find(node, namespace, &tokens, 0, num_pages)))?;
-        RadixMatch::new(py, found, self.cache.id())
+        let matched = self.run(py, |cache| Ok(cache.tree.find(node, namespace, &tokens, 0, num_pages)))?;
+        RadixMatch::new(py, matched, self.cache.id())
     }
 
     fn beginning(&mut self, py: Python<'_>, node: u32, r#match: &RadixMatch, step: i64) -> PyResult<RadixMatch> {
-        let found = r#match.of(&self.cache)?.clone();
-        let found = self.run(py, |cache| Ok(cache.tree.beginning(node, found, step)))?;
-        RadixMatch::new(py, found, self.cache.id())
+        let matched = r#match.of(&self.cache)?.clone();
+        let matched = self.run(py, |cache| Ok(cache.tree.beginning(node, matched, step)))?;
+        RadixMatch::new(py, matched, self.cache.id())
     }
 
     #[pyo3(signature = (node, tokens, column, namespace=0))]
@@ -317,8 +317,8 @@ methods! {
     }
 
     fn descend(&mut self, py: Python<'_>, handle: u32, r#match: &RadixMatch) -> PyResult<u32> {
-        let found = r#match.of(&self.cache)?;
-        self.run(py, |cache| cache.tree.descend(handle, found))
+        let matched = r#match.of(&self.cache)?;
+        self.run(py, |cache| cache.tree.descend(handle, matched))
     }
 
     #[pyo3(signature = (handle, tokens, pages, namespace=0))]
@@ -356,12 +356,12 @@ methods! {
     }
 
     fn save(&mut self, py: Python<'_>, r#match: &RadixMatch, step: i64) -> PyResult<Option<u32>> {
-        let found = r#match.of(&self.cache)?;
-        self.run(py, |cache| cache.tree.save(found, step))
+        let matched = r#match.of(&self.cache)?;
+        self.run(py, |cache| cache.tree.save(matched, step))
     }
 
     fn view(&mut self, py: Python<'_>, limit: usize, pinned: BTreeSet<u32>) -> PyResult<ShownTree> {
-        self.run(py, |cache| Ok(shown(cache.tree.view(limit, &pinned))))
+        self.run(py, |cache| Ok(tree_to_python(cache.tree.view(limit, &pinned))))
     }
 
     fn tree_pages<'py>(&self, py: Python<'py>) -> PyResult<Paths<'py>> {
@@ -377,7 +377,7 @@ methods! {
 type Row = (usize, usize, usize, usize, usize, usize, bool, u32);
 type Planned = (usize, usize, bool, usize, usize, usize, usize);
 
-/// The chunks that rows get, in order.
+/// Plans the chunks of waiting prompts, in order.
 #[pyfunction]
 #[pyo3(signature = (
     candidates, *, budget, available, page_size=1, max_page_changes=65_536, reserve_ratio=716, needed=0
@@ -409,7 +409,7 @@ pub(crate) fn prefill_admission_plan(
         })
     };
     let rows: Vec<Candidate> = candidates.iter().enumerate().map(read).collect::<PyResult<_>>()?;
-    let room = Room {
+    let capacity = StepCapacity {
         budget,
         available: count("available", available)?,
         page_size: count("page_size", page_size)?,
@@ -417,7 +417,7 @@ pub(crate) fn prefill_admission_plan(
         reserve_ratio: count("reserve_ratio", reserve_ratio)?,
         needed: count("needed", needed)?,
     };
-    let plan = guarded(py, || minisgl_core::prefill_admission_plan(&rows, room))?;
+    let plan = guarded(py, || minisgl_core::prefill_admission_plan(&rows, capacity))?;
     let rows = plan.into_iter();
     let rows = rows.map(|it| {
         let (tokens, pages, lacks) = (it.num_tokens, it.num_new_pages, it.lacks_pages);
@@ -454,7 +454,7 @@ arrays! {
     make_write_mapping(seq_lens, samples);
 }
 
-/// The arrays of a step, views of one packed array.
+/// Returns the arrays of a step, as views of one packed array.
 #[pyfunction]
 #[pyo3(signature = (starts, extend_lens, pages, page_size=1))]
 pub(crate) fn make_metadata_buffers<'py>(

@@ -1,14 +1,14 @@
 //! The extension module `minisgl._rust`: a thin layer over the other crates, and the only one that knows Python.
 //!
-//! It converts arguments, results and errors; a decision or a computation belongs to the crate that it calls. Start
-//! with `hotpath`, the parts of the scheduler, or with the file of the class that you look for.
+//! It converts arguments, results and errors; decisions and computations belong to the crates that it calls. Start with
+//! `hotpath`, the parts of the scheduler, or with the file of the class in question.
 
 #![deny(unsafe_code)]
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// Encoding a prompt is many small allocations, on one thread, freed on another.
+/// Allocator for encoding prompts, which makes many small allocations on one thread and frees them on another.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,7 +1,7 @@
-//! `minisgl._rust.run_load`: the load generator, run beside Python.
+//! `minisgl._rust.run_load`: the load generator, in threads of its own.
 //!
-//! The generator's threads never touch Python; the calling thread gives the GIL up while it waits, and looks
-//! for signals ten times a second.
+//! The generator's threads never call Python; the calling thread releases the GIL while it waits, and checks for
+//! signals ten times a second.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, mpsc};
@@ -13,12 +13,12 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
-/// A column of the result: its name, and where its values are; NaN, -1 or 0 for what did not happen.
+/// Column of the result: its name, and the function that reads a record's value. Missing values are NaN, -1 or 0.
 type Column<T> = (&'static str, fn(&Record) -> T);
 
 const LOOK: Duration = Duration::from_millis(100);
 
-/// See `_rust.pyi`.
+/// Runs the load generator and returns the records of all requests. See `_rust.pyi`.
 #[pyfunction]
 #[pyo3(signature = (
     url, bodies, *, chains, arrivals=None, concurrency=0, ramp_s=0.0, stop_after_s=f64::INFINITY, method="POST",
@@ -65,7 +65,7 @@ pub(crate) fn run_load<'py>(
     let (sender, mut receiver) = mpsc::channel();
     let for_thread = Arc::clone(&shared);
     let thread = thread::spawn(move || {
-        // nobody may wait any more: then the result is not wanted
+        // the receiver may be gone: then the result is dropped
         let _unwanted = sender.send(run(plan, &for_thread));
     });
     let result = wait(py, &mut receiver, &shared, progress.as_ref());
@@ -87,7 +87,7 @@ fn wait(
     loop {
         // a shared reference to a receiver must not cross threads, an exclusive one may
         let receiver = &mut *receiver;
-        let got = py.detach(move || receiver.recv_timeout(LOOK));
+        let received = py.detach(move || receiver.recv_timeout(LOOK));
         if let Some(call) = progress {
             let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Relaxed);
             call.call1((
@@ -97,7 +97,7 @@ fn wait(
                 count(&shared.tokens),
             ))?;
         }
-        match got {
+        match received {
             Ok(outcome) => return outcome.map_err(PyRuntimeError::new_err),
             Err(mpsc::RecvTimeoutError::Timeout) => py.check_signals()?,
             Err(mpsc::RecvTimeoutError::Disconnected) => {
@@ -157,12 +157,12 @@ fn int64(size: usize) -> i64 {
     i64::try_from(size).unwrap_or(i64::MAX)
 }
 
-/// The place in `FAILURES`.
+/// Returns the index in `FAILURES`.
 const fn number(failure: Failure) -> i64 {
     failure as i64
 }
 
-/// A numpy array of one dimension, read-only.
+/// Returns a one-dimensional, read-only numpy array.
 fn array<'py>(py: Python<'py>, dtype: &str, bytes: Vec<u8>) -> PyResult<Bound<'py, PyAny>> {
     let numpy = py.import("numpy")?;
     numpy.call_method1("frombuffer", (PyBytes::new(py, &bytes), dtype))

@@ -1,7 +1,7 @@
-//! `minisgl._rust.PageStore`: pages of KV, and states, on disk, for an engine, for what reads before requests arrive
-//! and for people.
+//! `minisgl._rust.PageStore`: KV pages and saved states on disk, for an engine, for prefetching before requests arrive,
+//! and for maintenance commands.
 //!
-//! Invariants: whatever touches the disk runs without the GIL.
+//! Invariants: all disk I/O runs without the GIL.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use pyo3::types::PyBytes;
 
 use crate::arrays::Int32s;
 
-/// The pages of one model, computed in one way, in a folder.
+/// Folder of the KV pages of one model, computed in one way.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct PageStore {
     inner: Arc<Store>,
@@ -27,19 +27,19 @@ impl PageStore {
     }
 }
 
-/// Pages of a text, read, and the state behind the last of them.
+/// Staged pages of a sequence, read from disk, and the state after the last of them.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct StagedPages {
     inner: Arc<Staged>,
 }
 
-/// A `StagedPages` or None.
+/// Returns the pages of a `StagedPages`, or `None` for None.
 pub(crate) fn staged_of(stored: &Bound<'_, PyAny>) -> PyResult<Option<Arc<Staged>>> {
-    let found: Option<PyRef<'_, StagedPages>> = stored.extract()?;
-    Ok(found.map(|pages| Arc::clone(&pages.inner)))
+    let staged: Option<PyRef<'_, StagedPages>> = stored.extract()?;
+    Ok(staged.map(|pages| Arc::clone(&pages.inner)))
 }
 
-/// Pages, states, bytes of their files, and damaged files.
+/// Totals of a folder: pages, states, bytes of their files, damaged files.
 type Counted = (u64, u64, u64, u64);
 
 fn counted(totals: Totals) -> Counted {
@@ -48,7 +48,7 @@ fn counted(totals: Totals) -> Counted {
 
 #[pymethods]
 impl PageStore {
-    /// `state_bytes` is 0 for a model that has no states.
+    /// Opens or creates a store. `state_bytes` is 0 for a model without recurrent state.
     #[new]
     #[pyo3(signature = (folder, limit, identity, page_size, page_bytes, state_bytes=0))]
     fn new(
@@ -67,13 +67,13 @@ impl PageStore {
         })
     }
 
-    /// What computes its pages, and how.
+    /// Identity of the model and the method that compute the pages.
     #[getter]
     fn identity(&self) -> &[u8] {
         &self.identity
     }
 
-    /// A state has so many; 0: the model has none.
+    /// Bytes of a saved state; 0 for a model without recurrent state.
     #[getter]
     fn state_bytes(&self) -> usize {
         self.inner.state_bytes()
@@ -94,25 +94,25 @@ impl PageStore {
         Some(PyBytes::new(py, &page))
     }
 
-    /// Write pages of a text now, from that of a column on.
+    /// Writes pages of a sequence now, from page index `first` on.
     fn put(&self, py: Python<'_>, tokens: Int32s<'_>, first: usize, pages: Vec<PyBackedBytes>) -> PyResult<()> {
         let tokens = tokens.as_slice().to_vec();
         let pages: Vec<&[u8]> = pages.iter().map(|page| &**page).collect();
         Ok(py.detach(|| self.inner.put(&tokens, first, &pages))?)
     }
 
-    /// The same of the state behind so many pages.
+    /// Writes the state after the first `num_pages` pages of a sequence now.
     fn put_state(&self, py: Python<'_>, tokens: Int32s<'_>, num_pages: usize, state: PyBackedBytes) -> PyResult<()> {
         let tokens = tokens.as_slice().to_vec();
         Ok(py.detach(|| self.inner.put_state(&tokens, num_pages, &state))?)
     }
 
-    /// For tests: from now on the disk takes so many seconds longer for a page.
+    /// Delays each page read by `seconds` from now on. For tests.
     fn slow_down(&self, seconds: f64) {
         self.inner.slow_down(Duration::from_secs_f64(seconds));
     }
 
-    /// Bytes of the folder; pages written and loaded; what was dropped, failed, damaged; states written and loaded.
+    /// Returns: bytes of the folder; pages written, loaded, dropped, failed, damaged; states written, loaded.
     fn counts(&self) -> (u64, u64, u64, u64, u64, u64, u64, u64) {
         let now = self.inner.counts();
         let all = (now.dropped, now.failed, now.damaged);
@@ -128,12 +128,12 @@ impl PageStore {
         )
     }
 
-    /// Why the last page that failed did, if any has since this was asked.
+    /// Returns the reason of the last failed page since the last call, if any.
     fn take_trouble(&self) -> Option<String> {
         self.inner.take_trouble()
     }
 
-    /// Wait until what was given is written, but not longer than so many seconds.
+    /// Waits until all queued pages are written, at most `seconds`.
     fn flush(&self, py: Python<'_>, seconds: f64) {
         py.detach(|| self.inner.flush(Duration::from_secs_f64(seconds)));
     }
@@ -153,7 +153,7 @@ impl PageStore {
         Ok(counted(py.detach(|| Folder::existing(&folder)?.verify())?))
     }
 
-    /// The digest of all that some files hold, in their order.
+    /// Returns the digest of the contents of `files`, in their order.
     #[staticmethod]
     fn digest<'py>(py: Python<'py>, files: Vec<PathBuf>) -> PyResult<Bound<'py, PyBytes>> {
         let digest = py.detach(|| digest_of_files(&files))?;
@@ -163,7 +163,7 @@ impl PageStore {
 
 #[pymethods]
 impl StagedPages {
-    /// The first page that there is, and the end.
+    /// Page indices of the staged pages: the first, and the end.
     #[getter]
     fn columns(&self) -> (usize, usize) {
         self.inner.columns()

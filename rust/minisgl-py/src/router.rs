@@ -7,7 +7,7 @@ use pyo3::types::PyList;
 
 use crate::arrays::Int32s;
 
-/// See `_rust.pyi`. `minisgl.routing.api.make_router` checks the configuration.
+/// Router that assigns requests to engines; `minisgl.routing.api.make_router` checks its settings. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct Router {
     inner: policy::Router,
@@ -17,7 +17,7 @@ pub(crate) struct Router {
     out: Vec<policy::Placed>,
 }
 
-/// `number`, if there are so many and more.
+/// Returns `number` if it is an index below `count`. Raises `ValueError`, with `name` in the message, if not.
 fn below(name: &str, number: i64, count: usize) -> PyResult<usize> {
     match usize::try_from(number) {
         Ok(found) if found < count => Ok(found),
@@ -49,7 +49,7 @@ impl Router {
         })
     }
 
-    /// It takes requests from now on, with an empty cache. No engine does at first.
+    /// Marks an engine as ready, with an empty cache. No engine is ready at first.
     #[pyo3(signature = (engine, num_pages=None))]
     fn engine_up(&mut self, engine: i64, num_pages: Option<usize>) -> PyResult<()> {
         let engine = self.engine(engine)?;
@@ -57,20 +57,20 @@ impl Router {
         Ok(())
     }
 
-    /// It takes none, and has lost these, in the order in which they were placed. They are forgotten.
+    /// Marks an engine as lost. Returns the ids of its requests in the order of placement and forgets them.
     fn engine_down(&mut self, engine: i64) -> PyResult<Vec<i64>> {
         let engine = self.engine(engine)?;
         Ok(self.inner.engine_down(engine))
     }
 
-    /// What the engine itself said last of its load.
+    /// Sets the load that an engine reported last.
     fn report(&mut self, engine: i64, num_waiting: usize, num_running: usize) -> PyResult<()> {
         let engine = self.engine(engine)?;
         self.inner.report(engine, num_waiting, num_running);
         Ok(())
     }
 
-    /// At its place in the line; with `again` before all that are not.
+    /// Adds a request to the queue, at the position of its priority and key; with `again` ahead of all others.
     #[pyo3(signature = (req_id, tokens, priority=0, key=0, *, again=false, namespace=0))]
     fn add(
         &mut self,
@@ -87,7 +87,7 @@ impl Router {
             .map_err(PyValueError::new_err)
     }
 
-    /// Whoever may go now, in order.
+    /// Returns the requests that may start now, in order, each with its engine.
     fn place<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         self.out.clear();
         self.inner.place(&mut self.out);
@@ -100,18 +100,18 @@ impl Router {
         PyList::new(py, made)
     }
 
-    /// It ended, or nobody waits for it any more. `num_generated`: for the shares of keys. No-op if unknown.
+    /// Removes a request that ended or was cancelled. `num_generated` counts towards its key's share. No-op if unknown.
     #[pyo3(signature = (req_id, num_generated=0))]
     fn remove(&mut self, req_id: i64, num_generated: usize) {
         self.inner.remove(req_id, num_generated);
     }
 
-    /// By engine: requests that were placed there and not removed.
+    /// Returns for each engine how many requests are placed there and not removed.
     fn loads(&self) -> Vec<usize> {
         self.inner.loads()
     }
 
-    /// Requests in line.
+    /// Number of queued requests.
     #[getter]
     fn num_waiting(&self) -> usize {
         self.inner.num_waiting()

@@ -1,7 +1,7 @@
-//! What requests ask of the CPU engine's sampler, out of Python's objects; and that sampler by itself, for the suite
-//! that holds it against the torch engine's.
+//! Sampling parameters for the CPU engine, from Python objects; and the engine's sampler alone, for the tests that
+//! compare it with the torch engine's.
 //!
-//! Invariants: a number beyond what the engine counts with is taken for the nearest that is not.
+//! Invariants: a value outside the engine's range is clamped to it.
 
 use minisgl_cpu::Isa;
 use minisgl_cpu::sampling::{Binding, Params, Pooling, Scratch, Slots};
@@ -13,7 +13,7 @@ use crate::arrays::{Int32s, words_of};
 use crate::grammar_of::grammar_of;
 use crate::page_store::staged_of;
 
-/// The attributes of a `minisgl.sampling_params.SamplingParams` with a seed.
+/// Reads the attributes of a `minisgl.sampling_params.SamplingParams` with a seed.
 pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params> {
     let float = |name: &str| -> PyResult<f32> { Ok(sampling.getattr(name)?.extract::<f64>()? as f32) };
     let bias = sampling.getattr("logit_bias")?.call_method0("items")?;
@@ -31,7 +31,7 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
         },
         top_k: sampling.getattr("top_k")?.extract().unwrap_or(i64::MAX),
         top_p: match float("top_p")? {
-            // greedy is what is_greedy says: the best by its logit, not by a probability that others may share
+            // only `is_greedy` means greedy: argmax of the logits, not of probabilities, which may tie
             0.0 => f32::MIN_POSITIVE,
             top_p => top_p,
         },
@@ -58,7 +58,7 @@ pub(crate) fn params_from_python(sampling: &Bound<'_, PyAny>) -> PyResult<Params
     })
 }
 
-/// The slot and the rest of a `minisgl.engine.api.SlotAssignment`.
+/// Reads a `minisgl.engine.api.SlotAssignment`. Returns the slot and the rest.
 pub(crate) fn binding_from_python(binding: &Bound<'_, PyAny>) -> PyResult<(usize, Binding)> {
     let tokens = binding.getattr("tokens")?;
     let sampling = binding.getattr("sampling")?;
@@ -79,17 +79,17 @@ fn ids_of(ids: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     ids.try_iter()?.map(|id| Ok(id_of(&id?))).collect()
 }
 
-/// An id that no vocabulary has if it is none.
+/// Converts a token id. An invalid one becomes an id that no vocabulary has.
 fn id_of(id: &Bound<'_, PyAny>) -> u32 {
     id.extract().unwrap_or(u32::MAX)
 }
 
-/// Log probability of the token itself, most likely ids, theirs.
+/// Log probability of the sampled token, the most likely ids, and their log probabilities.
 type Logprobs = (f32, Vec<u32>, Vec<f32>);
-/// Request, first position, tokens, how many of the most likely ones.
+/// Part of a prompt for log probabilities: request id, first position, tokens, number of alternatives.
 type PromptPart = (i64, usize, Vec<i32>, usize);
 
-/// The CPU engine's sampler without its engine.
+/// Sampler of the CPU engine without the engine.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct CpuSampler {
     slots: Slots,
@@ -103,7 +103,7 @@ impl CpuSampler {
         if slot < self.num_slots {
             return Ok(slot);
         }
-        let text = format!("slot: {slot}, there are {}", self.num_slots);
+        let text = format!("slot is {slot}; must be below {}", self.num_slots);
         Err(PyValueError::new_err(text))
     }
 }
@@ -113,7 +113,7 @@ impl CpuSampler {
     #[new]
     fn new(num_slots: usize, vocab_size: usize, eos_ids: Vec<u32>) -> PyResult<Self> {
         if vocab_size == 0 {
-            return Err(PyValueError::new_err("vocab_size: 0, at least 1"));
+            return Err(PyValueError::new_err("vocab_size is 0; must be at least 1"));
         }
         Ok(Self {
             slots: Slots::new(num_slots, vocab_size, &eos_ids),
@@ -142,7 +142,7 @@ impl CpuSampler {
         let buffer = PyBuffer::<f32>::get(logits)?;
         let mut numbers = buffer.to_vec(py)?;
         if positions.len() != slots.len() || numbers.len() != slots.len() * self.vocab_size {
-            return Err(PyValueError::new_err("logits, slots, positions: not of as many rows"));
+            return Err(PyValueError::new_err("logits, slots, positions: row counts differ"));
         }
         let mut masks: Vec<Option<Vec<u32>>> = masks
             .unwrap_or_default()

@@ -1,6 +1,6 @@
-//! What the two calls return: small objects with the attributes of `minisgl.step.StepPlan` and `StepOutput`.
+//! Results of the two scheduler calls: small objects with the attributes of `minisgl.step.StepPlan` and `StepOutput`.
 
-use minisgl_core::{Entry, FinishReason, Plan};
+use minisgl_core::{CommitEntry, FinishReason, Plan};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
@@ -9,7 +9,7 @@ use crate::arrays::Numpy;
 
 macro_rules! step_plan {
     ($($name:ident: $kind:ty,)*) => {
-        /// The header of a step.
+        /// Header of a step.
         #[pyclass(frozen, get_all, module = "minisgl._rust")]
         pub(crate) struct StepPlan {
             $($name: $kind,)*
@@ -46,18 +46,18 @@ step_plan! {
     num_background: usize,
 }
 
-/// The entries of a commit. The arrays are made when they are asked for, once. Token and row of an end without a token
-/// are -1, and the reason of what goes on is 0.
+/// Entries of a commit. The arrays are created on first access. An end without a token has token and row -1; the reason
+/// of a request that continues is 0.
 #[pyclass(frozen, module = "minisgl._rust")]
 pub(crate) struct StepOutput {
     #[pyo3(get)]
     step: i64,
-    entries: Vec<Entry>,
+    entries: Vec<CommitEntry>,
     arrays: [PyOnceLock<Py<PyAny>>; 4],
 }
 
 impl StepOutput {
-    pub fn new(step: i64, entries: Vec<Entry>) -> Self {
+    pub fn new(step: i64, entries: Vec<CommitEntry>) -> Self {
         Self {
             step,
             entries,
@@ -65,12 +65,12 @@ impl StepOutput {
         }
     }
 
-    /// Array number `which`, of one field of each entry.
+    /// Returns the array with index `which`, of one field of each entry, created once.
     fn array<const SIZE: usize>(
         &self,
         py: Python<'_>,
         which: usize,
-        field: impl Fn(&Entry) -> [u8; SIZE],
+        field: impl Fn(&CommitEntry) -> [u8; SIZE],
     ) -> PyResult<Py<PyAny>> {
         let make = || {
             let bytes = PyBytes::new_with(py, SIZE * self.entries.len(), |bytes| {
@@ -114,7 +114,7 @@ impl StepOutput {
     }
 }
 
-/// The number of `minisgl.step.FinishReason`.
+/// Returns the value of a `minisgl.step.FinishReason`.
 const fn number(reason: FinishReason) -> i32 {
     reason as i32
 }

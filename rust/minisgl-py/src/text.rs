@@ -1,4 +1,4 @@
-//! Text in Python: `minisgl._rust.TextTokenizer` and its streams.
+//! `minisgl._rust.TextTokenizer` and its streams: text processing for Python.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,13 +12,13 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 use crate::answer::{Formats, scan};
 use crate::arrays::to_numpy;
 
-/// So many hold the texts and ids that are kept to encode a conversation's next turn faster.
+/// Default size of the encoding cache, in bytes, which speeds up the next turn of a conversation.
 const CACHE_BYTES: usize = 64 << 20;
 
-/// So many ids are decoded at once with the GIL held.
+/// Maximum number of ids that are decoded with the GIL held.
 const SHORT: usize = 1024;
 
-/// As `minisgl.tokenizer.tokenizer` names what is wrong with a text.
+/// Converts an error to the exceptions of `minisgl.tokenizer.tokenizer`.
 fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
     let named = |name: &str| py.import("minisgl.tokenizer.tokenizer")?.getattr(name);
     let made = match error {
@@ -31,8 +31,8 @@ fn to_python(py: Python<'_>, error: &TextError) -> PyErr {
     made.map_or_else(|error| error, PyErr::from_value)
 }
 
-/// What takes long lets other threads run; else it is not worth waiting for the GIL afterwards.
-fn apart<T: Send>(py: Python<'_>, takes_long: bool, work: impl FnOnce() -> T + Send) -> T {
+/// Runs `work`, without the GIL if it takes long; regaining the GIL is not worth it for a short call.
+fn detach_if<T: Send>(py: Python<'_>, takes_long: bool, work: impl FnOnce() -> T + Send) -> T {
     if takes_long { py.detach(work) } else { work() }
 }
 
@@ -40,7 +40,7 @@ fn array(py: Python<'_>, ids: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     to_numpy(py, ids.into_iter().map(u32::cast_signed))
 }
 
-/// Turns offsets of characters, in order, into those of bytes.
+/// Converts ascending character offsets to byte offsets.
 fn bytes_of_chars(text: &str, mut offsets: Vec<usize>) -> Vec<usize> {
     if !text.is_ascii() {
         let (mut chars, mut at) = (text.char_indices(), 0);
@@ -54,17 +54,17 @@ fn bytes_of_chars(text: &str, mut offsets: Vec<usize>) -> Vec<usize> {
     offsets
 }
 
-/// Deeper values are taken for ones with markers: Python looks at them, which can say that they are too deep.
+/// Nesting depth beyond which a value counts as having markers: Python checks it and can report that it is too deep.
 const MAX_DEPTH: usize = 1000;
 
-/// Whether a text in it, as key or value, spells a marker.
+/// Returns true if a string in `value`, as a key or a value, contains a marker.
 fn has_markers(tokenizer: &Tokenizer, value: &Bound<'_, PyAny>, depth: usize) -> PyResult<bool> {
     if depth == 0 {
         return Ok(true);
     }
     let within = |value: &Bound<'_, PyAny>| has_markers(tokenizer, value, depth - 1);
     if let Ok(text) = value.cast::<PyString>() {
-        return Ok(text.to_str().is_ok_and(|text| tokenizer.has_markers(text))); // no Unicode: has no ids either
+        return Ok(text.to_str().is_ok_and(|text| tokenizer.has_markers(text))); // invalid Unicode cannot be encoded
     }
     if let Ok(items) = value.cast::<PyDict>() {
         for (key, value) in items {
@@ -88,14 +88,14 @@ fn has_markers(tokenizer: &Tokenizer, value: &Bound<'_, PyAny>, depth: usize) ->
     Ok(false)
 }
 
-/// What `write` appends to nothing.
+/// Returns the text that `write` appends to an empty string.
 fn written(write: impl FnOnce(&mut String)) -> String {
     let mut out = String::new();
     write(&mut out);
     out
 }
 
-/// See `_rust.pyi`.
+/// Tokenizer of a model. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust", frozen)]
 pub(crate) struct TextTokenizer {
     pub inner: Arc<Tokenizer>,
@@ -109,7 +109,7 @@ impl TextTokenizer {
         let source = match (file, text) {
             (Some(file), None) => TokenizerSource::File(file),
             (None, Some(text)) => TokenizerSource::Text(text),
-            _ => return Err(PyValueError::new_err("either a file or a text")),
+            _ => return Err(PyValueError::new_err("exactly one of file and text is required")),
         };
         let tokenizer = py.detach(|| Tokenizer::new(&source, cache_bytes));
         Ok(Self {
@@ -158,9 +158,9 @@ impl TextTokenizer {
         most: Option<usize>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let most = most.unwrap_or(usize::MAX);
-        let found = py.detach(|| self.inner.encode_batch(&texts, add_special_tokens, most));
-        let found = found.map_err(|error| to_python(py, &error))?;
-        found.into_iter().map(|ids| array(py, ids)).collect()
+        let batches = py.detach(|| self.inner.encode_batch(&texts, add_special_tokens, most));
+        let batches = batches.map_err(|error| to_python(py, &error))?;
+        batches.into_iter().map(|ids| array(py, ids)).collect()
     }
 
     fn encode_pair<'py>(&self, py: Python<'py>, one: &str, other: &str) -> PyResult<Bound<'py, PyAny>> {
@@ -169,7 +169,7 @@ impl TextTokenizer {
     }
 
     fn min_tokens(&self, py: Python<'_>, text: &str, most: usize) -> usize {
-        apart(py, text.len() > most, || self.inner.min_tokens(text, most))
+        detach_if(py, text.len() > most, || self.inner.min_tokens(text, most))
     }
 
     fn pieces<'a>(&self, text: &'a str, size: usize) -> Vec<&'a str> {
@@ -179,8 +179,8 @@ impl TextTokenizer {
     #[pyo3(signature = (ids, skip_special_tokens=true))]
     fn decode(&self, py: Python<'_>, ids: Vec<i32>, skip_special_tokens: bool) -> PyResult<String> {
         let ids: Vec<u32> = ids.into_iter().filter_map(|id| u32::try_from(id).ok()).collect();
-        let found = apart(py, ids.len() > SHORT, || self.inner.decode(&ids, skip_special_tokens));
-        found.map_err(|error| to_python(py, &error))
+        let text = detach_if(py, ids.len() > SHORT, || self.inner.decode(&ids, skip_special_tokens));
+        text.map_err(|error| to_python(py, &error))
     }
 
     fn token_bytes<'py>(&self, py: Python<'py>, token_id: i32) -> Bound<'py, PyBytes> {
@@ -239,7 +239,7 @@ impl TextTokenizer {
     }
 }
 
-/// See `_rust.pyi`.
+/// Incremental decoder of one stream of token ids. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct TextDecoder {
     inner: Decoder,
@@ -248,7 +248,7 @@ pub(crate) struct TextDecoder {
 #[pymethods]
 impl TextDecoder {
     fn push(&mut self, py: Python<'_>, ids: Vec<i32>) -> String {
-        written(|out| apart(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
+        written(|out| detach_if(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
     }
 
     fn place(&mut self, token_id: i32) -> (usize, String) {
@@ -262,7 +262,7 @@ impl TextDecoder {
     }
 }
 
-/// See `_rust.pyi`.
+/// Text of one output as its ids arrive, truncated at the first stop string. See `_rust.pyi`.
 #[pyclass(module = "minisgl._rust")]
 pub(crate) struct TextStream {
     inner: Stream,
@@ -271,12 +271,12 @@ pub(crate) struct TextStream {
 #[pymethods]
 impl TextStream {
     fn push(&mut self, py: Python<'_>, ids: Vec<i32>) -> String {
-        written(|out| _ = apart(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
+        written(|out| _ = detach_if(py, ids.len() > SHORT, || self.inner.push(&ids, out)))
     }
 
     fn take(&mut self, py: Python<'_>, ids: Vec<i32>, ended: bool, by_token: bool) -> (String, usize) {
         let mut out = String::new();
-        let num_used = apart(py, ids.len() > SHORT, || {
+        let num_used = detach_if(py, ids.len() > SHORT, || {
             self.inner.take(&ids, ended, by_token, &mut out)
         });
         (out, num_used)

@@ -1,11 +1,10 @@
-//! How few tokens a text can have, known without encoding it: bytes against the most bytes of a kind that one token
-//! stands for.
+//! Lower bound of a text's token count without encoding it: its bytes over the maximum bytes of each kind in one token.
 //!
-//! Invariants: [`Bound::min_tokens`] is never more than what encoding gives. That rests on every byte of the normalized
-//! text that is counted being covered by some token, so it is only said of tokenizers for which that is certain: BPE on
-//! the level of bytes, where bytes that the vocabulary lacks do not count, BPE with byte fallback or one unknown token a
-//! character, Unigram with byte fallback, with normalizers and pre-tokenizers that drop nothing else. An added token that
-//! takes the spaces around it along covers any number of them: of a text that names one nothing is said.
+//! Invariants: [`Bound::min_tokens`] never exceeds the encoded count. That requires that some token covers every
+//! counted byte of the normalized text, so a bound exists only for tokenizers that guarantee it: byte-level BPE (bytes
+//! missing in the vocabulary do not count), BPE with byte fallback or one unknown token for each character, Unigram
+//! with byte fallback, with normalizers and pre-tokenizers that drop nothing else. An added token that absorbs spaces
+//! around it covers any number of them: a text that contains one has bound 0.
 
 use serde_json::Value;
 use tokenizers::{Model as _, ModelWrapper, NormalizedString, Normalizer as _};
@@ -15,8 +14,8 @@ use super::normalize::Backend;
 use super::pieces::Parts;
 
 const CHUNK_BYTES: usize = 1 << 16;
-/// What pieces of a text can have more than the whole when they are normalized alone: marks that would join the last
-/// character of the piece before (none has more than four parts of four bytes), and a prefix that each piece gets.
+/// Bytes that a separately normalized chunk may have in excess of its share of the whole: marks that would join the
+/// last character of the chunk before (at most four parts of four bytes), and a prefix for each chunk.
 const JOINED_BYTES: usize = 32;
 const MAX_PREFIX_BYTES: usize = 16;
 const KEEPING_NORMALIZERS: [&str; 6] = ["NFC", "NFD", "NFKC", "NFKD", "Lowercase", "ByteLevel"];
@@ -29,10 +28,10 @@ const KEEPING_PRE_TOKENIZERS: [&str; 6] = [
     "UnicodeScripts",
 ];
 
-/// Bytes of a text: all of them, ASCII letters, spaces, those of other alphabets, others.
+/// Byte counts of a text by kind: all bytes, ASCII letters, spaces, other alphabets, others.
 type Kinds = [usize; 5];
 
-/// By byte: its place in `Kinds`, which is not the first; `NOT_COUNTED` if no token may stand for it.
+/// Index in `Kinds` (above 0) of each byte value; `NOT_COUNTED` for bytes that may have no token.
 type KindOf = [usize; 256];
 const NOT_COUNTED: usize = 0;
 
@@ -47,15 +46,15 @@ fn kind_of(byte: u8) -> usize {
 
 pub(super) struct Bound {
     kinds: KindOf,
-    /// By kind: the most bytes of it that a token stands for.
+    /// Maximum number of bytes in one token, by kind.
     longest: Kinds,
     normalizes: bool,
-    /// Added tokens that take spaces along.
+    /// Added tokens that absorb spaces around them.
     swallowing: Vec<String>,
 }
 
 impl Bound {
-    /// None where a token can stand for any length of text.
+    /// Returns the bound of a tokenizer, or `None` if a token can stand for text of any length.
     pub(super) fn of(backend: &Backend, parts: &Parts) -> Option<Self> {
         let is_byte_level = |step: &Value| type_of(step) == "ByteLevel";
         let steps = || parts.normalizers.iter().chain(&parts.pre_tokenizers);
@@ -75,36 +74,36 @@ impl Bound {
         for byte in (0..=u8::MAX).filter(|byte| !lacks.contains(byte)) {
             kinds[usize::from(byte)] = kind_of(byte);
         }
-        let mut found = Self {
+        let mut bound = Self {
             kinds,
             longest: [1; 5],
             normalizes,
             swallowing: swallowing().map(|token| token.content.clone()).collect(),
         };
         for piece in &pieces {
-            found.see(piece);
+            bound.include(piece);
         }
         for token in &parts.tokens {
-            found.see(token.content.as_bytes());
-            let normal = found.normalized(backend, &token.content)?;
-            found.see(normal.as_bytes());
+            bound.include(token.content.as_bytes());
+            let normal = bound.normalized(backend, &token.content)?;
+            bound.include(normal.as_bytes());
         }
         if parts.pre_tokenizers.iter().any(|step| type_of(step) == "Metaspace") {
-            found.longest = [found.longest[0]; 5]; // spaces become longer bytes of another kind
+            bound.longest = [bound.longest[0]; 5]; // spaces become longer characters of another kind
         }
-        Some(found)
+        Some(bound)
     }
 
     fn count(&self, data: &[u8]) -> Kinds {
-        let mut found = [0; 5];
+        let mut counts = [0; 5];
         for &byte in data {
-            found[self.kinds[usize::from(byte)]] += 1;
+            counts[self.kinds[usize::from(byte)]] += 1;
         }
-        found[0] = found[1..].iter().sum();
-        found
+        counts[0] = counts[1..].iter().sum();
+        counts
     }
 
-    fn see(&mut self, piece: &[u8]) {
+    fn include(&mut self, piece: &[u8]) {
         if self.longest.iter().any(|&longest| piece.len() > longest) {
             let counts = self.count(piece);
             for (longest, count) in self.longest.iter_mut().zip(counts) {
@@ -117,12 +116,12 @@ impl Bound {
         let Some(normalizer) = backend.get_normalizer().filter(|_| self.normalizes) else {
             return Some(text.into());
         };
-        let mut found = NormalizedString::from(text);
-        normalizer.normalize(&mut found).ok()?;
-        Some(found.get().to_owned().into())
+        let mut normal = NormalizedString::from(text);
+        normalizer.normalize(&mut normal).ok()?;
+        Some(normal.get().to_owned().into())
     }
 
-    /// A number of tokens that `text` has at least; it is not looked at further once that is beyond `most`.
+    /// Returns a lower bound of the token count of `text`, or 0 without one. Stops once it exceeds `most`.
     pub(super) fn min_tokens(&self, backend: &Backend, text: &str, most: usize) -> usize {
         if text.len() <= most || self.swallowing.iter().any(|token| text.contains(token)) {
             return 0;
@@ -152,7 +151,7 @@ impl Bound {
     }
 }
 
-/// Whether it drops no character, and what it makes of one depends on its neighbours at most.
+/// Returns true if a normalizer drops no character and maps each by its neighbours at most.
 fn keeps_all(normalizer: &Value) -> bool {
     match type_of(normalizer) {
         "Replace" => {
@@ -170,8 +169,7 @@ fn splits_only(pre_tokenizer: &Value) -> bool {
     KEEPING_PRE_TOKENIZERS.contains(&type_of(pre_tokenizer)) && pre_tokenizer["behavior"] != "Removed"
 }
 
-/// What each token stands for, in bytes, and the bytes for which there may be none; None if other text could be without a
-/// token of its own.
+/// Returns the bytes of each token, and the byte values that may have no token. `None` if other text may have none.
 fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<(Vec<Vec<u8>>, Vec<u8>)> {
     let model = backend.get_model();
     let has = |token: &str| model.token_to_id(token).is_some();
@@ -200,9 +198,9 @@ fn pieces_of_vocab(backend: &Backend, is_byte_level: bool) -> Option<(Vec<Vec<u8
         return Some((pieces(), Vec::new()));
     }
     if bpe.is_some_and(|bpe| bpe.unk_token.is_some() && !bpe.fuse_unk) {
-        let mut found: Vec<Vec<u8>> = pieces();
-        found.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // one token for any unknown character
-        return Some((found, Vec::new()));
+        let mut all_pieces: Vec<Vec<u8>> = pieces();
+        all_pieces.extend([b'a', b' ', 0x80, b'.'].map(|byte| vec![byte; 4])); // an unknown character
+        return Some((all_pieces, Vec::new()));
     }
     None
 }

@@ -1,25 +1,25 @@
-//! What a tokenizer's ids stand for, in bytes.
+//! Bytes of a tokenizer's ids.
 //!
-//! Invariants: ids beyond the vocabulary stand for nothing.
+//! Invariants: an id outside the vocabulary has no bytes.
 
 use super::normalize::Backend;
 use serde_json::Value;
 
-/// How a tokenizer's tokens become text.
+/// Method by which a tokenizer's ids become text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Byte-level BPE: every token is some bytes.
+    /// Byte-level BPE: every id is a byte sequence.
     ByteLevel,
-    /// Sentencepiece: a token is its own text, or one byte.
+    /// Sentencepiece: an id is a text of its own, or one byte.
     Literal,
-    /// Any other: the library decodes a few ids at a time.
+    /// Any other tokenizer: the library decodes a few ids at a time.
     Window,
 }
 
 const IS_BYTE: u8 = 1;
 const IS_SPECIAL: u8 = 2;
 
-/// Bytes of all ids, one after the other.
+/// Bytes of all ids, concatenated, with flags for each id.
 pub(super) struct Table {
     pub(super) kind: Kind,
     data: Vec<u8>,
@@ -74,7 +74,7 @@ impl Table {
         table
     }
 
-    /// One more than the largest id.
+    /// Returns the largest id plus 1.
     pub(super) fn num_ids(&self) -> usize {
         self.ends.len()
     }
@@ -86,7 +86,7 @@ impl Table {
         &self.data[to_usize(begin)..to_usize(self.ends[at])]
     }
 
-    /// Whether a byte-fallback tokenizer spells a single byte with this id.
+    /// Returns true if this id stands for a single byte in a byte-fallback tokenizer.
     pub(super) fn is_byte(&self, id: i32) -> bool {
         self.flag(id, IS_BYTE)
     }
@@ -96,7 +96,7 @@ impl Table {
         self.flag(id, IS_SPECIAL)
     }
 
-    /// Ids that are no text.
+    /// Returns the ids of special tokens.
     pub(super) fn special_ids(&self) -> impl Iterator<Item = usize> {
         (0..self.flags.len()).filter(|&at| self.flags[at] & IS_SPECIAL != 0)
     }
@@ -114,30 +114,30 @@ pub(super) fn to_usize(number: u32) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// The name of a component's step.
+/// Returns the type name of a tokenizer step, for example "Metaspace"; empty if it has none.
 pub fn type_of(step: &Value) -> &str {
     step["type"].as_str().unwrap_or("")
 }
 
-/// The steps of a component in order, sequences of sequences made flat.
+/// Returns the steps of a tokenizer component in order, with nested sequences flattened.
 pub fn flat_steps(component: Value, inner: &str) -> Vec<Value> {
-    let mut found = Vec::new();
+    let mut flat = Vec::new();
     let mut waiting = vec![component];
     while let Some(mut step) = waiting.pop() {
         if step.is_null() {
             continue;
         }
         if type_of(&step) != "Sequence" {
-            found.push(step);
+            flat.push(step);
         } else if let Value::Array(parts) = step[inner].take() {
             waiting.extend(parts.into_iter().rev());
         }
     }
-    found
+    flat
 }
 
-/// Literal is a token's text that does not depend on its neighbours: the decoders of sentencepiece. A strip at the
-/// beginning of the whole text is none of a text that goes on.
+/// Returns the decoding method for a decoder's steps. `Literal` if a token's text does not depend on its neighbours, as
+/// in sentencepiece decoders; a strip at the very beginning does not matter in a continued text.
 fn kind_of(steps: &[Value]) -> Kind {
     if steps.len() == 1 && type_of(&steps[0]) == "ByteLevel" {
         return Kind::ByteLevel;
@@ -186,7 +186,7 @@ fn replaced(mut token: String, replacements: &[(String, String)]) -> String {
     token
 }
 
-/// `<0x0A>` is the byte 10.
+/// Returns the byte that a token such as `<0x0A>` stands for, or `None`.
 pub fn byte_token(token: &str) -> Option<u8> {
     let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
     let is_hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -209,15 +209,16 @@ pub(super) fn push_byte_level(token: &str, alphabet: &[Option<u8>; 512], data: &
     }
 }
 
-/// The alphabet of byte-level BPE (GPT-2): printable Latin-1 bytes are themselves, the others follow from U+0100.
+/// Returns the alphabet of byte-level BPE (GPT-2), from character to byte: printable Latin-1 bytes map to themselves,
+/// the others from U+0100 on.
 pub fn char_to_byte() -> [Option<u8>; 512] {
-    let mut found = [None; 512];
+    let mut alphabet = [None; 512];
     let mut next = 256;
     for byte in 0..=u8::MAX {
         let is_printable = matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
         let at = if is_printable { usize::from(byte) } else { next };
         next += usize::from(!is_printable);
-        found[at] = Some(byte);
+        alphabet[at] = Some(byte);
     }
-    found
+    alphabet
 }

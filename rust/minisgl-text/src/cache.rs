@@ -1,32 +1,32 @@
-//! Ids of texts that come again: the parts of a long chat that its next turn repeats.
+//! Cache of encoded texts: token ids of the parts of a long chat that its next turn repeats.
 //!
-//! Invariants: what is held stays below its bytes; what was not used while half of them came anew is forgotten. A text is
-//! known by all of its bytes, not by a hash.
+//! Invariants: memory stays within the limit; an entry that was not used while half of it was filled anew is evicted. A
+//! text is identified by all of its bytes, not by a hash.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What an entry costs beside its text and its ids, about.
+/// Approximate bytes of an entry in addition to its text and its ids.
 const ENTRY_BYTES: usize = 96;
-/// No text may take more than this part of all: one long prompt would drive out all others.
+/// Divisor of the cache size for its largest entry: one long prompt must not evict all others.
 const MAX_SHARE: usize = 32;
 
-/// What the cache has done so far.
+/// Counters of the encoding cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheStats {
-    /// Texts that were known.
+    /// Lookups that hit.
     pub hits: u64,
-    /// Texts that were not.
+    /// Lookups that missed.
     pub misses: u64,
-    /// Bytes of the texts that were known.
+    /// Bytes of the texts that hit.
     pub bytes_hit: u64,
-    /// Bytes of the texts that were encoded, also of those that never ask the cache.
+    /// Bytes of the texts that were encoded, including those that bypass the cache.
     pub bytes_encoded: u64,
-    /// What is held now.
+    /// Bytes in the cache now.
     pub bytes_held: u64,
 }
 
-/// Shared by threads.
+/// Encoding cache, shared by threads.
 pub(super) struct Cache {
     max_bytes: usize,
     known: Mutex<(Recent<Box<[u32]>>, CacheStats)>,
@@ -40,11 +40,11 @@ impl Cache {
         }
     }
 
-    /// Append the ids of `text` if they are known.
+    /// Appends the ids of `text` to `ids` if it is cached. Returns true if it was.
     pub(super) fn get(&self, text: &str, ids: &mut Vec<u32>) -> bool {
         let mut known = self.known();
-        let forgotten = known.0.get(text, |found| ids.extend_from_slice(found));
-        let (found, stats) = (forgotten.is_some(), &mut known.1);
+        let evicted = known.0.get(text, |found| ids.extend_from_slice(found));
+        let (found, stats) = (evicted.is_some(), &mut known.1);
         let (count, bytes) = if found {
             (&mut stats.hits, &mut stats.bytes_hit)
         } else {
@@ -59,12 +59,12 @@ impl Cache {
     pub(super) fn put(&self, text: &str, ids: &[u32]) {
         let bytes = text.len() + std::mem::size_of_val(ids) + ENTRY_BYTES;
         if bytes <= self.max_bytes / MAX_SHARE {
-            let forgotten = self.known().0.put(text, ids.into(), bytes);
-            drop(forgotten);
+            let evicted = self.known().0.put(text, ids.into(), bytes);
+            drop(evicted);
         }
     }
 
-    /// A text was encoded that the cache was not asked for.
+    /// Counts `bytes` of a text that was encoded without a cache lookup.
     pub(super) fn count_encoded(&self, bytes: usize) {
         self.known().1.bytes_encoded += as_u64(bytes);
     }
@@ -77,7 +77,7 @@ impl Cache {
         }
     }
 
-    /// A panic while it was held leaves it whole: nothing can panic between two changes that belong together.
+    /// Locks the cache, ignoring poisoning: no panic can leave it half changed.
     fn known(&self) -> MutexGuard<'_, (Recent<Box<[u32]>>, CacheStats)> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -87,7 +87,7 @@ fn as_u64(size: usize) -> u64 {
     u64::try_from(size).unwrap_or(u64::MAX)
 }
 
-/// Values by texts, with what they cost.
+/// Cached values by text, each with its cost in bytes.
 pub struct Generation<V> {
     known: HashMap<Box<str>, (V, usize)>,
     bytes: usize,
@@ -102,18 +102,18 @@ impl<V> Default for Generation<V> {
     }
 }
 
-/// What was used of late, up to half of the bytes, and what was used before that.
+/// Cache of values by text in two generations: recently used ones, up to half of the bytes, and those before.
 pub struct Recent<V> {
     max_bytes: usize,
     new: Generation<V>,
     old: Generation<V>,
 }
 
-/// What is forgotten is given back: it may be much, and is not dropped while others wait.
-pub type Forgotten<V> = Option<Generation<V>>;
+/// Evicted generation, returned so that the caller can drop it after releasing the lock.
+pub type Evicted<V> = Option<Generation<V>>;
 
 impl<V> Recent<V> {
-    /// It takes about so many bytes at most.
+    /// Creates a cache of about `max_bytes` bytes at most.
     pub fn new(max_bytes: usize) -> Self {
         Self {
             max_bytes,
@@ -122,8 +122,8 @@ impl<V> Recent<V> {
         }
     }
 
-    /// None: the text is not known.
-    pub fn get(&mut self, text: &str, look: impl FnOnce(&V)) -> Option<Forgotten<V>> {
+    /// Looks up `text` and passes its value to `look`. Returns what was evicted, or `None` if the text is not cached.
+    pub fn get(&mut self, text: &str, look: impl FnOnce(&V)) -> Option<Evicted<V>> {
         if let Some((found, _)) = self.new.known.get(text) {
             look(found);
             return Some(None);
@@ -134,17 +134,17 @@ impl<V> Recent<V> {
         Some(self.add(text, found, bytes))
     }
 
-    /// Another thread may have been faster. `bytes`: what it costs.
-    pub fn put(&mut self, text: &str, value: V, bytes: usize) -> Forgotten<V> {
+    /// Inserts a value that costs `bytes`, unless another thread inserted one already. Returns what was evicted.
+    pub fn put(&mut self, text: &str, value: V, bytes: usize) -> Evicted<V> {
         let is_new = !self.new.known.contains_key(text);
         is_new.then(|| self.add(text.into(), value, bytes))?
     }
 
-    fn add(&mut self, text: Box<str>, value: V, bytes: usize) -> Forgotten<V> {
+    fn add(&mut self, text: Box<str>, value: V, bytes: usize) -> Evicted<V> {
         let is_full = self.new.bytes + bytes > self.max_bytes / 2;
-        let forgotten = is_full.then(|| std::mem::replace(&mut self.old, std::mem::take(&mut self.new)));
+        let evicted = is_full.then(|| std::mem::replace(&mut self.old, std::mem::take(&mut self.new)));
         self.new.bytes += bytes;
         self.new.known.insert(text, (value, bytes));
-        forgotten
+        evicted
     }
 }

@@ -1,16 +1,16 @@
 //! Incremental detokenization: token ids in, text out, each character once and whole.
 //!
-//! Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes; split
-//! characters are carried. That is linear in the output whatever the ids are, where decoding a growing window (as
-//! `DecodeStream` of the tokenizers library does) is quadratic in a flood of invalid bytes and fails where a decoding does
-//! not begin with the one before it. Other decoders (WordPiece, CTC) get a short window. That is approximate: the first id
-//! is decoded as if it began the text, and rules of wider reach are missed.
+//! Byte-level BPE and sentencepiece with byte fallback, which nearly all models use, have a table from id to bytes;
+//! split characters are held back. That is linear in the output for any ids, where decoding a growing window (as
+//! `DecodeStream` of the tokenizers library does) is quadratic in a flood of invalid bytes and fails where a decoding
+//! does not begin with the one before it. Other decoders (WordPiece, CTC) get a short window. That is approximate: the
+//! first id is decoded as if it began the text, and rules with a wider context are missed.
 //!
-//! Invariants: the deltas and the flush together equal the whole-text decoding of the generated ids, in a text that goes on
-//! (the space that sentencepiece strips at the very beginning is kept), however the ids are grouped. So they equal
+//! Invariants: deltas and flush together equal the whole-text decoding of the generated ids in a continued text (the
+//! space that sentencepiece strips at the very beginning is kept), however the ids are grouped. So they equal
 //! decode(prompt + generated) without decode(prompt), unless the prompt ends inside a character. One exception, which
-//! whole-text decoding decides in hindsight: an invalid byte turns all bytes of its byte-fallback run into U+FFFD there;
-//! here, characters delivered before it stay.
+//! whole-text decoding decides in hindsight: an invalid byte turns all bytes of its byte-fallback run into U+FFFD
+//! there; here, characters delivered before it stay.
 
 use std::sync::Arc;
 
@@ -22,22 +22,22 @@ use super::bytes::Kind;
 use super::stop::StopMatcher;
 
 const REPLACEMENT: char = '\u{fffd}';
-const WINDOW_HOLD: usize = 8; // ids held back at most for a character that does not come
-const WINDOW_CONTEXT: usize = 4; // ids decoded again, so that joining rules see a left neighbour
+const WINDOW_HOLD: usize = 8; // maximum number of ids held back for an incomplete character
+const WINDOW_CONTEXT: usize = 4; // ids decoded again, so that joining rules have a left neighbour
 
-/// State of one stream.
+/// Incremental decoder of one stream of token ids.
 pub struct Decoder {
     tokenizer: Arc<Tokenizer>,
     skips_special: bool,
-    /// Special tokens that are text all the same.
+    /// Special tokens that are decoded as text nevertheless.
     shown: Box<[i32]>,
     state: State,
 }
 
 enum State {
-    /// The beginning of a character.
+    /// First bytes of an incomplete character.
     ByteLevel(Vec<u8>),
-    /// What of the current run of byte tokens is not delivered, and whether the run is no text.
+    /// Undelivered bytes of the current run of byte tokens, and whether the run is invalid UTF-8.
     Literal {
         pending: Vec<u8>,
         is_invalid: bool,
@@ -46,7 +46,7 @@ enum State {
 }
 
 impl Tokenizer {
-    /// A new stream.
+    /// Creates a decoder for a new stream.
     pub fn decoder(self: &Arc<Self>, skip_special_tokens: bool) -> Decoder {
         let state = match self.table().kind {
             Kind::ByteLevel => State::ByteLevel(Vec::new()),
@@ -66,7 +66,7 @@ impl Tokenizer {
 }
 
 impl Decoder {
-    /// With these special tokens as text.
+    /// Sets the special tokens to decode as text.
     #[must_use]
     pub fn showing(mut self, shown: &[i32]) -> Self {
         self.shown = shown.into();
@@ -77,15 +77,15 @@ impl Decoder {
         self.skips_special && self.tokenizer.table().is_special(id) && !self.shown.contains(&id)
     }
 
-    /// Append the new text.
+    /// Decodes `ids` and appends the new text to `out`.
     pub fn push(&mut self, ids: &[i32], out: &mut String) {
         for &id in ids {
             self.push_one(id, out);
         }
     }
 
-    /// `push` of one id; the number of characters of the new text that stand before the one in which the id begins:
-    /// those of held back bytes, if it does not go on with them.
+    /// Decodes one id, as `push` does. Returns how many characters of the new text precede the one in which the id
+    /// begins: those of held-back bytes that the id does not continue.
     pub fn place(&mut self, id: i32, out: &mut String) -> usize {
         let table = self.tokenizer.table();
         let is_skipped = self.is_skipped(id);
@@ -111,7 +111,7 @@ impl Decoder {
         before
     }
 
-    /// What was held back: the bytes of an unfinished character as U+FFFD.
+    /// Appends the held-back bytes of an incomplete character as U+FFFD. Call at the end of the stream.
     pub fn flush(&mut self, out: &mut String) {
         let skips = self.skips_special && self.shown.is_empty();
         match &mut self.state {
@@ -156,7 +156,7 @@ impl Decoder {
     }
 }
 
-/// The last ids, and those that are not text yet.
+/// Last decoded ids (`context`), and ids whose text is not delivered yet (`held`).
 #[derive(Default)]
 struct Window {
     context: Vec<u32>,
@@ -164,7 +164,7 @@ struct Window {
 }
 
 impl Window {
-    /// Append what the held ids add to the text of those before them, unless it ends within a character.
+    /// Appends the text that the held ids add after the context, unless it ends inside a character.
     fn deliver(&mut self, tokenizer: &Tokenizer, skips_special: bool, is_end: bool, out: &mut String) {
         let decode = |ids: &[u32]| match ids {
             [] => String::new(),
@@ -184,13 +184,13 @@ impl Window {
     }
 }
 
-/// Whole characters of `held` and `bytes`; every longest part of bytes that begins none is one U+FFFD. The beginning of
-/// a character stays held.
+/// Appends the whole characters of `held` and `bytes`. Each maximal invalid sequence becomes one U+FFFD; the beginning
+/// of a character stays in `held`.
 fn push_bytes(held: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
     if held.is_empty()
         && let Ok(text) = std::str::from_utf8(bytes)
     {
-        out.push_str(text); // nearly always
+        out.push_str(text); // fast path, nearly always taken
         return;
     }
     held.extend(bytes);
@@ -219,13 +219,13 @@ fn push_bytes(held: &mut Vec<u8>, bytes: &[u8], out: &mut String) {
     }
 }
 
-/// Python's decoder waits for a surrogate's third byte, which some of its error handlers take, before it says that it is
-/// none; whoever compares deltas with it sees that.
+/// Returns true for the first two bytes of a UTF-8 surrogate, for which Python's decoder waits for a third before it
+/// reports an error. Deltas match Python's that way.
 fn is_half_surrogate(bytes: &[u8]) -> bool {
     matches!(bytes, [0xed, 0xa0..=0xbf])
 }
 
-/// A run of byte tokens is text if it is valid UTF-8, else each byte is one U+FFFD.
+/// Adds a byte to a run of byte tokens. A run is text if it is valid UTF-8; else each byte is one U+FFFD.
 fn push_byte(pending: &mut Vec<u8>, is_invalid: &mut bool, byte: u8, out: &mut String) {
     if *is_invalid {
         out.push(REPLACEMENT);
@@ -253,24 +253,24 @@ fn push_lossy(bytes: &[u8], out: &mut String) {
     out.push_str(&String::from_utf8_lossy(bytes));
 }
 
-/// The text of one answer as its ids come, cut at the first stop string. What follows a stop string counts as never
-/// generated, and before `min_tokens` ids all is text, whatever it spells: neither depends on how many come at once.
+/// Text of one output as its ids arrive, truncated at the first stop string. Tokens after a stop string count as never
+/// generated, and stop strings are ignored in the first `min_tokens` ids: neither depends on how many ids come at once.
 pub struct TextStream {
     decoder: Decoder,
     matcher: StopMatcher,
-    /// Special tokens that are text, but for stop strings.
+    /// Special tokens that are decoded as text but not searched for stop strings.
     shown: Box<[i32]>,
-    /// So many of the next ids belong to no stop string; not kept without stop strings.
+    /// Number of next ids that are not searched for stop strings. Not maintained without stop strings.
     num_unsearched: i64,
     text: String,
-    /// None: all of the text is content.
+    /// Scan for the content of the output; `None` if all of the text is content.
     scan: Option<ContentScan>,
-    /// Lengths of what the scan has not decided yet, and whether stop strings are looked for in it.
+    /// Lengths in bytes of text that the scan has not decided yet, and whether it is searched for stop strings.
     searched: VecDeque<(usize, bool)>,
 }
 
 impl TextStream {
-    /// Special tokens are no text, but for those that are `shown`.
+    /// Creates a stream. Special tokens are omitted from the text, but for those in `shown`.
     pub fn new(tokenizer: &Arc<Tokenizer>, stop: &[String], shown: &[i32], min_tokens: i64) -> Self {
         Self {
             decoder: tokenizer.decoder(true).showing(shown),
@@ -283,13 +283,12 @@ impl TextStream {
         }
     }
 
-    /// Looks for stop strings in the content alone that this tells from the rest of the answer.
+    /// Restricts the search for stop strings to the content that `scan` finds.
     pub fn search_within(&mut self, scan: ContentScan) {
         self.scan = Some(scan).filter(|_| !self.matcher.is_empty());
     }
 
-    /// Appends the new text of ids that come before the end, and returns how many of them count: all, or those up to
-    /// the one that completes a stop string.
+    /// Decodes ids and appends the new text to `out`. Returns how many ids count: up to the end of a match.
     pub fn push(&mut self, ids: &[i32], out: &mut String) -> usize {
         if self.matcher.is_empty() {
             self.decoder.push(ids, out);
@@ -308,9 +307,8 @@ impl TextStream {
         ids.len()
     }
 
-    /// `push`, and with `ended` the end of the answer: what was held back is text or completes a stop string, and
-    /// nothing may come any more. `by_token`: the last id, if there is one, is the stop token that ended it. It counts,
-    /// unless a stop string comes before it, and is no text.
+    /// Decodes ids as `push` does; `ended` also ends the output, which releases held-back text. `by_token`: the last
+    /// id, if any, is the stop token. It counts, unless a stop string comes before it, but has no text.
     pub fn take(&mut self, ids: &[i32], ended: bool, by_token: bool, out: &mut String) -> usize {
         let num_shown = ids.len().saturating_sub(usize::from(by_token));
         let num_used = self.push(&ids[..num_shown], out);
@@ -328,7 +326,7 @@ impl TextStream {
         ids.len()
     }
 
-    /// Appends what is decided of the new text.
+    /// Appends the part of the new text that is final.
     fn search(&mut self, is_searched: bool, ended: bool, out: &mut String) {
         let Some(scan) = &mut self.scan else {
             if is_searched {
@@ -348,7 +346,7 @@ impl TextStream {
                 } else {
                     self.matcher.skip(piece, out);
                 }
-                if self.matcher.found().is_some() {
+                if self.matcher.matched().is_some() {
                     return;
                 }
                 *len -= piece.len();
@@ -361,13 +359,13 @@ impl TextStream {
         }
     }
 
-    /// Whether a stop string was found.
+    /// Returns true if a stop string has matched.
     pub fn stopped(&self) -> bool {
-        self.matcher.found().is_some()
+        self.matcher.matched().is_some()
     }
 
-    /// Which one.
+    /// Returns the stop string that matched.
     pub fn matched_stop(&self) -> Option<&str> {
-        self.matcher.found()
+        self.matcher.matched()
     }
 }

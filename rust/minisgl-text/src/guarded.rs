@@ -1,8 +1,9 @@
-//! Texts in which some offsets are guarded: no added token is matched across one, so that its letters are ordinary text.
+//! Encoding of texts with guarded offsets: no added token is matched across a guard, so that its characters are
+//! ordinary text.
 //!
-//! A prompt has guards where a text of the request spells a marker; where the template spells it there is none.
+//! A prompt has guards where a text of the request spells a marker, but none where the chat template spells it.
 //!
-//! Invariants: without guards the ids are the library's. With guards, the ids of a marker come only from matches that span
+//! Invariants: without guards the ids are the library's. With guards, a marker's ids come only from matches that span
 //! no guard.
 
 use std::collections::HashSet;
@@ -20,12 +21,13 @@ use super::TextError;
 use super::normalize::Backend;
 use super::pieces::{Parts, is_guarded, next_char, unguarded};
 
-/// Tags that vocabularies have among their added tokens because texts have them: no markers.
+/// HTML tags that vocabularies have as added tokens because texts contain them. They are no markers.
 const TAGS: &str =
     " table caption thead tbody tfoot tr th td h1 h2 h3 h4 h5 h6 blockquote strong em b i u s sub sup code ";
 
-/// Whether text must not be read as this token: it is special, or looks like a marker of turns, calls or reasoning, that
-/// is, has a character that is no letter, digit or space, and is no HTML tag. A single character cannot be guarded.
+/// Returns true if client text must not be encoded as this token: it is special, or looks like a marker of turns, calls
+/// or reasoning (has a character that is no letter, digit or space, and is no HTML tag). A single character cannot be
+/// guarded.
 fn is_marker(token: &AddedToken) -> bool {
     let text = token.content.as_str();
     let name = text.trim_start_matches(['<', '/']).trim_end_matches('>');
@@ -36,12 +38,12 @@ fn is_marker(token: &AddedToken) -> bool {
     text.chars().nth(1).is_some() && (token.special || !(is_tag || is_word))
 }
 
-/// The added tokens that a request's text must not become.
+/// Markers: added tokens that a request's text must not become.
 pub(super) struct Markers {
     all: AhoCorasick,
     sorted: Vec<String>,
     begins: [bool; 256],
-    /// The bytes of `begins`, if there are no more than three.
+    /// Bytes with which markers begin, if there are at most three.
     few: Option<[u8; 3]>,
     longest: usize,
     ids: HashSet<u32>,
@@ -68,27 +70,27 @@ impl Markers {
         })
     }
 
-    /// Whether `text` has a marker, or ends with the beginning of one, which other text may complete.
+    /// Returns true if `text` contains a marker, or ends with the beginning of one that other text may complete.
     pub(super) fn are_in(&self, text: &str) -> bool {
         let [one, two, three] = self.few.unwrap_or_default();
         let may = self.few.is_none() || memchr::memchr3(one, two, three, text.as_bytes()).is_some();
         may && (self.all.is_match(text) || self.begun(text).next().is_some())
     }
 
-    /// Byte offsets behind the first characters of all such places, in order; markers of `kept` are left out.
+    /// Returns the guards of `text`: ascending offsets after the first character of each marker that is not in `kept`.
     pub(super) fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
         let is_kept = |pattern: usize| self.sorted.get(pattern).is_some_and(|marker| kept.contains(marker));
-        let found = self.all.find_overlapping_iter(text);
-        let whole = found
+        let matches = self.all.find_overlapping_iter(text);
+        let whole = matches
             .filter(|one| !is_kept(one.pattern().as_usize()))
             .map(|one| one.start());
-        let mut found: Vec<usize> = whole.chain(self.begun(text)).map(|at| next_char(text, at)).collect();
-        found.sort_unstable();
-        found.dedup();
-        found
+        let mut guards: Vec<usize> = whole.chain(self.begun(text)).map(|at| next_char(text, at)).collect();
+        guards.sort_unstable();
+        guards.dedup();
+        guards
     }
 
-    /// Where the text, or the text without the spaces at its end, ends within a marker.
+    /// Returns the offsets from which the text, with or without its trailing spaces, ends inside a marker.
     fn begun<'a>(&'a self, text: &'a str) -> impl Iterator<Item = usize> + 'a {
         let trimmed = text.trim_end();
         let texts = [text, trimmed]
@@ -108,13 +110,13 @@ impl Markers {
     }
 }
 
-/// The added tokens of one of the library's two searches: in the text as it is, and as it is normalized.
-struct Search {
+/// Added tokens of one of the library's two searches: in the raw or in the normalized text.
+struct AddedTokens {
     tokens: AhoCorasick,
     added: Vec<(u32, AddedToken)>,
 }
 
-impl Search {
+impl AddedTokens {
     fn of(parts: &Parts, backend: &Backend, normalized: bool) -> Option<Self> {
         let added = parts.with_ids().filter(|(token, _)| token.normalized == normalized);
         let added: Vec<_> = added.map(|(token, id)| (id, token.clone())).collect();
@@ -131,19 +133,19 @@ impl Search {
         Some(Self { tokens, added })
     }
 
-    /// `text` cut at tokens, as the library cuts it.
+    /// Splits `text` at added tokens as the library does, but not across `guards`.
     fn split(&self, text: &NormalizedString, guards: &[usize]) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
         let (spelled, base) = (text.get(), text.offsets_original().0);
         let is_guarded = |range: &Range<usize>| {
             let original = text.convert_offsets(Of::Normalized(range.clone()));
             original.is_some_and(|of| is_guarded(guards, &(base + of.start..base + of.end)))
         };
-        let mut found = Vec::new();
+        let mut parts = Vec::new();
         let mut end = 0;
         let mut add = |range: Range<usize>, id: Option<u32>| {
             if let Some(part) = text.slice(Of::Normalized(range)).filter(|part| !part.is_empty()) {
                 let token = id.map(|id| vec![Token::new(id, part.get().to_owned(), (0, part.len()))]);
-                found.push((part, token));
+                parts.push((part, token));
             }
         };
         for (pattern, range) in unguarded(&self.tokens, spelled, is_guarded) {
@@ -166,25 +168,25 @@ impl Search {
             add(begin..end, Some(*id));
         }
         add(end..spelled.len(), None);
-        found
+        parts
     }
 }
 
-/// Encodes texts with guards.
+/// Encoder of texts with guards.
 pub(super) struct Guarded {
-    as_it_is: Search,
-    normalized: Search,
+    as_it_is: AddedTokens,
+    normalized: AddedTokens,
 }
 
 impl Guarded {
     pub(super) fn of(parts: &Parts, backend: &Backend) -> Option<Self> {
         Some(Self {
-            as_it_is: Search::of(parts, backend, false)?,
-            normalized: Search::of(parts, backend, true)?,
+            as_it_is: AddedTokens::of(parts, backend, false)?,
+            normalized: AddedTokens::of(parts, backend, true)?,
         })
     }
 
-    /// The library's steps, with the guards in order.
+    /// Encodes `text` with the library's steps, respecting `guards` (ascending byte offsets).
     pub(super) fn encode(
         &self,
         backend: &Backend,
@@ -212,7 +214,7 @@ impl Guarded {
     }
 }
 
-/// The tokens of a piece; where the model itself makes a marker of letters, the piece is cut behind its first character.
+/// Tokenizes a piece. Splits it after the first character of a marker that the model itself makes of characters.
 fn letters(model: &ModelWrapper, markers: &Markers, piece: &str) -> Result<Vec<Token>> {
     let (mut found, mut rest) = (Vec::new(), piece);
     loop {

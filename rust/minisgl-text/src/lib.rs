@@ -1,7 +1,8 @@
-//! Text of requests and answers, without HTTP and without an engine: encoding, decoding, stop strings, parts of answers.
-//! Chat templates are Python's (`minisgl.tokenizer`). Start with `tokenizer`, then `decode` and `answer`.
+//! Text processing of requests and outputs, without HTTP and without an engine: encoding, decoding, stop strings,
+//! parsing of outputs. Chat templates are rendered in Python (`minisgl.tokenizer`). Start with `tokenizer`, then
+//! `decode` and `answer`.
 //!
-//! Invariants: the same ids and the same text as transformers' for the same files.
+//! Invariants: the same ids and the same text as transformers gives for the same files.
 
 #![deny(unsafe_code)]
 

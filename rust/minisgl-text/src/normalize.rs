@@ -1,5 +1,5 @@
-//! Normalizers, but for texts that they leave as they are: the Unicode forms change no ASCII, and looking for what they
-//! might change is a sixth of encoding it.
+//! Normalizers with a fast path: the Unicode normal forms change no ASCII, and checking what they might change takes a
+//! sixth of the encoding time.
 
 use std::fmt;
 
@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 use tokenizers::tokenizer::{NormalizedString, Normalizer, Result, TokenizerImpl};
 use tokenizers::{DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
 
-/// The library's tokenizer with these normalizers.
+/// Tokenizer of the tokenizers library, with the normalizer of this module.
 pub(super) type Backend =
     TokenizerImpl<ModelWrapper, Normalize, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
 
-/// A normalizer that leaves ASCII alone where it may.
+/// Normalizer that skips ASCII text where the result is the same.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(transparent)]
 pub(super) struct Normalize(NormalizerWrapper);
@@ -32,19 +32,19 @@ impl Normalizer for Normalize {
     }
 }
 
-/// Why there is no text or there are no ids.
+/// Error of encoding or decoding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TextError {
-    /// The tokenizer's file cannot be read.
+    /// The tokenizer file cannot be read.
     Tokenizer(String),
-    /// More tokens than the caller can use: as many as `count`, or more if the text was not encoded to its end.
+    /// The text has more tokens than the caller accepts.
     TooMany {
-        /// At the moment when that was known.
+        /// Token count when the limit was exceeded; exact unless `at_least`.
         count: usize,
-        /// The text was not encoded to its end.
+        /// Whether encoding stopped before the end of the text, so that `count` is a lower bound.
         at_least: bool,
     },
-    /// The tokenizer has no ids for the text.
+    /// The tokenizer cannot encode the text.
     NotEncodable(String),
 }
 

@@ -1,8 +1,8 @@
-//! Where a text may be cut so that its parts have, one after the other, the same ids as the whole.
+//! Safe split points of a text: the parts, encoded one by one, have the ids of the whole.
 //!
-//! Two kinds of places: an added token of the vocabulary (`Cuts`), and, in a long text, a space between two ASCII letters.
+//! There are two kinds: added tokens of the vocabulary (`Cuts`), and in long texts a space between two ASCII letters.
 //!
-//! Invariants: where that is not certain, for a tokenizer or a stretch of text, nothing is cut.
+//! Invariants: a tokenizer or a stretch of text for which that is not certain is not split.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ use tokenizers::{NormalizedString, Normalizer as _};
 
 use super::bytes::{flat_steps, type_of};
 
-/// Bytes; a longer text is encoded in pieces.
+/// Length in bytes above which a text is encoded in pieces.
 pub(super) const PIECE_BYTES: usize = 1 << 16;
 
-const SPLITS_BY_CHARACTER: [&str; 2] = ["Digits", "Punctuation"]; // what they do at one place depends on nothing else
-/// None of them matches a letter with a space behind it, looks back, or looks ahead from anything but spaces.
+const SPLITS_BY_CHARACTER: [&str; 2] = ["Digits", "Punctuation"]; // split each character by itself, without context
+/// Known pre-tokenizer alternatives. None matches a letter before a space, looks back, or looks ahead but from spaces.
 const ALTERNATIVES: [&str; 19] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
     r"'(?i:[sdmt]|ll|ve|re)",
@@ -40,7 +40,7 @@ const ALTERNATIVES: [&str; 19] = [
     r"\s+(?!\S)",
     r"\s+",
 ];
-/// What these make of a piece does not depend on where it stands, nor on what happened before.
+/// Normalizers whose result for a piece does not depend on its position or its context.
 const PURE_NORMALIZERS: [&str; 14] = [
     "NFC",
     "NFD",
@@ -71,7 +71,7 @@ const PURE_PRE_TOKENIZERS: [&str; 11] = [
     "Sequence",
 ];
 
-/// The steps of a tokenizer as its file names them.
+/// Steps of a tokenizer, parsed from its file.
 pub(super) struct Parts {
     pub(super) normalizers: Vec<Value>,
     pub(super) pre_tokenizers: Vec<Value>,
@@ -107,7 +107,7 @@ impl Parts {
         self.tokens.iter().zip(self.ids.iter().copied())
     }
 
-    /// Whether a cut before a space between ASCII letters changes no ids.
+    /// Returns true if a split before a space between ASCII letters changes no ids.
     pub(super) fn can_cut(&self) -> bool {
         let keeps = |step: &Value| matches!(type_of(step), "NFC" | "NFD" | "NFKC" | "NFKD");
         if !self.normalizers.iter().all(keeps) {
@@ -132,7 +132,7 @@ impl Parts {
     }
 }
 
-/// Whether what a token matches depends on its neighbours, or takes of them.
+/// Returns true if the match of a token depends on its neighbours, or includes spaces of them.
 fn reaches(token: &tokenizers::AddedToken) -> bool {
     token.lstrip || token.rstrip || token.single_word
 }
@@ -175,7 +175,7 @@ fn splits_words(part: &Value) -> bool {
     }
 }
 
-/// `text` cut where that is safe, each piece no longer than necessary from `size` bytes on.
+/// Splits `text` at safe points into pieces of at least `size` bytes, each as short as possible.
 pub(super) fn pieces(text: &str, size: usize) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
@@ -194,19 +194,18 @@ pub(super) fn pieces(text: &str, size: usize) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The offset of the character behind the one at `at`.
+/// Returns the byte offset of the character after the one at `at`.
 pub(super) fn next_char(text: &str, at: usize) -> usize {
     at + text[at..].chars().next().map_or(1, char::len_utf8)
 }
 
-/// Whether a guard is within the range, not at its ends. `guards` are in order.
+/// Returns true if a guard lies inside the range, not at its ends. `guards` are ascending.
 pub(super) fn is_guarded(guards: &[usize], range: &Range<usize>) -> bool {
     let next = guards.partition_point(|&guard| guard <= range.start);
     guards.get(next).is_some_and(|&guard| guard < range.end)
 }
 
-/// The leftmost longest matches in `text` that are not guarded. Behind one that is, the search goes on at its second
-/// character.
+/// Returns the leftmost longest unguarded matches in `text`. After a guarded one, continues at its second character.
 pub(super) fn unguarded<'a>(
     tokens: &'a AhoCorasick,
     text: &'a str,
@@ -215,29 +214,28 @@ pub(super) fn unguarded<'a>(
     let mut at = 0;
     std::iter::from_fn(move || {
         loop {
-            let found = tokens.find(Input::new(text).range(at.min(text.len())..))?;
-            if !is_guarded(&found.range()) {
-                at = found.end();
-                return Some((found.pattern().as_usize(), found.range()));
+            let hit = tokens.find(Input::new(text).range(at.min(text.len())..))?;
+            if !is_guarded(&hit.range()) {
+                at = hit.end();
+                return Some((hit.pattern().as_usize(), hit.range()));
             }
-            at = next_char(text, found.start());
+            at = next_char(text, hit.start());
         }
     })
 }
 
-/// The added tokens that the library takes out of a text before anything else, where that makes the text between them
-/// independent of what is around it.
+/// Added tokens that split a text into independently encoded parts, as the library extracts them before any other step.
 pub(super) struct Cuts {
     tokens: AhoCorasick,
     ids: Vec<u32>,
 }
 
 impl Cuts {
-    /// None where it is not certain.
+    /// Returns the split tokens of a tokenizer, or `None` if the parts may not be independent.
     ///
-    /// The library looks for all added tokens that are not `normalized`, the leftmost and longest first, and then
-    /// normalizes, splits and encodes what is between two of them by itself. That is what encoding it alone does, unless
-    /// a token takes spaces along or asks for its neighbours, or a step asks where in the text it is.
+    /// The library matches all added tokens that are not `normalized`, leftmost and longest first, and then normalizes,
+    /// splits and encodes the text between two of them separately. Encoding it alone gives the same, unless a token
+    /// absorbs spaces or depends on its neighbours, or a step depends on the position in the text.
     pub(super) fn of(parts: &Parts) -> Option<Self> {
         let asks_place = |step: &Value| type_of(step) == "Metaspace" && step["prepend_scheme"] == "first";
         let are_of = |steps: &[Value], kinds: &[&str]| steps.iter().all(|step| kinds.contains(&type_of(step)));
@@ -260,9 +258,9 @@ impl Cuts {
         })
     }
 
-    /// The parts of `text` in order: what is between tokens, never empty, and the ids of the tokens. No token is matched
-    /// across one of the `guards`, byte offsets in order.
-    pub(super) fn parts<'a>(&'a self, text: &'a str, guards: &'a [usize]) -> impl Iterator<Item = Part> {
+    /// Splits `text` into the non-empty text between tokens and the tokens' ids, in order. No token is matched across
+    /// one of the `guards` (ascending byte offsets).
+    pub(super) fn parts<'a>(&'a self, text: &'a str, guards: &'a [usize]) -> impl Iterator<Item = Segment> {
         let is_guarded = |range: &Range<usize>| !guards.is_empty() && is_guarded(guards, range);
         let tokens = unguarded(&self.tokens, text, is_guarded);
         let tokens = tokens.map(|(pattern, range)| (range, self.ids.get(pattern).copied()));
@@ -272,16 +270,19 @@ impl Cuts {
             .flat_map(move |(place, id)| {
                 let before = at..place.start;
                 at = place.end;
-                [(!before.is_empty()).then_some(Part::Text(before)), id.map(Part::Token)]
+                [
+                    (!before.is_empty()).then_some(Segment::Text(before)),
+                    id.map(Segment::Token),
+                ]
             });
         parts.flatten()
     }
 }
 
-/// See [`Cuts::parts`].
-pub(super) enum Part {
-    /// The byte offsets of what is between tokens.
+/// A part of a split text. See [`Cuts::parts`].
+pub(super) enum Segment {
+    /// Byte range of the text between two tokens.
     Text(Range<usize>),
-    /// The id of one.
+    /// Id of an added token.
     Token(u32),
 }

@@ -1,6 +1,6 @@
-//! White space as Python has it.
+//! White space as Python defines it.
 
-/// What Python calls white space.
+/// Returns true for the characters that Python's `str.isspace` accepts.
 pub fn is_space(char: char) -> bool {
     char.is_whitespace() || matches!(char, '\u{1c}'..='\u{1f}')
 }

@@ -1,18 +1,18 @@
-//! Stop strings in a growing text.
+//! Search for stop strings in a growing text.
 //!
 //! Invariants: text that may be the beginning of a stop string is held back until that is decided. The first match is
-//! the one that ends first; of those that end at the same place, the one that begins first. Bytes are as good as
-//! characters: text comes in whole characters, and no character's bytes begin inside another's.
+//! the one that ends first; of those that end together, the one that begins first. Bytes work as well as characters:
+//! text arrives in whole characters, and no character's bytes begin inside another's.
 
 use memchr::memchr;
 
-/// One stop string, looked for by Knuth, Morris and Pratt's method: linear whatever stop string and text are.
-/// The table grows with the matched length, so that a long stop string costs nothing before text resembles it.
+/// Knuth-Morris-Pratt search for one stop string: linear for any stop string and text. The table grows with the matched
+/// length, so that a long stop string costs nothing before text resembles it.
 struct Search {
     stop: Box<[u8]>,
-    /// Length of the longest end of the text with which the stop string begins.
+    /// Bytes of the stop string that the text ends with now.
     matched_len: usize,
-    /// `[n]`: the same of the stop string's own first n bytes, short of all n.
+    /// Failure table: `[n]` is the length of the longest proper prefix of the first n bytes that is also their suffix.
     borders: Vec<usize>,
 }
 
@@ -25,7 +25,7 @@ impl Search {
         }
     }
 
-    /// Where in `text` the first match ends. Not to be called after a match.
+    /// Searches the next `text`. Returns the offset at which the first match ends. Must not be called after a match.
     fn push(&mut self, text: &[u8]) -> Option<usize> {
         let mut matched = self.matched_len;
         let mut at = 0;
@@ -53,7 +53,7 @@ impl Search {
         None
     }
 
-    /// Know the border of the first `len` bytes; those of fewer are known.
+    /// Extends the failure table to the first `len` bytes; it must cover `len - 1`.
     fn extend(&mut self, len: usize) {
         if self.borders.len() > len {
             return;
@@ -67,11 +67,11 @@ impl Search {
     }
 }
 
-/// Cuts a growing text at the first of its stop strings; empty ones count for nothing.
+/// Truncates a growing text at the first of its stop strings. Empty ones are ignored.
 pub(super) struct StopMatcher {
     searches: Vec<Search>,
     held: String,
-    /// Which one was.
+    /// Index of the search that matched.
     found: Option<usize>,
 }
 
@@ -93,14 +93,13 @@ impl StopMatcher {
         self.searches.is_empty()
     }
 
-    /// The stop string that was.
-    pub(super) fn found(&self) -> Option<&str> {
-        let found = &self.searches[self.found?];
-        std::str::from_utf8(&found.stop).ok()
+    /// Returns the stop string that matched.
+    pub(super) fn matched(&self) -> Option<&str> {
+        let search = &self.searches[self.found?];
+        std::str::from_utf8(&search.stop).ok()
     }
 
-    /// Append what is decided: text before the match if there is one, else all that cannot belong to a match to come.
-    /// Not to be called after a match.
+    /// Appends the text that is final: all before the match, or all that no later match can include.
     pub(super) fn push(&mut self, text: &str, out: &mut String) {
         if self.searches.is_empty() {
             out.push_str(text);
@@ -111,7 +110,7 @@ impl StopMatcher {
             let end = search.push(text.as_bytes())?;
             Some((end, std::cmp::Reverse(search.stop.len()), at))
         });
-        // every search sees the text: a later push goes on where this one ended
+        // every search consumes the text, so that the next push continues there
         let first = ends.min();
         self.held.push_str(text);
         let cut = match first {
@@ -129,7 +128,7 @@ impl StopMatcher {
         }
     }
 
-    /// Append text that is not searched; the search begins anew after it.
+    /// Appends text without searching it. The search restarts after it.
     pub(super) fn skip(&mut self, text: &str, out: &mut String) {
         for search in &mut self.searches {
             search.matched_len = 0;
@@ -138,7 +137,7 @@ impl StopMatcher {
         out.push_str(text);
     }
 
-    /// Append what was held back, at the end of the text.
+    /// Appends the held-back text. Call at the end of the text.
     pub(super) fn flush(&mut self, out: &mut String) {
         out.push_str(&self.held);
         self.held.clear();
@@ -149,9 +148,9 @@ impl StopMatcher {
 mod tests {
     use super::StopMatcher;
 
-    /// Else this takes minutes.
+    /// A quadratic search would take minutes here.
     #[test]
-    fn the_search_is_linear() {
+    fn stop_search_is_linear() {
         let mut matcher = StopMatcher::new(&["a".repeat(200_000) + "b"]);
         let (text, mut out) = ("a".repeat(1_000_000), String::new());
         matcher.push(&text, &mut out);

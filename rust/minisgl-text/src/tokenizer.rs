@@ -1,7 +1,6 @@
 //! A model's tokenizer: text to ids, ids to text.
 //!
-//! Invariants: the same ids as transformers gives for the same file, also where they come from the cache. Safe to use from
-//! several threads.
+//! Invariants: the same ids as transformers gives for the same file, also from the cache. Thread-safe.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -16,18 +15,18 @@ use super::bytes::Table;
 use super::cache::{Cache, CacheStats};
 use super::guarded::{Guarded, Markers};
 use super::normalize::Backend;
-use super::pieces::{Cuts, PIECE_BYTES, Part, Parts, is_guarded, pieces};
+use super::pieces::{Cuts, PIECE_BYTES, Parts, Segment, is_guarded, pieces};
 
-/// Where the tokenizer comes from.
+/// Source of a tokenizer.
 #[derive(Clone, Debug)]
 pub enum TokenizerSource {
-    /// A tokenizer.json.
+    /// Path of a `tokenizer.json`.
     File(PathBuf),
-    /// The text of one.
+    /// Content of a `tokenizer.json`.
     Text(String),
 }
 
-/// Shared by all threads.
+/// Tokenizer of a model, shared by all threads.
 pub struct Tokenizer {
     backend: Backend,
     table: Table,
@@ -35,14 +34,14 @@ pub struct Tokenizer {
     cuts: Option<Cuts>,
     can_cut: bool,
     bound: Option<Bound>,
-    /// None where there are no markers.
+    /// Markers and the encoder that guards them. `None` if there are no markers.
     guard: Option<(Markers, Guarded)>,
-    /// What stands before and after any text with special tokens; None if they are not simply around it.
+    /// Special ids before and after a text. `None` if special tokens are not simply around it.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
 impl Tokenizer {
-    /// With a cache of at most `cache_bytes`.
+    /// Reads a tokenizer, with an encoding cache of at most `cache_bytes` bytes.
     pub fn new(source: &TokenizerSource, cache_bytes: usize) -> Result<Self, TextError> {
         let read = match source {
             TokenizerSource::File(path) => Backend::from_file(path),
@@ -54,7 +53,7 @@ impl Tokenizer {
             .map_err(|error| TextError::Tokenizer(error.to_string()))?
             .with_padding(None::<PaddingParams>);
         let parts = Parts::of(&backend);
-        let mut found = Self {
+        let mut tokenizer = Self {
             table: Table::new(&backend),
             cache: Cache::new(cache_bytes),
             cuts: Cuts::of(&parts),
@@ -64,17 +63,17 @@ impl Tokenizer {
             around: None,
             backend,
         };
-        found.around = found.special_ids_around();
-        Ok(found)
+        tokenizer.around = tokenizer.special_ids_around();
+        Ok(tokenizer)
     }
 
-    /// Ids of `text`, at most `most`. What cannot have so few is not encoded, and a long text not to its end: what that
-    /// takes in memory is bounded where the text can be cut, and where it cannot, by `most` if there is a [`Bound`].
+    /// Encodes `text` into at most `most` ids, else `TextError::TooMany`. Text that cannot have so few is not encoded,
+    /// a long one not to its end; memory is bounded if it can be split, else by `most` if there is a [`Bound`].
     pub fn encode(&self, text: &str, add_special_tokens: bool, most: usize) -> Result<Vec<u32>, TextError> {
         self.encode_guarded(text, &[], add_special_tokens, most)
     }
 
-    /// [`Tokenizer::encode`] that matches no added token across one of the `guards`, byte offsets in order.
+    /// Encodes as [`Tokenizer::encode`] does, without matching added tokens across `guards` (ascending byte offsets).
     pub fn encode_guarded(
         &self,
         text: &str,
@@ -95,7 +94,7 @@ impl Tokenizer {
         }
         let mut ids = around.map_or_else(Vec::new, |(before, _)| before.clone());
         let after = around.map_or(&[][..], |(_, after)| after);
-        // a short text is encoded to its end: whoever hears that it has too many tokens hears how many
+        // a short text is encoded to its end, so that the error has the exact token count
         let is_long = text.len() > PIECE_BYTES;
         let most_inside = if is_long {
             most.saturating_sub(after.len())
@@ -106,12 +105,12 @@ impl Tokenizer {
             Some(cuts) => {
                 for part in cuts.parts(text, guards) {
                     match part {
-                        Part::Token(id) => ids.push(id),
-                        Part::Text(range) if is_guarded(guards, &range) => {
+                        Segment::Token(id) => ids.push(id),
+                        Segment::Text(range) if is_guarded(guards, &range) => {
                             self.cache.count_encoded(range.len());
                             self.encode_pieces(text, range, guards, most_inside, &mut ids)?;
                         }
-                        Part::Text(range) => self.encode_part(&text[range], most_inside, &mut ids)?,
+                        Segment::Text(range) => self.encode_part(&text[range], most_inside, &mut ids)?,
                     }
                     check(&ids, most_inside, true)?;
                 }
@@ -126,14 +125,14 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// Ids of two texts as the file says that they stand together, special tokens included.
+    /// Encodes two texts as a pair, with special tokens, as the tokenizer file defines it.
     pub fn encode_pair(&self, one: &str, other: &str) -> Result<Vec<u32>, TextError> {
-        let found = self.backend.encode_fast((one, other), true);
-        let encoding = found.map_err(|error| TextError::NotEncodable(error.to_string()))?;
+        let encoded = self.backend.encode_fast((one, other), true);
+        let encoding = encoded.map_err(|error| TextError::NotEncodable(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// [`Tokenizer::encode`] of each, by as many threads as there are cores. The first error is that of all.
+    /// Encodes each text as [`Tokenizer::encode`] does, on all cores. Fails with the first error.
     pub fn encode_batch(
         &self,
         texts: &[String],
@@ -144,61 +143,62 @@ impl Tokenizer {
         texts.maybe_par_iter().map(encode).collect()
     }
 
-    /// A number of tokens that `text` has at least, without special ones around it, known without encoding it; no more
-    /// is found out than whether that is beyond `most`.
+    /// Returns a lower bound of the token count of `text` without encoding it, not counting special tokens around it.
+    /// Stops once it exceeds `most`.
     pub fn min_tokens(&self, text: &str, most: usize) -> usize {
         let bound = self.bound.as_ref();
         bound.map_or(0, |bound| bound.min_tokens(&self.backend, text, most))
     }
 
-    /// `text` as a long one of its kind is cut: each piece, from `size` bytes on, has the ids that it has in the whole.
+    /// Splits `text` into pieces of at least `size` bytes, each with the ids that it has in the whole. One piece if the
+    /// tokenizer allows no split.
     pub fn pieces<'a>(&self, text: &'a str, size: usize) -> impl Iterator<Item = &'a str> + use<'a> {
         pieces(text, if self.can_cut { size } else { text.len() })
     }
 
-    /// The whole text of `ids`; what stands for nothing is no text.
+    /// Decodes `ids` as a whole text. Unknown ids are skipped.
     pub fn decode(&self, ids: &[u32], skip_special_tokens: bool) -> Result<String, TextError> {
-        let found = self.backend.decode(ids, skip_special_tokens);
-        found.map_err(|error| TextError::Tokenizer(error.to_string()))
+        let decoded = self.backend.decode(ids, skip_special_tokens);
+        decoded.map_err(|error| TextError::Tokenizer(error.to_string()))
     }
 
-    /// Special tokens before any text, such as the one of its beginning.
+    /// Returns the special ids before any text, such as the beginning-of-sequence token.
     pub fn leading_ids(&self) -> &[u32] {
         self.around.as_ref().map_or(&[], |(before, _)| before)
     }
 
-    /// Ids that are no text.
+    /// Returns the ids of special tokens.
     pub fn special_ids(&self) -> impl Iterator<Item = usize> {
         self.table.special_ids()
     }
 
-    /// What one id stands for in a text, special tokens included: maybe a part of a character.
+    /// Returns the bytes of one id, also of a special token. They may be part of a character.
     pub fn token_bytes(&self, id: i32) -> &[u8] {
         self.table.of(id)
     }
 
-    /// The token that is spelled so in the vocabulary.
+    /// Returns the id of the token spelled `text` in the vocabulary.
     pub fn token_id(&self, text: &str) -> Option<i32> {
         self.backend.token_to_id(text).and_then(|id| i32::try_from(id).ok())
     }
 
-    /// The same, if it is special: no text.
+    /// Returns the id of the special token spelled `text`, or `None` if it is not special.
     pub fn special_id(&self, text: &str) -> Option<i32> {
         let is_special = self.backend.get_added_vocabulary().is_special_token(text);
         self.token_id(text).filter(|_| is_special)
     }
 
-    /// One more than the largest id.
+    /// Returns the largest id plus 1.
     pub fn num_ids(&self) -> usize {
         self.table.num_ids()
     }
 
-    /// What the cache has done so far.
+    /// Returns the counters of the encoding cache.
     pub fn cache_stats(&self) -> CacheStats {
         self.cache.stats()
     }
 
-    /// Whether the text between special tokens is encoded by itself, and kept.
+    /// Returns true if text between special tokens is encoded separately and cached.
     pub fn caches(&self) -> bool {
         self.cuts.is_some()
     }
@@ -207,7 +207,7 @@ impl Tokenizer {
         &self.table
     }
 
-    /// Text without tokens to cut it at.
+    /// Encodes text without split tokens, through the cache.
     fn encode_part(&self, text: &str, most: usize, ids: &mut Vec<u32>) -> Result<(), TextError> {
         if self.cache.get(text, ids) {
             return Ok(());
@@ -218,7 +218,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Appends the ids of a range of `text`, to which the offsets of `guards` belong.
+    /// Encodes a range of `text` piece by piece and appends the ids. `guards` are offsets in `text`.
     fn encode_pieces(
         &self,
         text: &str,
@@ -229,30 +229,29 @@ impl Tokenizer {
     ) -> Result<(), TextError> {
         let mut at = range.start;
         for piece in self.pieces(&text[range], PIECE_BYTES) {
-            let place = at..at + piece.len();
-            at = place.end;
-            let guard = self.guard.as_ref().filter(|_| is_guarded(guards, &place));
-            let mut found = match guard {
+            let span = at..at + piece.len();
+            at = span.end;
+            let guard = self.guard.as_ref().filter(|_| is_guarded(guards, &span));
+            let mut piece_ids = match guard {
                 None => self.encode_whole(piece, false)?,
                 Some((markers, guarded)) => {
-                    let inside = guards.iter().filter(|guard| place.contains(guard));
-                    let inside: Vec<usize> = inside.map(|guard| guard - place.start).collect();
+                    let inside = guards.iter().filter(|guard| span.contains(guard));
+                    let inside: Vec<usize> = inside.map(|guard| guard - span.start).collect();
                     guarded.encode(&self.backend, markers, piece, &inside)?
                 }
             };
-            ids.append(&mut found);
+            ids.append(&mut piece_ids);
             check(ids, most, true)?;
         }
         Ok(())
     }
 
-    /// Returns whether `text` spells a marker: an added token that is special or looks like one, or ends with the
-    /// beginning of one.
+    /// Returns true if `text` has or ends inside a marker (an added token that is special or looks like one).
     pub fn has_markers(&self, text: &str) -> bool {
         self.guard.as_ref().is_some_and(|(markers, _)| markers.are_in(text))
     }
 
-    /// Returns the byte offsets within `text` that keep it from being read as markers, but for those of `kept`.
+    /// Returns the byte offsets to guard in `text`, so that it is not encoded as markers, except those in `kept`.
     pub fn guards(&self, text: &str, kept: &[String]) -> Vec<usize> {
         self.guard
             .as_ref()
@@ -260,8 +259,8 @@ impl Tokenizer {
     }
 
     fn encode_whole(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, TextError> {
-        let found = self.backend.encode_fast(text, add_special_tokens);
-        let encoding = found.map_err(|error| TextError::NotEncodable(error.to_string()))?;
+        let encoded = self.backend.encode_fast(text, add_special_tokens);
+        let encoding = encoded.map_err(|error| TextError::NotEncodable(error.to_string()))?;
         Ok(encoding.get_ids().to_vec())
     }
 

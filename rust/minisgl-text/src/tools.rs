@@ -1,11 +1,11 @@
-//! What tools are in texts and grammars: the grammar of an answer that must call tools, or may not break a call once it
-//! begins; how a model is told to call where its template knows no tools.
+//! Tool calls in grammars and prompts: the grammar of an output that must call tools, or may not break a call once it
+//! begins; and the instructions for models whose chat template knows no tools.
 //!
-//! Rules are in llguidance's dialect of Lark. They follow from the rows of `answer`'s formats, so that what a grammar
-//! lets a model write is what the parser reads.
+//! Rules are in llguidance's dialect of Lark. They are derived from the format table of `answer`, so that the parser
+//! accepts what a grammar allows.
 //!
-//! Invariants: where a marker is a token of the tokenizer it is that token, else text; no text of a client ends the literal
-//! that it stands in.
+//! Invariants: a marker that is a token of the tokenizer becomes that token, else text; no text of a client ends the
+//! literal that contains it.
 
 use serde_json::{Map, Value};
 
@@ -14,40 +14,40 @@ use crate::answer::{Call, Many, Parameter, Piece, Thinking, ToolFormat};
 const ANY: &str = "/(.|\\n)*/";
 const SPACE: &str = "/\\s{0,4}/";
 const WORD: &str = "/[A-Za-z0-9_.-]+/";
-/// What an answer that is no call does not begin with.
+/// Pattern of text that resembles a call. An output that is no call must not begin like it.
 const LIKE_A_CALL: &str = r"\s*(```\w*\s*)?\[?\s*\{\s*(\{\s*)?\x22(name|function|type|id|arguments|parameters|tool_name|tool_call_id)\x22(.|\n)*";
 
 /// A tool that may be called.
 pub struct Callable {
-    /// Its name.
+    /// Name of the tool.
     pub name: String,
-    /// A rule's body for the JSON text of its arguments.
+    /// Body of the grammar rule for the JSON text of the arguments.
     pub arguments: String,
-    /// The schema of its arguments, if they are bound to it.
+    /// JSON schema of the arguments, if they must follow it.
     pub schema: Option<Value>,
 }
 
-/// The answers that a grammar lets a model give.
-pub struct Answers<'a> {
-    /// How it calls tools.
+/// Outputs that a grammar allows.
+pub struct OutputGrammar<'a> {
+    /// Tool-call format of the model.
     pub format: Option<&'static ToolFormat>,
-    /// How it thinks, and whether the answer begins within that.
+    /// Reasoning format, and whether the output begins inside it.
     pub thinking: Option<(&'static Thinking, Option<bool>)>,
-    /// The number of a token.
+    /// Lookup of a token's id by its text.
     pub token_id: &'a dyn Fn(&str) -> Option<u32>,
-    /// The form of an answer that is no call.
+    /// Grammar body of an output that is no call. `None` if it is not constrained.
     pub body: Option<&'a str>,
-    /// None: no tool may be called.
+    /// Tools that may be called; `None` if no call is allowed.
     pub tools: Option<&'a [Callable]>,
-    /// It must call.
+    /// Whether the model must call a tool.
     pub required: bool,
-    /// It may call several times.
+    /// Whether the model may make several calls.
     pub many: bool,
-    /// Tokens after which its thinking is ended, where a token ends it.
+    /// Token limit of the reasoning, enforced if it ends with a special token.
     pub budget: Option<u32>,
 }
 
-/// In an expression.
+/// Escapes `text` for a regular expression.
 fn escaped(text: &str) -> String {
     text.chars().fold(String::new(), |all, one| match one {
         'a'..='z' | 'A'..='Z' | '0'..='9' => format!("{all}{one}"),
@@ -55,7 +55,7 @@ fn escaped(text: &str) -> String {
     })
 }
 
-/// Those that are not empty, with spaces in between.
+/// Joins the non-empty parts with spaces.
 fn spaced(parts: impl IntoIterator<Item = String>) -> String {
     let parts = parts.into_iter().filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join(" ")
@@ -65,8 +65,8 @@ fn literal(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-impl Answers<'_> {
-    /// Rules, the first of which is `start`.
+impl OutputGrammar<'_> {
+    /// Returns the grammar's rules. The first one is `start`.
     pub fn rules(&self) -> String {
         let mut rules = Vec::new();
         match (self.tools, self.format) {
@@ -80,16 +80,16 @@ impl Answers<'_> {
         rules.join("\n")
     }
 
-    /// `text` with those of its markers that are tokens as such. Nothing: nothing.
+    /// Returns `text` as grammar terms, with markers that are tokens as such. Empty for an empty text.
     fn spelled(&self, text: &str, tokens: &[&str]) -> String {
-        let known = tokens
+        let markers = tokens
             .iter()
             .filter(|token| token.starts_with(['<', '[']))
             .filter_map(|token| {
                 let at = text.find(token)?;
                 Some((at, std::cmp::Reverse(token.len()), *token, (self.token_id)(token)?))
             });
-        let Some((at, _, token, id)) = known.min() else {
+        let Some((at, _, token, id)) = markers.min() else {
             return if text.is_empty() { String::new() } else { literal(text) };
         };
         let parts = [
@@ -105,7 +105,7 @@ impl Answers<'_> {
             || self.format.is_some_and(|format| matches!(format.call, Call::Harmony))
     }
 
-    /// Content begins with it, where content has a head.
+    /// Returns the header before content, for a format that has one (Harmony); else an empty string.
     fn final_head(&self) -> String {
         if !self.is_harmony() {
             return String::new();
@@ -148,7 +148,7 @@ impl Answers<'_> {
     // -------------------------------------------------------------------------------------------------------- calls
 
     fn calling(&self, format: &'static ToolFormat, tools: &[Callable], rules: &mut Vec<String>) {
-        // a model that is trained on a marker, but too small to write it, writes an object in a block of code
+        // a model trained on a marker, but too small to write it, writes an object in a code block
         let is_bare = matches!(format.call, Call::Object(..)) && !format.begin.is_empty() && self.body.is_none();
         let bare = if is_bare { " | bare" } else { "" };
         if self.required {
@@ -162,7 +162,7 @@ impl Answers<'_> {
             rules.push("bare: object | fenced \"\\n```\"".to_owned());
         }
         self.calls(format, rules);
-        // what comes before an object is one literal with it: a text would be preferred to a shorter one
+        // the prefix of an object is one literal with it, because the grammar prefers longer literals
         let mut helpers = Helpers::default();
         self.objects(format, tools, ("object", ""), &mut helpers, rules);
         if is_bare {
@@ -174,8 +174,8 @@ impl Answers<'_> {
         rules.append(&mut helpers.rules);
     }
 
-    /// Text, and calls from their marker on. A marker that is spelled out ends a text by itself: a longer text would be
-    /// preferred to it.
+    /// Adds the rules for free text with calls from their marker on. A spelled-out marker ends a text by itself,
+    /// because the grammar would prefer a longer text.
     fn free(&self, format: &ToolFormat, bare: &str, rules: &mut Vec<String>) {
         let mut text = format!("{ANY} & ~/{LIKE_A_CALL}/");
         if format.python {
@@ -211,7 +211,7 @@ impl Answers<'_> {
         }
     }
 
-    /// Rules of `calls`, of a `unit` with its markers, and of what is `inside`.
+    /// Adds the rules `calls`, `unit` (a call with its markers) and `inside`.
     fn calls(&self, format: &ToolFormat, rules: &mut Vec<String>) {
         let markers = format.markers();
         let spelled = |text: &str| self.spelled(text, &markers);
@@ -242,7 +242,7 @@ impl Answers<'_> {
         rules.push(format!("inside: {space} ({objects}) {end}"));
     }
 
-    /// A rule for the call of each tool, with its name and what it begins with.
+    /// Adds the rule `rule` for a call of any tool, with `before` in front, and one rule for each tool.
     fn objects(
         &self,
         format: &ToolFormat,
@@ -296,13 +296,13 @@ impl Answers<'_> {
     }
 }
 
-/// Rules that several tools may need.
+/// Rules that several tools may share.
 #[derive(Default)]
 struct Helpers {
     rules: Vec<String>,
 }
 
-/// One argument: its name, its schema with the definitions of the whole, whether it must be there.
+/// Returns a tool's parameters: name, schema with shared definitions, is required. `None` without properties.
 fn properties(tool: &Callable) -> Option<Vec<(&str, Value, bool)>> {
     let schema = tool.schema.as_ref()?;
     let all = schema.get("properties")?.as_object()?;
@@ -328,7 +328,7 @@ fn properties(tool: &Callable) -> Option<Vec<(&str, Value, bool)>> {
     Some(found.collect())
 }
 
-/// White space as `grammar/pieces.py` bounds it.
+/// Returns the grammar term for JSON of `schema`, with white space bounded as in `grammar/pieces.py`.
 fn json(schema: &Value) -> String {
     let mut schema = schema.as_object().cloned().unwrap_or_default();
     schema.insert(
@@ -342,7 +342,7 @@ fn is_text(schema: &Value) -> bool {
     schema.get("type").and_then(Value::as_str) == Some("string") && schema.get("enum").is_none()
 }
 
-/// What may be spelled, of a schema with an enum of texts.
+/// Returns the alternatives of a schema with an enum of strings, as grammar terms. `None` for other schemas.
 fn options(schema: &Value) -> Option<String> {
     let texts = schema
         .get("enum")?
@@ -359,8 +359,7 @@ impl Helpers {
         }
     }
 
-    /// Arguments with commas in between: those that must be there first, in the order of the schema. None: it does not
-    /// say which there are.
+    /// Returns the grammar of comma-separated arguments, required ones first. `None` if the schema lists no properties.
     fn comma_separated(tool: &Callable, field: impl Fn(&str, &Value) -> String) -> Option<String> {
         let all = properties(tool)?.into_iter();
         let fields: Vec<_> = all
@@ -385,7 +384,7 @@ impl Helpers {
         Some(format!("{}{}", must.join(" \",\" /\\s?/ "), behind(&may)))
     }
 
-    /// `name=value`, values as in JSON.
+    /// Returns the grammar of Python arguments, `name=value`, with JSON values.
     fn listed(&mut self, tool: &Callable) -> String {
         let field = |name: &str, schema: &Value| format!("{} {}", literal(&format!("{name}=")), json(schema));
         Self::comma_separated(tool, field).unwrap_or_else(|| {
@@ -394,7 +393,7 @@ impl Helpers {
         })
     }
 
-    /// Each with its own markers.
+    /// Returns the grammar of arguments that each have their own markers.
     fn parameters(&mut self, tool: &Callable, one: &Parameter, spelled: &dyn Fn(&str) -> String) -> String {
         let line = if one.in_lines { "\n" } else { "" };
         let end = spelled(&format!("{line}{}", one.end));
@@ -404,7 +403,7 @@ impl Helpers {
             format!("any_text {end}")
         };
         if ending.starts_with('"') {
-            // the first end marker ends a text
+            // the first end marker ends a string
             self.add(&format!("text[stop={end}]: {ANY}"));
         } else {
             self.add(&format!("any_text: {ANY}"));
@@ -439,7 +438,7 @@ impl Helpers {
         fields.collect::<Vec<_>>().join(" ")
     }
 
-    /// `name:value`, strings with `quote` around them.
+    /// Returns the grammar of `name:value` arguments, with `quote` around strings.
     fn unquoted(&mut self, tool: &Callable, quote: &str) -> String {
         if quote.starts_with('"') {
             self.add(&format!("quoted_end[stop={quote}]: {ANY}"));
@@ -470,7 +469,7 @@ impl Helpers {
 // ------------------------------------------------------------------------------------ templates that know no tools
 
 impl ToolFormat {
-    /// How to call a tool, for a model whose template does not say it.
+    /// Returns the instruction how to call a tool, for a model whose chat template has none.
     pub fn explained(&self) -> String {
         let example = match &self.call {
             Call::Python => "[name(argument=value)]".to_owned(),
@@ -499,7 +498,7 @@ impl ToolFormat {
         }
     }
 
-    /// A call as the model is told to write it. `arguments`: JSON text.
+    /// Returns a call in this format, as in the instruction. `arguments`: JSON text.
     pub fn written(&self, name: &str, arguments: &str) -> String {
         let fields: Map<String, Value> = serde_json::from_str(arguments).unwrap_or_default();
         let call = match &self.call {

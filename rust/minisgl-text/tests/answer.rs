@@ -1,4 +1,4 @@
-//! Every format of tool calls and thinking: what models write, cut at every byte, ended at every byte, and mixed up.
+//! Tests of all tool-call and reasoning formats: outputs of models, split and ended at every byte, and mixed up.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn joined<'a>(
     parsed(format, thinking.map(|one| (one, None)), pieces, end).0
 }
 
-/// With the numbers of the calls that are broken.
+/// Parses chunks. Returns the joined content, reasoning and calls, and the indices of broken calls.
 fn parsed<'a>(
     format: Option<&'static ToolFormat>,
     thinking: Option<(&'static Thinking, Option<bool>)>,
@@ -83,7 +83,7 @@ fn cuts(text: &str) -> impl Iterator<Item = (&str, &str)> {
         .map(|at| text.split_at(at))
 }
 
-/// Two calls as models of a format write them: of `weather` with what its schema has, of `now` without arguments.
+/// Two calls in each format: of `weather` with arguments, and of `now` without.
 const WRITTEN: &[(&str, &str)] = &[
     (
         "hermes",
@@ -182,7 +182,7 @@ fn format(name: &str) -> &'static ToolFormat {
 }
 
 #[test]
-fn every_format_is_read_wherever_it_is_cut() {
+fn every_format_parses_equally_for_any_split() {
     for one in TOOL_FORMATS {
         assert!(
             WRITTEN.iter().any(|(name, _)| *name == one.name),
@@ -211,7 +211,7 @@ fn every_format_is_read_wherever_it_is_cut() {
 }
 
 #[test]
-fn a_limit_leaves_no_marker_and_no_half_call_as_content() {
+fn truncated_output_has_no_marker_or_partial_call_in_its_content() {
     for (name, text) in WRITTEN {
         let has_marker = !format(name).begin.is_empty() || *name == "harmony";
         let text = if has_marker && *name != "harmony" {
@@ -232,7 +232,7 @@ fn a_limit_leaves_no_marker_and_no_half_call_as_content() {
 }
 
 #[test]
-fn arguments_have_the_types_of_the_schema() {
+fn untyped_arguments_get_the_types_of_the_schema() {
     let values = [
         ("city", "5", json!("5")),
         ("city", "a\n\"b\"\n", json!("a\n\"b\"\n")),
@@ -262,13 +262,13 @@ fn arguments_have_the_types_of_the_schema() {
             format!("<tool_call>weather\n<arg_key>{key}</arg_key>\n<arg_value>{written}</arg_value>\n</tool_call>");
         for (name, text) in [("qwen3_coder", in_xml), ("glm45", in_keys)] {
             let (_, _, calls) = joined(Some(format(name)), None, letters(&text), End::Whole);
-            let found: Value = serde_json::from_str(&calls[0].1).unwrap();
-            assert_eq!(found, json!({key: value}), "{name} {written}");
+            let actual: Value = serde_json::from_str(&calls[0].1).unwrap();
+            assert_eq!(actual, json!({key: value}), "{name} {written}");
         }
     }
 }
 
-/// `save` called with what stands here in a format, for one of its fields.
+/// Returns a call of `save` in a format, with `inner` as its arguments.
 fn saved(name: &str, inner: &str) -> String {
     match name {
         "hermes" => format!("<tool_call>\n{{\"name\": \"save\", \"arguments\": {inner}}}\n</tool_call>"),
@@ -304,7 +304,7 @@ const IN_JSON: &[&str] = &[
     "deepseek_v31",
 ];
 
-/// What models write as arguments of `save`, and what is meant; null: nobody knows.
+/// Returns the formats, the arguments of `save` as a model writes them, and their meaning; null if they are ambiguous.
 fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
     const GEMMA: &[&str] = &["gemma4"];
     const QWEN: &[&str] = &["qwen3_coder"];
@@ -508,7 +508,7 @@ fn mended() -> Vec<(&'static [&'static str], &'static str, Value)> {
     ]
 }
 
-/// Whole, cut after every byte, and letter by letter.
+/// Parses a text as a whole, split at every byte, and letter by letter. Asserts that the results are equal.
 fn in_any_pieces(
     format: &'static ToolFormat,
     thinking: Option<(&'static Thinking, Option<bool>)>,
@@ -522,27 +522,27 @@ fn in_any_pieces(
         format.name
     );
     for (before, after) in cuts(text) {
-        let found = parsed(Some(format), thinking, [before, after], End::Whole);
-        assert_eq!(found, whole, "{} cut behind {before}", format.name);
+        let actual = parsed(Some(format), thinking, [before, after], End::Whole);
+        assert_eq!(actual, whole, "{} cut behind {before}", format.name);
     }
     whole
 }
 
 #[test]
-fn arguments_are_json_and_what_is_meant_in_every_format() {
+fn malformed_arguments_are_repaired_or_marked_broken_in_every_format() {
     let mut wrong = Vec::new();
     for (names, inner, meant) in mended() {
         for name in names {
             let text = saved(name, inner);
             let ((content, _, calls), broken) = in_any_pieces(format(name), None, &text);
-            let found: Vec<(&str, Option<Value>)> = calls
+            let actual: Vec<(&str, Option<Value>)> = calls
                 .iter()
                 .map(|(name, text)| (name.as_str(), serde_json::from_str(text).ok()))
                 .collect();
             let is_right = if meant.is_null() {
                 calls.is_empty() || !broken.is_empty()
             } else {
-                found == [("save", Some(meant.clone()))] && content.is_empty() && broken.is_empty()
+                actual == [("save", Some(meant.clone()))] && content.is_empty() && broken.is_empty()
             };
             if !is_right {
                 wrong.push(format!("{name} {inner:?}: {calls:?} {content:?} {broken:?}"));
@@ -553,7 +553,7 @@ fn arguments_are_json_and_what_is_meant_in_every_format() {
 }
 
 #[test]
-fn markers_around_a_call_that_was_read_are_no_text() {
+fn markers_around_a_parsed_call_are_not_content() {
     let qwen = "<tool_call>\n<function=save>\n<parameter=body>\nblue\n</parameter>\n</function>\n</tool_call>";
     let minimax = saved("minimax_m2", "<parameter name=\"body\">blue</parameter>");
     let kimi = saved("kimi_k2", "{\"body\": \"blue\"}");
@@ -589,10 +589,10 @@ fn markers_around_a_call_that_was_read_are_no_text() {
     }
     let mut wrong = Vec::new();
     for (name, text, content) in cases {
-        let found = in_any_pieces(format(name), None, &text);
+        let actual = in_any_pieces(format(name), None, &text);
         let calls = vec![("save".to_owned(), "{\"body\": \"blue\"}".to_owned())];
-        if found != ((content.to_owned(), String::new(), calls), vec![]) {
-            wrong.push(format!("{name} {text:?}: {found:?}"));
+        if actual != ((content.to_owned(), String::new(), calls), vec![]) {
+            wrong.push(format!("{name} {text:?}: {actual:?}"));
         }
     }
     let unknown = "{{\"name\": \"nobody\", \"arguments\": {}}}";
@@ -601,14 +601,14 @@ fn markers_around_a_call_that_was_read_are_no_text() {
 }
 
 #[test]
-fn thoughts_that_never_end_end_before_calls() {
+fn unclosed_reasoning_ends_before_calls() {
     let qwen = Thinking::named("qwen3").unwrap();
     for (name, text) in WRITTEN.iter().filter(|(name, _)| !format(name).begin.is_empty()) {
         let plain = parsed(Some(format(name)), None, [*text], End::Whole).0.2;
         let thought = format!("let me see\n{text}");
-        let found = in_any_pieces(format(name), Some((qwen, Some(true))), &thought);
+        let actual = in_any_pieces(format(name), Some((qwen, Some(true))), &thought);
         assert_eq!(
-            found.0,
+            actual.0,
             (String::new(), "let me see".to_owned(), plain.clone()),
             "{name}"
         );
@@ -622,7 +622,7 @@ fn thoughts_that_never_end_end_before_calls() {
 }
 
 #[test]
-fn messages_of_gpt_oss_are_calls_of_tools_that_are_known() {
+fn gpt_oss_messages_to_known_tools_are_calls() {
     let head = |to: &str| format!("<|channel|>commentary to={to} <|constrain|>json<|message|>");
     let call = |arguments: &str| vec![("save".to_owned(), arguments.to_owned())];
     for (text, content, calls) in [
@@ -648,14 +648,14 @@ fn messages_of_gpt_oss_are_calls_of_tools_that_are_known() {
             call("{\"size\": 2}"),
         ),
     ] {
-        let found = in_any_pieces(format("harmony"), None, &text);
-        assert_eq!(found, ((content.to_owned(), String::new(), calls), vec![]), "{text}");
+        let actual = in_any_pieces(format("harmony"), None, &text);
+        assert_eq!(actual, ((content.to_owned(), String::new(), calls), vec![]), "{text}");
     }
 }
 
-/// The promise: whatever becomes of a call's text, an answer that calls tools has arguments that are objects.
+/// However a call's text is damaged, an output without broken calls has arguments that are objects.
 #[test]
-fn one_character_dropped_doubled_or_changed_leaves_no_broken_call() {
+fn one_damaged_character_leaves_no_call_without_an_object() {
     for (name, text) in WRITTEN {
         for (at, one) in text.char_indices() {
             let (before, behind) = (&text[..at], &text[at + one.len_utf8()..]);
@@ -663,18 +663,18 @@ fn one_character_dropped_doubled_or_changed_leaves_no_broken_call() {
             let doubled = format!("{one}{one}");
             for change in changes.into_iter().chain([doubled.as_str()]) {
                 let text = format!("{before}{change}{behind}");
-                let found = parsed(Some(format(name)), None, [text.as_str()], End::Whole);
+                let actual = parsed(Some(format(name)), None, [text.as_str()], End::Whole);
                 if (at + change.len()) % 11 == 0 {
                     assert_eq!(
                         parsed(Some(format(name)), None, letters(&text), End::Whole),
-                        found,
+                        actual,
                         "{name} {text}"
                     );
                 }
-                let ((_, _, calls), broken) = found;
+                let ((_, _, calls), broken) = actual;
                 for (_, arguments) in calls.iter().filter(|_| broken.is_empty()) {
-                    let found: Value = serde_json::from_str(arguments).unwrap_or_default();
-                    assert!(found.is_object(), "{name} {text}: {arguments}");
+                    let actual: Value = serde_json::from_str(arguments).unwrap_or_default();
+                    assert!(actual.is_object(), "{name} {text}: {arguments}");
                 }
             }
         }
@@ -682,13 +682,13 @@ fn one_character_dropped_doubled_or_changed_leaves_no_broken_call() {
 }
 
 #[test]
-fn what_is_thought_is_told_from_content_and_calls() {
+fn reasoning_is_separated_from_content_and_calls() {
     for thinking in THINKING.iter().filter(|one| one.name != "harmony") {
         let text = format!("{}\nhm 😀\n{}\n\nYes.", thinking.begin, thinking.end);
         for (before, after) in cuts(&text) {
-            let found = joined(Some(format("hermes")), Some(thinking), [before, after], End::Whole);
+            let actual = joined(Some(format("hermes")), Some(thinking), [before, after], End::Whole);
             assert_eq!(
-                found,
+                actual,
                 ("Yes.".to_owned(), "hm 😀".to_owned(), vec![]),
                 "{}",
                 thinking.name
@@ -700,19 +700,19 @@ fn what_is_thought_is_told_from_content_and_calls() {
         <|start|>assistant<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>\
         <|start|>assistant<|channel|>final<|message|>Yes.<|return|>";
     for (before, after) in cuts(text) {
-        let found = joined(Some(format("harmony")), harmony, [before, after], End::Whole);
+        let actual = joined(Some(format("harmony")), harmony, [before, after], End::Whole);
         let calls = vec![("now".to_owned(), "{}".to_owned())];
-        assert_eq!(found, ("I look. Yes.".to_owned(), "hm 😀".to_owned(), calls));
+        assert_eq!(actual, ("I look. Yes.".to_owned(), "hm 😀".to_owned(), calls));
     }
     assert_eq!(joined(None, harmony, ["Just text."], End::Whole).0, "Just text.");
 }
 
 #[test]
-fn formats_are_told_from_templates() {
+fn formats_are_detected_from_templates() {
     for one in TOOL_FORMATS.iter().filter(|one| !one.detected_by.is_empty()) {
         for all in one.detected_by {
-            let found = ToolFormat::detect(&all.join(" "), |token| one.needs == Some(token));
-            assert_eq!(found.name, one.name);
+            let actual = ToolFormat::detect(&all.join(" "), |token| one.needs == Some(token));
+            assert_eq!(actual.name, one.name);
         }
     }
     assert_eq!(ToolFormat::detect("{{ messages }}", |_| false).name, "json");
@@ -726,7 +726,7 @@ fn formats_are_told_from_templates() {
 }
 
 fn bits() -> Vec<String> {
-    let mut found: Vec<String> = [
+    let mut pieces: Vec<String> = [
         "{\"name\": \"weather\"",
         ", \"arguments\": ",
         "{\"city\": \"",
@@ -760,23 +760,23 @@ fn bits() -> Vec<String> {
     .map(str::to_owned)
     .collect();
     for one in TOOL_FORMATS {
-        found.extend(one.markers().into_iter().map(str::to_owned));
-        if let Call::Pattern(pieces) = &one.call {
-            assert!(pieces.iter().any(|piece| matches!(piece, Piece::Name)), "{}", one.name);
+        pieces.extend(one.markers().into_iter().map(str::to_owned));
+        if let Call::Pattern(pattern) = &one.call {
+            assert!(pattern.iter().any(|piece| matches!(piece, Piece::Name)), "{}", one.name);
         }
     }
-    found.extend(
+    pieces.extend(
         THINKING
             .iter()
             .flat_map(|one| [one.begin.to_owned(), one.end.to_owned()]),
     );
-    found
+    pieces
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn pieces_change_nothing(
+    fn chunking_does_not_change_the_parts(
         bits in prop::collection::vec(prop::sample::select(bits()), 0..14),
         format in prop::sample::select(TOOL_FORMATS.iter().collect::<Vec<_>>()),
         thinking in prop::option::of(prop::sample::select(THINKING.iter().collect::<Vec<_>>())),

@@ -1,4 +1,4 @@
-//! The rows of the decode set, one array a field, so that a step's loops over a field are loops over a plain array.
+//! Rows of the decode set, one array for each field, so that a step's loops over a field are loops over a plain array.
 //!
 //! Invariants: all columns have the same length.
 
@@ -6,33 +6,33 @@ use crate::numbers::{LowBits, ToU32, ToUsize};
 use crate::page_pool::Page;
 use crate::request::Index;
 
-/// What makes a row other than a plain decode row.
+/// Flags by which a row differs from a plain decode row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct Kind {
+pub(crate) struct RowFlags {
     pub prefills: bool,
     pub awaits_token: bool,
-    pub drafting: bool, // its page table goes on beyond `kv_len`
+    pub drafting: bool, // a draft is in flight: the page table extends beyond `kv_len`
     pub has_stop_ids: bool,
     pub background: bool,
 }
 
-impl Kind {
-    /// Whether the row may have to wait though tokens are left to make.
+impl RowFlags {
+    /// Returns true if the row may have to wait though it has tokens left to generate.
     pub fn is_special(self) -> bool {
         self.prefills || self.awaits_token
     }
 }
 
-/// Both forms of a row from one list of its fields.
+/// Defines `Row` and its column form from one list of fields.
 macro_rules! columns {
     ($($name:ident: $kind:ty,)*) => {
-        /// A started request. Lengths in tokens.
+        /// A started request's row in the decode set. Lengths in tokens.
         #[derive(Clone, Debug, PartialEq)]
         pub(crate) struct Row {
             $(pub $name: $kind,)*
         }
 
-        /// `Row` by columns.
+        /// Columns of the decode set: one array for each field of `Row`.
         #[derive(Default)]
         pub(super) struct Columns {
             $(pub $name: Vec<$kind>,)*
@@ -74,13 +74,13 @@ columns! {
     req_id: i64,
     index: Index,
     slot: u32,
-    kv_len: u32,      // tokens whose KV is computed, or scheduled to be
-    left: u32,        // tokens that may yet be scheduled to be made
-    num_pending: u32, // tokens scheduled to be made and not committed
-    last_page: Page,  // of its page table
-    last_token: i32,  // the last committed one
-    last_step: u32,   // the low bits of the last step that holds a row of it
-    kind: Kind,
+    kv_len: u32,      // tokens whose KV is computed or scheduled
+    left: u32,        // tokens that may still be scheduled for sampling
+    num_pending: u32, // tokens scheduled for sampling and not committed
+    last_page: Page,  // last page of the page table
+    last_token: i32,  // last committed token
+    last_step: u32,   // low bits of the last step with a row of the request
+    kind: RowFlags,
 }
 
 impl Columns {
@@ -93,11 +93,11 @@ const LENGTH: usize = 16;
 const BLOCK: usize = 16; // slots in a cache line
 const TILE: usize = LENGTH * BLOCK;
 
-/// The last `LENGTH` entries of sequences, one a slot; an older one must have been flushed. A block of slots has a
-/// tile, in which the entries that come together lie in one cache line if the sequences are equally long.
+/// Ring buffer of the last `LENGTH` elements appended to each slot's sequence; older ones must have been flushed. Slots
+/// are grouped in tiles, so that elements of one step share a cache line for equally long sequences.
 pub(super) struct AppendBuffer<T> {
     tiles: Vec<[T; TILE]>,
-    cells: Vec<u32>, // scratch: where each entry of a call goes
+    cells: Vec<u32>, // scratch: cell of each element of a call
 }
 
 impl<T: Copy + Default> AppendBuffer<T> {
@@ -108,7 +108,7 @@ impl<T: Copy + Default> AppendBuffer<T> {
         }
     }
 
-    /// Append an entry to each of several sequences: the slot, the entry's place in its sequence, the entry.
+    /// Appends one element to the sequence of each slot in `slots`. `places`: its index in the sequence.
     pub fn push(&mut self, slots: &[u32], places: impl Iterator<Item = u32>, entries: &[T]) {
         self.cells.clear();
         self.cells
@@ -119,7 +119,7 @@ impl<T: Copy + Default> AppendBuffer<T> {
         }
     }
 
-    /// Append what `sequence`, that of `slot`, lacks of its `len` entries.
+    /// Appends to `sequence`, that of `slot`, the buffered elements that it lacks, up to a length of `len`.
     pub fn flush(&self, slot: u32, len: u32, sequence: &mut Vec<T>) {
         let missing = sequence.len().to_u32()..len;
         let tile = &self.tiles[slot.to_usize() / BLOCK];
@@ -127,14 +127,14 @@ impl<T: Copy + Default> AppendBuffer<T> {
     }
 }
 
-/// Where in the tiles the entry at a place of a slot's sequence is.
+/// Returns the index in the tiles of element `place` of a slot's sequence.
 fn cell(slot: u32, place: u32) -> u32 {
     let (slots, rows) = (BLOCK.to_u32(), LENGTH.to_u32());
     let block = slot / slots;
     (block * rows + (place + block) % rows) * slots + slot % slots
 }
 
-/// It gives what those slots have whose sequences are flushed in `step`: each block once in `LENGTH` steps.
+/// Returns the elements of `of_slots` for slots that are flushed in `step`: each block once in `LENGTH` steps.
 pub(super) fn due<T: Copy>(step: i64, of_slots: &[T]) -> impl Iterator<Item = T> {
     let blocks = of_slots.chunks(BLOCK);
     blocks

@@ -1,19 +1,18 @@
-//! The started requests in request order, as dense columns: what a decode step visits.
+//! The decode set: started requests in request order, as dense columns that a decode step visits.
 //!
-//! Invariants: rows are sorted by (background, age, id), and a request that has started has one.
+//! Invariants: rows are sorted by (background, age, id), and every started request has one.
 //!
-//! While a request decodes, its row is the truth and its record in `Requests` is as old as the last `synchronize`,
-//! which whoever reads the record calls first. While it prefills the record is the truth, and the row follows it. Rows
-//! are scheduled, and take their tokens, in *runs* of neighbours: a plain decode step is one run, and each of its loops
-//! goes over plain arrays (`runs`). What each step appends to sequences and to page tables of one-token pages waits in
-//! an `AppendBuffer`, out of which each step writes those of a sixteenth of the slots; larger pages, which begin less
-//! often, are appended at once.
+//! While a request decodes, its row is authoritative and its record in `Requests` is only as recent as the last
+//! `synchronize`, which must precede each read. While it prefills, the record is authoritative and the row follows it.
+//! Rows are scheduled and committed in *runs* of neighbours: a plain decode step is one run, and each of its loops goes
+//! over plain arrays (`runs`). Tokens, and pages of one token, are first appended to an `AppendBuffer`; each step
+//! flushes it for a sixteenth of the slots. Larger pages, which begin less often, are appended at once.
 
 mod columns;
 mod runs;
 
 use columns::{AppendBuffer, Columns, due};
-pub(crate) use columns::{Kind, Row};
+pub(crate) use columns::{Row, RowFlags};
 
 use std::ops::Range;
 
@@ -23,13 +22,13 @@ use crate::page_pool::{Page, PageSize};
 use crate::request::{Index, NO_STEP, Requests};
 
 impl Row {
-    /// Committed tokens of a row that decodes: its KV reaches to the last token before the one that it makes last.
+    /// Returns the number of committed tokens of a decoding row. Its KV covers all scheduled tokens but the last.
     pub fn len(&self) -> u32 {
         self.kv_len + 1 - self.num_pending
     }
 
-    /// Whether it says the same as the synchronized record of `index`. For checks.
-    pub fn is_of(&self, index: Index, requests: &Requests) -> bool {
+    /// Returns true if the row equals the synchronized record of `index`. For invariant checks.
+    pub fn equals_record(&self, index: Index, requests: &Requests) -> bool {
         *self == row_of(index, requests)
     }
 }
@@ -37,20 +36,20 @@ impl Row {
 const NO_PLACE: u32 = u32::MAX;
 const NO_INDEX: Index = Index::MAX;
 
-/// The started requests, sorted by (background, age, id).
+/// Started requests, sorted by (background, age, id).
 pub(crate) struct DecodeSet {
-    rows: Columns, // those before `head` have left
+    rows: Columns, // rows before `head` were removed
     head: usize,
-    place: Vec<u32>,     // by request index: where in `rows` it stands
-    of_slot: Vec<Index>, // by slot: the request that has it
+    place: Vec<u32>,     // position in `rows`, by request index
+    of_slot: Vec<Index>, // request index, by slot
     num_stopping: usize, // rows with stop ids
     num_special: usize,  // rows that prefill or await their tokens
     num_background: usize,
     tokens: AppendBuffer<i32>,
     pages: AppendBuffer<Page>,
     page_size: PageSize,
-    // scratch, of the run that is scheduled or takes its tokens
-    new_rows: Vec<u32>, // which begin a page
+    // scratch for the current run
+    new_rows: Vec<u32>, // rows of the run that begin a page
     new_pages: Vec<Page>,
 }
 
@@ -76,7 +75,7 @@ impl DecodeSet {
         self.rows.len() - self.head
     }
 
-    /// Rows that are not in the background: they come first.
+    /// Returns the number of rows that are not in the background. They come first.
     pub fn num_ordinary(&self) -> usize {
         self.len() - self.num_background
     }
@@ -85,7 +84,7 @@ impl DecodeSet {
         self.num_background
     }
 
-    /// The row at a place, 0 .. len() - 1, in request order.
+    /// Returns the row at position `at` in request order (0 .. len() - 1).
     pub fn row(&self, at: usize) -> Row {
         self.rows.get(self.head + at)
     }
@@ -94,12 +93,12 @@ impl DecodeSet {
         (self.head..self.rows.len()).map(|at| self.rows.get(at))
     }
 
-    /// Whom the rows stand for, in order.
+    /// Returns the request index of each row, in order.
     pub fn indices(&self) -> &[Index] {
         &self.rows.index[self.head..]
     }
 
-    /// The place of a request, if it has started.
+    /// Returns the position of a request's row, or `None` if it has not started.
     pub fn find(&self, index: Index) -> Option<usize> {
         match self.place.get(index.to_usize()) {
             Some(&place) if place != NO_PLACE => Some(place.to_usize() - self.head),
@@ -109,7 +108,7 @@ impl DecodeSet {
 
     // ---------------------------------------------------------------------------------------------- coming, going
 
-    /// A request that has just started, with its first chunk.
+    /// Adds a request that just started, with its first chunk scheduled.
     pub fn add(&mut self, index: Index, requests: &Requests) {
         let order = requests.cold(index).order;
         let before = |&one: &Index| requests.cold(one).order < order;
@@ -118,8 +117,8 @@ impl DecodeSet {
         } else {
             self.head + self.indices().partition_point(before)
         };
-        let known = self.place.len().max(index.to_usize() + 1);
-        self.place.resize(known, NO_PLACE);
+        let num_indices = self.place.len().max(index.to_usize() + 1);
+        self.place.resize(num_indices, NO_PLACE);
         let row = row_of(index, requests);
         self.num_stopping += usize::from(row.kind.has_stop_ids);
         self.num_special += usize::from(row.kind.is_special());
@@ -129,7 +128,7 @@ impl DecodeSet {
         self.number_from(at);
     }
 
-    /// Take a request out. It was synchronized before, as its record is what is left of it.
+    /// Removes a request's row. Synchronize first: only its record remains. `Error::Broken` if it has not started.
     pub fn remove(&mut self, index: Index) -> Result<()> {
         let Some(at) = self.find(index) else {
             return broken("a request that has not started is to leave the decode set");
@@ -172,7 +171,7 @@ impl DecodeSet {
 
     // --------------------------------------------------------------------------------------------- row and record
 
-    /// The record has changed (a chunk was scheduled, a draft, or one was committed): the row follows.
+    /// Reloads a row from the request's record after that changed (a chunk or a draft was scheduled or committed).
     pub fn load(&mut self, index: Index, requests: &Requests) {
         if let Some(at) = self.find(index) {
             let row = row_of(index, requests);
@@ -189,7 +188,7 @@ impl DecodeSet {
         }
     }
 
-    /// Bring the record up to date, its tokens and pages with it. `now` is the last step that was scheduled.
+    /// Updates a decoding request's record, tokens and pages from its row. `now` is the last scheduled step.
     pub fn synchronize(&mut self, index: Index, now: i64, requests: &mut Requests) {
         let Some(row) = self.find(index).map(|at| self.row(at)) else {
             return;
@@ -208,8 +207,8 @@ impl DecodeSet {
         self.pages.flush(row.slot, num_pages, &mut sequence.pages);
     }
 
-    /// `step` is scheduled: those whose turn it is get into their page tables what these lack. In every step, so that
-    /// nobody lacks more than the buffer holds.
+    /// Flushes buffered pages to the page tables whose turn is `step`. Call in every step after it is scheduled, so
+    /// that the buffer never overflows.
     pub fn flush_pages(&self, step: i64, requests: &mut Requests) {
         if self.page_size.size() == 1 {
             self.due(step).for_each(|(at, index)| {
@@ -219,7 +218,7 @@ impl DecodeSet {
         }
     }
 
-    /// `step` is committed: as `flush_pages` tokens.
+    /// Flushes buffered tokens to the sequences whose turn is `step`. Call in every step, after its commit.
     pub fn flush_tokens(&self, step: i64, requests: &mut Requests) {
         self.due(step).for_each(|(at, index)| {
             let len = self.rows.kv_len[at] + 1 - self.rows.num_pending[at];
@@ -228,7 +227,7 @@ impl DecodeSet {
         });
     }
 
-    /// The decoding rows whose turn it is in `step`, with their requests.
+    /// Returns the decoding rows that are flushed in `step`, with their request indices.
     fn due(&self, step: i64) -> impl Iterator<Item = (usize, Index)> {
         let indices = due(step, &self.of_slot).filter(|&index| index != NO_INDEX);
         let rows = indices.map(|index| (self.place[index.to_usize()].to_usize(), index));
@@ -237,12 +236,12 @@ impl DecodeSet {
 
     // ------------------------------------------------------------------------------------------------------ counts
 
-    /// Rows of `range` that decode in this step, if there are pages.
+    /// Returns how many rows of `range` may decode in this step, given pages.
     pub fn num_eligible(&self, range: Range<usize>) -> usize {
         range.into_iter().filter(|&at| self.is_eligible(at)).count()
     }
 
-    /// Pages of a row's page table.
+    /// Returns the number of pages in a row's page table.
     pub fn num_pages(&self, row: &Row, requests: &Requests) -> usize {
         if row.kind.prefills || row.kind.drafting {
             requests.pages(row.index).len()
@@ -251,7 +250,7 @@ impl DecodeSet {
         }
     }
 
-    /// The page table of a request, copied.
+    /// Returns a copy of a request's page table, with its buffered pages.
     pub fn page_table(&self, index: Index, requests: &Requests) -> Vec<Page> {
         let mut pages = requests.pages(index).to_vec();
         if let Some(row) = self.find(index).map(|at| self.row(at)) {
@@ -275,7 +274,7 @@ fn row_of(index: Index, requests: &Requests) -> Row {
         last_page: requests.pages(index).last().copied().unwrap_or(0),
         last_token: requests.tokens(index).last().copied().unwrap_or(0),
         last_step: request.last_step.low_u32(),
-        kind: Kind {
+        kind: RowFlags {
             prefills: request.is_prefilling(),
             awaits_token: requests.awaits_token(index),
             drafting: requests.is_drafting(index),

@@ -1,7 +1,7 @@
-//! Runs of decode rows: scheduling them, and taking their tokens.
+//! Runs of decode rows: scheduling them and committing their tokens.
 //!
-//! Invariants: a row is scheduled only if the token it makes is within the request's limits, which is known before the
-//! token is; its input is the last token of the sequence, known to the host or not.
+//! Invariants: a row is scheduled only if its new token is within the request's limits, which is known before the token
+//! is; its input is the last token of the sequence, committed or in flight.
 
 use std::ops::Range;
 
@@ -13,18 +13,18 @@ use crate::request::Requests;
 use crate::step::RingEntry;
 
 impl DecodeSet {
-    /// Whether the row at `at` may decode now. Not while it prefills; not once its last token is in flight; one that
-    /// awaits its tokens not while any is.
+    /// Returns true if the row at `at` may decode now. False while it prefills, when its last token is in flight, and
+    /// for a row that awaits its tokens while any is in flight.
     pub(super) fn is_eligible(&self, at: usize) -> bool {
         let (rows, at) = (&self.rows, self.head + at);
         let kind = rows.kind[at];
         rows.left[at] > 0 && !kind.prefills && !(kind.awaits_token && rows.num_pending[at] > 0)
     }
 
-    /// The rows from `at` on, before `to`, that may decode now.
+    /// Returns the longest run of rows from `at` on, before `to`, that may decode now.
     pub fn run_from(&self, at: usize, to: usize) -> Range<usize> {
         let left = &self.rows.left[self.head + at..self.head + to];
-        // what a plain decode step comes to, without a branch a row
+        // fast path of a plain decode step: no branch for each row
         if self.num_special == 0 && !left.iter().fold(false, |any, &left| any | (left == 0)) {
             return at..to;
         }
@@ -32,8 +32,8 @@ impl DecodeSet {
         at..at + eligible.count()
     }
 
-    /// Shorten a run to the rows for which `num_pages` suffice, one for each that begins a page.
-    pub fn cut(&self, run: Range<usize>, num_pages: usize) -> Range<usize> {
+    /// Shortens a run to the rows for which `num_pages` pages suffice, one for each row that begins a page.
+    pub fn limit_to_pages(&self, run: Range<usize>, num_pages: usize) -> Range<usize> {
         if num_pages >= run.len() {
             return run;
         }
@@ -53,11 +53,11 @@ impl DecodeSet {
         self.page_size.split(self.rows.kv_len[self.head + at]).1 == 0
     }
 
-    /// Every row of a run computes the KV of its last token and makes the next one. Rows that begin a page take it from
-    /// `tree`, in order, which has enough. What the engine needs of a row is written into `entry` from row `to` on:
-    /// input, slot and length, and as `out_loc` its last page; `write_step` does the rest.
+    /// Schedules a run: every row computes the KV of its last token and samples the next. Rows that begin a page take
+    /// one from `tree`, in order; it must have enough. Writes into `entry`, from row `to` on, input, slot, length and
+    /// (as `out_loc`) the last page; `write_step` does the rest.
     ///
-    /// A token that is not committed yet stands as -(slot + 1): the engine takes it from its own last_token[slot].
+    /// A token that is not committed yet is encoded as -(slot + 1): the engine reads it from its own last_token[slot].
     pub fn schedule(
         &mut self,
         run: Range<usize>,
@@ -79,9 +79,9 @@ impl DecodeSet {
         let pending = &mut rows.num_pending[run.clone()];
         let ids = entry.input_ids[to..to + n].iter_mut();
         let places = entry.req_slots[to..to + n].iter_mut();
-        let known = &rows.last_token[run.clone()];
-        for ((((id, place), pending), &slot), &known) in ids.zip(places).zip(pending).zip(slots).zip(known) {
-            *id = if *pending == 0 { known } else { -slot.to_i32() - 1 };
+        let last_token = &rows.last_token[run.clone()];
+        for ((((id, place), pending), &slot), &last_token) in ids.zip(places).zip(pending).zip(slots).zip(last_token) {
+            *id = if *pending == 0 { last_token } else { -slot.to_i32() - 1 };
             *place = slot.to_i32();
             *pending += 1;
         }
@@ -121,8 +121,8 @@ impl DecodeSet {
         Ok(())
     }
 
-    /// The rows from `at` on take `tokens`, one each. `may_end` is called for each row that its token may end, in
-    /// order, with its place among the tokens and its length in tokens.
+    /// Appends `tokens` to the rows from `at` on, one each. Calls `may_end` for each row that its token may end, in
+    /// order, with the index into `tokens` and the sequence's length in tokens.
     pub fn take_tokens(
         &mut self,
         at: usize,
@@ -161,7 +161,7 @@ impl DecodeSet {
         }
     }
 
-    /// The request ids of the rows from `at` on, as clients know them.
+    /// Returns the clients' request ids of the rows from `at` on.
     pub fn req_ids(&self, at: usize) -> &[i64] {
         &self.rows.req_id[self.head + at..]
     }

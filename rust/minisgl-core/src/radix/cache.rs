@@ -1,8 +1,8 @@
 //! The prefix cache as a building block: a radix tree with the pages that it owns, for schedulers in Python, replay
 //! scripts and measurements. The scheduler of this crate holds a `RadixTree` itself.
 //!
-//! Invariants: a page is in the pool, in the tree, or taken by the caller, and the caller gives back only what it took;
-//! a handle whose nodes may be gone is refused.
+//! Invariants: a page is free, cached or owned by the caller, and the caller may free only pages that it owns; a handle
+//! whose nodes may have been evicted is refused.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,19 +14,19 @@ use crate::api::{CachePolicy, Result, argument, need, need_memory};
 use crate::numbers::{MAX_U32, ToUsize};
 use crate::page_pool::{Page, PagePool};
 
-/// A prefix cache and its pages, 0 .. `num_pages` - 1.
+/// Prefix cache over pages 0 .. `num_pages` - 1, each free, cached or owned by the caller.
 pub struct RadixCacheManager {
-    /// Whoever changes it by itself keeps `taken` true (`take`, `claim`).
+    /// The radix tree. Code that changes it directly must keep `taken` in step (`take`, `claim`).
     #[doc(hidden)]
     pub tree: RadixTree,
-    taken: Vec<bool>, // by page: whether the caller has it
-    id: u64,          // of this cache, since its last reset
+    taken: Vec<bool>, // whether the caller owns the page, by page
+    id: u64,          // id of the cache, new after each reset
 }
 
-/// Caches and resets so far: a handle of one means nothing to another.
+/// Number of caches and resets so far. Gives each cache an id, so that a handle of another cache is refused.
 static NUM_CACHES: AtomicU64 = AtomicU64::new(0);
 
-/// The end of a matched prefix. Unlocked, it can be used until pages leave the cache.
+/// Handle of a matched prefix. While unlocked, it is valid until pages are evicted.
 #[derive(Clone, Debug)]
 pub struct Handle {
     node: NodeId,
@@ -37,7 +37,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Tokens of the prefix, whole pages.
+    /// Returns the length of the prefix, in tokens (whole pages).
     #[must_use]
     pub fn cached_len(&self) -> usize {
         self.cached_len
@@ -45,11 +45,11 @@ impl Handle {
 }
 
 impl RadixCacheManager {
-    /// An empty cache whose pages of `page_size` tokens are all free. A model that keeps states has `num_checkpoints`
-    /// slots for them.
+    /// Creates an empty cache of `num_pages` free pages of `page_size` tokens. `num_checkpoints`: slots for saved
+    /// states, for a model with recurrent state.
     ///
     /// # Errors
-    /// `Error::Argument`: a size below 1 or above 2^31.
+    /// `Error::Argument` for a size below 1 or above 2^31 - 1, or without memory for it.
     pub fn new(
         num_pages: usize,
         page_size: usize,
@@ -74,16 +74,16 @@ impl RadixCacheManager {
         })
     }
 
-    /// Says which cache this is, and since which reset.
+    /// Returns the id of this cache. It changes with each reset.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// Gives pages to the caller: free ones, and for what lacks those of the prefixes that are evicted for it.
+    /// Allocates `num_pages` pages for the caller. Evicts cached prefixes if too few are free.
     ///
     /// # Errors
-    /// `Error::Argument`: more pages than are free or evictable.
+    /// `Error::Argument` if fewer pages are free or evictable.
     pub fn take(&mut self, num_pages: usize) -> Result<Vec<Page>> {
         let available = self.tree.num_available();
         if num_pages > available {
@@ -97,19 +97,19 @@ impl RadixCacheManager {
         Ok(pages)
     }
 
-    /// Frees pages of the caller, in order: the last of them is given out first.
+    /// Frees pages of the caller in order: the last of them is allocated first.
     ///
     /// # Errors
-    /// `Error::Argument`: a page that the caller does not have.
+    /// `Error::Argument` for a page that the caller does not own.
     pub fn free(&mut self, pages: &[Page]) -> Result<()> {
         self.claim(pages)?;
         self.tree.pool.push(pages.iter().copied())
     }
 
-    /// Takes pages off the caller, all or none.
+    /// Ends the caller's ownership of `pages`, of all or (on an error) of none.
     ///
     /// # Errors
-    /// `Error::Argument`: a page that the caller does not have, or that is named twice.
+    /// `Error::Argument` for a page that the caller does not own or that is listed twice.
     pub fn claim(&mut self, pages: &[Page]) -> Result<()> {
         for (at, &page) in pages.iter().enumerate() {
             match self.taken.get_mut(page.to_usize()) {
@@ -125,7 +125,7 @@ impl RadixCacheManager {
         Ok(())
     }
 
-    /// All pages are free again, and nothing is cached.
+    /// Frees all pages and empties the cache. Handles from before are invalid.
     pub fn reset(&mut self) {
         self.tree.pool.reset();
         self.tree.reset();
@@ -133,29 +133,30 @@ impl RadixCacheManager {
         self.id = NUM_CACHES.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The longest cached prefix of `tokens` and its pages. It counts as used now.
+    /// Returns a handle of the longest cached prefix of `tokens`, and its pages. Counts as a use for eviction.
     ///
     /// # Errors
-    /// `Error::Broken`.
+    /// `Error::Broken` if the tree is inconsistent.
     pub fn match_prefix(&mut self, tokens: &[i32], namespace: u32) -> Result<(Handle, Vec<Page>)> {
         let size = self.tree.page_size();
-        let found = self.tree.find(ROOT, namespace, tokens, 0, tokens.len() / size);
-        let node = self.tree.descend(ROOT, &found)?;
+        let matched = self.tree.find(ROOT, namespace, tokens, 0, tokens.len() / size);
+        let node = self.tree.descend(ROOT, &matched)?;
         let handle = Handle {
             node,
-            cached_len: found.pages.len() * size,
+            cached_len: matched.pages.len() * size,
             num_locks: 0,
             num_evicted: self.tree.num_evicted_total,
             cache: self.id,
         };
         self.tree.release(node)?;
-        Ok((handle, found.pages))
+        Ok((handle, matched.pages))
     }
 
-    /// Locks the pages of a handle once more, so that they are not evicted, or takes one such lock back.
+    /// Adds a lock to the pages of `handle`, so that they are not evicted; with `unlock`, removes one.
     ///
     /// # Errors
-    /// `Error::Argument`: a handle that is not locked, and whose pages may be gone or that is to be unlocked.
+    /// `Error::Argument` for a handle of another cache, an unlocked handle whose pages may have been evicted, or
+    /// `unlock` of a handle that is not locked.
     pub fn lock_handle(&mut self, handle: &mut Handle, unlock: bool) -> Result<()> {
         if handle.cache != self.id {
             return argument("handle", "of another cache, or from before a reset");
@@ -178,11 +179,11 @@ impl RadixCacheManager {
         self.tree.lock(ROOT, handle.node)
     }
 
-    /// Caches `tokens`, whole pages, in `pages`, which the caller took; returns how many of the first pages the cache
-    /// had already: the caller keeps its own of those.
+    /// Inserts `pages`, owned by the caller, as the KV of `tokens`. Returns how many of the first pages were cached
+    /// already: the caller still owns its own pages for those.
     ///
     /// # Errors
-    /// `Error::Argument`: tokens that do not fill the pages, or a page that the caller does not have.
+    /// `Error::Argument` if the tokens do not fill the pages exactly, or for a page that the caller does not own.
     pub fn insert_prefix(&mut self, tokens: &[i32], pages: &[Page], namespace: u32) -> Result<usize> {
         let wanted = pages.len() * self.tree.page_size();
         if tokens.len() != wanted {
@@ -200,10 +201,10 @@ impl RadixCacheManager {
         Ok(had)
     }
 
-    /// Moves a handle as `RadixTree::insert` does. The caller took the pages of the columns that the tree lacks.
+    /// Inserts as `RadixTree::insert` does, moving a handle. The caller owns the pages that the tree lacks.
     ///
     /// # Errors
-    /// `Error::Argument`: a page that the caller does not have.
+    /// `Error::Argument` for a page that the caller does not own.
     #[doc(hidden)]
     pub fn insert(
         &mut self,
@@ -213,15 +214,15 @@ impl RadixCacheManager {
         pages: &[Page],
         first_page: usize,
     ) -> Result<(NodeId, usize)> {
-        let found = self.tree.find(handle, namespace, tokens, first_page, pages.len());
-        self.claim(&pages[first_page + found.pages.len()..])?;
+        let matched = self.tree.find(handle, namespace, tokens, first_page, pages.len());
+        self.claim(&pages[first_page + matched.pages.len()..])?;
         self.tree.insert(handle, namespace, tokens, pages, first_page)
     }
 
-    /// Evicts `num_pages` pages, those of the prefixes that are due first; returns them. They are free then.
+    /// Evicts `num_pages` pages in policy order and returns them. They are free then.
     ///
     /// # Errors
-    /// `Error::Argument`: more pages than are evictable.
+    /// `Error::Argument` if fewer pages are evictable.
     pub fn evict(&mut self, num_pages: usize) -> Result<Vec<Page>> {
         let (evictable, free) = (self.tree.num_evictable(), self.tree.pool.num_free());
         if num_pages > evictable {
@@ -231,22 +232,22 @@ impl RadixCacheManager {
         Ok(self.tree.pool.free_pages()[free..].to_vec())
     }
 
-    /// The stack of free pages, the next to be given out last.
+    /// Returns the stack of free pages. The last element is allocated next.
     #[must_use]
     pub fn free_pages(&self) -> &[Page] {
         self.tree.pool.free_pages()
     }
 
-    /// Cached pages that may be evicted, and those that are locked.
+    /// Returns the number of evictable and of locked pages in the cache.
     #[must_use]
     pub fn size_info(&self) -> (usize, usize) {
         (self.tree.num_evictable(), self.tree.num_protected())
     }
 
-    /// Checks all that must hold of the tree, and that each page is free, cached or taken. O(everything).
+    /// Checks the invariants of the tree, and that each page is free, cached or owned by the caller. O(everything).
     ///
     /// # Errors
-    /// `Error::Broken`: the first that does not.
+    /// `Error::Broken` with the first invariant that does not hold.
     pub fn check_integrity(&self) -> Result<()> {
         check_tree(&self.tree)?;
         let mut owners: Vec<u32> = self.taken.iter().map(|&taken| u32::from(taken)).collect();

@@ -1,4 +1,4 @@
-//! What checks and tests ask of the radix tree: its shape, from scratch, and all that it holds.
+//! Read access to the radix tree's structure, and its invariant check, for checks and tests.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,7 +9,7 @@ use crate::numbers::ToU64;
 use crate::page_pool::Page;
 
 impl RadixTree {
-    /// All tokens from the root to the end of `node`.
+    /// Returns the tokens and pages on the path from the root to the end of `node`.
     pub fn path(&self, node: NodeId) -> (Vec<i32>, Vec<Page>) {
         let mut steps = Vec::new();
         let mut at = node;
@@ -25,7 +25,7 @@ impl RadixTree {
         (tokens, pages)
     }
 
-    /// A node's number, that of its parent, its locks, pages and checkpoint (-1: none), for each node but the root.
+    /// Returns for each node but the root: id, parent's id, lock count, pages, state checkpoint slot (-1 for none).
     pub fn shape(&self) -> impl Iterator<Item = (NodeId, NodeId, u32, Vec<Page>, i64)> {
         self.ids().map(|id| {
             let node = self.node(id);
@@ -33,22 +33,22 @@ impl RadixTree {
         })
     }
 
-    /// The nodes from `node` up to the root, without it, and the number of pages of each.
+    /// Returns the nodes from `node` up to the root (excluded), each with its number of pages.
     pub fn path_nodes(&self, node: NodeId) -> Vec<(NodeId, usize)> {
-        let mut found = Vec::new();
+        let mut nodes = Vec::new();
         let mut at = node;
         while at != ROOT && at != NO_NODE {
-            found.push((at, self.node(at).pages.len()));
+            nodes.push((at, self.node(at).pages.len()));
             at = self.node(at).parent;
         }
-        found
+        nodes
     }
 
-    /// Each cached page, with all tokens from the start of the sequence to the page's end, in no order; in a namespace
-    /// behind its negative number, which is no token.
+    /// Returns each cached page with all tokens of its path up to the page's end, in no order. A namespace n above 0 is
+    /// prepended as the element -n, which is no token.
     pub fn tree_pages(&self) -> Vec<(Vec<i32>, Page)> {
         let size = self.page_size();
-        let mut found = Vec::new();
+        let mut cached = Vec::new();
         for id in self.ids() {
             let (tokens, pages) = self.path(id);
             let own = self.node(id).pages.len();
@@ -56,14 +56,14 @@ impl RadixTree {
             let before = (namespace > 0).then(|| -namespace.cast_signed());
             for column in pages.len() - own..pages.len() {
                 let path = before.iter().chain(&tokens[..(column + 1) * size]);
-                found.push((path.copied().collect(), pages[column]));
+                cached.push((path.copied().collect(), pages[column]));
             }
         }
-        found
+        cached
     }
 }
 
-/// Shape: links, whole pages, keys, counters, and that every unlocked leaf can be found by eviction.
+/// Checks the tree's structure: links, whole pages, keys, counters, and that eviction can reach every unlocked leaf.
 pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
     let (mut evictable, mut protected, mut count) = (0, 0, 0);
     let mut leaves = BTreeSet::new();
@@ -106,8 +106,8 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
         })?;
     }
     for id in tree.ids().chain([ROOT]) {
-        let known = children.get(&id).copied().unwrap_or(0);
-        need(tree.node(id).num_children == known, || {
+        let num_children = children.get(&id).copied().unwrap_or(0);
+        need(tree.node(id).num_children == num_children, || {
             "a node miscounts its children".into()
         })?;
     }
@@ -118,9 +118,9 @@ pub(crate) fn check_tree(tree: &RadixTree) -> Result<()> {
         format!("{protected} pages are protected, counted {}", tree.num_protected())
     })?;
     let entered = tree.num_inserted_total - tree.num_evicted_total;
-    let held = evictable + protected;
-    need(entered == held.to_u64(), || {
-        format!("{held} pages are in the tree, {entered} entered and stayed")
+    let num_pages = evictable + protected;
+    need(entered == num_pages.to_u64(), || {
+        format!("{num_pages} pages are in the tree, {entered} entered and stayed")
     })?;
     need(count == tree.num_nodes(), || {
         format!("the tree has {count} nodes, counted {}", tree.num_nodes())

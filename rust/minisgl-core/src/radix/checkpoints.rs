@@ -1,33 +1,32 @@
-//! Checkpoints: slots for the state that state layers have after the tokens from the root of the tree to a node's end.
+//! State checkpoints: slots for the recurrent state after the tokens from the root of the radix tree to a node's end.
 //!
-//! Invariants: a slot is free, a node's, or the tail of one started request; a checkpoint that is saved in a step is
-//! found from the next step on, and its slot is not given out again before.
+//! Invariants: a slot is free, a node's, or the tail of one started request; a checkpoint saved in a step can be
+//! matched from the next step on, and its slot is not reused before.
 //!
-//! A checkpoint is worth the tokens that it saves, which are those since the checkpoint above it, and loses its worth
-//! with age by the rule of GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997): when it is
-//! saved or used, its worth is its tokens above that of the one that was given up last; the one of least worth goes
-//! next, of equal ones the one that was used first.
+//! Eviction follows GreedyDual-Size (Cao and Irani, "Cost-Aware WWW Proxy Caching Algorithms", 1997). At its save and
+//! each use, a checkpoint is worth the tokens since the checkpoint above it, plus the worth of the checkpoint evicted
+//! last. The one of least worth is evicted next; ties go to the one used first.
 
 use std::collections::BTreeSet;
 
 use super::nodes::{NO_NODE, NodeId, Slot};
 use crate::numbers::{ToU32, ToUsize};
 
-/// The free slots are a stack, at start with the lowest on top.
+/// Slots for state checkpoints: the free ones as a stack (the lowest on top at start), and the eviction order.
 pub(crate) struct Checkpoints {
     pub(super) free: Vec<Slot>,
-    pub(super) nodes: Vec<NodeId>,                // by slot
-    pub(super) order: BTreeSet<(u64, u64, Slot)>, // worth, use count (for ties), of those that may go
-    pub(super) worth: Vec<Option<(u64, u64)>>,    // by slot, as in `order`
-    pub(super) held: Vec<u32>,                    // by how many pins
-    pub(super) new: Vec<Slot>,                    // in this step
-    pub(super) floor: u64,                        // the worth of the one that was given up last
+    pub(super) nodes: Vec<NodeId>,                // node, by slot
+    pub(super) order: BTreeSet<(u64, u64, Slot)>, // evictable slots: (worth, use count for ties, slot)
+    pub(super) worth: Vec<Option<(u64, u64)>>,    // (worth, use count) of evictable slots, by slot
+    pub(super) held: Vec<u32>,                    // number of pins that hold it, by slot
+    pub(super) new: Vec<Slot>,                    // saved in this step
+    pub(super) floor: u64,                        // worth of the checkpoint evicted last
     pub(super) uses: u64,
 }
 
 impl Checkpoints {
     pub fn new(num_slots: usize) -> Self {
-        let mut found = Self {
+        let mut checkpoints = Self {
             free: Vec::with_capacity(num_slots),
             nodes: vec![NO_NODE; num_slots],
             order: BTreeSet::new(),
@@ -37,11 +36,11 @@ impl Checkpoints {
             floor: 0,
             uses: 0,
         };
-        found.reset();
-        found
+        checkpoints.reset();
+        checkpoints
     }
 
-    /// All slots are free, stacked as at start.
+    /// Frees all slots and stacks them as at start.
     pub fn reset(&mut self) {
         self.free.clear();
         self.free.extend((0..self.nodes.len().to_u32()).rev());
@@ -64,14 +63,14 @@ impl Checkpoints {
         &self.free
     }
 
-    /// Slots and their nodes.
+    /// Returns the slots that nodes have, each with its node.
     pub fn of_nodes(&self) -> impl Iterator<Item = (Slot, NodeId)> + '_ {
         let nodes = self.nodes.iter().zip(0..).map(|(&node, slot)| (slot, node));
         nodes.filter(|&(_, node)| node != NO_NODE)
     }
 
-    /// For checks: whether eviction knows the slot, and how many pins hold it.
-    pub fn is_known(&self, slot: Slot) -> (bool, u32) {
+    /// Returns whether `slot` is evictable, and how many pins hold it. For invariant checks.
+    pub fn listing(&self, slot: Slot) -> (bool, u32) {
         (self.worth[slot.to_usize()].is_some(), self.held[slot.to_usize()])
     }
 
@@ -79,7 +78,7 @@ impl Checkpoints {
         self.free.push(slot);
     }
 
-    /// It may not be given up.
+    /// Removes `slot` from the eviction order.
     pub(super) fn unlist(&mut self, slot: Slot) {
         if let Some((worth, uses)) = self.worth[slot.to_usize()].take() {
             self.order.remove(&(worth, uses, slot));

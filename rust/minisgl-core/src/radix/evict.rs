@@ -1,7 +1,7 @@
-//! Which leaf of the radix tree goes next.
+//! Eviction order of the radix tree: which leaf is evicted next.
 //!
-//! Invariants: under LRU all unlocked nodes stand in one list by stamp. A parent is never older than its children, so
-//! the head is a leaf that may go: O(1). Under LFU the unlocked leaves stand in an ordered set: O(log n).
+//! Invariants: under LRU all unlocked nodes are in one list by stamp. A parent is never older than its children, so the
+//! head is an evictable leaf: O(1). Under LFU the unlocked leaves are in an ordered set: O(log n).
 
 use std::collections::BTreeSet;
 
@@ -9,10 +9,10 @@ use super::nodes::{NO_NODE, NodeId, Nodes, ROOT};
 use crate::api::CachePolicy;
 use crate::numbers::ToUsize;
 
-/// The order in which nodes are evicted. A tree that caches nothing has the one of LRU, empty.
+/// Order in which nodes are evicted. A tree without caching uses `Lru`, empty.
 pub(super) enum EvictionOrder {
     Lru(LruList),
-    /// The unlocked leaves by frequency, then stamp.
+    /// Unlocked leaves, by (frequency, stamp).
     Lfu(BTreeSet<(u64, u64, NodeId)>),
 }
 
@@ -51,21 +51,21 @@ impl EvictionOrder {
         }
     }
 
-    /// A child of `parent` was removed: it may be a leaf now.
+    /// Updates the order after a child of `parent` was removed: `parent` may be a leaf now.
     pub fn child_removed(&mut self, nodes: &Nodes, parent: NodeId) {
         if let Self::Lfu(_) = self {
             self.leaf(nodes, parent);
         }
     }
 
-    /// `upper` was split off the unlocked node `lower`, which is its child: as old, but it goes later.
+    /// Adds `upper`, the new parent of the unlocked node `lower`. It has the same age and is evicted after `lower`.
     pub fn split(&mut self, lower: NodeId, upper: NodeId) {
         if let Self::Lru(list) = self {
             list.insert_after(lower, upper);
         }
     }
 
-    /// The leaf that goes next.
+    /// Returns the leaf to evict next, or `None` if there is none.
     pub fn next(&self) -> Option<NodeId> {
         match self {
             Self::Lru(list) => list.head(),
@@ -73,7 +73,7 @@ impl EvictionOrder {
         }
     }
 
-    /// The unlocked nodes (LRU) or unlocked leaves (LFU) that stand in it. For checks.
+    /// Returns the unlocked nodes (LRU) or unlocked leaves (LFU) in the order. For invariant checks.
     pub fn known(&self) -> Vec<NodeId> {
         match self {
             Self::Lru(list) => list.nodes(),
@@ -93,7 +93,7 @@ impl EvictionOrder {
     }
 }
 
-/// Neighbours of a node in the list of unlocked nodes.
+/// Neighbours of a node in the LRU list.
 #[derive(Clone, Copy)]
 struct Link {
     prev: NodeId,
@@ -105,7 +105,7 @@ const UNLINKED: Link = Link {
     next: NO_NODE,
 };
 
-/// The list of unlocked nodes, oldest first. Links are by node id, outside of the nodes.
+/// Doubly linked list of unlocked nodes, oldest first. Links are indexed by node id and stored outside of the nodes.
 pub(super) struct LruList {
     links: Vec<Link>,
     head: NodeId,
@@ -131,12 +131,12 @@ impl LruList {
         self.tail = NO_NODE;
     }
 
-    /// The youngest of all.
+    /// Appends `node` as the youngest.
     pub fn push(&mut self, node: NodeId) {
         self.insert_between(node, self.tail, NO_NODE);
     }
 
-    /// `node` is as old as `older`, but goes later.
+    /// Inserts `node` right after `older`, with the same age.
     pub fn insert_after(&mut self, older: NodeId, node: NodeId) {
         let next = self.links[older.to_usize()].next;
         self.insert_between(node, older, next);
@@ -170,14 +170,14 @@ impl LruList {
         }
     }
 
-    /// All nodes of the list, oldest first. For checks.
+    /// Returns all nodes of the list, oldest first. For invariant checks.
     pub fn nodes(&self) -> Vec<NodeId> {
-        let mut found = Vec::new();
+        let mut nodes = Vec::new();
         let mut at = self.head;
         while at != NO_NODE {
-            found.push(at);
+            nodes.push(at);
             at = self.links[at.to_usize()].next;
         }
-        found
+        nodes
     }
 }

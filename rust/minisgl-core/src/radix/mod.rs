@@ -1,4 +1,4 @@
-//! The prefix cache: a radix tree over whole pages (`tree`) and the order in which it gives pages back (`evict`).
+//! The prefix cache: a radix tree over whole pages (`tree`) and its eviction order (`evict`).
 
 mod cache;
 mod check;

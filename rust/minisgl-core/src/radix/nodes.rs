@@ -1,27 +1,27 @@
-//! The nodes of the radix tree, and the table that finds a node's child by its first page.
+//! Nodes of the radix tree, and the hash table that finds a node's child by its first page.
 //!
-//! Invariants: a node is linked below its parent under its namespace and the tokens of its first page, by which
+//! Invariants: a node is linked below its parent under its namespace and the tokens of its first page, in which
 //! siblings differ.
 //!
-//! Children are found by (parent, hash of namespace and first page's tokens) in one table for the whole tree: heads of
-//! chains that go through the nodes. Hashes may collide, so tokens are always compared. The table is as large as the
-//! pool at start and touched then, up to `MAX_HEADS`, and doubles when there are more nodes.
+//! One table for the whole tree maps (parent, hash of namespace and first page's tokens) to chains through the nodes.
+//! Hashes may collide, so tokens are always compared. At start the table has one entry for each page of the pool, up to
+//! `MAX_HEADS`, already touched in memory; it doubles when there are more nodes.
 
 use crate::numbers::{LowBits, ToU32, ToUsize};
 use crate::page_pool::Page;
 
-/// A node of the arena.
+/// Index of a node in the tree's arena. Reused after the node is removed.
 pub(crate) type NodeId = u32;
 pub(crate) const NO_NODE: NodeId = NodeId::MAX;
 pub(crate) const ROOT: NodeId = 0;
-/// A checkpoint has one.
+/// Index of a state checkpoint's slot.
 pub(crate) type Slot = u32;
 pub(crate) const NO_CHECKPOINT: Slot = Slot::MAX;
-/// Whose prefixes; 0: the model's own.
+/// Cache namespace: prefixes are shared only within it. 0 is the default namespace.
 pub(crate) type Namespace = u32;
 const MAX_HEADS: usize = 1 << 20;
 
-/// An edge and its lower end: `pages` hold the KV of `tokens`.
+/// A node with the edge that leads to it: `pages` hold the KV of `tokens`.
 #[derive(Default)]
 pub(crate) struct Node {
     pub parent: NodeId,
@@ -29,26 +29,26 @@ pub(crate) struct Node {
     pub pages: Vec<Page>,
     pub num_children: u32,
     pub lock: u32,
-    pub namespace: Namespace, // of a whole branch; that of the root says nothing
-    pub checkpoint: Slot,     // of the state at its end
-    pub saved_in: i64,        // the step in which that is saved
+    pub namespace: Namespace, // the same in a whole branch; meaningless for the root
+    pub checkpoint: Slot,     // slot of the state at the node's end
+    pub saved_in: i64,        // step that saves the checkpoint
     pub(super) stamp: u64,
     pub(super) frequency: u64,
-    key: u64,      // of parent and first page
-    chain: NodeId, // the next node under the same head
+    key: u64,      // hash of parent, namespace and first page
+    chain: NodeId, // next node of the same hash chain
 }
 
-/// All nodes, those that were removed too until their ids are used again.
+/// Arena of all nodes. Removed ones remain until their ids are reused.
 pub(super) struct Nodes {
     nodes: Vec<Node>,
     unused: Vec<NodeId>,
-    heads: Vec<NodeId>, // a power of two
+    heads: Vec<NodeId>, // hash table; its length is a power of two
     page_size: usize,
     num_linked: usize,
 }
 
 impl Nodes {
-    /// The root alone; room for `expected` nodes.
+    /// Creates the root, with memory reserved for `expected` nodes.
     pub fn new(page_size: usize, expected: usize) -> Self {
         let num_heads = expected.clamp(1, MAX_HEADS).next_power_of_two();
         Self {
@@ -72,12 +72,12 @@ impl Nodes {
         self.nodes.get_disjoint_mut([a.to_usize(), b.to_usize()]).ok()
     }
 
-    /// Nodes that are linked below another.
+    /// Returns the number of linked nodes, without the root.
     pub fn len(&self) -> usize {
         self.num_linked
     }
 
-    /// All nodes but the root, in no order.
+    /// Returns the ids of all nodes but the root, in no order.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
         (1..self.nodes.len().to_u32()).filter(|&id| self.get(id).parent != NO_NODE)
     }
@@ -90,7 +90,7 @@ impl Nodes {
         self.num_linked = 0;
     }
 
-    /// A node without tokens that is not linked yet.
+    /// Creates a node without tokens, not yet linked below `parent`.
     pub fn create(&mut self, parent: NodeId, namespace: Namespace) -> NodeId {
         let id = self.unused.pop().unwrap_or_else(|| {
             self.nodes.push(Node::default());
@@ -108,7 +108,7 @@ impl Nodes {
         id
     }
 
-    /// Take a leaf out; its arrays keep their room for whoever gets its id.
+    /// Unlinks a leaf and frees its id. Its arrays keep their memory for the next node.
     pub fn retire(&mut self, id: NodeId) {
         self.unlink(id);
         let node = self.get_mut(id);
@@ -118,7 +118,7 @@ impl Nodes {
         self.unused.push(id);
     }
 
-    /// The child of `parent` in `namespace` that begins with the tokens of `first_page`.
+    /// Returns the child of `parent` in `namespace` whose tokens begin with `first_page`.
     pub fn child(&self, parent: NodeId, namespace: Namespace, first_page: &[i32]) -> Option<NodeId> {
         if self.get(parent).num_children == 0 {
             return None;
@@ -138,7 +138,7 @@ impl Nodes {
         None
     }
 
-    /// Make `id`, whose tokens are there, known below its parent.
+    /// Links `id` below its parent. Its tokens must be set.
     pub fn link(&mut self, id: NodeId) {
         if self.num_linked == self.heads.len() {
             self.double();
@@ -152,7 +152,7 @@ impl Nodes {
         self.num_linked += 1;
     }
 
-    /// Make `id` unknown below its parent.
+    /// Unlinks `id` from its parent.
     pub fn unlink(&mut self, id: NodeId) {
         let &Node {
             parent,
@@ -217,7 +217,7 @@ fn key(parent: NodeId, namespace: Namespace, first_page: &[i32]) -> u64 {
     hash
 }
 
-/// The finalizer of splitmix64 (Steele, Lea, Flood 2014).
+/// Mixes the bits of a hash: the finalizer of splitmix64 (Steele, Lea, Flood 2014).
 fn mix(value: u64) -> u64 {
     let mut x = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);

@@ -1,4 +1,4 @@
-//! What a radix tree does with checkpoints of states (`checkpoints`): finding, saving, and giving up what nobody finds.
+//! State checkpoints of the radix tree (`checkpoints`): match, save, pin, and removal of nodes that no match can reach.
 
 use super::checkpoints::Checkpoints;
 use super::nodes::{NO_CHECKPOINT, NO_NODE, NodeId, ROOT, Slot};
@@ -7,8 +7,8 @@ use crate::api::{Result, broken};
 use crate::numbers::{ToU64, ToUsize};
 
 impl RadixTree {
-    /// The part of `found`, looked for below `node`, with whose state a row of `step` can begin: to the deepest node
-    /// with a checkpoint that an earlier step saves, or nothing of it. All unlocked pages count as in `found`.
+    /// Truncates `found`, a match below `node`, to the deepest node with a checkpoint saved before `step`, from whose
+    /// state a row of `step` can begin; empty if there is none. `num_unlocked` still counts the whole match.
     pub fn beginning(&self, node: NodeId, mut found: Match, step: i64) -> Match {
         let mut num_pages = found.pages.len() - found.num_partial_pages;
         while found.node != node {
@@ -25,8 +25,8 @@ impl RadixTree {
         found
     }
 
-    /// The slot to which `step` saves the state at the end of `found`, whose edge is split there; none if there is one
-    /// already, or no slot.
+    /// Assigns a slot for the state that `step` saves at the end of `found`; the edge is split there. `None` if the
+    /// node has a checkpoint or no slot is available.
     pub fn save(&mut self, found: &Match, step: i64) -> Result<Option<Slot>> {
         let node = match found.partial {
             NO_NODE => found.node,
@@ -42,7 +42,8 @@ impl RadixTree {
         Ok(slot)
     }
 
-    /// `slot` holds, or will hold after `step`, the state at the end of `node`.
+    /// Sets `slot`, which holds the state after `step`, as checkpoint of `node`. `Error::Broken` if it has one or is
+    /// gone.
     pub fn put_checkpoint(&mut self, node: NodeId, slot: Slot, step: i64) -> Result<()> {
         let (Some(checkpoints), end) = (&mut self.checkpoints, self.nodes.get_mut(node)) else {
             return broken("a state was saved of a model that has none");
@@ -57,7 +58,7 @@ impl RadixTree {
         Ok(())
     }
 
-    /// A slot for a checkpoint: a free one, else that of the checkpoint that is worth least. None if none may go.
+    /// Allocates a slot: a free one, else that of the evictable checkpoint of least worth. `None` if there is neither.
     pub fn take_slot(&mut self) -> Result<Option<Slot>> {
         let Some(checkpoints) = &mut self.checkpoints else {
             return Ok(None);
@@ -70,13 +71,13 @@ impl RadixTree {
         };
         checkpoints.floor = worth;
         let node = checkpoints.nodes[slot.to_usize()];
-        self.take_off(node);
+        self.remove_checkpoint(node);
         self.prune(node)?;
         Ok(Some(slot))
     }
 
-    /// The node has no checkpoint any more; the slot that it had, which is not free yet.
-    fn take_off(&mut self, node: NodeId) -> Option<Slot> {
+    /// Removes the checkpoint of `node` and returns its slot, which is not freed. `None` if it had none.
+    fn remove_checkpoint(&mut self, node: NodeId) -> Option<Slot> {
         let slot = std::mem::replace(&mut self.nodes.get_mut(node).checkpoint, NO_CHECKPOINT);
         let checkpoints = self.checkpoints.as_mut()?;
         if slot == NO_CHECKPOINT {
@@ -88,14 +89,14 @@ impl RadixTree {
         Some(slot)
     }
 
-    /// What a node had at its end is gone.
+    /// Removes the checkpoint of `node` and frees its slot.
     pub(super) fn free_checkpoint(&mut self, node: NodeId) {
-        if let Some(slot) = self.take_off(node) {
+        if let Some(slot) = self.remove_checkpoint(node) {
             self.free_slot(slot);
         }
     }
 
-    /// The slot of the state at the end of a node; -1 if there is none.
+    /// Returns the slot of the checkpoint at the end of `node`, or -1 if it has none.
     pub fn checkpoint(&self, node: NodeId) -> i64 {
         match self.node(node).checkpoint {
             NO_CHECKPOINT => -1,
@@ -103,31 +104,31 @@ impl RadixTree {
         }
     }
 
-    /// Whether it is the tree of a model with states.
+    /// Returns true if the model has recurrent state, so that matches must end at a checkpoint.
     pub fn has_states(&self) -> bool {
         self.checkpoints.is_some()
     }
 
-    /// The stack of free slots.
+    /// Returns the stack of free checkpoint slots.
     pub fn free_slots(&self) -> &[Slot] {
         self.checkpoints.as_ref().map_or(&[], Checkpoints::free_slots)
     }
 
-    /// The slots that pins keep.
+    /// Returns the checkpoint slots that pins hold.
     pub fn held_slots(&self) -> Vec<Slot> {
-        let held = self
+        let counts = self
             .checkpoints
             .iter()
             .flat_map(|checkpoints| (0..).zip(&checkpoints.held));
-        held.filter_map(|(slot, &pins)| (pins > 0).then_some(slot)).collect()
+        counts.filter_map(|(slot, &pins)| (pins > 0).then_some(slot)).collect()
     }
 
-    /// Slots that nodes or requests have.
+    /// Returns the number of checkpoint slots in use by nodes or requests.
     pub fn num_checkpoints(&self) -> usize {
         self.checkpoints.as_ref().map_or(0, Checkpoints::num_used)
     }
 
-    /// A slot that no node has.
+    /// Frees a checkpoint slot that no node has.
     pub fn free_slot(&mut self, slot: Slot) {
         if let Some(checkpoints) = &mut self.checkpoints
             && slot != NO_CHECKPOINT
@@ -136,7 +137,7 @@ impl RadixTree {
         }
     }
 
-    /// Somebody begins with the checkpoint of a node: it is worth its tokens again.
+    /// Renews the worth of a node's checkpoint, because a request begins with it.
     pub fn use_checkpoint(&mut self, node: NodeId) {
         let slot = self.node(node).checkpoint;
         if let Some(checkpoints) = &mut self.checkpoints
@@ -147,7 +148,7 @@ impl RadixTree {
         }
     }
 
-    /// The step is decided: what it saves may be given up from now on.
+    /// Makes the checkpoints saved in this step evictable. Call once a step, after it is decided.
     pub fn settle_checkpoints(&mut self) {
         let Some(checkpoints) = &mut self.checkpoints else {
             return;
@@ -157,11 +158,11 @@ impl RadixTree {
             self.enlist(slot);
         }
         if let Some(checkpoints) = &mut self.checkpoints {
-            checkpoints.new = new; // keeps its room
+            checkpoints.new = new; // keeps its memory
         }
     }
 
-    /// A pin keeps the deepest checkpoint on the path to `handle`; its node, if there is one.
+    /// Pins the deepest checkpoint on the path to `handle` and returns its node, or `None` if the path has none.
     pub fn hold_deepest(&mut self, handle: NodeId) -> Option<NodeId> {
         let mut at = handle;
         while at != ROOT && self.node(at).checkpoint == NO_CHECKPOINT {
@@ -174,7 +175,7 @@ impl RadixTree {
         Some(at)
     }
 
-    /// The pin is gone.
+    /// Releases a pin's hold on the checkpoint of `node`. It is evictable once no pin holds it.
     pub fn unhold(&mut self, node: NodeId) {
         let slot = self.node(node).checkpoint;
         let Some(checkpoints) = &mut self.checkpoints else {
@@ -186,7 +187,7 @@ impl RadixTree {
         }
     }
 
-    /// It may be given up, unless a pin holds it.
+    /// Adds `slot` to the eviction order, unless a pin holds it.
     fn enlist(&mut self, slot: Slot) {
         let Some(checkpoints) = &self.checkpoints else {
             return;
@@ -205,7 +206,7 @@ impl RadixTree {
         }
     }
 
-    /// From the end of the next node above that has one, or from the root, to the end of `node`.
+    /// Returns the tokens between the end of `node` and the nearest checkpoint above it, or the root.
     fn tokens_since_checkpoint(&self, node: NodeId) -> usize {
         let mut at = node;
         let mut count = 0;
@@ -219,7 +220,7 @@ impl RadixTree {
         count
     }
 
-    /// For a model with states: free `node`, and what is above it, as far as nobody holds it or can find it.
+    /// Frees `node` and its ancestors while they are unlocked leaves without a checkpoint. No-op without states.
     pub(super) fn prune(&mut self, node: NodeId) -> Result<()> {
         let mut at = node;
         while self.checkpoints.is_some() && at != ROOT {
@@ -235,7 +236,7 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Each checkpoint with the path to it, as `tree_pages` has it.
+    /// Returns each checkpoint's slot with the tokens of the path to it, in the format of `tree_pages`.
     pub fn tree_states(&self) -> Vec<(Vec<i32>, Slot)> {
         let of_nodes = self.checkpoints.iter().flat_map(Checkpoints::of_nodes);
         let path = |node: NodeId| {

@@ -1,5 +1,4 @@
-//! What the tree's operations cost, counted in elementary operations instead of time: pages compared, tokens copied,
-//! nodes visited.
+//! Tests of the cost of tree operations, counted in pages compared, tokens copied and nodes visited, not in time.
 
 use super::nodes::Nodes;
 use super::{ROOT, RadixTree};
@@ -9,7 +8,7 @@ use crate::page_pool::PagePool;
 
 const MANY: usize = if cfg!(miri) { 200 } else { 10_000 };
 
-/// A tree of page size 1 with `num_leaves` unlocked sequences of 8 tokens, no two of which begin alike.
+/// Returns a tree of page size 1 with `num_leaves` unlocked sequences of 8 tokens that share no prefix.
 fn grown(num_leaves: usize, policy: CachePolicy) -> RadixTree {
     let mut tree = RadixTree::new(PagePool::new(8 * num_leaves + 4096), 1, policy, None);
     for leaf in 0..num_leaves {
@@ -29,7 +28,7 @@ fn cost<T>(tree: &mut RadixTree, work: impl FnOnce(&mut RadixTree) -> T) -> u64 
 }
 
 #[test]
-fn a_match_costs_what_it_matches_whatever_the_tree_holds() {
+fn match_cost_is_the_matched_pages_for_any_tree_size() {
     for policy in [CachePolicy::Lru, CachePolicy::Lfu] {
         for num_leaves in [10, MANY] {
             let mut tree = grown(num_leaves, policy);
@@ -40,7 +39,7 @@ fn a_match_costs_what_it_matches_whatever_the_tree_holds() {
 }
 
 #[test]
-fn an_insert_costs_its_new_tokens() {
+fn insert_cost_is_the_new_tokens() {
     for num_leaves in [10, MANY] {
         let mut tree = grown(num_leaves, CachePolicy::Lru);
         let tokens: Vec<i32> = (40..48).chain(1_000_000..1_001_000).collect();
@@ -54,7 +53,7 @@ fn an_insert_costs_its_new_tokens() {
 }
 
 #[test]
-fn an_eviction_costs_the_same_among_many_leaves() {
+fn evict_cost_is_independent_of_the_number_of_leaves() {
     for policy in [CachePolicy::Lru, CachePolicy::Lfu] {
         for num_leaves in [100, MANY] {
             let mut tree = grown(num_leaves, policy);
@@ -65,7 +64,7 @@ fn an_eviction_costs_the_same_among_many_leaves() {
 }
 
 #[test]
-fn the_table_of_children_grows_with_the_nodes() {
+fn child_table_grows_with_the_nodes() {
     let mut nodes = Nodes::new(2, 1);
     let first_page = |child: i32| [child / 10, child % 10];
     let ids: Vec<_> = (0..1000)

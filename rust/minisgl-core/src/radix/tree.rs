@@ -1,11 +1,12 @@
 //! The radix tree: which pages hold the KV of which token prefixes.
 //!
 //! Invariants: edges cover whole pages; no two nodes stand for the same tokens of the same namespace (siblings differ
-//! in it or in their first page), and nothing is found from another; a node's lock count is the number of handles on it
-//! and below it; locked nodes are never trimmed or removed, though a split may cut one in two.
+//! in it or in their first page), and a match never crosses namespaces; a node's lock count is the number of handles on
+//! it and below it; locked nodes are never trimmed or removed, but may be split.
 //!
-//! A model with states has `checkpoints`. A text is then found as far as the deepest checkpoint on its path;
-//! what lies below has no use, so an unlocked leaf without a checkpoint goes at once, and nodes go whole.
+//! The tree of a model with recurrent state has `checkpoints`. A match then ends at the deepest checkpoint on the path;
+//! nodes below it are of no use, so an unlocked leaf without a checkpoint is removed at once, and nodes are evicted
+//! whole.
 
 use super::checkpoints::Checkpoints;
 use super::evict::EvictionOrder;
@@ -14,8 +15,8 @@ use crate::api::{CachePolicy, Result, broken};
 use crate::numbers::ToU64;
 use crate::page_pool::{Page, PagePool};
 
-/// The longest cached continuation below a node: all of the edges down to `node`, then `num_partial_pages` of the edge
-/// of `partial`, a child of `node` (or none). `num_unlocked` of the pages are evictable until it is locked.
+/// Longest cached continuation below a node: all edges down to `node`, then `num_partial_pages` of the edge to
+/// `partial`, a child of `node` (or none). `num_unlocked` of the pages are evictable until the match is locked.
 #[doc(hidden)]
 #[derive(Clone)]
 pub struct Match {
@@ -27,7 +28,7 @@ pub struct Match {
 }
 
 impl Match {
-    /// The node that it ends with; None if it ends in the middle of an edge.
+    /// Returns the node at which the match ends, or `None` if it ends inside an edge.
     pub fn end(&self) -> Option<NodeId> {
         (self.partial == NO_NODE).then_some(self.node)
     }
@@ -42,7 +43,7 @@ pub struct RadixTree {
     num_evictable: usize,
     num_protected: usize,
     pub(super) clock: u64,
-    pub num_inserted_total: u64, // pages that have entered, and those that have left
+    pub num_inserted_total: u64, // pages inserted and evicted (next field) so far
     pub num_evicted_total: u64,
     order: EvictionOrder,
     pub(crate) checkpoints: Option<Checkpoints>,
@@ -97,12 +98,12 @@ impl RadixTree {
         self.nodes.get(node)
     }
 
-    /// What eviction knows of: all unlocked nodes, but under LFU only the leaves among them. For checks.
+    /// Returns the unlocked nodes (under LFU the unlocked leaves) in the eviction order. For invariant checks.
     pub fn known_to_eviction(&self) -> Vec<NodeId> {
         self.order.known()
     }
 
-    /// Pages that `take` can get: free ones and those it may evict.
+    /// Returns the number of pages that `take` can allocate: free and evictable ones.
     pub fn num_available(&self) -> usize {
         self.pool.num_free() + self.num_evictable
     }
@@ -118,8 +119,8 @@ impl RadixTree {
 
     // ------------------------------------------------------------------------------------------------- read only
 
-    /// Follow `tokens` below `node`, which stands for the first `first_page` pages of them, as far as they are cached
-    /// in `namespace`, to at most `max_pages` pages of `tokens` in all. O(matched tokens).
+    /// Matches `tokens` in `namespace` below `node`, which covers their first `first_page` pages, up to `max_pages`
+    /// pages of `tokens` in total. O(matched tokens).
     pub fn find(
         &self,
         node: NodeId,
@@ -129,7 +130,7 @@ impl RadixTree {
         max_pages: usize,
     ) -> Match {
         let size = self.page_size;
-        let mut found = Match {
+        let mut matched = Match {
             node,
             partial: NO_NODE,
             num_partial_pages: 0,
@@ -139,42 +140,42 @@ impl RadixTree {
         let mut at = first_page;
         while at < max_pages {
             let first = &tokens[at * size..(at + 1) * size];
-            let Some(id) = self.nodes.child(found.node, namespace, first) else {
+            let Some(id) = self.nodes.child(matched.node, namespace, first) else {
                 break;
             };
             let child = self.nodes.get(id);
             let common = self.num_common_pages(child, tokens, at, max_pages);
             at += common;
             self.count(common);
-            found.pages.extend_from_slice(&child.pages[..common]);
+            matched.pages.extend_from_slice(&child.pages[..common]);
             if child.lock == 0 {
-                found.num_unlocked += common;
+                matched.num_unlocked += common;
             }
             if common < child.pages.len() {
-                found.partial = id;
-                found.num_partial_pages = common;
-                return found;
+                matched.partial = id;
+                matched.num_partial_pages = common;
+                return matched;
             }
-            found.node = id;
+            matched.node = id;
         }
-        found
+        matched
     }
 
-    /// Whether page `column` of `tokens` is cached below `node`, which ends right before it.
+    /// Returns true if page `column` of `tokens` is cached below `node`, which ends right before it.
     pub fn has_page(&self, node: NodeId, namespace: Namespace, tokens: &[i32], column: usize) -> bool {
         let page = &tokens[column * self.page_size..(column + 1) * self.page_size];
         self.nodes.child(node, namespace, page).is_some()
     }
 
-    /// All nodes but the root, in no order.
+    /// Returns the ids of all nodes but the root, in no order.
     pub fn ids(&self) -> impl Iterator<Item = NodeId> + '_ {
         self.nodes.ids()
     }
 
     // ----------------------------------------------------------------------------------------------------- locks
 
-    /// Move a handle from `handle` down to the end of `found`, which was found below it; returns the new handle. The
-    /// edge in which the match ends is split there.
+    /// Moves a handle from `handle` down to the end of `found`, a match below it. Returns the new handle. Splits the
+    /// edge in which the match ends.
     pub fn descend(&mut self, handle: NodeId, found: &Match) -> Result<NodeId> {
         let target = match found.partial {
             NO_NODE => found.node,
@@ -184,7 +185,7 @@ impl RadixTree {
         Ok(target)
     }
 
-    /// Give a handle back: one lock less on every node from it up to the root.
+    /// Releases a handle: removes one lock from every node between it and the root.
     pub fn release(&mut self, handle: NodeId) -> Result<()> {
         let mut at = handle;
         while at != ROOT {
@@ -211,7 +212,8 @@ impl RadixTree {
 
     // ----------------------------------------------------------------------------------------- growing, shrinking
 
-    /// Link `pages`, the KV of `tokens`, below `handle` and move the handle onto them. The tree has nothing of it yet.
+    /// Links `pages`, the KV of `tokens`, below `handle` and moves the handle there. `Error::Broken` if they are
+    /// cached.
     pub fn append(&mut self, handle: NodeId, namespace: Namespace, tokens: &[i32], pages: &[Page]) -> Result<NodeId> {
         if pages.is_empty() || tokens.len() != pages.len() * self.page_size {
             return broken(format!("{} tokens do not fill {} pages", tokens.len(), pages.len()));
@@ -227,14 +229,13 @@ impl RadixTree {
         self.nodes.link(id);
         self.num_evictable += pages.len();
         self.num_inserted_total += pages.len().to_u64();
-        // it counts as unlocked until the handle is on it, but never stands in an order
+        // counted as unlocked until the handle locks it, but never in the eviction order
         self.lock(handle, id)?;
         Ok(id)
     }
 
-    /// Move a handle to the end of `tokens` (whole pages), of which it covers `first_page` pages: over what the tree
-    /// has already, then over `pages` (by column) of whose columns it lacks. Returns the new handle and the number of
-    /// columns that the tree had.
+    /// Moves a handle that covers `first_page` pages to the end of `tokens` (whole pages): over cached pages, then over
+    /// those of `pages` (by page index) that the tree lacks. Returns the new handle and how many pages were cached.
     pub fn insert(
         &mut self,
         handle: NodeId,
@@ -243,9 +244,9 @@ impl RadixTree {
         pages: &[Page],
         first_page: usize,
     ) -> Result<(NodeId, usize)> {
-        let found = self.find(handle, namespace, tokens, first_page, pages.len());
-        let mut handle = self.descend(handle, &found)?;
-        let had = first_page + found.pages.len();
+        let matched = self.find(handle, namespace, tokens, first_page, pages.len());
+        let mut handle = self.descend(handle, &matched)?;
+        let had = first_page + matched.pages.len();
         if had < pages.len() {
             let size = self.page_size;
             handle = self.append(
@@ -258,7 +259,7 @@ impl RadixTree {
         Ok((handle, had))
     }
 
-    /// Get pages: first evict as many as the pool lacks, which puts them on its stack, then pop all onto `into`.
+    /// Allocates `num_pages` pages and appends them to `into`: first evicts as many as the pool lacks, then pops all.
     pub fn take(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
         let free = self.pool.num_free();
         if free < num_pages {
@@ -267,30 +268,30 @@ impl RadixTree {
         self.pool.pop_many(num_pages, into)
     }
 
-    /// As `take` of one page, so many times: what the pool has, then evicted pages one by one.
+    /// Allocates `num_pages` pages as single `take` calls would: first the free ones, then evicted ones, one by one.
     pub fn take_each(&mut self, num_pages: usize, into: &mut Vec<Page>) -> Result<()> {
         let free = self.pool.num_free().min(num_pages);
         self.pool.pop_many(free, into)?;
         let mut missing = num_pages - free;
         if self.checkpoints.is_some() {
-            return (0..missing).try_for_each(|_| self.take(1, into)); // nodes with checkpoints go whole
+            return (0..missing).try_for_each(|_| self.take(1, into)); // nodes with checkpoints are evicted whole
         }
         while missing > 0 {
-            let (id, kept) = self.next_cut(missing)?;
+            let (id, kept) = self.next_eviction(missing)?;
             let pages = &self.node(id).pages[kept..];
             missing -= pages.len();
             into.extend(pages.iter().rev());
-            self.cut(id, kept);
+            self.truncate_leaf(id, kept);
         }
         Ok(())
     }
 
-    /// Trim the oldest unlocked leaf from its end, page by page, then the next, until `num_pages` are freed. Nodes with
-    /// checkpoints go whole.
+    /// Evicts `num_pages` pages: trims the next leaf in policy order from its end, page by page, then the next. Nodes
+    /// with checkpoints are evicted whole.
     pub fn evict(&mut self, num_pages: usize) -> Result<()> {
         let target = self.pool.num_free() + num_pages;
         while self.pool.num_free() < target {
-            let (id, kept) = self.next_cut(target - self.pool.num_free())?;
+            let (id, kept) = self.next_eviction(target - self.pool.num_free())?;
             let parent = self.nodes.get(id).parent;
             self.free_end(id, kept)?;
             self.prune(parent)?;
@@ -298,17 +299,17 @@ impl RadixTree {
         Ok(())
     }
 
-    /// Free the pages from `kept` on of an unlocked leaf, the last one first, and the checkpoint at its end.
+    /// Frees the pages from `kept` on of an unlocked leaf, last one first, and the checkpoint at its end.
     pub(super) fn free_end(&mut self, id: NodeId, kept: usize) -> Result<()> {
         self.free_checkpoint(id);
         let pages = &self.nodes.get(id).pages[kept..];
         self.pool.push(pages.iter().rev().copied())?;
-        self.cut(id, kept);
+        self.truncate_leaf(id, kept);
         Ok(())
     }
 
-    /// Free the end of the path of `depth` pages down to `node` as far as nobody else has it, neither a handle nor
-    /// other tokens that go on from it; never its first `keep` pages.
+    /// Frees the end of the path of `depth` pages down to `node`, as far as no handle and no other sequence uses it,
+    /// but never its first `keep` pages.
     pub fn drop_end(&mut self, node: NodeId, mut depth: usize, keep: usize) -> Result<()> {
         let mut at = node;
         while depth > keep && at != ROOT {
@@ -326,8 +327,8 @@ impl RadixTree {
         Ok(())
     }
 
-    /// The leaf that goes next, and how many of its pages stay if `num_pages` are wanted.
-    fn next_cut(&self, num_pages: usize) -> Result<(NodeId, usize)> {
+    /// Returns the leaf to evict next, and how many of its pages remain if `num_pages` pages are needed.
+    fn next_eviction(&self, num_pages: usize) -> Result<(NodeId, usize)> {
         self.count(1);
         match self.order.next() {
             Some(id) => {
@@ -339,8 +340,8 @@ impl RadixTree {
         }
     }
 
-    /// Take the pages from `kept` on off an unlocked leaf.
-    fn cut(&mut self, id: NodeId, kept: usize) {
+    /// Removes the pages from `kept` on from an unlocked leaf, and the leaf itself if `kept` is 0. Does not free them.
+    fn truncate_leaf(&mut self, id: NodeId, kept: usize) {
         let size = self.page_size;
         let leaf = self.nodes.get_mut(id);
         self.num_evictable -= leaf.pages.len() - kept;
@@ -354,13 +355,13 @@ impl RadixTree {
     }
 
     fn remove(&mut self, id: NodeId) {
-        self.order.locked(&self.nodes, id); // takes it out
+        self.order.locked(&self.nodes, id); // removes it from the order
         let parent = self.nodes.get(id).parent;
         self.nodes.retire(id);
         self.order.child_removed(&self.nodes, parent);
     }
 
-    /// Forget everything. The clock goes on; the pages are the pool's business (it is reset with the tree).
+    /// Removes all nodes. The clock continues; the caller resets the page pool.
     pub fn reset(&mut self) {
         self.nodes.clear();
         self.num_evicted_total += (self.num_evictable + self.num_protected).to_u64();
@@ -374,7 +375,7 @@ impl RadixTree {
 
     // --------------------------------------------------------------------------------------------------- helpers
 
-    /// How many pages of `child` equal those of `tokens` from page `at` on; the first does.
+    /// Returns how many pages of `child` equal the pages of `tokens` from page `at` on. The first page is equal.
     fn num_common_pages(&self, child: &Node, tokens: &[i32], at: usize, max_pages: usize) -> usize {
         let size = self.page_size;
         let count = child.pages.len().min(max_pages - at);
@@ -386,7 +387,8 @@ impl RadixTree {
         same / size
     }
 
-    /// Cut an edge after `num_pages`. `id` stays the lower part, so that handles on it keep their depth.
+    /// Splits an edge after `num_pages` pages and returns the new upper node. `id` remains the lower node, so that
+    /// handles on it keep their depth.
     pub(super) fn split(&mut self, id: NodeId, num_pages: usize) -> Result<NodeId> {
         let parent = self.nodes.get(id).parent;
         if parent == NO_NODE {
@@ -416,7 +418,7 @@ impl RadixTree {
         Ok(upper_id)
     }
 
-    /// One lock more on the nodes from `target` up to, but without, `handle`.
+    /// Adds one lock to the nodes from `target` up to, but without, `handle`.
     pub(super) fn lock(&mut self, handle: NodeId, target: NodeId) -> Result<()> {
         let mut at = target;
         while at != handle {
@@ -441,9 +443,8 @@ impl RadixTree {
 }
 
 impl RadixTree {
-    /// Up to `count` tokens that come after `tokens` in the edge below `node` in which they end; `node` stands for
-    /// their first `first_page` pages. None of an edge that they do not fill a page of: children are known by whole
-    /// pages. Of `namespace` only.
+    /// Returns up to `count` cached tokens that follow `tokens` in `namespace`, below `node`, which covers their first
+    /// `first_page` pages. Only tokens of the edge in which `tokens` end; empty if they do not fill its first page.
     pub fn following(
         &self,
         mut node: NodeId,

@@ -1,53 +1,53 @@
-//! The radix tree for people who watch it: its largest nodes.
+//! View of the radix tree for people: its largest nodes.
 //!
-//! Invariants: read only; the same tree gives the same view as the reference does, whatever the nodes' own numbers are.
+//! Invariants: read only; the same tree gives the same view as in the Python reference, whatever the arena's node ids.
 
 use std::collections::BTreeSet;
 
 use super::nodes::{NO_CHECKPOINT, NodeId, ROOT};
 use super::tree::RadixTree;
 
-/// How many of its first tokens a node shows.
+/// Tokens of an edge that a `TreeNode` shows at most.
 const SHOWN_TOKENS: usize = 16;
 
-/// `id` is the first page of the edge plus one, `parent` that of the parent, 0: the root.
+/// A node of the radix tree as shown to people. Ids are the same in every implementation: the edge's first page plus 1.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeNode {
-    /// Above 0.
+    /// Id of the node: its edge's first page plus 1, so above 0.
     pub id: u64,
-    /// The number of the parent; 0: the root.
+    /// Id of the parent; 0 for the root.
     pub parent: u64,
-    /// Tokens of the edge.
+    /// Number of tokens of the edge.
     pub num_tokens: usize,
-    /// Tokens from the root to its end.
+    /// Number of tokens from the root to the node's end.
     pub depth: usize,
-    /// Handles on it and below it.
+    /// Number of locks: handles on the node and below it.
     pub lock: u32,
-    /// Ticks of the tree's clock since nobody holds it; 0 while somebody does.
+    /// Ticks of the tree's clock since the node was unlocked; 0 while it is locked.
     pub age: u64,
-    /// Nodes that follow it.
+    /// Number of child nodes.
     pub num_children: u32,
-    /// Whether a pin holds it.
+    /// Whether a pin locks the node.
     pub is_pinned: bool,
-    /// Whether the state at its end is kept.
+    /// Whether the state at the node's end is saved.
     pub has_state: bool,
-    /// The first tokens of the edge.
+    /// First tokens of the edge, at most 16.
     pub begins: Vec<i32>,
 }
 
-/// Numbers of the whole tree, and of its nodes the largest, the largest first.
+/// Totals of the radix tree, and its largest nodes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeView {
-    /// Without the root.
+    /// Number of nodes, without the root.
     pub num_nodes: usize,
-    /// The tokens of all nodes.
+    /// Number of tokens of all nodes.
     pub num_tokens: usize,
-    /// Those with the most tokens; of as many, those with lower ids.
+    /// Nodes with the most tokens, largest first; ties by id.
     pub nodes: Vec<TreeNode>,
 }
 
 impl RadixTree {
-    /// The `limit` largest nodes; `pinned`: those that a pin holds.
+    /// Returns a view with the `limit` largest nodes. `pinned`: the nodes that a pin locks.
     pub fn view(&self, limit: usize, pinned: &BTreeSet<NodeId>) -> TreeView {
         let size_of = |&id: &NodeId| (usize::MAX - self.node(id).pages.len(), self.shown_id(id));
         let mut ids: Vec<NodeId> = self.ids().collect();
@@ -84,7 +84,8 @@ impl RadixTree {
         }
     }
 
-    /// Pages are given out alike in every implementation; the arena's numbers are not.
+    /// Returns the id shown for a node. It is made from a page, because pages are allocated alike in every
+    /// implementation and arena ids are not.
     fn shown_id(&self, id: NodeId) -> u64 {
         self.node(id).pages.first().map_or(0, |&page| u64::from(page) + 1)
     }

@@ -1,6 +1,6 @@
-//! Taking the tokens of a step.
+//! Commit: distributes the sampled tokens of a step.
 //!
-//! Every row's token goes to its request once, in row order; an end that it makes comes with it.
+//! Every row's token goes to its request once, in row order, together with the end that it causes.
 
 use super::Scheduler;
 use crate::api::{Result, broken};
@@ -10,10 +10,10 @@ use crate::numbers::{ToU32, ToUsize};
 use crate::request::{Index, Requests, State};
 use crate::retraction;
 use crate::state::InFlight;
-use crate::step::{Entry, FinishReason, NOT_FINITE, Sampled};
+use crate::step::{CommitEntry, FinishReason, NOT_FINITE, Sampled};
 
 impl Scheduler {
-    pub(super) fn commit_alive(&mut self, step: i64, tokens: &[i32], into: &mut Vec<Entry>) -> Result<()> {
+    pub(super) fn commit_alive(&mut self, step: i64, tokens: &[i32], into: &mut Vec<CommitEntry>) -> Result<()> {
         self.faults.point(Call::Commit, step, Moment::Before);
         let done = match self.state.in_flight.front() {
             Some(flight) if flight.step == step => self.state.in_flight.pop_front(),
@@ -30,7 +30,7 @@ impl Scheduler {
         self.state.slots.drain(step);
         into.reserve_exact(self.ends.len() + done.sample_rows.len());
         into.append(&mut self.ends);
-        let mut ending = Vec::new(); // places stay as they are until all tokens are taken
+        let mut ending = Vec::new(); // ended later, because positions must not change while tokens are taken
         let mut at = 0;
         while at < done.sample_rows.len() {
             let row = done.sample_rows[at];
@@ -57,11 +57,11 @@ impl Scheduler {
             let index = done.rows[row.to_usize()];
             let request = self.state.requests.get(index);
             if request.state == State::Ended {
-                has_left.push(index); // what it stored is in the tree already
+                has_left.push(index); // its pages are in the tree already
             } else if !ending.contains(&index) {
                 ending.push(index);
                 let token = -1;
-                into.push(Entry {
+                into.push(CommitEntry {
                     req_id: request.req_id,
                     sampled: Some(Sampled { token, row }),
                     reason: Some(FinishReason::Error),
@@ -86,29 +86,29 @@ impl Scheduler {
         Ok(())
     }
 
-    /// `row` is not finite: it goes to `not_finite` if its token would be one of its request's text.
+    /// Handles a row with non-finite logits: adds it to `not_finite` if its token would belong to the sequence.
     fn drop_token(&mut self, row: u32, done: &InFlight, ending: &[Index], not_finite: &mut Vec<u32>) {
         let index = done.rows[row.to_usize()];
         if let Some(draft) = done.draft(row) {
             let has_left = self.state.requests.get(index).state == State::Ended || ending.contains(&index);
-            if has_left || !self.has_become(draft) {
+            if has_left || !self.draft_matches(draft) {
                 return;
             }
         } else if self.state.started.find(index).is_none() {
-            self.state.requests.get_mut(index).num_pending -= 1; // that of one that has started ends with it
+            self.state.requests.get_mut(index).num_pending -= 1; // a started request ends, and its count with it
         }
         not_finite.push(row);
     }
 
-    /// The tokens of neighbouring rows of the step, from the `first`-th sampling one on, whose requests are neighbours
-    /// in the decode set, from `place` on. Returns their number.
+    /// Takes the tokens of a run: rows from the `first`-th sampling row on whose requests are neighbours in the decode
+    /// set, from position `place`. Returns the number of rows.
     fn take_run(
         &mut self,
         place: usize,
         done: &InFlight,
         first: usize,
         tokens: &[i32],
-        into: &mut Vec<Entry>,
+        into: &mut Vec<CommitEntry>,
         ending: &mut Vec<Index>,
     ) -> usize {
         let row = done.sample_rows[first].to_usize();
@@ -121,7 +121,7 @@ impl Scheduler {
                 .iter()
                 .zip(tokens)
                 .zip(row.to_u32()..)
-                .map(|((&req_id, &token), row)| Entry {
+                .map(|((&req_id, &token), row)| CommitEntry {
                     req_id,
                     sampled: Some(Sampled { token, row }),
                     reason: None,
@@ -142,7 +142,7 @@ impl Scheduler {
         count
     }
 
-    /// How many rows that run has; a plain decode step is one, which three comparisons of whole arrays tell.
+    /// Returns the number of rows in the run. A plain decode step is one run, which three array comparisons detect.
     fn len_of_run(&self, place: usize, done: &InFlight, first: usize, tokens: &[i32]) -> usize {
         let (sampling, started) = (&done.sample_rows[first..], &self.state.started.indices()[place..]);
         let row = sampling[0].to_usize();
@@ -158,13 +158,13 @@ impl Scheduler {
         same.zip(finite).count()
     }
 
-    /// The token of a request that is not started any more: nobody's if it has ended. Returns 1.
+    /// Takes the token of a request that was retracted, or drops it if the request has ended. Returns 1 (the row).
     fn take_late_token(
         &mut self,
         index: Index,
         row: u32,
         tokens: &[i32],
-        into: &mut Vec<Entry>,
+        into: &mut Vec<CommitEntry>,
         ending: &mut Vec<Index>,
     ) -> usize {
         let token = tokens[row.to_usize()];
@@ -175,7 +175,7 @@ impl Scheduler {
         }
         let req_id = request.req_id;
         let reason = self.state.requests.accept(index, token, &self.config.eos_ids);
-        into.push(Entry {
+        into.push(CommitEntry {
             req_id,
             sampled: Some(Sampled { token, row }),
             reason,
@@ -186,7 +186,7 @@ impl Scheduler {
         1
     }
 
-    /// Nothing holds a row of those that waited for `step` any more.
+    /// Frees ended requests whose last row was in `step`.
     fn free_ended(&mut self, step: i64) {
         let requests = &mut self.state.requests;
         self.ended_in_flight.retain(|&(last, index)| {

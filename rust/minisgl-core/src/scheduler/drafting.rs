@@ -1,7 +1,7 @@
-//! Drafts in a step and in its commit: which rows compute them, which of their tokens count, what comes next.
+//! Drafts in a step and its commit: which rows compute them, which of their tokens are accepted, and the next drafts.
 //!
-//! Invariants: drafts get only what is left of rows, tokens and pages; the record of a request whose draft changes is
-//! synchronized, and its row follows.
+//! Invariants: drafts get only rows, tokens and pages that are left over; the record of a request whose draft changes
+//! is synchronized, and its row in the decode set follows.
 
 use super::Scheduler;
 use crate::api::Result;
@@ -9,10 +9,11 @@ use crate::drafts::{self, DraftRow};
 use crate::numbers::{ToI64, ToU64, ToUsize};
 use crate::request::{Index, State};
 use crate::state::InFlight;
-use crate::step::{Draft, Entry, Sampled};
+use crate::step::{CommitEntry, Draft, Sampled};
 
 impl Scheduler {
-    /// See `minisgl.scheduler.api.ControlPlane.drafts_wanted`.
+    /// Returns (request id, number of draft tokens) for requests without a draft. See
+    /// `minisgl.scheduler.api.ControlPlane.drafts_wanted`.
     #[must_use]
     pub fn drafts_wanted(&self) -> Vec<(i64, usize)> {
         let (started, most) = (&self.state.started, self.config.max_draft_len);
@@ -30,16 +31,16 @@ impl Scheduler {
         wanted.collect()
     }
 
-    /// A draft from outside, in the place of what was guessed.
+    /// Replaces a request's own draft with one from outside, if that is acceptable.
     pub(super) fn take_draft(&mut self, index: Index, draft: &Draft) {
         self.synchronize(index);
-        if drafts::take(&mut self.state.requests, index, draft) {
+        if drafts::accept_external(&mut self.state.requests, index, draft) {
             self.state.started.load(index, &self.state.requests);
         }
     }
 
-    /// Drafts get what everybody else left of rows, tokens and pages, in request order; for their pages requests in the
-    /// background give way. One that gets nothing is forgotten, so that it holds up nobody.
+    /// Schedules drafts in request order with the rows, tokens and pages left over; background requests are retracted
+    /// for their pages. A draft that gets no row is dropped, so that it delays no step.
     pub(super) fn add_drafts(&mut self, budget: i64) -> Result<()> {
         for at in 0..self.decided.decode_rows.len() {
             let index = self.decided.decode_rows[at];
@@ -65,11 +66,11 @@ impl Scheduler {
         Ok(())
     }
 
-    /// How many of the tokens there are pages for.
+    /// Returns how many of `num_tokens` draft tokens have pages, after retracting background requests if needed.
     fn draft_with_pages(&mut self, index: Index, num_tokens: usize) -> Result<usize> {
         let size = self.limits.page_size;
         while drafts::num_new_pages(&self.state.requests, index, num_tokens, size) > self.state.tree.num_available() {
-            if !self.make_way()? {
+            if !self.retract_background()? {
                 let num_pages = self.state.requests.pages(index).len() + self.state.tree.num_available();
                 return Ok(num_pages * size - self.state.requests.get(index).kv_len.to_usize());
             }
@@ -77,20 +78,20 @@ impl Scheduler {
         Ok(num_tokens)
     }
 
-    /// The token of a row with a drafted one counts if the text has become what the row was computed from.
+    /// Takes the token of a draft row if the sequence matches the draft up to the row's input.
     pub(super) fn take_drafted_token(
         &mut self,
         draft: &DraftRow,
         row: u32,
         tokens: &[i32],
-        into: &mut Vec<Entry>,
+        into: &mut Vec<CommitEntry>,
         ending: &mut Vec<Index>,
     ) {
         let index = draft.index;
         if self.state.requests.get(index).state == State::Ended || ending.contains(&index) {
             return;
         }
-        if !self.has_become(draft) {
+        if !self.draft_matches(draft) {
             return;
         }
         self.num_accepted += 1;
@@ -104,7 +105,7 @@ impl Scheduler {
         } else {
             self.state.requests.accept(index, token, eos_ids)
         };
-        into.push(Entry {
+        into.push(CommitEntry {
             req_id: self.state.requests.get(index).req_id,
             sampled: Some(Sampled { token, row }),
             reason,
@@ -114,15 +115,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether the text is what the row of `draft` was computed from.
-    pub(super) fn has_become(&mut self, draft: &DraftRow) -> bool {
+    /// Returns true if the sequence ends with the input of the row of `draft`, at its position.
+    pub(super) fn draft_matches(&mut self, draft: &DraftRow) -> bool {
         self.synchronize(draft.index);
-        let known = self.state.requests.tokens(draft.index);
-        known.len() == draft.position.to_usize() + 1 && known.last() == Some(&draft.token)
+        let tokens = self.state.requests.tokens(draft.index);
+        tokens.len() == draft.position.to_usize() + 1 && tokens.last() == Some(&draft.token)
     }
 
-    /// Give back what refused drafts hold. (A request that was retracted meanwhile holds nothing; one whose row is not
-    /// finite, of `failed`, loses all.)
+    /// Releases the pages of rejected drafts. Skips retracted requests, which hold none, and ending ones (`failed`).
     pub(super) fn settle(&mut self, done: &InFlight, failed: &[Index]) -> Result<()> {
         for (at, draft) in done.drafts.iter().enumerate() {
             let index = draft.index;
@@ -136,7 +136,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Guess what comes next, for the requests of the step that go on.
+    /// Proposes the next drafts of the step's requests that continue.
     pub(super) fn propose(&mut self, done: &InFlight) {
         if self.config.max_draft_len == 0 {
             return;

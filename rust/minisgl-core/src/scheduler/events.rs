@@ -1,7 +1,7 @@
-//! How events change the state, and how a request leaves it.
+//! Effects of events on the state, and the end of a request.
 //!
-//! Invariants: every accepted request leaves exactly one end; pages go at once, a slot only when no step in flight
-//! holds a row of it.
+//! Invariants: every accepted request ends exactly once; its pages are released at once, its slot only when no step in
+//! flight has a row of it.
 
 use super::Scheduler;
 use crate::api::CachePolicy;
@@ -10,7 +10,7 @@ use crate::numbers::ToUsize;
 use crate::request::{self, Index, State};
 use crate::retraction;
 use crate::step::Event;
-use crate::step::{Entry, FinishReason, UNBOUNDED};
+use crate::step::{CommitEntry, FinishReason, UNBOUNDED};
 
 impl Scheduler {
     pub(super) fn apply(&mut self, event: Event) -> Result<()> {
@@ -22,7 +22,7 @@ impl Scheduler {
                 let number = *count;
                 *count += 1;
                 if length >= limit {
-                    // a prompt that could never fit is answered at once
+                    // a prompt that can never fit is refused at once
                     self.add_end(req_id, FinishReason::Error);
                     return Ok(());
                 }
@@ -34,7 +34,7 @@ impl Scheduler {
                 self.state.waiting.add(index, &self.state.requests);
                 if pins {
                     let num_prompt = self.state.requests.get(index).num_prompt.to_usize();
-                    self.state.pins.promise(req_id, num_prompt / self.limits.page_size);
+                    self.state.pins.register(req_id, num_prompt / self.limits.page_size);
                 }
                 Ok(())
             }
@@ -69,7 +69,7 @@ impl Scheduler {
         }
     }
 
-    /// No-op for an id that isn't live: it has ended, and its end is on the way.
+    /// Ends the request `req_id` by an event. No-op for an id that is not live: its end is on the way.
     fn end_by_event(&mut self, req_id: i64, reason: FinishReason) -> Result<()> {
         if let Some(&index) = self.state.live.get(&req_id) {
             self.end(index, reason)?;
@@ -78,8 +78,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The requests with a row in the failed step end, retracted ones too; everyone else starts from zero, with its
-    /// committed tokens; pages, cache and slots are as at start. All slots in use count as freed.
+    /// Handles a failed forward pass: requests with a row in it end, retracted ones too; all others restart with their
+    /// committed tokens. Pages, cache and slots are reset; all slots in use count as freed.
     fn forward_failed(&mut self) -> Result<()> {
         let failed = match self.state.in_flight.front_mut() {
             Some(flight) => std::mem::take(&mut flight.rows),
@@ -110,13 +110,13 @@ impl Scheduler {
         self.state.tree.pool.reset();
         self.state.tree.reset();
         let live = &self.state.live;
-        self.state.pins.forget(|req_id| live.contains_key(&req_id));
+        self.state.pins.unlock_all(|req_id| live.contains_key(&req_id));
         self.state.slots.reset();
         Ok(())
     }
 
     fn add_end(&mut self, req_id: i64, reason: FinishReason) {
-        self.ends.push(Entry {
+        self.ends.push(CommitEntry {
             req_id,
             sampled: None,
             reason: Some(reason),
@@ -130,8 +130,8 @@ impl Scheduler {
             .is_some_and(|oldest| self.state.requests.get(index).last_step >= oldest.step)
     }
 
-    /// Pages go at once, but for a pin of a request that ends by itself; the slot, and the index, as soon as no step in
-    /// flight holds a row of the request.
+    /// Ends a request. Its pages are released at once, unless its pin stays (after stop or length); its slot and index
+    /// as soon as no step in flight has a row of it.
     pub(super) fn end(&mut self, index: Index, reason: FinishReason) -> Result<()> {
         let limit = self.config.cache_max_prompt;
         let request = self.state.requests.get(index);
@@ -152,7 +152,7 @@ impl Scheduler {
             retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         }
         let by_itself = matches!(reason, FinishReason::Stop | FinishReason::Length);
-        if !(by_itself && self.state.pins.holds(req_id)) {
+        if !(by_itself && self.state.pins.has_locked(req_id)) {
             self.state.pins.drop(req_id, &mut self.state.tree)?;
         }
         if reason == FinishReason::Error {
@@ -170,19 +170,20 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Back to its place in the queue. A token in flight is still taken at its commit, and may end it there.
+    /// Retracts a started request: returns it to the queue and releases its pages. A token in flight is still taken at
+    /// its commit and may end it.
     pub(super) fn retract(&mut self, index: Index) -> Result<()> {
         self.stop(index)?;
         retraction::give_up_pages(&mut self.state.requests, index, &mut self.state.tree)?;
         self.num_retracted += 1;
         self.decided.num_retracted += 1;
-        self.decided.num_gave_way += usize::from(self.state.requests.get(index).background);
+        self.decided.num_background_retracted += usize::from(self.state.requests.get(index).background);
         self.state.requests.get_mut(index).state = State::Waiting;
         self.state.waiting.add(index, &self.state.requests);
         Ok(())
     }
 
-    /// A started request leaves the decode set and its slot.
+    /// Removes a started request from the decode set and frees its slot.
     fn stop(&mut self, index: Index) -> Result<()> {
         self.synchronize(index);
         self.state.started.remove(index)?;
@@ -193,7 +194,7 @@ impl Scheduler {
             .free(request.slot, in_flight.then_some(request.last_step))
     }
 
-    /// Bring the record of a request up to date.
+    /// Updates a request's record from its row in the decode set.
     pub(super) fn synchronize(&mut self, index: Index) {
         let now = self.last_step.unwrap_or(0);
         self.state.started.synchronize(index, now, &mut self.state.requests);

@@ -1,7 +1,7 @@
-//! The pass that decides a step: started rows in request order, then new ones.
+//! The pass that decides a step: rows of started requests in order, then new ones.
 //!
-//! Invariants: decode rows come before everything else in the token budget; a failed admission changes nothing; after a
-//! retraction nobody is admitted; a row in the background takes nothing from a request that is not.
+//! Invariants: decode rows come first in the token budget; a failed admission changes nothing; after a retraction no
+//! request is admitted; a background row takes nothing from other requests.
 
 use super::Scheduler;
 use crate::admission::{self, Chunk};
@@ -14,8 +14,7 @@ use crate::retraction;
 use crate::step::{FROM_STORE, Plan, RingEntry, UNBOUNDED};
 
 impl Scheduler {
-    /// Decide step `step`. What only the decode rows know of themselves is written into `entry` as they come,
-    /// the rest follows in `write`.
+    /// Decides step `step`. Writes the decode rows' columns into `entry`; `write` adds the rest.
     pub(super) fn decide(&mut self, step: i64, entry: &mut RingEntry) -> Result<()> {
         self.decided.begin(step);
         self.prefilling = self.prefilling || self.state.started.num_background() > 0;
@@ -40,7 +39,7 @@ impl Scheduler {
         }
         std::mem::swap(&mut self.decided.freed, &mut self.state.slots.freed);
         self.state.started.flush_pages(step, &mut self.state.requests);
-        let by_others = self.decided.num_retracted - self.decided.num_gave_way;
+        let by_others = self.decided.num_retracted - self.decided.num_background_retracted;
         self.state.ratio.after_step(by_others);
         self.keep_cache_budget()?;
         if self.config.checkpoint_interval > 0 {
@@ -50,7 +49,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The text that a request makes is saved every interval, in the one slot that it keeps for that.
+    /// Saves the state of decoding sequences at every checkpoint interval, in one slot for each request.
     fn save_tails(&mut self, step: i64, entry: &RingEntry) -> Result<()> {
         if self.config.cache == CachePolicy::Naive {
             return Ok(());
@@ -58,7 +57,7 @@ impl Scheduler {
         let saved_lens = self.saved_lens;
         let lens = &entry.seq_lens[..self.decided.decode_rows.len()];
         for (part, lens) in lens.chunks(32).enumerate() {
-            // none of most parts is saved, which vectors tell
+            // most chunks have no row to save; a vectorised test skips them
             if !lens
                 .iter()
                 .fold(false, |any, len| any | saved_lens.may_have(len.to_u32()))
@@ -88,23 +87,23 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Tokens of this step. A row that decodes counts though it waits for a token in this step, so that no long step
-    /// stands between two of its tokens; one in the background does not. A step for the background alone is no longer
-    /// than beside a row that decodes: whoever comes waits for its end.
+    /// Returns the token budget of this step. A decoding request limits it even while it waits for a token, so that no
+    /// long step comes between its tokens; a background one does not. A step for background requests alone is as short
+    /// as one with decode rows, because a new request waits for its end.
     fn budget(&self) -> i64 {
         let num_ordinary = self.state.started.num_ordinary();
         let mut ordinary = self.state.started.iter().take(num_ordinary);
         let prefills = ordinary.all(|row| row.kind.prefills)
             && (num_ordinary > 0 || self.state.waiting.num_ordinary(&self.state.requests) > 0);
-        let asked = if prefills {
+        let budget = if prefills {
             self.budgets.prefill_only
         } else {
             self.budgets.beside_decode
         };
-        asked.min(self.config.max_prefill_length.to_i64())
+        budget.min(self.config.max_prefill_length.to_i64())
     }
 
-    /// Rows of the requests in the background, if there are any, of as many tokens as they may add.
+    /// Schedules background requests within their token allowance, if there are any.
     fn background_pass(&mut self, budget: i64, entry: &mut RingEntry) -> Result<()> {
         if self.state.started.num_background() == 0 && self.state.waiting.is_empty() {
             return Ok(());
@@ -116,7 +115,7 @@ impl Scheduler {
             others
         };
         let num_ordinary = self.state.started.num_ordinary();
-        let most = self.background.bound(num_ordinary, prefilled.to_i64());
+        let most = self.background.allowance(num_ordinary, prefilled.to_i64());
         if most > 0 {
             self.decided.background = true;
             self.pass(budget, most, true, entry)?;
@@ -126,10 +125,9 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Rows of the requests in the background, or of the others: first those that have started, in order, then new
-    /// ones. What is left of the token budget, of which decode rows are counted first if anyone `counts` it; None when
-    /// a row that prefills got nothing. `most` tokens, which decode rows come first to; where they leave some, a page
-    /// may be prefilled whatever it is.
+    /// Schedules rows of the background requests or of the others: started ones in order, then new ones. Decode rows
+    /// come first in the `budget`, if `counts`, and in the limit of `most` tokens; a prefill gets at least a page if
+    /// tokens are left. Returns the budget left, or `None` if a prefill row got no chunk.
     fn pass(&mut self, budget: i64, most: i64, counts: bool, entry: &mut RingEntry) -> Result<Option<i64>> {
         let mut prefilling = false;
         let mut at = if self.decided.background {
@@ -137,7 +135,7 @@ impl Scheduler {
         } else {
             0
         };
-        let mut num_decode = most; // rows that may have their token
+        let mut num_decode = most; // decode rows that fit
         let mut budget = budget;
         if counts {
             num_decode = most.min(self.state.started.num_eligible(at..self.end_of_pass()).to_i64());
@@ -145,7 +143,7 @@ impl Scheduler {
         }
         let mut prefills = !counts || num_decode < most;
         while at < self.end_of_pass() {
-            // a retraction takes requests off its end
+            // a retraction removes requests from the end
             let row = self.state.started.row(at);
             if row.kind.prefills {
                 if prefills {
@@ -165,18 +163,18 @@ impl Scheduler {
         if !prefills {
             return Ok(None);
         }
-        let gave_way = if self.decided.background {
+        let by_priority = if self.decided.background {
             0
         } else {
-            self.decided.num_gave_way
+            self.decided.num_background_retracted
         };
-        if self.decided.num_retracted == gave_way {
+        if self.decided.num_retracted == by_priority {
             budget = self.admit(budget)?;
         }
         Ok(Some(budget))
     }
 
-    /// Where the rows end that are decided now.
+    /// Returns the end (exclusive) of the decode-set positions in the current pass.
     fn end_of_pass(&self) -> usize {
         if self.decided.background {
             self.state.started.len()
@@ -185,20 +183,20 @@ impl Scheduler {
         }
     }
 
-    /// Pages that nobody uses beyond the budget are given back, if there is one.
+    /// Evicts unlocked pages above the configured cache budget.
     fn keep_cache_budget(&mut self) -> Result<()> {
         let budget = self.config.cache_token_budget;
         if budget == 0 {
             return Ok(());
         }
-        let kept = budget / self.limits.page_size;
-        let excess = self.state.tree.num_evictable().saturating_sub(kept);
+        let max_pages = budget / self.limits.page_size;
+        let excess = self.state.tree.num_evictable().saturating_sub(max_pages);
         self.state.tree.evict(excess)
     }
 
-    /// Schedule the neighbours from `at` on, `most` of them, that may decode now and for which there are pages, free
-    /// ones or evicted ones; where not even the first has one, the last request started is retracted. Returns their
-    /// number, 0 if the row at `at` waits: it may not decode, or is that last one itself.
+    /// Schedules up to `most` neighbouring rows from `at` on that may decode, as far as pages are free or evictable. If
+    /// even the first lacks a page, retracts the request started last. Returns the number of rows; 0 if the row at `at`
+    /// waits, because it may not decode or is that last one.
     fn decode_from(&mut self, at: usize, most: i64, entry: &mut RingEntry) -> Result<usize> {
         loop {
             let end = self.end_of_pass().min(at + usize::try_from(most).unwrap_or(0));
@@ -206,7 +204,7 @@ impl Scheduler {
             if run.is_empty() {
                 return Ok(0);
             }
-            let run = self.state.started.cut(run, self.state.tree.num_available());
+            let run = self.state.started.limit_to_pages(run, self.state.tree.num_available());
             let to = self.decided.decode_rows.len();
             if !run.is_empty() {
                 let rows = &self.state.started.indices()[run.clone()];
@@ -231,8 +229,8 @@ impl Scheduler {
         Ok(true)
     }
 
-    /// Retract the last started request in the background for one that is not. False if there is none.
-    pub(super) fn make_way(&mut self) -> Result<bool> {
+    /// Retracts the last started background request for another request. Returns false if there is none.
+    pub(super) fn retract_background(&mut self) -> Result<bool> {
         let started = &self.state.started;
         if self.decided.background || started.num_background() == 0 {
             return Ok(false);
@@ -243,13 +241,12 @@ impl Scheduler {
         }
     }
 
-    /// The next chunk of a started request; its cost in tokens, 0 if it gets nothing. Where pages lack
-    /// altogether, the last request started is retracted, and the chunk is matched and sized again. One in the
-    /// background is where the chunk would only be shorter.
+    /// Schedules the next chunk of a started request and returns its cost in tokens, 0 without a chunk. Retracts
+    /// background requests if pages are short, and the request started last if there are none; then sizes again.
     fn prefill(&mut self, index: Index, budget: i64) -> Result<usize> {
         loop {
             let chunk = self.size_chunk(index, budget);
-            if chunk.lacks_pages && self.make_way()? {
+            if chunk.lacks_pages && self.retract_background()? {
                 continue;
             }
             if chunk.num_tokens > 0 {
@@ -262,8 +259,8 @@ impl Scheduler {
         }
     }
 
-    /// The first prefill of a step has at least a page, whatever the budget. Of the page-table entries of a step, one
-    /// per row is kept for decode rows.
+    /// Sizes a chunk. The first prefill of a step gets at least a page, whatever the budget; one page-table entry for
+    /// each row is reserved for decode rows.
     fn size_chunk(&self, index: Index, budget: i64) -> Chunk {
         let budget = match self.decided.prefill_rows.len() {
             0 => budget.max(self.limits.page_size.to_i64()),
@@ -281,10 +278,10 @@ impl Scheduler {
         let (when, first_save) = ((self.config.checkpoint_interval, self.decided.step), saves.len());
         let at = admission::apply_chunk(&mut self.state.requests, index, chunk, tree)?;
         let requests = &self.state.requests;
-        let pinned = self.state.pins.take(requests, index, tree)?;
+        let pinned = self.state.pins.lock_scheduled(requests, index, tree)?;
         admission::save_states(requests, index, chunk, tree, at, when, saves)?;
         if pinned {
-            self.state.pins.hold(requests.get(index).req_id, tree);
+            self.state.pins.hold_checkpoint(requests.get(index).req_id, tree);
         }
         let saves = (first_save, saves.len());
         self.num_saved += (saves.1 - saves.0).to_u64();
@@ -308,30 +305,30 @@ impl Scheduler {
         Ok(())
     }
 
-    /// The checkpoint with which a request goes on, or what is at hand, or -1 for nothing; none if with the state that
-    /// it has.
+    /// Returns the source of the row's initial state: a checkpoint slot, `FROM_STORE`, or -1 for an empty state. `None`
+    /// if the request continues with its own state.
     fn begin(&mut self, chunk: &Chunk, num_pages: usize) -> Option<i32> {
         if chunk.begins_stored {
             return Some(FROM_STORE);
         }
         let tree = &mut self.state.tree;
-        let found = !chunk.found.pages.is_empty();
-        if tree.checkpoints.is_none() || (num_pages > 0 && !found) {
+        let has_match = !chunk.matched.pages.is_empty();
+        if tree.checkpoints.is_none() || (num_pages > 0 && !has_match) {
             return None;
         }
-        let node = chunk.found.end().filter(|_| found);
+        let node = chunk.matched.end().filter(|_| has_match);
         Some(node.map_or(-1, |node| {
             tree.use_checkpoint(node);
             tree.node(node).checkpoint.to_i32()
         }))
     }
 
-    /// Start waiting requests as they are ranked, to the first that gets nothing: no slot, no budget, no pages, or more
-    /// than the estimate allows; returns what is left of the budget. With nothing started the next may start whatever
-    /// the estimate says. Where a slot, pages or the estimate stand in its way, those in the background make way, one
-    /// by one. With a policy other than fcfs, where memory alone is lacking, small ones may pass.
+    /// Admits waiting requests in ranked order until the first that lacks a slot, budget or pages, or exceeds the
+    /// estimate. Returns the budget left. With no started request, the next may start whatever the estimate. Background
+    /// requests are retracted one by one for a slot, pages or the estimate. If memory alone is lacking, small requests
+    /// may overtake, except under fcfs.
     fn admit(&mut self, mut budget: i64) -> Result<i64> {
-        let mut needed = None; // pages that the started requests will yet take, estimated
+        let mut needed = None; // estimated pages that started requests will yet take
         while budget > 0 || self.decided.prefill_rows.is_empty() {
             let first = self.state.waiting.first();
             let first = first.filter(|&at| self.state.requests.get(at).background == self.decided.background);
@@ -341,7 +338,7 @@ impl Scheduler {
             if self.state.slots.num_free() == 0 {
                 let awaits_slot =
                     self.state.slots.num_draining() >= self.state.waiting.num_ordinary(&self.state.requests);
-                if awaits_slot || !self.make_way()? {
+                if awaits_slot || !self.retract_background()? {
                     break;
                 }
                 continue;
@@ -354,12 +351,12 @@ impl Scheduler {
             let by_started = *needed.get_or_insert_with(|| self.needed_by_started());
             let missing = self.num_missing(index, &chunk, by_started);
             let fits = self.end_of_pass() == 0 || missing == 0;
-            if (chunk.lacks_pages || !fits) && self.make_way()? {
+            if (chunk.lacks_pages || !fits) && self.retract_background()? {
                 continue;
             }
             if !fits && self.state.ranking.policy != SchedulePolicy::Fcfs {
-                let wait = self.steps_until_room(missing);
-                return self.let_pass(index, wait, by_started, budget);
+                let wait = self.steps_until_free(missing);
+                return self.start_ahead_of(index, wait, by_started, budget);
             }
             if chunk.num_tokens == 0 || !fits {
                 break;
@@ -386,7 +383,7 @@ impl Scheduler {
             .sum()
     }
 
-    /// What a request that has just started will yet take.
+    /// Estimates the pages that a request just started will yet take.
     fn needed_by(&self, index: Index) -> usize {
         let state = &self.state;
         let row = state.started.find(index).map(|at| state.started.row(at));
@@ -395,19 +392,19 @@ impl Scheduler {
         })
     }
 
-    fn steps_until_room(&self, missing: usize) -> u32 {
+    fn steps_until_free(&self, missing: usize) -> u32 {
         let (state, size) = (&self.state, self.page_size);
         let started = state.started.iter().take(self.end_of_pass());
         let pages_of = |row| {
             state.started.num_pages(&row, &state.requests)
                 + admission::needed_pages(&state.requests, &row, &state.ratio, size)
         };
-        admission::steps_until_room(missing, started.map(|row| (row.left, pages_of(row))).collect())
+        admission::steps_until_free(missing, started.map(|row| (row.left, pages_of(row))).collect())
     }
 
-    /// Start small ones past `head`, which may lack memory for `wait` steps: candidates whose whole prompt this step
-    /// computes, and that end, by their limit, before that. So its room is there when it would have been.
-    fn let_pass(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
+    /// Starts small requests ahead of `head`, which may lack memory for `wait` steps: candidates whose whole prompt
+    /// fits in this step and whose token limit ends them before that, so that `head` is not delayed.
+    fn start_ahead_of(&mut self, head: Index, wait: u32, mut needed: usize, mut budget: i64) -> Result<i64> {
         let size = self.limits.page_size;
         let (waiting, requests) = (&self.state.waiting, &self.state.requests);
         let most = self.state.ranking.num_candidates(waiting, requests).min(MAX_LOOK_UPS);
@@ -423,10 +420,10 @@ impl Scheduler {
             let len = request.len.to_usize();
             let rest = (len - self.state.requests.cold(index).cached_len).div_ceil(size);
             if needed + rest > self.state.tree.num_available() {
-                continue; // as far as is remembered
+                continue; // by the remembered cached length
             }
             let chunk = self.size_chunk(index, budget);
-            let done = (chunk.found.pages.len() + chunk.num_loads) * size + chunk.num_tokens == len;
+            let done = (chunk.matched.pages.len() + chunk.num_loads) * size + chunk.num_tokens == len;
             if done && self.num_missing(index, &chunk, needed) == 0 {
                 self.start(index, &chunk)?;
                 budget -= chunk.cost.to_i64();
@@ -436,16 +433,16 @@ impl Scheduler {
         Ok(budget)
     }
 
-    /// The estimate for a waiting request: pages that it lacks.
+    /// Estimates how many pages are missing to start a waiting request.
     fn num_missing(&self, index: Index, chunk: &Chunk, needed_by_started: usize) -> usize {
         let (state, size) = (&self.state, self.page_size);
         let request = state.requests.get(index);
-        let rest = size.count(request.len).to_usize() - chunk.found.pages.len();
+        let rest = size.count(request.len).to_usize() - chunk.matched.pages.len();
         let reserve = state.ratio.reserve_pages(request.num_unscheduled(), size);
-        (rest + reserve + needed_by_started).saturating_sub(state.tree.num_available() - chunk.found.num_unlocked)
+        (rest + reserve + needed_by_started).saturating_sub(state.tree.num_available() - chunk.matched.num_unlocked)
     }
 
-    /// A waiting request gets a slot and its first chunk.
+    /// Starts a waiting request: assigns a slot and its first chunk.
     fn start(&mut self, index: Index, chunk: &Chunk) -> Result<()> {
         self.state.waiting.remove(index, &self.state.requests)?;
         self.state.ranking.last_start = self.decided.step;
@@ -455,7 +452,7 @@ impl Scheduler {
         request.slot = slot;
         request.prefill_len = request.len;
         let length = u64::from(request.len);
-        let matched_len = chunk.found.pages.len() * self.limits.page_size;
+        let matched_len = chunk.matched.pages.len() * self.limits.page_size;
         let cached_len = matched_len + chunk.num_loads * self.limits.page_size;
         let cold = self.state.requests.cold_mut(index);
         cold.num_admissions += 1;

@@ -1,10 +1,10 @@
-//! What the integration tests share: a scheduler with arrays of its own, driven without an engine.
+//! Shared parts of the integration tests: a scheduler with its own arrays, driven without an engine.
 
 use minisgl_core::{
-    Arrival, CachePolicy, CheckedEvents, Config, Entry, Event, Plan, Result, RingEntry, SchedulePolicy, Scheduler,
+    Arrival, CachePolicy, CheckedEvents, CommitEntry, Config, Event, Plan, Result, RingEntry, SchedulePolicy, Scheduler,
 };
 
-/// A scheduler without end tokens, drafts, states or bounds of its cache.
+/// Returns a configuration without end tokens, drafts, states or cache limits.
 pub fn config(page_size: usize, num_pages: usize, max_running_requests: usize) -> Config {
     Config {
         num_pages,
@@ -25,12 +25,12 @@ pub fn config(page_size: usize, num_pages: usize, max_running_requests: usize) -
     }
 }
 
-/// A scheduler, its arrays, and what its last commit said.
+/// Scheduler under test, its arrays, and the entries of its last commit.
 pub struct Bench {
     pub scheduler: Scheduler,
-    arrays: [Vec<i32>; 17], // each as long as any must be
+    arrays: [Vec<i32>; 17], // each of the maximum length needed
     assigned_ids: Vec<i64>,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CommitEntry>,
     tokens: Vec<i32>,
 }
 
@@ -97,14 +97,14 @@ impl Bench {
         self.scheduler.schedule(step, checked, &mut entry, 0, || {})
     }
 
-    /// Commit a step of `num_rows` rows that all sampled `token`.
+    /// Commits a step of `num_rows` rows that all sampled `token`.
     pub fn commit(&mut self, step: i64, num_rows: usize, token: i32) -> Result<()> {
         self.entries.clear();
         self.tokens[..num_rows].fill(token);
         self.scheduler.commit(step, &self.tokens[..num_rows], &mut self.entries)
     }
 
-    /// Ids that the last commit ended.
+    /// Returns the ids of the requests that ended in the last commit.
     pub fn ended(&self) -> impl Iterator<Item = i64> + '_ {
         let ends = self.entries.iter().filter(|entry| entry.reason.is_some());
         ends.map(|entry| entry.req_id)

@@ -1,4 +1,4 @@
-//! The tests of the scheduler by its interface, in one binary.
+//! Tests of the scheduler through its interface, in one binary.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod common;

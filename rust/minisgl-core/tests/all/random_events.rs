@@ -1,11 +1,11 @@
-//! Random events under pressure: every invariant holds after every call, and every request ends exactly once.
+//! Random events under memory pressure: every invariant holds after every call, and every request ends exactly once.
 
 use std::collections::HashSet;
 
 use crate::common::{Bench, arrival};
 use minisgl_core::{CachePolicy, Config, Draft, Error, Event, PagesRead, Plan, SchedulePolicy, TokenBudget};
 
-/// splitmix64 (Steele, Lea, Flood 2014).
+/// Random number generator: splitmix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -61,7 +61,7 @@ fn draw_arrival(random: &mut Random, req_id: i64) -> Event {
     Event::Arrival(arrival)
 }
 
-/// Commit the oldest steps until `left` are in flight; whoever ends must be live, and is not any more.
+/// Commits the oldest steps until `left` are in flight. Asserts that each request that ends was live.
 fn commit(bench: &mut Bench, in_flight: &mut Vec<(i64, usize)>, left: usize, live: &mut HashSet<i64>, token: i32) {
     while in_flight.len() > left {
         let (step, num_rows) = in_flight.remove(0);
@@ -117,7 +117,7 @@ fn draw_events(random: &mut Random, next_id: &mut i64, live: &mut HashSet<i64>) 
     events
 }
 
-/// Pins that are refused are left out.
+/// Schedules a step; if a pin is refused, schedules it again without pins.
 fn schedule(bench: &mut Bench, step: i64, mut events: Vec<Event>) -> Plan {
     match bench.schedule(step, events.clone()) {
         Err(Error::Event { field: "pin", .. }) => {
@@ -134,7 +134,7 @@ fn schedule(bench: &mut Bench, step: i64, mut events: Vec<Event>) -> Plan {
 
 const STEPS: i64 = if cfg!(miri) { 25 } else { 200 };
 
-/// `STEPS` steps with events, then steps to the end of everyone. Returns the number of retractions.
+/// Runs `STEPS` steps with random events, then steps until all requests have ended. Returns the number of retractions.
 fn run(seed: u64) -> u64 {
     let random = &mut Random(seed);
     let config = draw_config(random);
@@ -151,7 +151,7 @@ fn run(seed: u64) -> u64 {
         };
         if !in_flight.is_empty() && random.below(60) == 0 {
             events.insert(0, Event::ForwardFailed(in_flight[0].0));
-            in_flight.clear(); // it stands in for their commits
+            in_flight.clear(); // the failure replaces their commits
         }
         let plan = schedule(&mut bench, step, events);
         bench.scheduler.check().unwrap();
@@ -169,7 +169,7 @@ fn run(seed: u64) -> u64 {
 }
 
 #[test]
-fn invariants_hold_and_everyone_ends_once() {
+fn invariants_hold_and_every_request_ends_once() {
     let seeds = if cfg!(miri) { 3 } else { 300 };
     let retracted: u64 = (0..seeds).map(run).sum();
     assert!(

@@ -1,14 +1,14 @@
-//! What steps append to texts and page tables is whole, however many steps nobody looks.
+//! Sequences and page tables are complete, however many steps pass before they are read.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::common::{Bench, arrival, config};
 use minisgl_core::Event;
 
-const ROWS: i64 = 40; // of more than two blocks of slots
+const ROWS: i64 = 40; // rows, in more than two blocks of slots
 const STEPS: i64 = 150;
 
-/// Requests of all lengths, one of five without overlap, so that it pauses every other step; `overlap` steps in flight.
+/// Runs requests of many lengths with `overlap` steps in flight. Every fifth forbids overlap, so it pauses in between.
 fn run(overlap: usize) {
     let mut bench = Bench::new(config(1, 20_000, ROWS as usize));
     let mut texts: HashMap<i64, Vec<i32>> = HashMap::new();
@@ -64,11 +64,11 @@ fn run(overlap: usize) {
 }
 
 #[test]
-fn without_overlap() {
+fn sequences_are_complete_without_overlap() {
     run(0);
 }
 
 #[test]
-fn with_overlap() {
+fn sequences_are_complete_with_overlap() {
     run(1);
 }

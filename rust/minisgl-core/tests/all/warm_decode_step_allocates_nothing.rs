@@ -1,4 +1,4 @@
-//! A decode step of a warm scheduler takes no memory from the allocator, with pages free and with pages evicted.
+//! A decode step of a warm scheduler allocates no memory, with free pages and with evictions.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -6,7 +6,7 @@ use std::cell::Cell;
 use crate::common::{self, Bench, arrival};
 use minisgl_core::{Config, Event};
 
-/// Counts what this thread asks for, so that the test harness's own threads do not matter.
+/// Allocator that counts this thread's allocations, so that threads of the test harness do not matter.
 struct Counting;
 
 thread_local! {
@@ -47,7 +47,8 @@ fn config(page_size: usize, num_pages: usize) -> Config {
     }
 }
 
-/// Allocations of each of `timed` decode steps, after `warm` others; `cached` prompts of one page fill the tree before.
+/// Returns the allocations of each of `timed` decode steps after `warm` others, with `cached` one-page prompts in the
+/// tree.
 fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, timed: i64) -> Vec<u64> {
     let mut bench = Bench::new(config(page_size, num_pages));
     let mut step = 0;
@@ -67,7 +68,7 @@ fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, tim
     let plan = bench.schedule(step, prompts.collect()).unwrap();
     assert_eq!(plan.num_rows, BATCH);
     bench.commit(step, plan.num_rows, 7).unwrap();
-    let mut found = Vec::with_capacity(timed as usize);
+    let mut counts = Vec::with_capacity(timed as usize);
     for at in 0..warm + timed {
         step += 1;
         let before = COUNT.with(Cell::get);
@@ -76,21 +77,21 @@ fn allocations(page_size: usize, num_pages: usize, cached: usize, warm: i64, tim
         let count = COUNT.with(Cell::get) - before;
         assert_eq!((plan.num_decode_rows, plan.num_rows), (BATCH, BATCH));
         if at >= warm {
-            found.push(count);
+            counts.push(count);
         }
     }
-    found
+    counts
 }
 
 #[test]
-fn the_count_counts() {
+fn counting_allocator_counts_an_allocation() {
     let before = COUNT.with(Cell::get);
     drop(std::hint::black_box(vec![1, 2, 3]));
     assert_eq!(COUNT.with(Cell::get) - before, 1);
 }
 
 #[test]
-fn with_free_pages() {
+fn decode_step_with_free_pages_allocates_nothing() {
     for page_size in [1, 4, 16] {
         let counts = allocations(page_size, 70_000, 0, 20, 300);
         assert_eq!(counts.iter().sum::<u64>(), 0, "page size {page_size}: {counts:?}");
@@ -98,7 +99,7 @@ fn with_free_pages() {
 }
 
 #[test]
-fn with_evictions() {
+fn decode_step_with_evictions_allocates_nothing() {
     let pages = 4000 + BATCH * LENGTH.div_ceil(16);
     let counts = allocations(16, pages, 4000, 20, 300);
     assert_eq!(counts.iter().sum::<u64>(), 0, "{counts:?}");

@@ -1,42 +1,42 @@
-//! The arguments of a call as JSON, however a model writes them: a reader that mends what it reads as it comes.
+//! Tool-call arguments as JSON, however a model writes them: an incremental reader that repairs them.
 //!
-//! It knows objects in JSON's way and objects whose strings have a quote of their own, with these mends: raw line breaks,
-//! wrong escapes and quotes within strings are escaped; other quotes, bare keys and bare values get quotes; Python's words
-//! become JSON's; commas that are too many, missing or doubled, and brackets that miss or do not match are put right.
+//! It reads JSON objects and objects whose strings have their own quote marks. Repairs: raw line breaks, wrong escapes
+//! and quotes inside strings are escaped; other quote marks, bare keys and bare values get JSON quotes; Python's
+//! literals become JSON's; surplus, missing or doubled commas and unmatched brackets are corrected.
 //!
-//! Invariants: what is JSON stays as it is, byte for byte; what is handed out is never taken back; what is handed out of an
-//! object that is `Whole` is JSON of one object; what cannot be mended is `Broken`, and what was handed out then is no
-//! JSON. No decision looks further than `LOOK` bytes ahead, so that the work is linear in the text.
+//! Invariants: valid JSON is unchanged, byte for byte; emitted output is never revised; the output of a `Whole` object
+//! is one JSON object; an object that cannot be repaired is `Broken`, and its output is not JSON. No decision looks
+//! further than `LOOK` bytes ahead, so that the work is linear in the text.
 
 use std::sync::Arc;
 
-use super::growing::End;
+use super::buffer::End;
 use super::literals::{is_scalar, json_string, quoted, typed};
 use super::parts::{Kinds, Tools};
 use crate::is_space;
 
 const LOOK: usize = 64;
-/// Parsers of JSON that clients have take at least as many brackets within each other.
+/// Maximum nesting depth of brackets. JSON parsers of clients accept at least as many.
 const MAX_DEPTH: usize = 100;
 
-/// Quotes around strings, and what ends these.
+/// Opening quote marks of strings, each with its closing one.
 const QUOTES: [(char, &str); 5] = [('"', "\""), ('\'', "'"), ('“', "”"), ('‘', "’"), ('`', "`")];
-/// Longer ones are no keys of a bare value's neighbour.
+/// Maximum length in bytes of a key that is recognized after a bare value.
 const MAX_KEY: usize = 128;
 
-/// How an object has ended.
+/// Result of reading an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// It is JSON.
+    /// Complete: the output is JSON.
     Whole,
-    /// It breaks off, or nobody knows what was meant.
+    /// Incomplete or ambiguous: the output is not JSON.
     Broken,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum State {
     Begin,
-    /// A key or an item may come, or the end of what is open.
+    /// Expects a key, an item or a closing bracket.
     Item,
     Key,
     Colon,
@@ -46,44 +46,44 @@ enum State {
         is_key: bool,
     },
     Bare,
-    /// Behind a value.
+    /// Expects a comma or a closing bracket after a value.
     Next,
 }
 
-/// An object or a list that has begun.
+/// An open object or list.
 struct Open {
     is_object: bool,
     has_items: bool,
     key: String,
 }
 
-/// Reads one object.
+/// Incremental reader of one argument object.
 pub(super) struct Reader {
     tools: Arc<Tools>,
     tool: String,
     markers: Vec<&'static str>,
-    /// Around strings, where it is not JSON's.
+    /// Quote mark of the format around strings, if it is not JSON's.
     quote: Option<&'static str>,
-    /// So many brackets are open around it.
+    /// Number of brackets open around the object.
     outer: usize,
     open: Vec<Open>,
     state: State,
-    /// White space before the next item, and the place of a comma in it.
+    /// White space before the next item, and the offset of a comma in it (`comma`).
     gap: String,
     comma: Option<usize>,
-    /// A bare key or value, the place of the last comma in it, and its open brackets.
+    /// Bare key or value so far, the offset of its last comma (`split`), and its open brackets (`nested`).
     word: String,
     split: Option<usize>,
     nested: usize,
-    /// So many times the first bracket came again.
+    /// Number of times that the first bracket was repeated.
     pub(super) doubled: usize,
-    /// JSON that is decided.
+    /// JSON output that is final and not yet taken.
     pub(super) out: String,
     pub(super) outcome: Option<Outcome>,
 }
 
 impl Reader {
-    /// `tool`: the name of the one whose schema says of which type a bare value is.
+    /// Creates a reader. `tool` names the tool whose schema gives the types of bare values.
     pub(super) fn new(
         markers: &[&'static str],
         tools: &Arc<Tools>,
@@ -111,7 +111,7 @@ impl Reader {
         }
     }
 
-    /// The JSON of an object that is there as a whole. None: it is none.
+    /// Repairs a complete object. Returns its JSON, or `None` if it cannot be repaired.
     pub(super) fn whole(text: &str, tools: &Arc<Tools>) -> Option<String> {
         let mut reader = Self::new(&[], tools, "", None, 0);
         let len = reader.read(text, Some(End::Whole));
@@ -119,15 +119,15 @@ impl Reader {
         (reader.outcome == Some(Outcome::Whole) && is_all).then_some(reader.out)
     }
 
-    /// Reads on in `text`, which begins where the last call stopped; `end`: no more comes. Returns how many bytes it
-    /// read: all but what may mean one thing or another.
+    /// Reads on in `text`, which begins where the last call stopped; `end` is set if no more follows. Returns the bytes
+    /// consumed: all but an ambiguous rest.
     pub(super) fn read(&mut self, text: &str, end: Option<End>) -> usize {
         let mut at = 0;
         while self.outcome.is_none() {
             match self.step(&text[at..], end) {
                 Some(len) => at += len,
                 None if end.is_some() => {
-                    self.outcome = Some(Outcome::Broken); // the beginning of what never came
+                    self.outcome = Some(Outcome::Broken); // an incomplete element at the end
                     at = text.len();
                 }
                 None => break,
@@ -136,7 +136,7 @@ impl Reader {
         at
     }
 
-    /// Returns how many bytes it took. None: more of the text is needed.
+    /// Reads one element and returns the bytes consumed, or `None` if more text is needed.
     fn step(&mut self, rest: &str, end: Option<End>) -> Option<usize> {
         match self.state {
             State::Text { quote, is_key } => return self.text(rest, end, quote, is_key),
@@ -187,7 +187,7 @@ impl Reader {
         }
     }
 
-    /// Whether a marker of the format comes next: no JSON does.
+    /// Returns whether a marker of the format, which is not JSON, comes next. `None` if more text is needed.
     fn is_marker(&self, rest: &str, ended: bool) -> Option<bool> {
         if self.markers.iter().any(|one| rest.starts_with(one)) {
             return Some(true);
@@ -196,7 +196,7 @@ impl Reader {
         (!may_come).then_some(false)
     }
 
-    /// Nothing of it comes any more: what is still open is closed, unless something is missing before.
+    /// Ends the object at a marker or the end of the text: closes open brackets, or sets `Broken` if incomplete.
     fn end(&mut self, by_marker: bool, end: End) -> usize {
         let is_done = self.state == State::Next || (self.state == State::Item && by_marker);
         if is_done && end == End::Whole {
@@ -232,15 +232,15 @@ impl Reader {
         Some(1)
     }
 
-    /// A bracket that closes: others that miss theirs before it are closed, too; one that closes nothing is dropped.
+    /// Handles a closing bracket: also closes unmatched ones inside it; drops one that closes nothing.
     fn close(&mut self, one: char, rest: &str, end: Option<End>) -> Option<usize> {
         let is_object = one == '}';
         let Some(at) = self.open.iter().rposition(|open| open.is_object == is_object) else {
             return Some(1);
         };
         if at == 0 && self.open.len() == 2 {
-            // it stands for the other bracket if more comes behind it
-            let mut ahead = Ahead::new(&rest[1..], end.is_some());
+            // a mistaken bracket if the outer object continues after it
+            let mut ahead = Lookahead::new(&rest[1..], end.is_some());
             if ahead.next()? == Some(b',') {
                 self.open.pop();
                 self.closed(!is_object);
@@ -275,7 +275,7 @@ impl Reader {
             ',' => self.state = State::Item,
             '}' | ']' => {}
             ':' | '=' => return self.broken(),
-            _ => self.state = State::Item, // without a comma
+            _ => self.state = State::Item, // a missing comma
         }
         if one == ',' {
             self.comma = Some(self.gap.len());
@@ -323,8 +323,8 @@ impl Reader {
             self.colon_found();
             return Some(1);
         }
-        if "\"'".contains(one) && Ahead::new(&rest[1..], end.is_some()).next()? == Some(b':') {
-            return Some(1); // a quote too many
+        if "\"'".contains(one) && Lookahead::new(&rest[1..], end.is_some()).next()? == Some(b':') {
+            return Some(1); // a surplus quote
         }
         if "{[-".contains(one) || one.is_ascii_digit() || self.begins_text(one, rest)? {
             self.colon_found();
@@ -351,8 +351,8 @@ impl Reader {
         let in_object = self.in_object();
         match one {
             '}' | ']' | ',' => {
-                let found = if self.kinds().is_text() { "\"\"" } else { "null" };
-                self.out.push_str(found);
+                let default = if self.kinds().is_text() { "\"\"" } else { "null" };
+                self.out.push_str(default);
                 self.state = State::Next;
                 Some(0)
             }
@@ -397,7 +397,7 @@ impl Reader {
     fn text_begin(&mut self, one: char, rest: &str, end: Option<End>, is_key: bool) -> Option<usize> {
         let own = QUOTES.iter().find(|(begin, _)| *begin == one).map(|(_, end)| *end);
         let quote = own.or(self.quote).unwrap_or("\"");
-        let mut len = quote.len(); // as long as what begins the string
+        let mut len = quote.len(); // the opening quote is as long as the closing one
         let behind = &rest[len..];
         let mut tripled = None;
         if quote.len() == 1 {
@@ -409,7 +409,7 @@ impl Reader {
                     tripled = Some(if one == '"' { "\"\"\"" } else { "'''" });
                     len = 3;
                 } else if third.starts_with(char::is_alphanumeric) {
-                    len = 2; // doubled
+                    len = 2; // a doubled quote
                 }
             }
         }
@@ -422,13 +422,13 @@ impl Reader {
         Some(len)
     }
 
-    /// More of the inside of a string.
+    /// Reads more of the inside of a string.
     fn text(&mut self, rest: &str, end: Option<End>, quote: &'static str, is_key: bool) -> Option<usize> {
         let first = quote.as_bytes()[0];
         let is_plain = |byte: u8| byte != first && byte >= b' ' && !b"\"\\".contains(&byte);
         let len = rest.bytes().position(|byte| !is_plain(byte)).unwrap_or(rest.len());
         if len > 0 {
-            return Some(self.say(&rest[..len], len, is_key));
+            return Some(self.push_json(&rest[..len], len, is_key));
         }
         let Some(one) = rest.chars().next() else {
             return end.and_then(|_| self.broken());
@@ -439,31 +439,31 @@ impl Reader {
                 self.state = if is_key { State::Colon } else { State::Next };
                 return Some(quote.len());
             }
-            let mut ahead = Ahead::new(behind, end.is_some());
+            let mut ahead = Lookahead::new(behind, end.is_some());
             if is_key || matches!(ahead.next()?, Some(b',' | b':' | b'}' | b']')) {
-                return self.broken(); // it ends the string, or it does not
+                return self.broken(); // ambiguous: it may or may not end the string
             }
             let inner = quoted(quote);
-            return Some(self.say(&inner[1..inner.len() - 1], quote.len(), is_key));
+            return Some(self.push_json(&inner[1..inner.len() - 1], quote.len(), is_key));
         }
         if end.is_none() && quote.starts_with(rest) {
             return None;
         }
         match one {
-            '\\' if quote.len() > 3 => Some(self.say("\\\\", 1, is_key)), // no escapes there
+            '\\' if quote.len() > 3 => Some(self.push_json("\\\\", 1, is_key)), // such strings have no escapes
             '\\' => self.escape(rest, end, is_key),
-            '"' => Some(self.say("\\\"", 1, is_key)),
+            '"' => Some(self.push_json("\\\"", 1, is_key)),
             _ => {
                 if one == '\n' && self.breaks_off(&rest[1..], end.is_some())? {
                     return self.broken();
                 }
                 let inner = quoted(&rest[..one.len_utf8()]);
-                Some(self.say(&inner[1..inner.len() - 1], one.len_utf8(), is_key))
+                Some(self.push_json(&inner[1..inner.len() - 1], one.len_utf8(), is_key))
             }
         }
     }
 
-    fn say(&mut self, json: &str, len: usize, is_key: bool) -> usize {
+    fn push_json(&mut self, json: &str, len: usize, is_key: bool) -> usize {
         self.out.push_str(json);
         if is_key && let Some(open) = self.open.last_mut() {
             open.key.push_str(json);
@@ -491,16 +491,16 @@ impl Reader {
             Some(b'\'') => ("'", 2),
             Some(b'u') => match (code(rest), rest.get(6..).and_then(code)) {
                 (Some(0xd800..0xdc00), Some(0xdc00..0xe000)) => (&rest[..12], 12),
-                (Some(0xd800..0xe000), _) => ("\\ufffd", 6), // half a character
+                (Some(0xd800..0xe000), _) => ("\\ufffd", 6), // lone surrogate
                 (Some(_), _) => (&rest[..6], 6),
                 (None, _) => ("\\\\", 1),
             },
             _ => ("\\\\", 1),
         };
-        Some(self.say(json, len, is_key))
+        Some(self.push_json(json, len, is_key))
     }
 
-    /// Whether a line of a string that has raw line breaks begins with the end of the call: then its quote is missing.
+    /// Returns whether the call ends at the start of this line inside a string: then the closing quote is missing.
     fn breaks_off(&self, behind: &str, ended: bool) -> Option<bool> {
         if !self.is_marker(behind, ended)? {
             return Some(false);
@@ -508,14 +508,14 @@ impl Reader {
         let len = (self.markers.iter().filter(|one| behind.starts_with(**one)))
             .map(|one| one.len())
             .max();
-        let mut ahead = Ahead::new(&behind[len.unwrap_or(0)..], ended);
+        let mut ahead = Lookahead::new(&behind[len.unwrap_or(0)..], ended);
         let is_end = ahead.next()?.is_none() && ahead.is_at_end();
         Some(is_end || self.is_marker(ahead.rest(), ended)?)
     }
 
-    /// Whether a quote before `behind` ends its string: only where an object could go on so.
+    /// Returns whether the quote before `behind` ends its string, which is so only where an object could continue.
     fn closes(&self, behind: &str, is_key: bool, ended: bool) -> Option<bool> {
-        let mut ahead = Ahead::new(behind, ended);
+        let mut ahead = Lookahead::new(behind, ended);
         let Some(next) = ahead.next()? else { return Some(true) };
         if is_key {
             return Some(b":={[-0123456789".contains(&next) || self.starts_quote(ahead)?);
@@ -552,8 +552,8 @@ impl Reader {
         }
     }
 
-    /// Whether a quote comes next; None: more of the text is needed.
-    fn starts_quote(&self, ahead: Ahead<'_>) -> Option<bool> {
+    /// Returns whether a quote mark comes next, or `None` if more text is needed.
+    fn starts_quote(&self, ahead: Lookahead<'_>) -> Option<bool> {
         let rest = ahead.rest();
         if rest.starts_with(QUOTES.map(|(begin, _)| begin)) {
             return Some(true);
@@ -563,8 +563,8 @@ impl Reader {
         (!may_come).then(|| rest.starts_with(quote))
     }
 
-    /// Whether a key and a colon come next. What is too long to be looked at may be a key.
-    fn key_follows(&self, mut ahead: Ahead<'_>) -> Option<bool> {
+    /// Returns whether a key and a colon come next. True if the key is longer than the lookahead.
+    fn key_follows(&self, mut ahead: Lookahead<'_>) -> Option<bool> {
         let rest = ahead.rest();
         let own = self.quote.filter(|quote| rest.starts_with(quote));
         let other = QUOTES.iter().find(|(begin, _)| rest.starts_with(*begin));
@@ -629,7 +629,7 @@ impl Reader {
         self.state = State::Colon;
     }
 
-    /// More of a value without quotes; a comma may belong to it where no key follows.
+    /// Reads more of a bare value. A comma may belong to it if no key follows.
     fn bare(&mut self, rest: &str, end: Option<End>) -> Option<usize> {
         let belongs = |one: char| one.is_alphanumeric() || is_space(one) || "_-.+".contains(one);
         let len = rest.find(|one| !belongs(one)).unwrap_or(rest.len());
@@ -685,7 +685,7 @@ impl Reader {
         Some(one.len_utf8())
     }
 
-    /// The length of a value, and the key behind it, where the word is `value, key` or `number key`.
+    /// Returns the value's length and the key after it if the bare word is `value, key` or `number key`.
     fn key_in_word(&self) -> Option<(usize, String)> {
         let is_name = |text: &str| {
             let belongs = |one: char| one.is_alphanumeric() || "_-$@".contains(one);
@@ -705,7 +705,7 @@ impl Reader {
         (is_name(key) && is_scalar(word[..at].trim())).then(|| (at, (*key).to_owned()))
     }
 
-    /// The word is a value, with a comma behind it where nothing else follows that.
+    /// Ends a bare value and writes it as JSON. A comma at its end separates items.
     fn bare_end(&mut self, len: usize) -> usize {
         let word = std::mem::take(&mut self.word);
         let comma = self.split.filter(|at| word[at + 1..].trim().is_empty());
@@ -716,8 +716,8 @@ impl Reader {
         self.state = if comma.is_some() { State::Item } else { State::Next };
         self.gap += &comma.map_or_else(String::new, |at| json_spaces(&word[at + 1..]));
         let kinds = match self.quote {
-            None if is_scalar(value) => Kinds::default(), // JSON says its types
-            Some(_) if matches!(value, "null" | "None") => Kinds::default(), // a text has quotes
+            None if is_scalar(value) => Kinds::default(), // a JSON literal has its type
+            Some(_) if matches!(value, "null" | "None") => Kinds::default(), // a string would have quotes
             _ => self.kinds(),
         };
         if self.quote.is_some() {
@@ -729,20 +729,20 @@ impl Reader {
     }
 }
 
-/// What comes next, looked at and not taken.
+/// Lookahead at the coming text, without consuming it.
 #[derive(Clone, Copy)]
-struct Ahead<'a> {
+struct Lookahead<'a> {
     text: &'a str,
     at: usize,
     ended: bool,
 }
 
-impl<'a> Ahead<'a> {
+impl<'a> Lookahead<'a> {
     fn new(text: &'a str, ended: bool) -> Self {
         Self { text, at: 0, ended }
     }
 
-    /// The next byte that is no white space; Some(None): there is none, or not within `LOOK`. None: it is not there yet.
+    /// Skips white space and returns the next byte. `Some(None)`: none within `LOOK` bytes; `None`: needs more text.
     fn next(&mut self) -> Option<Option<u8>> {
         while let Some(byte) = self.text.as_bytes().get(self.at).filter(|_| self.at < LOOK) {
             if !byte.is_ascii_whitespace() {

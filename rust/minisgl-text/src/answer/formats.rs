@@ -1,107 +1,107 @@
-//! The formats in which models write tool calls and what they think: a row each. Rows are data for the parser (`run`),
-//! the grammars and the texts about tools (`tools`).
+//! Table of the formats in which models write tool calls and reasoning, one row each. Rows are data for the parser
+//! (`run`), the grammars and the tool instructions in prompts (`tools`).
 
-/// A format of tool calls. White space at the ends of literals is what models write there; any other is read as well.
+/// A tool-call format. White space at the ends of literals is what models write; the parser accepts any other.
 #[derive(Debug)]
 pub struct ToolFormat {
-    /// Its name for `--tool-call-parser`.
+    /// Value for `--tool-call-parser`.
     pub name: &'static str,
-    /// Names of the same in vLLM and SGLang.
+    /// Names of this format in vLLM and SGLang.
     pub aliases: &'static [&'static str],
-    /// It is a template's if all strings of one of these lists are in that.
+    /// Strings that identify a chat template of this format: all of one list must be in it.
     pub detected_by: &'static [&'static [&'static str]],
-    /// It is a tokenizer's if `begin` is one of its tokens.
+    /// Whether a tokenizer that has `begin` as a token implies this format.
     pub by_token: bool,
-    /// A token without which it is the next format of the name.
+    /// Token that the tokenizer must have; without it, the next format of the same name applies.
     pub needs: Option<&'static str>,
-    /// Before calls; empty: calls have no marker, and stand at the beginning of an answer.
+    /// Marker before calls. If empty, calls have no marker and begin the output.
     pub begin: &'static str,
-    /// Other texts that calls begin with.
+    /// Other markers with which calls may begin.
     pub also: &'static [&'static str],
-    /// Behind calls.
+    /// Marker after calls.
     pub end: &'static str,
-    /// How a call is written in between.
+    /// Syntax of a call, between the markers.
     pub call: Call,
-    /// Between calls.
+    /// Syntax of several calls.
     pub many: Many,
-    /// Whether a list of Python calls is read, too.
+    /// Whether a list of Python calls is accepted, too.
     pub python: bool,
-    /// How ids of calls look.
+    /// Format of call ids.
     pub id: CallId,
 }
 
-/// How a call is written. Objects with `name` and `arguments` are read everywhere.
+/// Syntax of one call. Objects with `name` and `arguments` are accepted in every format.
 #[derive(Debug)]
 pub enum Call {
-    /// `{"name": ..., "arguments": {...}}`, with these two keys.
+    /// JSON object `{"name": ..., "arguments": {...}}`, with these two keys.
     Object(&'static str, &'static str),
-    /// `[name(argument=value)]`.
+    /// Python call: `[name(argument=value)]`.
     Python,
-    /// These one after the other.
+    /// Sequence of these pieces.
     Pattern(&'static [Piece]),
-    /// A message of gpt-oss to the tool.
+    /// Message to the tool in gpt-oss's Harmony format.
     Harmony,
 }
 
-/// A part of a pattern.
+/// Element of a call's pattern.
 #[derive(Debug)]
 pub enum Piece {
-    /// This text.
+    /// Literal text.
     Lit(&'static str),
-    /// This text, which models leave out at times.
+    /// Literal text that models sometimes omit.
     Opt(&'static str),
-    /// The tool's name.
+    /// Name of the tool.
     Name,
-    /// The number of the call in the answer.
+    /// Index of the call in the output.
     Index,
-    /// A text and a word that say nothing, or neither.
+    /// Optional literal and a word after it; both are ignored.
     Skip(&'static str),
-    /// A JSON object.
+    /// JSON object of arguments.
     Arguments,
-    /// One argument after the other.
+    /// Arguments one after the other, each with its own markers.
     Parameters(Parameter),
-    /// An object whose keys have no quotes and whose strings have these around them.
+    /// Object with unquoted keys, and with this quote mark around strings.
     Unquoted(&'static str),
 }
 
-/// How an argument is written.
+/// Syntax of one argument: markers around its name and its value.
 #[derive(Debug)]
 pub struct Parameter {
-    /// Before its name.
+    /// Marker before the name.
     pub begin: &'static str,
-    /// Behind its name.
+    /// Marker after the name.
     pub named: &'static str,
-    /// Before its value.
+    /// Marker before the value.
     pub value: &'static str,
-    /// Behind its value.
+    /// Marker after the value.
     pub end: &'static str,
-    /// A line break belongs to the markers around a value.
+    /// Whether a line break belongs to the markers around a value.
     pub in_lines: bool,
 }
 
-/// How several calls stand together.
+/// Syntax of several calls.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Many {
-    /// Each with its own marker, and this in between.
+    /// Each call with its own markers, and this separator.
     Apart(&'static str),
-    /// In one pair of markers, and this in between.
+    /// All calls in one pair of markers, with this separator.
     Together(&'static str),
-    /// In a list in one pair of markers.
+    /// All calls as a list in one pair of markers.
     Listed,
 }
 
-/// How ids of calls look.
+/// Format of call ids.
 #[derive(Debug, PartialEq, Eq)]
 pub enum CallId {
     /// `call_` and 24 hexadecimal digits.
     Hex,
-    /// Nine letters and digits: templates of Mistral refuse others.
+    /// Nine letters and digits. Chat templates of Mistral reject other ids.
     Nine,
-    /// `functions.NAME:INDEX`, which templates of Kimi show.
+    /// `functions.NAME:INDEX`, as in chat templates of Kimi.
     Counted,
 }
 
-/// For models without a format of their own.
+/// Plain JSON calls, for models without a format of their own.
 const PLAIN: ToolFormat = ToolFormat {
     name: "json",
     aliases: &[],
@@ -117,7 +117,7 @@ const PLAIN: ToolFormat = ToolFormat {
     id: CallId::Hex,
 };
 
-/// What messages of gpt-oss have around and in their heads.
+/// Markers around and in the headers of gpt-oss messages.
 pub const HARMONY: &[&str] = &[
     "<|start|>",
     "<|channel|>",
@@ -128,7 +128,7 @@ pub const HARMONY: &[&str] = &[
     "<|return|>",
 ];
 
-/// All of them. Of several that a template may have, the first counts.
+/// All tool-call formats. The first that matches a chat template applies; the last is plain JSON.
 pub static TOOL_FORMATS: &[ToolFormat] = &[
     ToolFormat {
         name: "harmony",
@@ -371,26 +371,26 @@ pub static TOOL_FORMATS: &[ToolFormat] = &[
     PLAIN,
 ];
 
-/// The markers around what a model thinks.
+/// Format of a model's reasoning: the markers around it.
 #[derive(Debug)]
 pub struct Thinking {
-    /// Its name for `--reasoning-parser`.
+    /// Value for `--reasoning-parser`.
     pub name: &'static str,
-    /// Names of the same in vLLM and SGLang.
+    /// Names of this format in vLLM and SGLang.
     pub aliases: &'static [&'static str],
-    /// Before it.
+    /// Marker before the reasoning.
     pub begin: &'static str,
-    /// Behind it.
+    /// Marker after the reasoning.
     pub end: &'static str,
-    /// A template that has this thinks so.
+    /// String that identifies a chat template of this format.
     pub detected_by: &'static str,
-    /// What of the markers may be a special token.
+    /// Parts of the markers that may be special tokens.
     pub tokens: &'static [&'static str],
-    /// An answer begins within it, whether or not the prompt shows that it has begun.
+    /// Whether the output begins inside the reasoning, even if the prompt does not open it.
     pub is_open: bool,
 }
 
-/// All of them. Of several that a template may have, the first counts.
+/// All reasoning formats. The first that matches a chat template applies.
 pub static THINKING: &[Thinking] = &[
     Thinking {
         name: "harmony",
@@ -449,12 +449,12 @@ pub static THINKING: &[Thinking] = &[
 ];
 
 impl ToolFormat {
-    /// The one of a name, for a tokenizer with these tokens.
+    /// Returns the format with this name or alias that fits a tokenizer with these tokens.
     pub fn named(name: &str, has_token: impl Fn(&str) -> bool) -> Option<&'static Self> {
         (TOOL_FORMATS.iter()).find(|one| (one.name == name || one.aliases.contains(&name)) && one.fits(&has_token))
     }
 
-    /// The one of a name, or, if that is auto, that a model has.
+    /// Returns the format `name`, or, for "auto", the one detected from the chat template and the tokens.
     pub fn find(name: &str, template: &str, has_token: impl Fn(&str) -> bool) -> Option<&'static Self> {
         match name {
             "auto" => Some(Self::detect(template, has_token)),
@@ -462,79 +462,79 @@ impl ToolFormat {
         }
     }
 
-    /// The one that a model has by its template and its tokens.
+    /// Detects the format from the chat template and the tokens. Returns plain JSON if none matches.
     pub fn detect(template: &str, has_token: impl Fn(&str) -> bool) -> &'static Self {
         let has = |all: &&[&str]| all.iter().all(|one| template.contains(one));
-        let found = TOOL_FORMATS.iter().position(|one| {
+        let index = TOOL_FORMATS.iter().position(|one| {
             let is_its = one.detected_by.iter().any(has) || (one.by_token && has_token(one.begin.trim()));
             is_its && one.fits(&has_token)
         });
-        &TOOL_FORMATS[found.unwrap_or(TOOL_FORMATS.len() - 1)] // the last one is plain JSON
+        &TOOL_FORMATS[index.unwrap_or(TOOL_FORMATS.len() - 1)] // the last one is plain JSON
     }
 
-    /// What calls begin with.
+    /// Returns the markers with which calls begin.
     pub(super) fn openings(&self) -> Vec<&'static str> {
-        let found = [self.begin.trim()].into_iter().chain(self.also.iter().copied());
-        found.filter(|one| !one.is_empty()).collect()
+        let all = [self.begin.trim()].into_iter().chain(self.also.iter().copied());
+        all.filter(|one| !one.is_empty()).collect()
     }
 
-    /// Whether `marker` is a part of a call, not one before calls.
+    /// Returns true if `marker` is part of a call, not a marker before calls.
     pub(super) fn begins_call(&self, marker: &str) -> bool {
         matches!(&self.call, Call::Pattern([Piece::Lit(first), ..]) if first.trim() == marker)
     }
 
-    /// What stands behind calls and their arguments.
+    /// Returns the markers after calls and their arguments.
     pub(super) fn closers(&self) -> Vec<&'static str> {
-        let mut found = vec![self.end];
+        let mut all = vec![self.end];
         if let Call::Pattern(pieces) = &self.call {
             let is_value = |one: &Piece| matches!(one, Piece::Arguments | Piece::Parameters(_) | Piece::Unquoted(_));
             let behind = pieces.iter().position(is_value).map_or(pieces.len(), |at| at);
             for piece in &pieces[behind..] {
                 match piece {
-                    Piece::Lit(text) => found.push(text),
-                    Piece::Parameters(one) => found.push(one.end),
+                    Piece::Lit(text) => all.push(text),
+                    Piece::Parameters(one) => all.push(one.end),
                     _ => {}
                 }
             }
         }
-        let found = found.into_iter().map(str::trim);
-        found.filter(|one| one.starts_with('<')).collect()
+        let all = all.into_iter().map(str::trim);
+        all.filter(|one| one.starts_with('<')).collect()
     }
 
     fn fits(&self, has_token: impl Fn(&str) -> bool) -> bool {
         self.needs.is_none_or(has_token)
     }
 
-    /// All that the parser looks for.
+    /// Returns all markers that the parser looks for.
     pub fn markers(&self) -> Vec<&'static str> {
-        let mut found = vec![self.begin, self.end];
-        found.extend(self.also);
+        let mut all = vec![self.begin, self.end];
+        all.extend(self.also);
         if let Call::Pattern(pieces) = &self.call {
             for piece in *pieces {
                 match piece {
                     Piece::Lit(text) | Piece::Opt(text) | Piece::Skip(text) | Piece::Unquoted(text) => {
-                        found.push(text);
+                        all.push(text);
                     }
-                    Piece::Parameters(one) => found.extend([one.begin, one.named, one.value, one.end]),
+                    Piece::Parameters(one) => all.extend([one.begin, one.named, one.value, one.end]),
                     Piece::Name | Piece::Index | Piece::Arguments => {}
                 }
             }
         }
-        let mut found: Vec<&str> = found.into_iter().map(str::trim).filter(|one| !one.is_empty()).collect();
-        found.dedup();
-        found
+        let mut all: Vec<&str> = all.into_iter().map(str::trim).filter(|one| !one.is_empty()).collect();
+        all.dedup();
+        all
     }
 }
 
 impl Thinking {
-    /// The one of a name.
+    /// Returns the reasoning format with this name or alias.
     pub fn named(name: &str) -> Option<&'static Self> {
         THINKING
             .iter()
             .find(|one| one.name == name || one.aliases.contains(&name))
     }
 
-    /// The one that a model has by its template.
+    /// Detects the reasoning format from the chat template. `None` if the model does not reason in a known format.
     pub fn detect(template: &str) -> Option<&'static Self> {
         THINKING.iter().find(|one| template.contains(one.detected_by))
     }

@@ -1,4 +1,4 @@
-//! Values of calls as JSON: strings, objects, and Python's literals.
+//! Argument values as JSON: strings, objects and Python's literals.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -10,12 +10,12 @@ use super::parts::Kinds;
 
 const MAX_DEPTH: usize = 64;
 
-/// What a JSON string says; control characters may stand in it as they are.
+/// Returns the value of a JSON string, or `None` if it is not valid. Raw control characters are accepted.
 pub(super) fn json_string(text: &str) -> Option<String> {
     serde_json::from_str(&escaped_controls(text)).ok()
 }
 
-/// Whether it is a number or a word of JSON, or one of Python's words.
+/// Returns true for a JSON number, true, false or null, and for Python's True, False and None.
 pub(super) fn is_scalar(text: &str) -> bool {
     matches!(text, "True" | "False" | "None") || (!text.starts_with(['"', '{', '[']) && is_json(text))
 }
@@ -41,47 +41,47 @@ fn escaped_controls(text: &str) -> std::borrow::Cow<'_, str> {
     found.into()
 }
 
-/// A value that has no types of its own, as JSON of one of `kinds`. A text stays as it is, white space included.
+/// Returns an untyped value as JSON of one of the types `kinds`. A string keeps its white space.
 pub(super) fn typed(text: &str, kinds: &Kinds) -> String {
     let inner = text.trim();
     let spelled = match inner.to_ascii_lowercase().as_str() {
-        found @ ("true" | "false" | "null") => found.to_owned(),
+        value @ ("true" | "false" | "null") => value.to_owned(),
         "none" => "null".to_owned(),
         _ => inner.to_owned(),
     };
     let mut literals = Literals { rest: inner };
     match serde_json::from_str::<Value>(&spelled) {
-        Ok(Value::Number(found)) if kinds.is_whole() => whole(&found).unwrap_or(spelled),
-        Ok(found) if kinds.allow(&found) || !kinds.has_text() => spelled,
+        Ok(Value::Number(value)) if kinds.is_whole() => whole(&value).unwrap_or(spelled),
+        Ok(value) if kinds.allow(&value) || !kinds.has_text() => spelled,
         Ok(_) => quoted(text),
         Err(_) if inner.starts_with(['{', '[']) => {
-            let found = literals.literal(MAX_DEPTH).filter(|_| literals.rest.trim().is_empty());
-            found.unwrap_or_else(|| quoted(text))
+            let value = literals.literal(MAX_DEPTH).filter(|_| literals.rest.trim().is_empty());
+            value.unwrap_or_else(|| quoted(text))
         }
         Err(_) if kinds.is_number() => {
             let sign = if inner.starts_with('-') { "-" } else { "" };
             let body = inner.strip_prefix(['-', '+']).unwrap_or(inner);
-            let digits = body.trim_start_matches('0'); // Python has no number that begins with 0
+            let digits = body.trim_start_matches('0'); // Python has no decimal numbers with leading zeros
             literals.rest = match digits.chars().next() {
                 None if !body.is_empty() => "0",
                 Some('.' | '0'..='9') => digits,
                 _ => body,
             };
             let has_one_sign = !body.starts_with(['-', '+']);
-            let found = literals.number().filter(|_| literals.rest.is_empty() && has_one_sign);
-            found.map_or_else(|| quoted(text), |found| format!("{sign}{found}"))
+            let value = literals.number().filter(|_| literals.rest.is_empty() && has_one_sign);
+            value.map_or_else(|| quoted(text), |value| format!("{sign}{value}"))
         }
         Err(_) => quoted(text),
     }
 }
 
-/// A number without a fraction, written as an integer.
+/// Returns a float without a fraction, written as an integer. `None` for other numbers.
 fn whole(number: &Number) -> Option<String> {
-    let found = number.as_f64().filter(|_| number.is_f64())?;
-    (found.fract() == 0.0 && found.abs() < 9e15).then(|| format!("{found:.0}"))
+    let value = number.as_f64().filter(|_| number.is_f64())?;
+    (value.fract() == 0.0 && value.abs() < 9e15).then(|| format!("{value:.0}"))
 }
 
-/// JSON of `(name=literal, ...)`; None if that is not what it is.
+/// Returns the JSON object of `(name=literal, ...)`, or `None` if the text is not of that form.
 pub(super) fn python_arguments(text: &str) -> Option<String> {
     let mut rest = Literals {
         rest: text.strip_prefix('(')?,
@@ -95,18 +95,18 @@ pub(super) fn python_arguments(text: &str) -> Option<String> {
     rest.rest.trim().is_empty().then(|| format!("{{{}}}", found.join(", ")))
 }
 
-/// JSON of a text.
+/// Returns `text` as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
 
-/// Python's literals.
+/// Parser of Python literals.
 struct Literals<'a> {
     rest: &'a str,
 }
 
 impl<'a> Literals<'a> {
-    /// Whether `text` comes next, behind white space; then it is taken.
+    /// Skips white space, and consumes `text` if it comes next. Returns true if it did.
     fn comes(&mut self, text: &str) -> bool {
         self.rest = self.rest.trim_start();
         let behind = self.rest.strip_prefix(text);
@@ -114,7 +114,7 @@ impl<'a> Literals<'a> {
         behind.is_some()
     }
 
-    /// The beginning of the rest of which `belongs` holds, if there is one.
+    /// Consumes the longest prefix whose characters satisfy `belongs`. `None` if it is empty.
     fn run_of(&mut self, belongs: impl Fn(char) -> bool) -> Option<&'a str> {
         let (found, rest) = self
             .rest
@@ -123,20 +123,20 @@ impl<'a> Literals<'a> {
         (!found.is_empty()).then_some(found)
     }
 
-    /// The next character.
+    /// Consumes the next character.
     fn next(&mut self) -> Option<char> {
-        let one = self.rest.chars().next()?;
-        self.rest = &self.rest[one.len_utf8()..];
-        Some(one)
+        let next = self.rest.chars().next()?;
+        self.rest = &self.rest[next.len_utf8()..];
+        Some(next)
     }
 
     fn word(&mut self) -> Option<&'a str> {
         self.rest = self.rest.trim_start();
-        let found = self.run_of(|one| one.is_alphanumeric() || one == '_')?;
-        (!found.starts_with(|first: char| first.is_numeric())).then_some(found)
+        let word = self.run_of(|one| one.is_alphanumeric() || one == '_')?;
+        (!word.starts_with(|first: char| first.is_numeric())).then_some(word)
     }
 
-    /// As JSON.
+    /// Parses one literal, nested at most `depth` deep, and returns it as JSON. `None` if it is not a literal.
     fn literal(&mut self, depth: usize) -> Option<String> {
         let depth = depth.checked_sub(1)?;
         self.rest = self.rest.trim_start();
@@ -147,7 +147,7 @@ impl<'a> Literals<'a> {
                 let end = if bracket == '[' { "]" } else { ")" };
                 let (mut items, has_comma) = self.items(end, |rest| rest.literal(depth))?;
                 if bracket == '(' && items.len() == 1 && !has_comma {
-                    return items.pop(); // only in parentheses
+                    return items.pop(); // a value in parentheses, no tuple
                 }
                 Some(format!("[{}]", items.join(", ")))
             }
@@ -163,7 +163,7 @@ impl<'a> Literals<'a> {
             '-' | '+' | '.' | '0'..='9' => self.number(),
             _ => {
                 let word = self.word()?;
-                let found = match word {
+                let literal = match word {
                     "True" | "true" => "true",
                     "False" | "false" => "false",
                     "None" | "null" => "null",
@@ -173,12 +173,12 @@ impl<'a> Literals<'a> {
                     }
                     _ => return None,
                 };
-                Some(found.to_owned())
+                Some(literal.to_owned())
             }
         }
     }
 
-    /// All up to `end`, with commas in between, and whether one stands behind the last.
+    /// Parses comma-separated items up to `end`. Returns them, and whether a comma follows the last.
     fn items(&mut self, end: &str, mut item: impl FnMut(&mut Self) -> Option<String>) -> Option<(Vec<String>, bool)> {
         let (mut found, mut has_comma) = (Vec::new(), true);
         while !self.comes(end) {
@@ -208,7 +208,7 @@ impl<'a> Literals<'a> {
         }
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             let is_decimal = text == "0" || !text.starts_with('0');
-            return is_decimal.then(|| format!("{sign}{text}")); // of any size, as JSON has them
+            return is_decimal.then(|| format!("{sign}{text}")); // of any size, as in JSON
         }
         if text.ends_with(['e', 'E']) && self.rest.starts_with(['+', '-']) {
             text.push_str(&self.rest[..1]);
@@ -218,19 +218,19 @@ impl<'a> Literals<'a> {
         if text.chars().any(|one| one.is_alphabetic() && !"eE".contains(one)) {
             return None;
         }
-        let found: f64 = format!("{sign}{text}").parse().ok()?;
-        Number::from_f64(found).map(|found| found.to_string())
+        let value: f64 = format!("{sign}{text}").parse().ok()?;
+        Number::from_f64(value).map(|value| value.to_string())
     }
 
-    /// Strings behind each other are one.
+    /// Parses adjacent string literals as one string, as Python does.
     fn strings(&mut self) -> Option<String> {
-        let mut found = self.string(false)?;
+        let mut joined = self.string(false)?;
         loop {
             self.rest = self.rest.trim_start();
             if !self.rest.starts_with(['"', '\'']) {
-                return Some(quoted(&found));
+                return Some(quoted(&joined));
             }
-            found += &self.string(false)?;
+            joined += &self.string(false)?;
         }
     }
 
@@ -239,29 +239,29 @@ impl<'a> Literals<'a> {
             .into_iter()
             .find(|quote| self.rest.starts_with(quote))?;
         self.rest = &self.rest[quote.len()..];
-        let mut found = String::new();
+        let mut text = String::new();
         loop {
             if let Some(rest) = self.rest.strip_prefix(quote) {
                 self.rest = rest;
-                return Some(found);
+                return Some(text);
             }
-            let one = self.next()?;
-            if one != '\\' {
-                found.push(one);
+            let next = self.next()?;
+            if next != '\\' {
+                text.push(next);
                 continue;
             }
             if is_raw {
-                found.extend([one, self.next()?]);
+                text.extend([next, self.next()?]);
             } else {
-                self.escape(&mut found)?;
+                self.escape(&mut text)?;
             }
         }
     }
 
-    /// What is behind a backslash. Unknown ones stay as they are, as in Python.
+    /// Parses the escape sequence after a backslash. Unknown ones stay as they are, as in Python.
     fn escape(&mut self, found: &mut String) -> Option<()> {
-        let one = self.next()?;
-        let len = match one {
+        let next = self.next()?;
+        let len = match next {
             'x' => 2,
             'u' => 4,
             'U' => 8,
@@ -271,12 +271,12 @@ impl<'a> Literals<'a> {
             let digits = self
                 .rest
                 .get(..len)
-                .filter(|digits| digits.bytes().all(|one| one.is_ascii_hexdigit()))?;
+                .filter(|digits| digits.bytes().all(|next| next.is_ascii_hexdigit()))?;
             self.rest = &self.rest[len..];
             found.push(char::from_u32(u32::from_str_radix(digits, 16).ok()?)?);
             return Some(());
         }
-        let one = match one {
+        let next = match next {
             'n' => '\n',
             't' => '\t',
             'r' => '\r',
@@ -284,7 +284,7 @@ impl<'a> Literals<'a> {
             'b' => '\x08',
             'f' => '\x0c',
             'v' => '\x0b',
-            '\\' | '\'' | '"' => one,
+            '\\' | '\'' | '"' => next,
             '\n' => return Some(()),
             '0'..='7' => {
                 let more = self
@@ -293,17 +293,17 @@ impl<'a> Literals<'a> {
                     .take(2)
                     .take_while(|byte| (b'0'..=b'7').contains(byte))
                     .count();
-                let code = u32::from_str_radix(&format!("{one}{}", &self.rest[..more]), 8).ok()?;
+                let code = u32::from_str_radix(&format!("{next}{}", &self.rest[..more]), 8).ok()?;
                 self.rest = &self.rest[more..];
                 char::from_u32(code)?
             }
-            'N' => return None, // by name
+            'N' => return None, // named characters are not supported
             other => {
                 found.push('\\');
                 other
             }
         };
-        found.push(one);
+        found.push(next);
         Some(())
     }
 }

@@ -1,11 +1,11 @@
-//! From the text of an answer to its parts: content, reasoning, tool calls.
+//! Parsing of a model's output into parts: content, reasoning and tool calls.
 //!
-//! Invariants: whatever pieces the text comes in, the parts joined are the same; no character of the text is lost but the
-//! markers around reasoning and calls; a call that is no call is text.
+//! Invariants: the concatenated parts do not depend on the chunks in which the text arrives; no character is lost but
+//! the markers around reasoning and calls; a malformed call is content.
 
 mod arguments;
+mod buffer;
 mod formats;
-mod growing;
 mod literals;
 mod parts;
 mod run;
@@ -14,15 +14,15 @@ mod values;
 
 use std::sync::Arc;
 
+pub use buffer::End;
 pub use formats::{Call, CallId, HARMONY, Many, Parameter, Piece, THINKING, TOOL_FORMATS, Thinking, ToolFormat};
-pub use growing::End;
 pub use parts::{Part, Tools};
 pub use scan::ContentScan;
 
-/// Draws a new id: so many characters of these.
+/// Generator of ids: returns that many random characters of the given alphabet.
 pub type NewId = Box<dyn FnMut(usize, &str) -> String + Send>;
 
-/// Takes the text of one answer apart.
+/// Incremental parser of one model output.
 pub struct AnswerParser {
     running: run::Running,
     format: Option<&'static ToolFormat>,
@@ -30,7 +30,8 @@ pub struct AnswerParser {
 }
 
 impl AnswerParser {
-    /// `thinking` with whether the answer begins within it, Some(false): behind it; None: the answer shows it.
+    /// Creates a parser. With `thinking` comes whether the output begins inside (`Some(true)`) or after (`Some(false)`)
+    /// the reasoning; `None`: detected from the output.
     pub fn new(
         format: Option<&'static ToolFormat>,
         thinking: Option<(&'static Thinking, Option<bool>)>,
@@ -44,25 +45,24 @@ impl AnswerParser {
         }
     }
 
-    /// What is decided once `text` has come.
+    /// Adds `text` and returns the parts that are final now.
     pub fn push(&mut self, text: &str) -> Vec<Part> {
-        let found = self.running.push(text);
-        self.named(found)
+        let parts = self.running.push(text);
+        self.named(parts)
     }
 
-    /// What was held back, at the end of the text.
+    /// Ends the text and returns the parts that were held back.
     pub fn finish(&mut self, end: End) -> Vec<Part> {
-        let found = self.running.finish(end);
-        self.named(found)
+        let parts = self.running.finish(end);
+        self.named(parts)
     }
 
-    /// The numbers of the calls whose arguments are no whole object, or not what the model meant: an answer with one of
-    /// them calls no tools.
+    /// Returns the indices of calls with incomplete or ambiguous arguments. An output with one of them calls no tools.
     pub fn broken(&self) -> Vec<usize> {
-        self.running.growing.broken()
+        self.running.buffer.broken()
     }
 
-    /// With new ids of calls.
+    /// Fills in new ids of calls.
     fn named(&mut self, mut found: Vec<Part>) -> Vec<Part> {
         for part in &mut found {
             if let (Part::CallBegun { index, id, name }, Some(format)) = (part, self.format) {

@@ -1,30 +1,30 @@
-//! The parts of an answer, and the tools that its calls are of.
+//! Parts of a model's output, and the tool schemas that type its call arguments.
 
 use std::collections::{HashMap, HashSet};
 
 use serde_json::Value;
 
-/// More of an answer.
+/// A part of a model's output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// More of its content.
+    /// Chunk of the content.
     Text(String),
-    /// More of what the model thinks before it answers.
+    /// Chunk of the reasoning.
     Reasoning(String),
-    /// A tool call begins.
+    /// Start of a tool call.
     CallBegun {
-        /// It counts the calls of the answer from 0.
+        /// Index of the call in the output, from 0.
         index: usize,
-        /// It is new.
+        /// New id of the call.
         id: String,
-        /// The tool has it.
+        /// Name of the called tool.
         name: String,
     },
-    /// More of the JSON text of a call's arguments, with the call's index.
+    /// Chunk of a call's arguments: the call's index, and JSON text.
     CallArguments(usize, String),
 }
 
-/// The tools of a request: the JSON schema of each one's parameters, by its name.
+/// Tools of a request: the JSON schema of each tool's parameters, by tool name.
 #[derive(Debug, Default)]
 pub struct Tools(pub HashMap<String, Value>);
 
@@ -33,10 +33,10 @@ impl Tools {
         self.0.contains_key(name)
     }
 
-    /// What a value within the arguments of a tool may be, as its schema says; `path`: the keys that lead to it, None for
-    /// an item of a list.
+    /// Returns the JSON types that a tool's schema allows for a value in its arguments. `path`: the keys that lead to
+    /// it, `None` for a list item.
     pub(super) fn kinds<'a>(&self, name: &str, path: impl IntoIterator<Item = Option<&'a str>>) -> Kinds {
-        let mut found = Kinds::default();
+        let mut kinds = Kinds::default();
         if let Some(root) = self.0.get(name) {
             let mut schemas = vec![root];
             for key in path {
@@ -50,18 +50,18 @@ impl Tools {
             schemas
                 .into_iter()
                 .for_each(|one| alternatives(root, one, MAX_DEPTH, &mut all));
-            all.into_iter().for_each(|one| found.add(one));
+            all.into_iter().for_each(|one| kinds.add(one));
         }
-        found
+        kinds
     }
 
-    /// Whether the schema of a tool names this argument.
+    /// Returns true if the tool's schema lists this argument.
     pub(super) fn names(&self, name: &str, argument: &str) -> bool {
         let properties = self.0.get(name).and_then(|root| root.get("properties"));
         properties.is_some_and(|all| all.get(argument).is_some())
     }
 
-    /// Whether a tool may have an argument of this name.
+    /// Returns true if the tool's schema lists this argument, or lists none.
     pub(super) fn has_argument(&self, name: &str, argument: &str) -> bool {
         let properties = self.0.get(name).and_then(|root| root.get("properties"));
         properties.is_none_or(|all| all.get(argument).is_some())
@@ -70,7 +70,7 @@ impl Tools {
 
 const MAX_DEPTH: usize = 8;
 
-/// A schema with those that it refers to or is made of.
+/// Collects `schema` and the schemas that it references or combines (`$ref`, `anyOf` ...), up to `depth`.
 fn alternatives<'a>(root: &'a Value, schema: &'a Value, depth: usize, found: &mut Vec<&'a Value>) {
     let Some(depth) = depth
         .checked_sub(1)
@@ -96,7 +96,7 @@ fn child<'a>(schema: &'a Value, key: Option<&str>) -> Option<&'a Value> {
     property.or_else(|| schema.get("additionalProperties"))
 }
 
-/// JSON's types of a value; none: nothing is known.
+/// Set of JSON types of a value; empty if unknown.
 #[derive(Debug, Default)]
 pub(super) struct Kinds(HashSet<String>);
 
@@ -105,7 +105,7 @@ impl Kinds {
         self.0.len() == 1 && self.0.contains("string")
     }
 
-    /// It may be a text.
+    /// Returns true if the value may be a string.
     pub(super) fn has_text(&self) -> bool {
         self.0.contains("string")
     }
@@ -122,12 +122,12 @@ impl Kinds {
         self.0.is_empty() || kinds.iter().any(|kind| self.0.contains(*kind))
     }
 
-    /// A number must have no fraction.
+    /// Returns true if a number must be an integer.
     pub(super) fn is_whole(&self) -> bool {
         self.0.contains("integer") && !self.0.contains("number")
     }
 
-    /// It may be a number, and no text.
+    /// Returns true if the value may be a number but not a string.
     pub(super) fn is_number(&self) -> bool {
         (self.0.contains("integer") || self.0.contains("number")) && !self.has_text()
     }

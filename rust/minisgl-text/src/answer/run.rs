@@ -1,36 +1,37 @@
-//! The parser of an answer: what the model thinks first, then content and tool calls.
+//! The output parser: first reasoning, then content and tool calls.
 //!
-//! White space between text and a call, and around what the model thinks, counts as part of the markers.
+//! White space between text and a call, and around reasoning, belongs to the markers.
 //!
-//! Invariants: what does not become a call is text, as it was, with its markers; a call begins once its name is known and
-//! its arguments have begun: what comes of them after that is handed on as JSON as it comes (`arguments`). A call whose
-//! arguments break off, or are followed by what may belong to them, is broken: the answer with it calls no tools.
+//! Invariants: text that does not become a call is content, unchanged, with its markers; a call is emitted once its
+//! name is known and its arguments have begun, and its arguments follow as JSON as they arrive (`arguments`). A call
+//! whose arguments break off, or are followed by text that may belong to them, is broken: an output with a broken call
+//! calls no tools.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
 
 use super::arguments::{Outcome, Reader};
+use super::buffer::{End, TextBuffer, ValueScan};
 use super::formats::{Call, HARMONY, Parameter, Piece, Thinking, ToolFormat};
-use super::growing::{End, Growing, ValueScan};
 use super::literals::{json_string, python_arguments, quoted, typed};
 use super::parts::{Part, Tools};
-use super::values::Borders;
+use super::values::ValueEnds;
 use crate::is_space;
 
 const FENCE: &str = "```";
-/// Brackets behind a call, with white space.
+/// Maximum length of surplus brackets after a call, with white space, in bytes.
 const MAX_SURPLUS: usize = 16;
 const NAME_KEYS: [&str; 3] = ["name", "function", "tool_name"];
 const ARGUMENT_KEYS: [&str; 2] = ["arguments", "parameters"];
 const OTHER_KEYS: [&str; 3] = ["type", "id", "tool_call_id"];
 
-/// A text whose last white space waits for what comes next.
+/// Buffer that holds back white space at the end of the text until more follows.
 #[derive(Default)]
-struct Trimmed(String);
+struct TrimmedText(String);
 
-impl Trimmed {
-    /// What is decided.
+impl TrimmedText {
+    /// Adds `text`. Returns the text up to its last non-space character, or `None` if there is none.
     fn push(&mut self, text: &str) -> Option<String> {
         let body = text.trim_end_matches(is_space);
         let decided = (!body.is_empty()).then(|| std::mem::take(&mut self.0) + body);
@@ -39,42 +40,42 @@ impl Trimmed {
     }
 }
 
-/// What is known of a call that is written as an object.
+/// Fields read so far of a call written as an object.
 #[derive(Default)]
-struct Named {
+struct CallFields {
     name: Option<String>,
-    /// JSON; empty where they were handed on.
+    /// Arguments as JSON; empty if they were emitted while they were read.
     arguments: Option<String>,
     begun: bool,
-    /// There is a field that calls do not have.
+    /// Whether there is a field that calls do not have.
     is_strange: bool,
 }
 
 #[derive(Default)]
 struct Run {
-    growing: Growing,
+    buffer: TextBuffer,
     format: Option<&'static ToolFormat>,
-    /// And whether the answer begins within it; None: the answer shows it.
+    /// Reasoning format, and whether the output begins inside it; `None`: detected from the output.
     thinking: Option<(&'static Thinking, Option<bool>)>,
     tools: Arc<Tools>,
     num_calls: usize,
     text: Spaces,
-    /// What may belong to a call, from its marker on.
+    /// Text that may belong to a call, from its marker on.
     held: String,
-    /// A marker is in it, or the name of a tool: it is no text where the answer breaks off.
+    /// Whether `held` has a marker or a tool's name: then it is dropped if the output is cut off.
     is_likely: bool,
 }
 
-/// What is known of the text so far.
+/// State of the white space between content and calls.
 #[derive(Default)]
 struct Spaces {
-    waiting: Trimmed,
+    waiting: TrimmedText,
     after_call: bool,
 }
 
-/// A run and the text that it takes apart.
+/// A parser run and the text buffer that it parses.
 pub(super) struct Running {
-    pub(super) growing: Growing,
+    pub(super) buffer: TextBuffer,
     running: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
@@ -84,38 +85,38 @@ impl Running {
         thinking: Option<(&'static Thinking, Option<bool>)>,
         tools: &Arc<Tools>,
     ) -> Self {
-        let growing = Growing::default();
+        let buffer = TextBuffer::default();
         let run = Run {
-            growing: growing.clone(),
+            buffer: buffer.clone(),
             format,
             thinking,
             tools: Arc::clone(tools),
             ..Run::default()
         };
         Self {
-            growing,
+            buffer,
             running: Some(Box::pin(run.run())),
         }
     }
 
-    /// What is decided once `text` has come.
+    /// Adds `text` and returns the parts that are final now.
     pub(super) fn push(&mut self, text: &str) -> Vec<Part> {
         if !text.is_empty() {
-            self.growing.push(text);
-            self.go_on();
+            self.buffer.push(text);
+            self.poll_run();
         }
-        self.growing.parts()
+        self.buffer.parts()
     }
 
-    /// What was held back, at the end of the text.
+    /// Ends the text and returns the parts that were held back.
     pub(super) fn finish(&mut self, end: End) -> Vec<Part> {
-        self.growing.finish(end);
-        self.go_on();
-        self.growing.parts()
+        self.buffer.finish(end);
+        self.poll_run();
+        self.buffer.parts()
     }
 
-    /// The run never waits for anything but more text, so nobody needs to wake it.
-    fn go_on(&mut self) {
+    /// Polls the run until it needs more text. It waits for nothing else, so no waker is needed.
+    fn poll_run(&mut self) {
         if let Some(running) = &mut self.running
             && running
                 .as_mut()
@@ -140,8 +141,8 @@ impl Run {
         }
         match self.format {
             None => {
-                while let Some(text) = self.growing.run_of(|_| true).await {
-                    self.emit_text(text); // behind the white space that waited for thoughts
+                while let Some(text) = self.buffer.run_of(|_| true).await {
+                    self.emit_text(text); // after the white space held back before possible reasoning
                 }
             }
             Some(format) => self.content(format).await,
@@ -151,40 +152,40 @@ impl Run {
         }
     }
 
-    /// With the white space before it.
+    /// Emits content with the white space held back before it.
     fn emit_text(&mut self, text: String) {
         let spaces = std::mem::take(&mut self.text.waiting.0);
         if !(spaces.is_empty() && text.is_empty()) {
-            self.growing.emit_text(spaces + &text, 0);
+            self.buffer.emit_text(spaces + &text, 0);
         }
     }
 
-    /// More of the content.
+    /// Emits content, holding back its trailing white space.
     fn put(&mut self, text: &str) {
         if let Some(decided) = self.text.waiting.push(text) {
             self.text.after_call = false;
-            self.growing.emit_text(decided, self.text.waiting.0.len());
+            self.buffer.emit_text(decided, self.text.waiting.0.len());
         }
     }
 
     async fn think(&mut self, thinking: &Thinking, is_open: Option<bool>) {
         self.space().await;
         if !self.takes(thinking.begin).await && is_open != Some(true) {
-            self.give_back();
+            self.emit_held();
             return;
         }
         self.space().await;
         self.held.clear();
         let mut markers = vec![thinking.end];
         markers.extend(self.format.iter().flat_map(|format| format.openings()));
-        let mut inner = Trimmed::default();
-        while let Some((text, found)) = self.growing.before(&markers).await {
+        let mut inner = TrimmedText::default();
+        while let Some((text, found)) = self.buffer.before(&markers).await {
             self.reason(&mut inner, &text);
             let Some(which) = found else { continue };
-            if which > 0 && self.unfinished(&mut inner, thinking, markers[which].len()).await {
+            if which > 0 && self.unclosed_calls(&mut inner, thinking, markers[which].len()).await {
                 continue;
             }
-            if which == 0 || self.growing.is_at_end().await {
+            if which == 0 || self.buffer.is_at_end().await {
                 self.takes(thinking.end).await;
                 self.space().await;
                 self.held.clear();
@@ -192,46 +193,46 @@ impl Run {
             }
         }
         if !inner.0.is_empty() {
-            self.growing.emit(Part::Reasoning(inner.0));
+            self.buffer.emit(Part::Reasoning(inner.0));
         }
     }
 
-    fn reason(&self, inner: &mut Trimmed, text: &str) {
+    fn reason(&self, inner: &mut TrimmedText, text: &str) {
         if let Some(decided) = inner.push(text) {
-            self.growing.emit(Part::Reasoning(decided));
+            self.buffer.emit(Part::Reasoning(decided));
         }
     }
 
-    /// Behind the beginning of a marker of calls, so long, within what the model thinks: calls if nothing comes behind
-    /// them, for then it has forgotten to end its thoughts; else it only thinks of them. Whether that is so.
-    async fn unfinished(&mut self, inner: &mut Trimmed, thinking: &Thinking, len: usize) -> bool {
+    /// Tries calls inside unclosed reasoning, after a call marker of `len` bytes. If nothing follows the calls, the
+    /// model omitted the end marker and they are emitted. Returns true if they are reasoning.
+    async fn unclosed_calls(&mut self, inner: &mut TrimmedText, thinking: &Thinking, len: usize) -> bool {
         let mut trial = Running::new(self.format, None, &self.tools);
-        let mut text = self.growing.take(len);
+        let mut text = self.buffer.take(len);
         let mut parts = trial.push(&text);
         let is_text = |part: &Part| matches!(part, Part::Text(text) if !text.trim().is_empty());
-        while !self.growing.comes(thinking.end).await {
-            let Some(next) = self.growing.peek().await else { break };
-            let next = self.growing.take(next.len_utf8());
+        while !self.buffer.comes(thinking.end).await {
+            let Some(next) = self.buffer.peek().await else { break };
+            let next = self.buffer.take(next.len_utf8());
             parts.extend(trial.push(&next));
             text += &next;
             if parts.last().is_some_and(is_text) {
                 break;
             }
         }
-        if !parts.iter().any(is_text) && self.growing.is_at_end().await {
-            let end = if self.growing.is_cut() { End::Cut } else { End::Whole };
+        if !parts.iter().any(is_text) && self.buffer.is_at_end().await {
+            let end = if self.buffer.is_cut() { End::Cut } else { End::Whole };
             parts.extend(trial.finish(end));
             let has_called = parts.iter().any(|part| matches!(part, Part::CallBegun { .. }));
-            if has_called && !parts.iter().any(is_text) && (end == End::Cut || trial.growing.broken().is_empty()) {
+            if has_called && !parts.iter().any(is_text) && (end == End::Cut || trial.buffer.broken().is_empty()) {
                 inner.0.clear();
                 self.text.after_call = true;
                 trial
-                    .growing
+                    .buffer
                     .broken()
                     .into_iter()
-                    .for_each(|index| self.growing.break_call(index));
+                    .for_each(|index| self.buffer.break_call(index));
                 let calls = parts.into_iter().filter(|part| !matches!(part, Part::Text(_)));
-                calls.for_each(|part| self.growing.emit(part));
+                calls.for_each(|part| self.buffer.emit(part));
                 return false;
             }
         }
@@ -244,7 +245,7 @@ impl Run {
     async fn content(&mut self, format: &'static ToolFormat) {
         let markers = format.openings();
         while self.opening(format, &markers).await {}
-        while let Some((text, found)) = self.growing.before(&markers).await {
+        while let Some((text, found)) = self.buffer.before(&markers).await {
             self.put(&text);
             let Some(which) = found else { continue };
             self.held = std::mem::take(&mut self.text.waiting.0);
@@ -256,13 +257,13 @@ impl Run {
         }
     }
 
-    /// Calls without a marker, of tools that are known, at the beginning of an answer; also in a block of code. Whether
-    /// there were any, and no text behind them.
+    /// Parses calls of known tools without a marker at the beginning of an output, also in a code block. Returns true
+    /// if there were any and no text follows.
     async fn opening(&mut self, format: &'static ToolFormat, markers: &[&str]) -> bool {
         self.space().await;
         for marker in markers {
-            if self.growing.comes(marker).await {
-                self.give_back();
+            if self.buffer.comes(marker).await {
+                self.emit_held();
                 return false;
             }
         }
@@ -271,71 +272,70 @@ impl Run {
             self.word().await;
             self.space().await;
         }
-        let is_open = self.growing.comes("{").await || self.growing.comes("[").await;
-        let found = is_open && self.calls(format, true).await;
-        if found {
+        let is_open = self.buffer.comes("{").await || self.buffer.comes("[").await;
+        let has_calls = is_open && self.calls(format, true).await;
+        if has_calls {
             self.leftovers(format).await;
         }
-        if found && is_fenced {
+        if has_calls && is_fenced {
             self.space().await;
             self.takes(FENCE).await;
         }
-        self.is_likely |= found;
-        self.give_back();
-        found && self.text.after_call
+        self.is_likely |= has_calls;
+        self.emit_held();
+        has_calls && self.text.after_call
     }
 
-    /// What is behind a marker, which is held.
+    /// Parses what follows a call marker, which is held.
     async fn marked(&mut self, format: &'static ToolFormat) {
         self.space().await;
         while !format.begin.is_empty() && self.holds(format.begin.trim()).await {
             self.space().await;
         }
-        let found = match (self.growing.peek().await, &format.call) {
+        let has_calls = match (self.buffer.peek().await, &format.call) {
             (Some('{' | '['), _) => self.calls(format, false).await,
             (Some(_), Call::Pattern(pieces)) => self.patterns(format, pieces).await,
             _ => false,
         };
-        self.is_likely |= found;
-        if found {
+        self.is_likely |= has_calls;
+        if has_calls {
             self.leftovers(format).await;
         }
-        self.give_back();
+        self.emit_held();
     }
 
-    /// Takes out the markers behind a call, and brackets that are too many. What may still belong to its arguments breaks
-    /// the call.
+    /// Drops markers and surplus brackets after a call. Marks it as broken if possible arguments follow.
     async fn leftovers(&mut self, format: &ToolFormat) {
         let closers = format.closers();
         let mut has_end = false;
         loop {
             self.space().await;
-            let mut taken = false;
+            let mut dropped = false;
             for marker in &closers {
-                taken = taken || self.takes(marker).await;
+                dropped = dropped || self.takes(marker).await;
             }
-            if !taken && self.has_surplus(&closers).await {
-                self.growing.take(1);
+            if !dropped && self.has_surplus(&closers).await {
+                self.buffer.take(1);
                 self.held.clear();
-                taken = true;
+                dropped = true;
             }
-            if !taken {
+            if !dropped {
                 break;
             }
             has_end = true;
         }
-        let goes_on = match self.growing.peek().await {
+        let goes_on = match self.buffer.peek().await {
             Some('"' | ',' | ':' | '}' | ']') => true,
             Some('<' | '[' | ';' | '`') | None => false,
             Some(_) if format.end.is_empty() => self.held.is_empty(),
             Some(_) => !has_end && !self.held.contains('\n'),
         };
         if goes_on {
-            self.growing.break_call(self.num_calls - 1);
+            self.buffer.break_call(self.num_calls - 1);
         }
     }
 
-    /// Whether a bracket comes that closes nothing, before the end of the text or a marker.
+    /// Returns true if an unmatched bracket comes next, before a marker or the end of the text.
     async fn has_surplus(&self, closers: &[&str]) -> bool {
         let find = |rest: &str, ended: bool| {
             let behind = rest.trim_start_matches(|one| "}]".contains(one) || is_space(one));
@@ -351,61 +351,61 @@ impl Run {
             let may_come = closers.iter().chain(&[FENCE]).any(|one| one.starts_with(behind));
             (ended || !may_come).then_some(false)
         };
-        self.growing.look(find).await
+        self.buffer.look(find).await
     }
 
-    /// Whether a call may end here: at the end of the text, or at a marker.
+    /// Returns true if a call may end here: at a marker or the end of the text.
     async fn may_end(&self, format: &ToolFormat) -> bool {
         for marker in format.markers() {
-            if marker.starts_with(['<', '[']) && self.growing.comes(marker).await {
+            if marker.starts_with(['<', '[']) && self.buffer.comes(marker).await {
                 return true;
             }
         }
-        matches!(self.growing.peek().await, None | Some(']' | '}' | '`'))
+        matches!(self.buffer.peek().await, None | Some(']' | '}' | '`'))
     }
 
-    /// What is held is text.
-    fn give_back(&mut self) {
+    /// Emits the held text as content, or drops it if it is likely a call that was cut off.
+    fn emit_held(&mut self) {
         let held = std::mem::take(&mut self.held);
-        if std::mem::take(&mut self.is_likely) && self.growing.is_cut() {
-            self.growing.drop_rest();
+        if std::mem::take(&mut self.is_likely) && self.buffer.is_cut() {
+            self.buffer.drop_rest();
         } else {
             self.put(&held);
         }
     }
 
     fn hold(&mut self, len: usize) {
-        let taken = self.growing.take(len);
-        self.held.push_str(&taken);
+        let text = self.buffer.take(len);
+        self.held.push_str(&text);
     }
 
-    /// Holds `text` if it comes next.
+    /// Moves `text` into the held text if it comes next. Returns true if it did.
     async fn holds(&mut self, text: &str) -> bool {
-        let comes = self.growing.comes(text).await;
+        let comes = self.buffer.comes(text).await;
         if comes {
             self.hold(text.len());
         }
         comes
     }
 
-    /// Takes `text` out if it comes next: what is held belonged to it.
+    /// Drops `text` and the held text if `text` comes next. Returns true if it did.
     async fn takes(&mut self, text: &str) -> bool {
-        let comes = self.growing.comes(text).await;
+        let comes = self.buffer.comes(text).await;
         if comes {
-            self.growing.take(text.len());
+            self.buffer.take(text.len());
             self.held.clear();
         }
         comes
     }
 
-    /// Takes white space.
+    /// Moves white space into the held text.
     async fn space(&mut self) {
-        while let Some(spaces) = self.growing.run_of(is_space).await {
+        while let Some(spaces) = self.buffer.run_of(is_space).await {
             self.held.push_str(&spaces);
         }
     }
 
-    /// Holds `text` if it comes next, with the white space around it.
+    /// Moves `text` and the white space around it into the held text. Returns true if `text` came next.
     async fn literal(&mut self, text: &str) -> bool {
         self.space().await;
         let comes = self.holds(text.trim()).await;
@@ -415,68 +415,68 @@ impl Run {
         comes
     }
 
-    /// What is held belonged to a call.
+    /// Emits the start of a call and drops the held text, which belonged to it.
     fn begin(&mut self, name: &str) {
         self.held.clear();
         self.is_likely = false;
         self.text.after_call = true;
         let index = self.num_calls;
         self.num_calls += 1;
-        let id = String::new(); // it is drawn when the part is handed out
+        let id = String::new(); // generated when the part is returned
         let name = name.to_owned();
-        self.growing.emit(Part::CallBegun { index, id, name });
+        self.buffer.emit(Part::CallBegun { index, id, name });
     }
 
     fn argue(&mut self, text: String) {
         if !text.is_empty() {
-            self.growing.emit(Part::CallArguments(self.num_calls - 1, text));
+            self.buffer.emit(Part::CallArguments(self.num_calls - 1, text));
         }
     }
 
-    /// One value, which is held; whether it is whole.
+    /// Moves one value into the held text. Returns true if it is complete.
     async fn value(&mut self, is_python: bool) -> bool {
         let mut scan = ValueScan::new(is_python);
-        while let Some((text, ends)) = self.growing.more_of(&mut scan).await {
+        while let Some((text, ends)) = self.buffer.more_of(&mut scan).await {
             self.held.push_str(&text);
             if ends {
                 return !scan.is_broken;
             }
         }
-        false // a number may end where the text does, but no call does
+        false // a number may end with the text, but a call may not
     }
 
-    /// A JSON string, which is held; None if something else comes.
+    /// Moves a JSON string into the held text and returns its value. `None` if something else comes.
     async fn string(&mut self) -> Option<String> {
         let from = self.held.len();
-        if self.growing.peek().await != Some('"') || !self.value(false).await {
+        if self.buffer.peek().await != Some('"') || !self.value(false).await {
             return None;
         }
         json_string(&self.held[from..])
     }
 
-    /// A word, which is held.
+    /// Moves a word into the held text and returns it.
     async fn word(&mut self) -> String {
         let from = self.held.len();
         let belongs = |found: char| found.is_alphanumeric() || "_.-".contains(found);
-        while let Some(letters) = self.growing.run_of(belongs).await {
+        while let Some(letters) = self.buffer.run_of(belongs).await {
             self.held.push_str(&letters);
         }
         self.held[from..].to_owned()
     }
 
-    /// An object, several of them, or a list; or a list of Python calls. Whether there was a call; what is none is text.
-    /// `known`: only names of the request's tools are calls.
+    /// Parses an object, several of them, a list, or a list of Python calls. Returns true if there was a call; other
+    /// text becomes content. `known`: only names of the request's tools count.
     async fn calls(&mut self, format: &'static ToolFormat, known: bool) -> bool {
-        let mut found = false;
+        let mut has_calls = false;
         let in_list = self.holds("[").await;
         if in_list {
             self.space().await;
         }
-        if in_list && format.python && !self.growing.comes("{").await {
-            found = self.python_calls().await;
+        if in_list && format.python && !self.buffer.comes("{").await {
+            has_calls = self.python_calls().await;
         }
-        while self.growing.comes("{").await && self.object(format, known).await {
-            found = true;
+        while self.buffer.comes("{").await && self.object(format, known).await {
+            has_calls = true;
             if !self.held.is_empty() {
                 break;
             }
@@ -488,38 +488,38 @@ impl Run {
                 }
             }
         }
-        if found && in_list {
+        if has_calls && in_list {
             self.takes("]").await;
         }
-        self.is_likely |= found; // what is held goes on with calls
-        if !found || !self.held.chars().all(is_space) {
-            self.give_back();
+        self.is_likely |= has_calls; // the held text continues with calls
+        if !has_calls || !self.held.chars().all(is_space) {
+            self.emit_held();
         }
-        found
+        has_calls
     }
 
-    /// An object with the name of a tool and its arguments, also in two pairs of brackets. Whether it has become a call;
-    /// what does not belong to a call is held.
+    /// Parses an object with a tool's name and arguments, also in doubled braces. Returns true if it became a call;
+    /// text that is no part of it is held.
     async fn object(&mut self, format: &'static ToolFormat, known: bool) -> bool {
         self.hold(1);
         self.space().await;
         let is_doubled = self.holds("{").await;
-        let mut found = Named::default();
-        if !self.fields(format, known, &mut found).await {
-            if found.begun && !self.may_end(format).await {
-                self.growing.break_call(self.num_calls - 1);
+        let mut call = CallFields::default();
+        if !self.fields(format, known, &mut call).await {
+            if call.begun && !self.may_end(format).await {
+                self.buffer.break_call(self.num_calls - 1);
             }
-            return found.begun;
+            return call.begun;
         }
-        if !found.begun {
-            // without a marker a name alone is too little, where the model has another way to call
-            let is_enough = found.arguments.is_some() || !known || format.begin.is_empty();
-            let is_strange = found.is_strange && found.arguments.is_none();
-            let Some(name) = found.name.filter(|_| is_enough && !is_strange) else {
+        if !call.begun {
+            // without a marker, a name alone is no call if the format has a marker
+            let is_enough = call.arguments.is_some() || !known || format.begin.is_empty();
+            let is_strange = call.is_strange && call.arguments.is_none();
+            let Some(name) = call.name.filter(|_| is_enough && !is_strange) else {
                 return false;
             };
             self.begin(&name);
-            self.argue(found.arguments.unwrap_or_else(|| "{}".to_owned()));
+            self.argue(call.arguments.unwrap_or_else(|| "{}".to_owned()));
         }
         if is_doubled {
             self.space().await;
@@ -529,12 +529,12 @@ impl Run {
         true
     }
 
-    /// The fields of such an object; whether it ends behind them.
-    async fn fields(&mut self, format: &'static ToolFormat, known: bool, found: &mut Named) -> bool {
+    /// Parses the fields of a call object into `found`. Returns true if the object ends after them.
+    async fn fields(&mut self, format: &'static ToolFormat, known: bool, found: &mut CallFields) -> bool {
         loop {
             self.space().await;
             if found.begun && self.holds("}").await {
-                return true; // behind a comma
+                return true; // after a trailing comma
             }
             let key = self.string().await;
             self.space().await;
@@ -558,7 +558,7 @@ impl Run {
             } else {
                 let is_other = !known || found.begun || OTHER_KEYS.contains(&key);
                 if found.begun && (found.name.iter()).any(|name| self.tools.names(name, key)) {
-                    self.growing.break_call(self.num_calls - 1); // it stands outside of its arguments
+                    self.buffer.break_call(self.num_calls - 1); // the argument is outside of the argument object
                 }
                 found.is_strange |= !OTHER_KEYS.contains(&key);
                 if !is_other || !self.value(false).await {
@@ -572,11 +572,11 @@ impl Run {
         }
     }
 
-    /// The value of a field of arguments; whether it is one. Arguments before the name, or written as a string, cannot
-    /// be handed on as they come. Null is none.
-    async fn arguments(&mut self, format: &'static ToolFormat, found: &mut Named) -> bool {
+    /// Parses the value of an `arguments` field. Returns true if it is valid. Arguments before the name, or in a
+    /// string, are buffered and not streamed. `null` means no arguments.
+    async fn arguments(&mut self, format: &'static ToolFormat, found: &mut CallFields) -> bool {
         if let Some(name) = found.name.as_deref().filter(|_| !found.begun)
-            && self.growing.peek().await == Some('{')
+            && self.buffer.peek().await == Some('{')
         {
             self.begin(name);
             found.begun = true;
@@ -602,8 +602,8 @@ impl Run {
         found.arguments.is_some()
     }
 
-    /// An object of arguments, which is handed on as it comes, with strings in quotes of its own or JSON's, within so many
-    /// brackets. Whether it is whole.
+    /// Parses an argument object and streams it as JSON. `quote`: the format's quote mark, if any; `outer`: open
+    /// brackets around it. Returns true if it is complete.
     async fn read(
         &mut self,
         format: &'static ToolFormat,
@@ -613,15 +613,15 @@ impl Run {
     ) -> bool {
         let mut reader = Reader::new(&format.markers(), &self.tools, name, quote, outer);
         loop {
-            self.growing.take_by(|text, end| reader.read(text, end));
+            self.buffer.take_by(|text, end| reader.read(text, end));
             self.argue(std::mem::take(&mut reader.out));
             match reader.outcome {
                 Some(Outcome::Whole) => break,
                 Some(Outcome::Broken) => {
-                    self.growing.break_call(self.num_calls - 1);
+                    self.buffer.break_call(self.num_calls - 1);
                     return false;
                 }
-                None => self.growing.more().await,
+                None => self.buffer.more().await,
             }
         }
         for _ in 0..reader.doubled {
@@ -631,45 +631,45 @@ impl Run {
         true
     }
 
-    /// Behind the bracket of a list of Python calls.
+    /// Parses a list of Python calls, after its opening bracket. Returns true if there was a call.
     async fn python_calls(&mut self) -> bool {
-        let mut found = false;
+        let mut has_calls = false;
         loop {
             self.space().await;
             let name = self.word().await;
-            if !self.tools.has(&name) || !self.growing.comes("(").await {
-                return found;
+            if !self.tools.has(&name) || !self.buffer.comes("(").await {
+                return has_calls;
             }
             self.is_likely = true;
             let from = self.held.len();
             let is_whole = self.value(true).await;
             let Some(arguments) = is_whole.then(|| python_arguments(&self.held[from..])).flatten() else {
-                return found;
+                return has_calls;
             };
             self.begin(&name);
             self.argue(arguments);
-            found = true;
+            has_calls = true;
             self.space().await;
             if !self.holds(",").await {
-                return found;
+                return has_calls;
             }
         }
     }
 
-    /// Calls that are written as `pieces` say; whether there was one.
+    /// Parses calls written as `pieces`. Returns true if there was one.
     async fn patterns(&mut self, format: &'static ToolFormat, pieces: &'static [Piece]) -> bool {
-        let mut found = false;
+        let mut has_calls = false;
         while self.pattern(format, pieces).await {
-            found = true;
+            has_calls = true;
             self.space().await;
             let Some(Piece::Lit(first)) = pieces.first() else {
                 break;
             };
-            if !self.growing.comes(first.trim()).await {
+            if !self.buffer.comes(first.trim()).await {
                 break;
             }
         }
-        found
+        has_calls
     }
 
     async fn pattern(&mut self, format: &'static ToolFormat, pieces: &'static [Piece]) -> bool {
@@ -700,9 +700,9 @@ impl Run {
                     let comes = match piece {
                         Piece::Parameters(one) => {
                             self.space().await;
-                            self.growing.comes(one.begin.trim()).await || self.growing.comes("</").await
+                            self.buffer.comes(one.begin.trim()).await || self.buffer.comes("</").await
                         }
-                        _ => self.growing.peek().await == Some('{'),
+                        _ => self.buffer.peek().await == Some('{'),
                     };
                     if !comes {
                         return false;
@@ -715,7 +715,7 @@ impl Run {
                         _ => self.read(format, &name, None, 0).await,
                     };
                     if !is_whole {
-                        self.growing.break_call(self.num_calls - 1);
+                        self.buffer.break_call(self.num_calls - 1);
                         return true;
                     }
                     true
@@ -723,7 +723,7 @@ impl Run {
             };
             if !fits {
                 if begun && !self.may_end(format).await {
-                    self.growing.break_call(self.num_calls - 1);
+                    self.buffer.break_call(self.num_calls - 1);
                 }
                 return begun;
             }
@@ -732,7 +732,7 @@ impl Run {
         begun
     }
 
-    /// Arguments one after the other; false: the text breaks off within them, or nobody knows what is meant.
+    /// Parses arguments with their own markers. Returns false if the text breaks off in one or is ambiguous.
     async fn parameters(&mut self, format: &'static ToolFormat, name: &str, parameter: &'static Parameter) -> bool {
         let mut separator = "{";
         loop {
@@ -750,12 +750,12 @@ impl Run {
                 return false;
             }
             self.held.clear();
-            if parameter.in_lines && self.growing.peek().await == Some('\n') {
-                self.growing.take(1);
+            if parameter.in_lines && self.buffer.peek().await == Some('\n') {
+                self.buffer.take(1);
             }
             let tools = Arc::clone(&self.tools);
             let kinds = tools.kinds(name, [Some(key.trim())]);
-            let borders = Borders::new(format, parameter, &tools, name);
+            let borders = ValueEnds::new(format, parameter, &tools, name);
             let is_whole = if kinds.is_text() {
                 self.argue("\"".to_owned());
                 let is_whole = self.value_within(&borders, parameter, &mut None).await;
@@ -776,30 +776,30 @@ impl Run {
         if separator == "{" {
             self.argue("{".to_owned());
         }
-        if self.growing.is_cut() {
+        if self.buffer.is_cut() {
             return false;
         }
         self.argue("}".to_owned());
         true
     }
 
-    /// The text before `marker`, which is taken; None: it does not come.
+    /// Consumes the text up to and including `marker` and returns it without the marker. `None` if it does not come.
     async fn up_to(&mut self, marker: &str) -> Option<String> {
         let mut all = String::new();
-        while let Some((text, found)) = self.growing.before(&[marker]).await {
+        while let Some((text, found)) = self.buffer.before(&[marker]).await {
             all += &text;
             if found.is_some() {
-                self.growing.take(marker.len());
+                self.buffer.take(marker.len());
                 return Some(all);
             }
         }
         None
     }
 
-    /// A text up to where a value ends, added to `to`, or handed on as the inside of a JSON string. Whether it ends.
-    async fn value_within(&mut self, borders: &Borders<'_>, parameter: &Parameter, to: &mut Option<String>) -> bool {
+    /// Consumes a value up to its end marker into `to`, or streams it inside a JSON string. Returns true if it ends.
+    async fn value_within(&mut self, borders: &ValueEnds<'_>, parameter: &Parameter, to: &mut Option<String>) -> bool {
         let (mut waiting, mut in_line) = ("", false);
-        while let Some((text, found)) = self.growing.before(&["<"]).await {
+        while let Some((text, found)) = self.buffer.before(&["<"]).await {
             let ends = if found.is_some() {
                 let in_line = if text.is_empty() {
                     in_line
@@ -807,7 +807,7 @@ impl Run {
                     !text.ends_with('\n')
                 };
                 let look = |rest: &str, ended: bool| borders.value_ends(rest, ended, in_line);
-                self.growing.look(look).await
+                self.buffer.look(look).await
             } else {
                 None
             };
@@ -822,7 +822,7 @@ impl Run {
                 !text.ends_with('\n')
             };
             if found.is_some() && ends.is_none() {
-                text += &self.growing.take(1);
+                text += &self.buffer.take(1);
                 in_line = true;
             }
             if text.ends_with('\n') && (parameter.in_lines || ends.is_none_or(|len| len == 0)) {
@@ -836,25 +836,25 @@ impl Run {
                 self.argue(inner[1..inner.len() - 1].to_owned());
             }
             if let Some(len) = ends {
-                self.growing.take(len);
+                self.buffer.take(len);
                 return true;
             }
         }
         false
     }
 
-    /// The messages of gpt-oss: what it thinks, calls and content, each with a head that says which.
+    /// Parses the messages of gpt-oss (Harmony): reasoning, calls and content, as each message's header says.
     async fn channels(&mut self) {
         loop {
             let mut is_headed = false;
             for begin in ["<|start|>", "<|channel|>", " to=", "to="] {
-                is_headed = is_headed || self.growing.comes(begin).await;
+                is_headed = is_headed || self.buffer.comes(begin).await;
             }
             let mut head = String::new();
             if is_headed {
                 match self.head().await {
                     Some(found) => head = found,
-                    None => return, // half a head says nothing
+                    None => return, // an incomplete header is dropped
                 }
             }
             if !self.message(&head).await {
@@ -863,24 +863,24 @@ impl Run {
         }
     }
 
-    /// The head of a message; what a message's end follows is none, but text. None: the text ends within it.
+    /// Consumes a message header; one that ends without `<|message|>` is content. `None` if the text ends inside it.
     async fn head(&mut self) -> Option<String> {
         let ends = ["<|message|>", "<|end|>", "<|call|>", "<|return|>"];
         let mut head = String::new();
-        while let Some((text, found)) = self.growing.before(&ends).await {
+        while let Some((text, found)) = self.buffer.before(&ends).await {
             head += &text;
             if let Some(which) = found {
                 if which > 0 {
-                    self.growing.emit_text(std::mem::take(&mut head), 0);
+                    self.buffer.emit_text(std::mem::take(&mut head), 0);
                 }
-                self.growing.take(ends[which].len());
+                self.buffer.take(ends[which].len());
                 return Some(head);
             }
         }
         None
     }
 
-    /// The tool that a message with this head goes to.
+    /// Returns the tool to which a message with this header is addressed.
     fn recipient<'a>(&self, head: &'a str) -> Option<&'a str> {
         let name = head.split("to=").nth(1)?;
         let name = name.split(|one: char| one == '<' || is_space(one)).next()?;
@@ -889,7 +889,7 @@ impl Run {
             .filter(|name| !name.is_empty())
     }
 
-    /// What is behind a head; false: the text ends with it.
+    /// Parses the body of a message. Returns false if the text ends with it.
     async fn message(&mut self, head: &str) -> bool {
         let ends = ["<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"];
         let mut is_call = false;
@@ -897,22 +897,22 @@ impl Run {
             is_call = self.call_message(name, &ends).await;
         }
         let is_thought = !is_call && self.thinking.is_some() && head.contains("<|channel|>analysis");
-        let mut inner = Trimmed::default();
-        while let Some((text, found)) = self.growing.before(&ends).await {
+        let mut inner = TrimmedText::default();
+        while let Some((text, found)) = self.buffer.before(&ends).await {
             let decided = if is_thought { inner.push(&text) } else { Some(text) };
             match decided.filter(|text| !text.is_empty()) {
-                Some(text) if is_thought => self.growing.emit(Part::Reasoning(text)),
+                Some(text) if is_thought => self.buffer.emit(Part::Reasoning(text)),
                 Some(text) => {
                     if is_call {
-                        self.growing.break_call(self.num_calls - 1); // it may belong to its arguments
+                        self.buffer.break_call(self.num_calls - 1); // the text may belong to the arguments
                     }
-                    self.growing.emit_text(text, 0);
+                    self.buffer.emit_text(text, 0);
                 }
                 None => {}
             }
             if let Some(which) = found {
                 if which < 3 {
-                    self.growing.take(ends[which].len()); // the others begin the next head
+                    self.buffer.take(ends[which].len()); // the other markers begin the next header
                 }
                 return true;
             }
@@ -920,29 +920,29 @@ impl Run {
         false
     }
 
-    /// The arguments of a call in a message: an object, or nothing. Whether it is one.
+    /// Parses the arguments of a call message: an object, or nothing. Returns false if it is no call.
     async fn call_message(&mut self, name: &str, ends: &[&str]) -> bool {
         self.space().await;
-        let mut is_empty = self.growing.is_at_end().await;
+        let mut is_empty = self.buffer.is_at_end().await;
         for end in ends {
-            is_empty = is_empty || self.growing.comes(end).await;
+            is_empty = is_empty || self.buffer.comes(end).await;
         }
-        if !is_empty && self.growing.peek().await != Some('{') {
+        if !is_empty && self.buffer.peek().await != Some('{') {
             let spaces = std::mem::take(&mut self.held);
-            self.growing.emit_text(spaces, 0);
+            self.buffer.emit_text(spaces, 0);
             return false;
         }
         self.begin(name);
         let format = ToolFormat::named("harmony", |_| true);
         if let Some(format) = format.filter(|_| !is_empty) {
             self.read(format, name, None, 0).await;
-        } else if self.growing.is_cut() {
-            self.growing.break_call(self.num_calls - 1);
+        } else if self.buffer.is_cut() {
+            self.buffer.break_call(self.num_calls - 1);
         } else {
             self.argue("{}".to_owned());
         }
         self.held.clear();
-        while (self.growing.run_of(|one| is_space(one) || "}]".contains(one)).await).is_some() {}
+        while (self.buffer.run_of(|one| is_space(one) || "}]".contains(one)).await).is_some() {}
         true
     }
 }

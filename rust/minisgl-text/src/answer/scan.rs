@@ -1,29 +1,29 @@
-//! Which parts of an answer's text are content: where stop strings are looked for.
+//! Content spans of a model's output: the text in which stop strings are searched.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use super::buffer::End;
 use super::formats::{Thinking, ToolFormat};
-use super::growing::End;
 use super::parts::Tools;
 use super::run::Running;
 
-/// Tells the content of an answer from reasoning, markers and calls as its text comes.
+/// Incremental split of an output into content and the rest (reasoning, markers, calls).
 pub struct ContentScan {
-    running: Mutex<Running>, // nobody locks it: who has the scan alone has it
-    /// What is not decided yet, and where it begins in the text.
+    running: Mutex<Running>, // never locked, as the scan has one owner; makes it `Sync`
+    /// Text that is not decided yet, and its byte offset in the output (`begin`).
     text: String,
     begin: usize,
 }
 
 impl ContentScan {
-    /// As `AnswerParser::new`.
+    /// Creates a scan, with the arguments of `AnswerParser::new`.
     pub fn new(
         format: Option<&'static ToolFormat>,
         thinking: Option<(&'static Thinking, Option<bool>)>,
         tools: &Arc<Tools>,
     ) -> Self {
         let running = Running::new(format, thinking, tools);
-        running.growing.note_spans();
+        running.buffer.note_spans();
         Self {
             running: Mutex::new(running),
             text: String::new(),
@@ -31,8 +31,7 @@ impl ContentScan {
         }
     }
 
-    /// The next parts of the text that are decided once `text` has come, and whether they are content; with `ended` all
-    /// that is left.
+    /// Adds `text` and returns the stretches decided now, each with whether it is content; all the rest if `ended`.
     pub fn push(&mut self, text: &str, ended: bool) -> Vec<(String, bool)> {
         self.text.push_str(text);
         let running = self.running.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -41,7 +40,7 @@ impl ContentScan {
             running.finish(End::Whole);
         }
         let (mut found, mut told) = (Vec::<(String, bool)>::new(), 0);
-        for span in running.growing.spans() {
+        for span in running.buffer.spans() {
             let end = span.end.saturating_sub(self.begin);
             if end > told {
                 found.push((self.text[told..end].to_owned(), span.is_content));

@@ -1,27 +1,28 @@
-//! Where values without quotes end: at a marker behind which the text goes on as a call does.
+//! End of values without quotes: a marker after which the text continues as a call does.
 //!
-//! Invariants: no decision looks further ahead than markers are long, and `LOOK` bytes of white space between them.
+//! Invariants: a decision looks ahead by the length of the markers and `LOOK` bytes of white space between them at
+//! most.
 
 use super::formats::{Call, Parameter, Piece, ToolFormat};
 use super::parts::Tools;
 use crate::is_space;
 
 const LOOK: usize = 64;
-/// The bytes that a parameter's name may have.
+/// Maximum length of a parameter's name, in bytes.
 const MAX_NAME: usize = 128;
 
-/// What is around the values of one call.
-pub(super) struct Borders<'a> {
+/// Markers around the values of one call.
+pub(super) struct ValueEnds<'a> {
     tools: &'a Tools,
     tool: &'a str,
     parameter: &'static Parameter,
-    /// Behind the last parameter, where something stands there before the end of the format.
+    /// Marker after the last parameter, if there is one before the end of the format.
     call_end: &'static str,
     end: &'static str,
     begins: Vec<&'static str>,
 }
 
-impl<'a> Borders<'a> {
+impl<'a> ValueEnds<'a> {
     pub(super) fn new(
         format: &'static ToolFormat,
         parameter: &'static Parameter,
@@ -49,20 +50,20 @@ impl<'a> Borders<'a> {
         }
     }
 
-    /// Where the value ends that `rest` goes on with: Some(None), not here; else so many bytes belong to its end. None:
-    /// more of the text is needed. `in_line`: something of the value stands before in the line.
+    /// Returns the length of the end marker if the value ends at `rest`, `Some(None)` if not, `None` if more text is
+    /// needed. `in_line`: text of the value precedes it in the line.
     pub(super) fn value_ends(&self, rest: &str, ended: bool, in_line: bool) -> Option<Option<usize>> {
         let end = self.parameter.end.trim();
         if comes(rest, end, ended)? {
             let goes_on = self.goes_on(&rest[end.len()..], ended)?;
             return Some(goes_on.then_some(end.len()));
         }
-        // the end is missing
+        // a missing end marker
         let begins = (!in_line || !self.parameter.in_lines) && self.parameter_begins(rest, ended)?;
         Some((begins || self.call_ends(rest, ended, true)?).then_some(0))
     }
 
-    /// Behind the end of a value.
+    /// Returns whether a parameter or the end of the call comes after the end of a value.
     fn goes_on(&self, behind: &str, ended: bool) -> Option<bool> {
         let Some(rest) = spaced(behind, ended)? else {
             return Some(true);
@@ -70,7 +71,7 @@ impl<'a> Borders<'a> {
         Some(comes(rest, self.parameter.begin.trim(), ended)? || self.call_ends(rest, ended, false)?)
     }
 
-    /// A parameter that the tool may have.
+    /// Returns whether a parameter that the tool accepts begins here.
     fn parameter_begins(&self, rest: &str, ended: bool) -> Option<bool> {
         let (begin, named) = (self.parameter.begin.trim(), self.parameter.named.trim());
         if !comes(rest, begin, ended)? {
@@ -97,7 +98,7 @@ impl<'a> Borders<'a> {
         comes(behind, self.parameter.value.trim(), ended)
     }
 
-    /// Whether a call ends here. `strict`: and behind it comes nothing, or another call.
+    /// Returns whether the call ends here; with `strict`, only if nothing or another call follows.
     fn call_ends(&self, rest: &str, ended: bool, strict: bool) -> Option<bool> {
         let mut behind = rest;
         if !self.call_end.is_empty() && comes(rest, self.call_end, ended)? {
@@ -129,7 +130,7 @@ impl<'a> Borders<'a> {
     }
 }
 
-/// Whether `marker` comes next; None: that is not known yet.
+/// Returns whether `marker` comes next. `None` if more text is needed.
 fn comes(rest: &str, marker: &str, ended: bool) -> Option<bool> {
     if rest.starts_with(marker) {
         return Some(true);
@@ -137,7 +138,7 @@ fn comes(rest: &str, marker: &str, ended: bool) -> Option<bool> {
     (ended || !marker.starts_with(rest)).then_some(false)
 }
 
-/// What is behind white space; Some(None): nothing is. None: that is not known yet.
+/// Returns the text after white space; `Some(None)` if there is none; `None` if more text is needed.
 fn spaced(text: &str, ended: bool) -> Option<Option<&str>> {
     let rest = text.trim_start_matches(is_space);
     if rest.is_empty() && text.len() < LOOK {

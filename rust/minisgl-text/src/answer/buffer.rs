@@ -1,7 +1,8 @@
-//! A text that grows, and what a parser of it asks: written as if the text were whole, it waits where it needs more.
+//! A growing text with asynchronous queries, so that a parser is written as if the text were complete and waits where
+//! it needs more.
 //!
-//! Invariants: what is decided depends on the text alone, not on the pieces in which it comes; what waits in the buffer
-//! is shorter than the longest marker, so that all work is linear in the text.
+//! Invariants: decisions depend on the text alone, not on the chunks in which it arrives; the buffered rest is shorter
+//! than the longest marker, so that all work is linear in the text.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +11,12 @@ use std::task::Poll;
 use super::parts::Part;
 use crate::is_space;
 
-/// How a text ends.
+/// End of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// Where the model ended it.
+    /// The model ended it.
     Whole,
-    /// In the middle, by a limit: what may be the beginning of a call is no text.
+    /// A limit ended it in the middle: the beginning of a possible call is not emitted as text.
     Cut,
 }
 
@@ -27,26 +28,26 @@ struct State {
     broke_off: bool,
     parts: Vec<Part>,
     broken: Vec<usize>,
-    /// So much of the text came before what is in the buffer.
+    /// Bytes of the text before the buffer.
     passed: usize,
-    /// So much of what was taken is lost.
+    /// Bytes that were consumed and dropped.
     lost: usize,
-    /// None: nobody asks for them.
+    /// Spans of content and other text since the last query. `None` if they are not recorded.
     spans: Option<Vec<Span>>,
 }
 
-/// A part of the text of an answer, up to this place in it.
+/// Stretch of an output's text that is content or not, up to the byte offset `end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
     pub(super) end: usize,
     pub(super) is_content: bool,
 }
 
-/// Shared by the parser and whoever pushes.
+/// Handle of a growing text, shared by the parser and the code that pushes text.
 #[derive(Clone, Default)]
-pub(super) struct Growing(Arc<Mutex<State>>);
+pub(super) struct TextBuffer(Arc<Mutex<State>>);
 
-impl Growing {
+impl TextBuffer {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -66,22 +67,22 @@ impl Growing {
         });
     }
 
-    /// What was emitted since the last call.
+    /// Returns the parts emitted since the last call.
     pub(super) fn parts(&self) -> Vec<Part> {
         self.with(|state| std::mem::take(&mut state.parts))
     }
 
-    /// From now on it is noted which parts of the text are content.
+    /// Starts recording which spans of the text are content.
     pub(super) fn note_spans(&self) {
         self.with(|state| state.spans = Some(Vec::new()));
     }
 
-    /// Those that are decided since the last call.
+    /// Returns the spans decided since the last call.
     pub(super) fn spans(&self) -> Vec<Span> {
         self.with(|state| state.spans.as_mut().map(std::mem::take).unwrap_or_default())
     }
 
-    /// The arguments of a call are not what the model meant.
+    /// Marks the call `index` as broken: its arguments are not what the model meant.
     pub(super) fn break_call(&self, index: usize) {
         self.with(|state| {
             if !state.broken.contains(&index) {
@@ -90,12 +91,12 @@ impl Growing {
         });
     }
 
-    /// The numbers of the calls that are broken.
+    /// Returns the indices of the broken calls.
     pub(super) fn broken(&self) -> Vec<usize> {
         self.with(|state| state.broken.clone())
     }
 
-    /// Takes content, which ends `behind` bytes before what comes next. Neighbours of a kind become one.
+    /// Emits content that ends `behind` bytes before the current position, merged with content just before it.
     pub(super) fn emit_text(&self, text: String, behind: usize) {
         self.with(|state| {
             let end = state.passed + state.at - state.lost - behind;
@@ -111,7 +112,7 @@ impl Growing {
         self.emit(Part::Text(text));
     }
 
-    /// Neighbours of a kind become one.
+    /// Emits a part. Merges it with the last one if both are of one kind.
     pub(super) fn emit(&self, part: Part) {
         self.with(|state| {
             if !matches!(part, Part::Text(_)) {
@@ -137,7 +138,7 @@ impl Growing {
         });
     }
 
-    /// Until `push` or `finish` was called.
+    /// Waits until `push` or `finish` was called.
     pub(super) async fn more(&self) {
         let mut waited = false;
         poll_fn(|_| {
@@ -150,7 +151,7 @@ impl Growing {
         .await;
     }
 
-    /// What `look` finds in the rest of the text; None: more of it is needed. At the end of the text it must know.
+    /// Waits until `look` returns a value for the rest of the text; `None` means that it needs more, never at the end.
     pub(super) async fn look<T>(&self, mut look: impl FnMut(&str, bool) -> Option<T>) -> T {
         loop {
             if let Some(found) = self.with(|state| look(&state.text[state.at..], state.end.is_some())) {
@@ -162,7 +163,7 @@ impl Growing {
 
     // ----------------------------------------------------------------------------------------------- what comes next
 
-    /// The next character; None at the end.
+    /// Waits for the next character and returns it without consuming it. `None` at the end.
     pub(super) async fn peek(&self) -> Option<char> {
         self.look(|rest, ended| match rest.chars().next() {
             None if !ended => None,
@@ -171,9 +172,9 @@ impl Growing {
         .await
     }
 
-    /// Whether `marker` comes next; no more is waited for than that needs.
+    /// Returns true if `marker` comes next. Waits for no more text than that needs.
     pub(super) async fn comes(&self, marker: &str) -> bool {
-        let found = self
+        let outcome = self
             .look(|rest, ended| {
                 if rest.starts_with(marker) {
                     return Some(Ok(true));
@@ -182,30 +183,30 @@ impl Growing {
                 (ended || !may_come).then_some(if may_come { Err(()) } else { Ok(false) })
             })
             .await;
-        if found.is_err() {
+        if outcome.is_err() {
             self.with(|state| state.broke_off = true);
         }
-        found == Ok(true)
+        outcome == Ok(true)
     }
 
-    /// Whether a limit ended the text, and all that came was taken but for the beginning of what was looked for.
+    /// Returns true if a limit ended the text, and all of it was consumed but for the beginning of a marker.
     pub(super) fn is_cut(&self) -> bool {
         self.with(|state| state.end == Some(End::Cut) && (state.broke_off || state.at == state.text.len()))
     }
 
-    /// Whether nothing comes any more.
+    /// Returns true at the end of the text. Waits for a character or the end.
     pub(super) async fn is_at_end(&self) -> bool {
         self.peek().await.is_none()
     }
 
-    /// What is still there is lost.
+    /// Drops the rest of the text.
     pub(super) fn drop_rest(&self) {
         self.with(|state| state.at = state.text.len());
     }
 
     // ----------------------------------------------------------------------------------------------------- consuming
 
-    /// The next `len` bytes, which are known to be there.
+    /// Consumes and returns the next `len` bytes. They must be in the buffer.
     pub(super) fn take(&self, len: usize) -> String {
         self.with(|state| {
             let begin = state.at;
@@ -214,7 +215,7 @@ impl Growing {
         })
     }
 
-    /// More of the characters that `belongs` takes; None: another one or the end of the text comes.
+    /// Consumes the available characters that satisfy `belongs`. `None` if another one or the end of the text comes.
     pub(super) async fn run_of(&self, belongs: impl Fn(char) -> bool) -> Option<String> {
         let len = self
             .look(|rest, ended| {
@@ -227,12 +228,12 @@ impl Growing {
         (len > 0).then(|| self.take(len))
     }
 
-    /// Takes as much of the text as `read` says, which sees what is there, and how it ends once that is known.
+    /// Consumes as many bytes as `read` returns for the available text and, if known, its end.
     pub(super) fn take_by(&self, read: impl FnOnce(&str, Option<End>) -> usize) {
         self.with(|state| state.at += read(&state.text[state.at..], state.end));
     }
 
-    /// More of a value, and whether that is its end; None at the end of the text.
+    /// Consumes more of a value. Returns its text and whether the value ends there; `None` at the end of the text.
     pub(super) async fn more_of(&self, scan: &mut ValueScan) -> Option<(String, bool)> {
         self.peek().await?;
         let (len, ends) = self.with(|state| {
@@ -243,23 +244,23 @@ impl Growing {
         Some((self.take(len), ends))
     }
 
-    /// Text before the first of `markers`, as far as it is certain, and which of them comes behind it; None at the end
-    /// of the text. Only what may be a marker waits.
+    /// Consumes the text before the first of `markers`, as far as it is certain. Returns it and the index of the marker
+    /// that follows; `None` at the end of the text. Only a possible beginning of a marker waits.
     pub(super) async fn before(&self, markers: &[&str]) -> Option<(String, Option<usize>)> {
         let (len, found, dropped) = self
             .look(|rest, ended| match first_of(rest, markers) {
-                Ahead::Marker(at, which) => Some((at, Some(which), false)),
-                Ahead::Perhaps(at) if ended => Some((rest.len(), None, rest.len() - at > 1)),
-                Ahead::Perhaps(0) => None,
-                Ahead::Perhaps(at) => Some((at, None, false)),
-                Ahead::Text if rest.is_empty() && !ended => None,
-                Ahead::Text => Some((rest.len(), None, false)),
+                MarkerSearch::Marker(at, which) => Some((at, Some(which), false)),
+                MarkerSearch::Perhaps(at) if ended => Some((rest.len(), None, rest.len() - at > 1)),
+                MarkerSearch::Perhaps(0) => None,
+                MarkerSearch::Perhaps(at) => Some((at, None, false)),
+                MarkerSearch::Text if rest.is_empty() && !ended => None,
+                MarkerSearch::Text => Some((rest.len(), None, false)),
             })
             .await;
         let mut text = self.take(len);
         if dropped
             && self.is_cut()
-            && let Ahead::Perhaps(at) = first_of(&text, markers)
+            && let MarkerSearch::Perhaps(at) = first_of(&text, markers)
         {
             let whole = text.len();
             text.truncate(at);
@@ -269,15 +270,15 @@ impl Growing {
     }
 }
 
-enum Ahead {
-    /// Where one is, and which.
+enum MarkerSearch {
+    /// Byte offset and index of a marker.
     Marker(usize, usize),
-    /// Where the text may end with the beginning of one.
+    /// Byte offset of a marker's possible beginning at the end of the text.
     Perhaps(usize),
     Text,
 }
 
-fn first_of(text: &str, markers: &[&str]) -> Ahead {
+fn first_of(text: &str, markers: &[&str]) -> MarkerSearch {
     let bytes = text.as_bytes();
     let mut at = 0;
     while let Some(skipped) = bytes[at..]
@@ -286,26 +287,26 @@ fn first_of(text: &str, markers: &[&str]) -> Ahead {
     {
         at += skipped;
         if let Some(which) = markers.iter().position(|one| bytes[at..].starts_with(one.as_bytes())) {
-            return Ahead::Marker(at, which);
+            return MarkerSearch::Marker(at, which);
         }
         if markers.iter().any(|one| one.as_bytes().starts_with(&bytes[at..])) {
-            return Ahead::Perhaps(at);
+            return MarkerSearch::Perhaps(at);
         }
         at += 1;
     }
-    Ahead::Text
+    MarkerSearch::Text
 }
 
-/// Finds the end of one value of JSON, or of a list of arguments in Python's way, in a text that comes in pieces.
+/// Incremental scan for the end of one JSON value, or of a list of Python arguments.
 #[derive(Default)]
 pub(super) struct ValueScan {
     is_python: bool,
     closers: Vec<u8>,
     quote: Option<u8>,
     is_escaped: bool,
-    /// A number or a word; not known before the first character.
+    /// Whether the value is a number or a word; unknown before the first character.
     is_scalar: Option<bool>,
-    /// Its brackets do not match.
+    /// Whether the brackets do not match.
     pub(super) is_broken: bool,
 }
 
@@ -317,8 +318,8 @@ impl ValueScan {
         }
     }
 
-    /// Where in `text`, the next piece, the value ends or turns out to be broken; None if it goes on. The first piece
-    /// begins with its first character.
+    /// Scans the next chunk. Returns the offset at which the value ends or breaks, or `None` if it continues. The first
+    /// chunk begins with the value.
     fn push(&mut self, text: &str) -> Option<usize> {
         let bytes = text.as_bytes();
         let is_scalar = *self
