@@ -1,6 +1,6 @@
-//! Adapters that a running engine has, and whose rows want which.
+//! LoRA adapters that a running engine has loaded, and the runs of tokens in a step that use them.
 //!
-//! Invariants: a run is of tokens side by side with the same adapter, of rows that decode or of others.
+//! Invariants: a run covers adjacent tokens with the same adapter, and never mixes decode rows with prefill rows.
 
 use std::collections::BTreeMap;
 
@@ -9,14 +9,14 @@ use crate::model::{Adapter, RUN, Run};
 use crate::sampling::Binding;
 use crate::step::Step;
 
-/// By number, and by slot.
+/// Registry of the loaded LoRA adapters by id, and of the adapter id that each slot uses (0: no adapter).
 pub struct Adapters {
     by_number: BTreeMap<u32, Adapter>,
     by_slot: Vec<u32>,
 }
 
 impl Adapters {
-    /// None at first.
+    /// Creates a registry without adapters for `num_slots` slots.
     pub fn new(num_slots: usize) -> Self {
         Self {
             by_number: BTreeMap::new(),
@@ -24,22 +24,23 @@ impl Adapters {
         }
     }
 
-    /// For steps from now on.
+    /// Registers `adapter` under the id `number` (an old one is replaced). Later steps may use it.
     pub fn add(&mut self, number: u32, adapter: Adapter) {
         self.by_number.insert(number, adapter);
     }
 
-    /// No step from now on names it.
+    /// Drops the adapter with the id `number`. A later step whose slot still uses it fails.
     pub fn remove(&mut self, number: u32) {
         self.by_number.remove(&number);
     }
 
-    /// A slot is of another request.
+    /// Sets the adapter of `slot` to that of the request that now owns the slot.
     pub fn bind(&mut self, slot: usize, binding: &Binding) {
         self.by_slot[slot] = binding.adapter;
     }
 
-    /// The runs of tokens with an adapter in a step whose rows begin at the tokens `starts`.
+    /// Returns the runs of adjacent tokens that share an adapter, at most `RUN` tokens each. Row `i` of the step has
+    /// the tokens `starts[i]..starts[i + 1]`. Errors if a slot's adapter is not loaded.
     pub fn runs(&self, step: &Step, starts: &[u32]) -> Result<Vec<Run<'_>>> {
         let mut found: Vec<(u32, Run<'_>)> = Vec::new();
         if self.by_number.is_empty() && self.by_slot.iter().all(|number| *number == 0) {

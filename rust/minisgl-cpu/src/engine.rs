@@ -1,9 +1,9 @@
-//! The engine behind one call a step: page table, slots, forward, sampling.
+//! The engine behind one call a step: page table, slots, forward pass, sampling.
 //!
-//! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
-//! host does not know yet is the token that the step before sampled for its slot; a step that fails leaves an engine
-//! that goes on, with its KV pool and its states wiped; a row that is not finite has no token, and no other row reads
-//! what it stored: attention reads beyond a row's end, so a page of it is wiped before somebody else writes there.
+//! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; a negative input
+//! id stands for the token that the previous step sampled for that slot; after a failed step the engine still works,
+//! with KV pool and states wiped; a row whose output is not finite gets no token, and no other row reads its KV
+//! entries: attention reads beyond a row's end, so its pages are wiped before another row writes to them.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,13 +23,13 @@ use crate::states::{FROM_STORE, States};
 use crate::step::{Choices, Embedding, NOT_FINITE, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
 
-/// Prompt positions that go through the head at once: a long prompt holds no [tokens, vocabulary] logits.
+/// Prompt positions per call of the LM head. A long prompt thus never needs all [tokens, vocabulary] logits at once.
 const PIECE: usize = 128;
 const NO_TEXT: &str = "the model is an encoder: it gives embeddings of texts, and no text";
 const NOT_FINITE_TEXT: &str = "the model's output for it is not finite: numbers overflow (try --kv-dtype f32), \
      or its adapter's do";
 
-/// A model that runs steps.
+/// CPU inference engine: one model with its thread pool, KV pool, slots and adapters. `step` runs one scheduler step.
 pub struct Engine {
     decoder: Decoder,
     pool: Pool,
@@ -50,7 +50,8 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// A decoder with its pool of threads and an empty KV pool.
+    /// Creates an engine that runs `decoder` on the threads of `pool`, with an empty KV pool. `eos_ids`: token ids that
+    /// end a sequence.
     pub fn new(decoder: Decoder, pool: Pool, sizes: Sizes, choices: Choices, eos_ids: &[u32]) -> Result<Self> {
         let config = &decoder.config;
         let kv = KvPool::new(choices.kv)?;
@@ -81,45 +82,48 @@ impl Engine {
         })
     }
 
-    /// The adapters that requests may name.
+    /// Returns the LoRA adapters that requests may use.
     pub fn adapters(&mut self) -> &mut Adapters {
         &mut self.adapters
     }
 
-    /// Pages that fill, and states that are saved behind them, go to `store` from now on, and what it has may be loaded.
+    /// Writes full KV pages and state snapshots to `store` from now on. Stored pages may be loaded in later steps.
     pub fn keep(&mut self, store: Arc<Store>) {
         self.keeper = Some(Keeper::new(store, self.sizes.max_rows + 1));
     }
 
-    /// What becomes of pooled numbers.
+    /// Sets the heads that pooled hidden states pass through (classifiers, dense layers). Errors if they do not fit the
+    /// model's hidden size.
     pub fn set_heads(&mut self, heads: Heads) -> Result<()> {
         heads.check(self.decoder.config.hidden_size)?;
         self.pools.set_heads(heads);
         Ok(())
     }
 
-    /// The model.
+    /// Returns the model that the engine runs.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// Bytes of K and V of a token in all layers.
+    /// Returns the bytes of KV cache that one token takes in all layers.
     pub fn kv_token_bytes(&self) -> usize {
         let shape = self.kv.shape();
         KvPool::page_bytes(shape) / shape.page_size
     }
 
-    /// How many threads compute.
+    /// Returns the number of threads that compute.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Seconds by part of all forwards, if they are measured.
+    /// Returns the time spent in each part of the forward pass so far, in seconds. `None` if the engine was built
+    /// without timing.
     pub fn times(&self) -> Option<Times> {
         self.memory.times()
     }
 
-    /// Run a step. `bindings` are those of the slots that it binds, with the slots.
+    /// Runs one step of the scheduler and returns its sampled tokens. `bindings` are the (slot, binding) pairs of slots
+    /// that change owner. After an error the KV pool and the states are wiped, and the engine can be used further.
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
         for slot in &step.freed {
             self.slots.free(*slot as usize);
@@ -164,8 +168,8 @@ impl Engine {
         done
     }
 
-    /// The logits at each of `tokens`, [tokens, vocabulary], as one prompt of a sequence of its own: for measurements, as
-    /// its keys and values take the place of whatever the first pages hold.
+    /// Computes `tokens` as one prompt and returns the logits at each position, [tokens, vocabulary]. Only for
+    /// measurements: overwrites the first KV pages.
     pub fn prompt_logits(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
         let count = tokens.len();
         if count == 0 || count > self.sizes.max_seq_len.min(self.sizes.num_pages * self.sizes.page_size) {
@@ -226,7 +230,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Fill pages with what is at hand for them.
+    /// Copies the staged pages of the store into the KV pool, as `step.page_loads` lists them. Errors if a page is not
+    /// staged.
     fn load_pages(&mut self, step: &Step) -> Result<()> {
         for load in &step.page_loads {
             let [slot, first, count] = load.map(|number| number as usize);
@@ -249,7 +254,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Have slots go on with the states that are at hand for them.
+    /// Restores the recurrent state of each slot that begins from a stored snapshot. Errors if the snapshot is not
+    /// staged.
     fn load_states(&mut self, step: &Step) -> Result<()> {
         for [slot, _] in step.state_begins.iter().filter(|[_, from]| *from == FROM_STORE) {
             let slot = *slot as usize;
@@ -266,8 +272,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Give away the pages that rows have filled, and the states that were saved at their ends. Of the rows of a slot the
-    /// first is the text's; others are a draft's.
+    /// Hands the KV pages that rows have filled, and the state snapshots saved at their ends, to the page store. Only
+    /// the first row of a slot counts; its other rows are drafts.
     fn keep_pages(&mut self, step: &Step, ids: &[u32], sampled: &Sampled) {
         let Some(keeper) = &mut self.keeper else { return };
         let (mut seen, mut end) = (BTreeSet::new(), 0);
@@ -295,7 +301,8 @@ impl Engine {
         }
     }
 
-    /// The ids of all tokens, once nothing in the step points out of bounds.
+    /// Checks that all indices of `step` are in bounds, and returns the token id of each input position. Negative ids
+    /// are replaced by the token that the slot sampled last.
     fn checked(&self, step: &Step) -> Result<Vec<u32>> {
         let wrong = |what: &str, value: i32| Error::step(format!("step: {what}: {value}: out of bounds"));
         let within = |what: &str, values: &[i32], end: usize| {
@@ -351,7 +358,8 @@ impl Engine {
         }
     }
 
-    /// A step of an encoder: prompts that end in it are computed whole, of others nothing. No text comes.
+    /// Runs a step of an encoder model. A prompt is computed whole in the step in which it ends, and not before.
+    /// Samples no text.
     fn encode(&mut self, step: &Step) -> Result<Sampled> {
         let mut found = Sampled {
             tokens: vec![-1; step.req_slots.len()],
@@ -396,7 +404,7 @@ impl Engine {
         Ok(found)
     }
 
-    /// `types`: kinds of tokens, if not all are of the first.
+    /// Runs the forward pass and sampling of `step`. `types`: token type id of each token (BERT); empty if all are 0.
     fn run(&mut self, step: &Step, ids: &[u32], types: &[u32]) -> Result<Sampled> {
         let numbers = |values: &[i32]| values.iter().map(|value| *value as u32).collect::<Vec<u32>>();
         let (positions, locations) = (numbers(&step.positions), numbers(&step.out_loc));
@@ -466,7 +474,8 @@ impl Engine {
         Ok(sampled)
     }
 
-    /// The rows of the tokens `not_finite`, whose pages must not be read by others.
+    /// Returns the rows that the tokens `not_finite` belong to, and marks the pages of these rows to be wiped before
+    /// reuse.
     fn spoil(&mut self, step: &Step, starts: &[u32], not_finite: &[usize]) -> BTreeSet<usize> {
         let row_of = |token: &usize| starts.partition_point(|start| *start as usize <= *token) - 1;
         let failed: BTreeSet<usize> = not_finite.iter().map(row_of).collect();
@@ -479,7 +488,8 @@ impl Engine {
         failed
     }
 
-    /// Tokens of `rows`, whose logits and masks are there.
+    /// Samples one token for each of `rows` on all threads and adds it to `sampled`. Logits and grammar masks must be
+    /// ready.
     fn sample(&mut self, step: &Step, rows: &[usize], sampled: &mut Sampled) -> Result<()> {
         let drawn: Vec<Mutex<Option<Followed>>> = rows.iter().map(|_| Mutex::new(None)).collect();
         let (slots, scratch, next) = (&self.slots, &self.scratch, Counter::default());
@@ -514,7 +524,8 @@ impl Engine {
         Ok(())
     }
 
-    /// The embeddings of the prompts that end in this step, for slots that asked.
+    /// Returns the embeddings of prompts that end in this step, for slots that requested one. Rows in `failed` are
+    /// skipped.
     fn embeddings(&mut self, step: &Step, starts: &[u32], failed: &BTreeSet<usize>) -> Vec<Embedding> {
         let mut found = Vec::new();
         if self.pools.is_empty() {
@@ -538,7 +549,8 @@ impl Engine {
         found
     }
 
-    /// The log probabilities of the prompt tokens that follow those computed in this step, for slots that asked.
+    /// Returns the log probabilities of prompt tokens that follow the positions of this step, for slots that requested
+    /// them.
     fn prompt_logprobs(
         &mut self,
         step: &Step,
@@ -572,7 +584,8 @@ impl Engine {
         Ok(found)
     }
 
-    /// The log probabilities of `own`, whose logits are there row by row, on all threads.
+    /// Returns log probabilities for the token ids `own`, one for each row of the logits, with `count` alternatives
+    /// each.
     fn logprobs_of(&mut self, own: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
         let vocabulary = self.decoder.config.vocab_size;
         let rows: Vec<&[f32]> = self.logits.rows(own.len()).map(|row| &row[..vocabulary]).collect();
@@ -591,7 +604,8 @@ impl Engine {
     }
 }
 
-/// Kinds of the tokens of two texts: the second begins behind the first token that is the last one, too.
+/// Returns the token type ids of a text pair: 0 up to the first token that equals the prompt's last (the separator),
+/// then 1.
 fn of_a_pair(prompt: &[u32]) -> Vec<u32> {
     let end = prompt.iter().position(|token| Some(token) == prompt.last());
     let first = end.unwrap_or_default() + 1;

@@ -1,9 +1,9 @@
-//! Quantized weights kept in a file: made once, read by mmap from then on.
+//! Cache file of quantized weights: written once, then mapped by later starts.
 //!
-//! Invariants: the file appears whole or not at all; it is used only if its header, its checksum, its version and the
-//! fingerprint of what it was made from are right, and made again otherwise.
+//! Invariants: the file appears whole or not at all; it is used only if its header, checksum, version and the
+//! fingerprint of its source match, and is rebuilt otherwise.
 //!
-//! It is a GGUF file with the names, and the architecture, of its source.
+//! The file is GGUF, with the tensor names and the architecture of its source.
 
 use std::fs;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -21,16 +21,16 @@ use crate::{Error, Result};
 const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const MAX_DIMS: usize = 4;
-/// Of a tensor, whose bytes tell it from others.
+/// Samples of a tensor's bytes that enter its fingerprint.
 const PLACES: usize = 16;
-/// Numbers that one thread quantizes at once.
+/// Elements that one thread quantizes per work item.
 const PIECE: usize = 1 << 20;
 const VERSION_KEY: &str = "minisgl.version";
 const SOURCE_KEY: &str = "minisgl.source";
 const CHECKSUM_KEY: &str = "minisgl.checksum";
 
-/// `source` in blocks, from `file` if it is there and right, else made now and kept there. `progress` gets the bytes
-/// done and all bytes, and ends the work by an error of its own. None: there is nothing in it to be quantized.
+/// Returns `source` quantized, from the cache `file` if that is valid; otherwise quantizes now and writes `file`.
+/// `progress(done, total)` counts bytes and may abort with an error. `None` if no tensor needs quantizing.
 pub fn quantized(
     source: &dyn Source,
     quantization: Quantization,
@@ -64,7 +64,7 @@ fn is_right(found: &File, fingerprint: u64) -> bool {
         && is(CHECKSUM_KEY, checksum(&bytes[header.head_bytes..]))
 }
 
-/// What goes where.
+/// Layout of a cache file: its tensors with their formats and offsets, and the fingerprint of the source.
 struct Plan<'a> {
     architecture: Option<&'a str>,
     tensors: Vec<Planned<'a>>,
@@ -79,7 +79,8 @@ struct Planned<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Tensors of more dimensions than GGUF has, of images, are left out, and so are empty ones.
+    /// Plans the file. Leaves out empty tensors, and those with more dimensions than GGUF allows (they belong to
+    /// images).
     fn new(source: &'a dyn Source, quantization: Quantization) -> Self {
         let mut fingerprint = Checksum::new();
         fingerprint.add(source.architecture().unwrap_or_default().as_bytes());
@@ -198,7 +199,8 @@ impl Planned<'_> {
     }
 }
 
-/// Rows from `start` on, as many as `out` has room for.
+/// Quantizes as many rows of `tensor` from `start` on as `out` can hold. Returns false if an element is not finite or
+/// too large for a scale.
 fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u8]) -> bool {
     let mut row = vec![0.0; tensor.k()];
     let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);
@@ -210,7 +212,7 @@ fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u
     sound
 }
 
-/// The file that is written; all of it but the head counts for the checksum.
+/// Writer of a cache file. The checksum covers the data, not the header.
 struct Out<'a> {
     file: BufWriter<fs::File>,
     checksum: Checksum,
@@ -234,7 +236,7 @@ impl Out<'_> {
         self.data(&[0; ALIGNMENT][..offset - self.data])
     }
 
-    /// With the head that is known only now. What a rename makes visible has to be on the disk.
+    /// Writes the final header and syncs the file to disk, since the rename that follows makes it visible.
     fn finish(mut self, head: &[u8]) -> Result<()> {
         let placed = self.file.seek(SeekFrom::Start(0));
         placed.map_err(|error| at(self.path, &error))?;

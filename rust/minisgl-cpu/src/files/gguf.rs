@@ -1,11 +1,11 @@
-//! GGUF files: the header checked once, tensors where they lie.
+//! GGUF files: a header that is checked once, and tensors that stay in the mapped file.
 //!
-//! Invariants: nothing is allocated in proportion to a count before the bytes that it counts are known to be there;
-//! tensors lie within the file and do not overlap; what is said twice, or wrongly, is an error that names key or tensor.
+//! Invariants: nothing is allocated in proportion to a count until the file is known to be long enough for it; tensors
+//! lie within the file and do not overlap; a duplicate or invalid entry is an error that names the key or tensor.
 //!
-//! Versions 2 and 3, little endian. The header: magic, version, count of tensors, count of keys; keys with values;
-//! for each tensor its name, dimensions (innermost first), type, and offset from where the data begins, which is the
-//! next multiple of the alignment after the header.
+//! Supported are versions 2 and 3, little endian. Header: magic, version, count of tensors, count of keys; keys with
+//! values; for each tensor its name, dimensions (innermost first), type, and offset from the start of the data, which
+//! is the next multiple of the alignment after the header.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -20,15 +20,15 @@ pub(super) const ARCHITECTURE: &str = "general.architecture";
 const MAGIC: &[u8] = b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMS: usize = 4;
-/// Files have a few dozen keys and some thousand tensors; more than this is no model.
+/// Maximum number of keys. Real files have a few dozen keys and some thousand tensors.
 const MAX_KEYS: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 20;
-/// Length of the name, type, value.
+/// Minimum bytes of a key: length of the name, type, value.
 const LEAST_KEY: usize = 8 + 4 + 1;
-/// Length of the name, a byte of it, number of dimensions, one dimension, type, offset.
+/// Minimum bytes of a tensor's entry: length of the name, one byte of name, rank, one dimension, type, offset.
 const LEAST_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// ggml's types that have no `Kind`: number, name, length and bytes of a block.
+/// ggml types that this crate has no `Kind` for: (id, name, elements per block, bytes per block).
 const OTHER_TYPES: [(u32, &str, usize, usize); 14] = [
     (9, "Q8_1", 32, 40),
     (15, "Q8_K", 256, 292),
@@ -46,42 +46,42 @@ const OTHER_TYPES: [(u32, &str, usize, usize); 14] = [
     (29, "IQ1_M", 256, 56),
 ];
 
-/// One tensor as the header has it.
+/// Header entry of one tensor.
 #[derive(Clone, Debug)]
 pub struct TensorInfo<'a> {
-    /// Its name.
+    /// Name of the tensor.
     pub name: &'a str,
-    /// ggml's name of its type.
+    /// Name of the tensor's type in ggml, such as "Q4_K".
     pub type_name: &'static str,
-    /// The type, if this crate has a decoder for it.
+    /// Element type, `None` if this crate has no decoder for it.
     pub kind: Option<Kind>,
-    /// Where it lies, from the beginning of the file.
+    /// Byte range of the tensor's data in the file.
     pub bytes: Range<usize>,
     dims: [usize; MAX_DIMS],
     num_dims: usize,
 }
 
 impl TensorInfo<'_> {
-    /// Outermost dimension first.
+    /// Returns the dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.dims[MAX_DIMS - self.num_dims..]
     }
 }
 
-/// Everything before the data.
+/// Header of a GGUF file: metadata and tensor entries, all checked.
 #[derive(Debug)]
 pub struct Header<'a> {
-    /// By key, in the file's order.
+    /// Metadata as (key, value), in the file's order.
     pub metadata: Vec<(&'a str, Value<'a>)>,
-    /// In the file's order.
+    /// Tensor entries, in the file's order.
     pub tensors: Vec<TensorInfo<'a>>,
-    /// Where the data begins.
+    /// Offset of the data in the file, in bytes.
     pub head_bytes: usize,
 }
 
 impl<'a> Header<'a> {
-    /// Reads and checks the header of the file with these `bytes`. Errors do not name the file.
+    /// Parses and checks the header of a file with the content `bytes`. Errors do not name the file.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         let (num_tensors, num_keys) = preamble(&mut reader)?;
@@ -102,7 +102,7 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// The value of `key`.
+    /// Returns the metadata value of `key`, `None` if the key is missing.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value<'a>> {
         let found = self.metadata.iter().find(|(name, _)| *name == key);
@@ -137,7 +137,7 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
     Ok(counts)
 }
 
-/// `count`, if what is left of the file can hold so many of at least so many bytes.
+/// Returns `count` if the rest of the file can hold that many entries of at least `least` bytes each, else an error.
 fn room(reader: &Reader<'_>, what: &str, count: u64, least: usize) -> Result<usize> {
     let most = reader.left() / least;
     let found = usize::try_from(count).ok().filter(|&count| count <= most);
@@ -168,7 +168,7 @@ fn alignment(metadata: &[(&str, Value<'_>)]) -> Result<usize> {
     }
 }
 
-/// The tensors as the header lists them; `bytes` is still relative to the data.
+/// Reads the entries of `count` tensors. Their `bytes` are still relative to the start of the data.
 fn read_infos<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<'a>>> {
     let room = room(reader, "tensors", count, LEAST_TENSOR)?;
     let (mut tensors, mut seen) = (Vec::with_capacity(room), HashSet::with_capacity(room));
@@ -226,7 +226,7 @@ fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a
     })
 }
 
-/// Makes places absolute, and checks that they lie in the file, aligned, one beside the other.
+/// Makes the byte ranges absolute. Errors if one is misaligned, not within the file, or overlaps another.
 fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usize) -> Result<()> {
     for tensor in tensors.iter_mut() {
         let bad = |what: &str| {
@@ -257,8 +257,8 @@ fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usi
     Ok(())
 }
 
-/// The files of the model that begins in `path`, in order: that one alone, or all its parts, which lie beside it and are
-/// known by their names, `NAME-00001-of-00003.gguf`.
+/// Maps all files of the model whose first file is `path`: that file alone, or the parts `NAME-00001-of-00003.gguf` and
+/// so on in its folder. Errors if a part is missing or `path` is not the first.
 pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     let first = Mapping::open(path)?;
     let (number, count) = first.named(|bytes| Ok(split(&Header::parse(bytes)?)))?;
@@ -294,7 +294,7 @@ pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     Ok(found)
 }
 
-/// Which part of a model this is, from 0, and of how many.
+/// Returns the index of this part (from 0) and the number of parts of the model: (0, 1) for a single file.
 fn split(header: &Header<'_>) -> (u64, u64) {
     let whole = |key, default| match header.get(key) {
         Some(Value::Unsigned(n)) => *n,
@@ -304,7 +304,7 @@ fn split(header: &Header<'_>) -> (u64, u64) {
     (whole("split.no", 0), whole("split.count", 1))
 }
 
-/// A model in a GGUF file, or in several, as a source of tensors. Every one of them has a decoder.
+/// Tensor source of a GGUF model, in one file or several parts. Every tensor has a type that can be decoded.
 #[derive(Debug)]
 pub struct File {
     mappings: Vec<Mapping>,
@@ -314,7 +314,7 @@ pub struct File {
 }
 
 impl File {
-    /// Maps the file, or the parts of which it is the first, and checks their headers.
+    /// Maps the file at `path`, or all parts if it is the first of several, and checks their headers.
     pub fn open(path: &Path) -> Result<Self> {
         let mappings: Vec<Mapping> = parts(path)?.into_iter().map(|(_, mapping)| mapping).collect();
         let (mut all, mut by_name, mut architecture) = (Vec::new(), HashMap::new(), None);
@@ -341,7 +341,7 @@ impl File {
         })
     }
 
-    /// The mapped first file; its header can be parsed again for the metadata.
+    /// Returns the mapping of the first file. Its header can be parsed again for the metadata.
     #[must_use]
     pub fn mapping(&self) -> &Mapping {
         &self.mappings[0]
@@ -387,24 +387,24 @@ impl Source for File {
     }
 }
 
-/// One value.
+/// Metadata value of a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// A whole number of 8 to 64 bits.
+    /// Unsigned integer of 8 to 64 bits.
     Unsigned(u64),
-    /// A whole number of 8 to 64 bits.
+    /// Signed integer of 8 to 64 bits.
     Signed(i64),
-    /// A float of 32 or 64 bits.
+    /// Float of 32 or 64 bits.
     Float(f64),
-    /// True or false.
+    /// Boolean.
     Bool(bool),
-    /// A text.
+    /// UTF-8 string.
     Text(&'a str),
-    /// A list of one type.
+    /// Array of values of one type (no nested arrays).
     List(List<'a>),
 }
 
-/// Values of one type, one after the other; checked, so that going through them cannot fail.
+/// Array of a GGUF file's metadata, checked when it was parsed: iteration cannot fail.
 #[derive(Clone, PartialEq)]
 pub struct List<'a> {
     element: Type,
@@ -453,7 +453,7 @@ impl Type {
             .ok_or_else(|| Error::file(format!("{what}: type {number} is not known")))
     }
 
-    /// Bytes of one value, at least.
+    /// Returns the minimum bytes of one value of this type.
     fn least_bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -466,7 +466,7 @@ impl Type {
 }
 
 impl<'a> Value<'a> {
-    /// Type and value of `key`.
+    /// Reads the type and the value of `key`.
     pub(super) fn read(reader: &mut Reader<'a>, key: &str) -> Result<Self> {
         let what = format!("key {key}");
         match Type::read(reader, &what)? {
@@ -524,33 +524,33 @@ impl<'a> List<'a> {
         Ok(Self { element, len, bytes })
     }
 
-    /// How many values.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns true if the array has no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The values in order.
+    /// Returns the values in order.
     pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let (mut reader, element) = (Reader::new(self.bytes), self.element);
         (0..self.len).map_while(move |_| Value::read_one(&mut reader, element, "a list").ok())
     }
 }
 
-/// Without the values, of which there may be many.
+/// Prints length and element type only, as arrays may have very many values.
 impl std::fmt::Debug for List<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "a list of {} {:?}", self.len, self.element)
     }
 }
 
-/// What is left of a file.
+/// Cursor over the bytes of a file, with checked reads.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -569,12 +569,12 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.at
     }
 
-    /// All that is left, not yet taken.
+    /// Returns the unread bytes without consuming them.
     pub(super) fn rest(&self) -> &'a [u8] {
         &self.bytes[self.at..]
     }
 
-    /// The next `count` bytes, or an error that says in what the file ends.
+    /// Consumes and returns the next `count` bytes. The error of a file that is too short names `what`.
     pub(super) fn take(&mut self, count: usize, what: &str) -> Result<&'a [u8]> {
         if count > self.left() {
             return Err(Error::file(format!("the file ends in {what}")));
@@ -598,7 +598,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A length and so many bytes of UTF-8.
+    /// Reads a string: its length in bytes (u64), then UTF-8.
     pub(super) fn text(&mut self, what: &str) -> Result<&'a str> {
         let len = self.u64(what)?;
         let left = self.left();

@@ -1,4 +1,4 @@
-//! What files of the cache have in common: they appear whole or not at all, and a checksum finds damage.
+//! Helpers for cache files: a file appears whole or not at all (`Partial`), and a checksum detects damage (`Checksum`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use minisgl_kernels::TensorView;
 
 use crate::{Error, Result};
 
-/// How the names of files end that are not whole.
+/// File name extension of incomplete cache files.
 pub(crate) const PARTIAL: &str = ".partial";
 
-/// A file of this process that goes when it was not renamed.
+/// Temporary file of this process, deleted on drop unless it was renamed to its final name.
 pub(crate) struct Partial(PathBuf);
 
 impl Partial {
-    /// `file` with another ending, in its folder, which is made.
+    /// Names a temporary file next to `file`. Creates the folder if needed, but not the file.
     pub fn beside(file: &Path) -> Result<Self> {
         let folder = file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
@@ -23,12 +23,12 @@ impl Partial {
         Ok(Self(folder.join(name)))
     }
 
-    /// Where it is written.
+    /// Returns the path of the temporary file.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// From now on it is `file`, in place of what was there: whoever has that mapped keeps it.
+    /// Renames the temporary file to `file`, atomically. Processes that have the old file mapped keep its content.
     pub fn become_file(self, file: &Path) -> Result<()> {
         fs::rename(&self.0, file).map_err(|error| at(file, &error))
     }
@@ -40,19 +40,19 @@ impl Drop for Partial {
     }
 }
 
-/// What the system says about a file.
+/// Converts an I/O error into a file error with the path in its text.
 pub(crate) fn at(path: &Path, error: &std::io::Error) -> Error {
     Error::file(format!("{}: {error}", path.display()))
 }
 
-/// Of bytes in one piece.
+/// Returns the checksum of `bytes`.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     let mut sum = Checksum::new();
     sum.add(bytes);
     sum.end()
 }
 
-/// A checksum of bytes, however they are cut: it finds damage, not malice.
+/// Incremental checksum, the same however the bytes are split into calls. It detects damage, not tampering.
 pub(crate) struct Checksum {
     lanes: [u64; 4],
     rest: Vec<u8>,
@@ -70,7 +70,7 @@ impl Checksum {
         }
     }
 
-    /// Bytes that follow those before.
+    /// Appends bytes to the checksummed data.
     pub fn add(&mut self, mut bytes: &[u8]) {
         self.len += bytes.len() as u64;
         if !self.rest.is_empty() {
@@ -103,8 +103,8 @@ impl Checksum {
         self.lanes = lanes;
     }
 
-    /// What tells a tensor from others of its shape without reading it all: bytes from some places. `use_of_it` is told apart,
-    /// too.
+    /// Adds the fingerprint of a tensor: name, type, `use_of_it`, shape, and 64 bytes at each of `places` offsets. Does
+    /// not read the whole tensor.
     pub fn sample(&mut self, tensor: &TensorView<'_>, use_of_it: &str, places: usize) {
         const BYTES: usize = 64;
         self.add(tensor.name().as_bytes());
@@ -120,7 +120,7 @@ impl Checksum {
         }
     }
 
-    /// Of all that was added.
+    /// Returns the checksum of all bytes added so far.
     pub fn end(&self) -> u64 {
         let mut last = self.rest.clone();
         last.resize(Self::BYTES, 0);

@@ -1,4 +1,4 @@
-//! A file mapped for reading: the one place of `files` that needs `unsafe`.
+//! Read-only file mappings: the only module of `files` that needs `unsafe`.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use memmap2::Mmap;
 
 use crate::{Error, Result};
 
-/// A whole file as bytes, read by the system as they are touched.
+/// Read-only memory mapping of a whole file. The system reads pages when they are touched.
 #[derive(Debug)]
 pub struct Mapping {
     map: Mmap,
@@ -16,7 +16,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps a regular file; links are followed.
+    /// Maps a regular file. Follows symbolic links.
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.file_name().unwrap_or(path.as_os_str());
         let name = name.to_string_lossy().into_owned();
@@ -33,13 +33,15 @@ impl Mapping {
         Ok(Self { map, name, changed })
     }
 
-    /// When it was changed last, by a clock that nobody sets back where the system has such a one.
+    /// Returns the time of the file's last change in nanoseconds: ctime on Unix, which programs cannot set back, else
+    /// mtime.
     #[must_use]
     pub fn changed(&self) -> i128 {
         self.changed
     }
 
-    /// Asks for large pages, which the system has for files of some file systems: all of it will be read often.
+    /// Advises the system to use huge pages, for a file that is read often. Has no effect where the file system has
+    /// none.
     #[must_use]
     pub fn in_large_pages(self) -> Self {
         // Without them it is slower where the processor looks up pages, nothing else.
@@ -48,7 +50,8 @@ impl Mapping {
         self
     }
 
-    /// Whether only places of it are read from now on: then the system does not read around them, which may be megabytes.
+    /// Switches readahead off (`yes`) for sparse reads, or back on. Readahead may otherwise read megabytes around each
+    /// access.
     pub fn read_in_places(&self, yes: bool) {
         #[cfg(unix)]
         let _ = self.map.advise(if yes {
@@ -58,26 +61,27 @@ impl Mapping {
         });
     }
 
-    /// The content.
+    /// Returns the content of the file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Lets go of what was read: of the process's memory, not of the system's. It is read again where it is touched again.
+    /// Drops the mapped pages from the process's memory; the system's page cache keeps them. A later access maps them
+    /// again.
     pub fn release(&self) {
         // SAFETY: pages of a file that nobody writes to come back as they were. Without the advice they only stay longer.
         #[cfg(unix)]
         let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }
 
-    /// The file's name without its folder, for errors.
+    /// Returns the file name without its folder, for error texts.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What `read` makes of the content; its error with the file's name before it.
+    /// Calls `read` on the content and puts the file name in front of its error.
     pub fn named<T>(&self, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         read(self.bytes()).map_err(|error| error.within(&self.name))
     }

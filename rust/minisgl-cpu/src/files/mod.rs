@@ -1,10 +1,10 @@
-//! Tensors in files: GGUF and safetensors by mmap, one way to ask for both.
+//! Tensors in mapped files: one interface (`Source`) for GGUF and safetensors.
 //!
-//! Invariants: what a `TensorView` says about itself is checked against its bytes, so reading rows of it cannot go
-//! beyond them; a file that is damaged is an error that names the tensor or key, never a panic, and costs no memory
-//! in proportion to what it claims.
+//! Invariants: the shape and type of a `TensorView` are checked against its bytes, so reading rows cannot go out of
+//! bounds; a damaged file gives an error that names the tensor or key, never a panic, and costs no memory in proportion
+//! to its claims.
 //!
-//! A mapped file that somebody shortens while it is mapped ends the process (SIGBUS), as in every program that maps.
+//! A file that is truncated while it is mapped ends the process (SIGBUS), as in every program that maps files.
 
 pub mod cache;
 pub mod gguf;
@@ -25,7 +25,8 @@ pub use minisgl_kernels::{Kind, TensorView, blocks};
 pub(crate) use source::Entry;
 pub use source::Source;
 
-/// A GGUF file, or a folder of safetensors; of models with two halves the text half.
+/// Opens a GGUF file or a folder of safetensors. For models with a vision or audio tower only the language model is
+/// visible.
 pub fn open(path: &Path) -> Result<Box<dyn Source>> {
     let source: Box<dyn Source> = if path.is_dir() {
         Box::new(safetensors::Folder::open(path)?)
@@ -35,7 +36,8 @@ pub fn open(path: &Path) -> Result<Box<dyn Source>> {
     Ok(text_half_of(source))
 }
 
-/// transformers has written the first and the third (version 4), and the second (5).
+/// Name prefixes of a language model within a larger one, and their replacements. transformers 4 writes the first and
+/// third, transformers 5 the second.
 const PREFIXES: [(&str, &str); 3] = [
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
@@ -51,8 +53,8 @@ const OTHER_HALF: [&str; 7] = [
     "embed_audio.",
 ];
 
-/// `source` as it is, unless it has a vision tower: then the tensors of its text model, by the names that a text model's
-/// have. `python/minisgl/models/architectures.py` has the same rules.
+/// Returns `source`, or for a model with a vision tower a view of its language model with that model's usual tensor
+/// names. Mirrors the rules of `python/minisgl/models/architectures.py`.
 fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let has_two = |name: &&str| {
         // what sees is called so beside a text half whose names have no prefix (Qwen2-VL of transformers 4)
@@ -70,7 +72,8 @@ fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
     Box::new(TextHalf { source, stored })
 }
 
-/// None: of the other half.
+/// Returns the language model's name for the stored tensor `name`, `None` if the tensor belongs to a vision or audio
+/// tower.
 fn own_name(name: &str) -> Option<String> {
     let inner = name.strip_prefix("model.").unwrap_or(name);
     if OTHER_HALF.iter().any(|part| inner.starts_with(part)) {
@@ -86,7 +89,7 @@ fn own_name(name: &str) -> Option<String> {
 
 struct TextHalf {
     source: Box<dyn Source>,
-    /// Own name -> the name in the file.
+    /// Tensor names of the language model, mapped to the names in the file.
     stored: BTreeMap<String, String>,
 }
 

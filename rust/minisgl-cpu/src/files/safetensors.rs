@@ -1,7 +1,7 @@
-//! A folder of safetensors files, as hubs and training write them.
+//! Folders of safetensors files, as Hugging Face hubs and training frameworks write them.
 //!
-//! Invariants: the same files are read that the Python side reads: those of the index, else `model.safetensors`, else
-//! all; every tensor is there once and of a type that can be computed with, lists of ids aside, which are left out.
+//! Invariants: reads the same files as the Python side: those in the index, else `model.safetensors`, else all; every
+//! tensor exists once and has a floating-point type or MXFP4 (lists of ids are left out).
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Formatter;
@@ -16,26 +16,27 @@ use crate::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-/// What MXFP4 is in: bytes of two numbers each, and an exponent for 16 of them.
+/// Name endings of the two tensors of an MXFP4 matrix: bytes with two 4-bit elements each, and an exponent for 16 of
+/// these bytes.
 const BLOCKS: &str = "_blocks";
 const SCALES: &str = "_scales";
 const SUFFIX: &str = "safetensors";
 const METADATA: &str = "__metadata__";
-/// The limit that the format's makers set for a header.
+/// Maximum header size, as the safetensors format defines it.
 const HEADER_BYTES: u64 = 100_000_000;
 
-/// The folder's files, mapped.
+/// Tensor source of a folder with mapped safetensors files.
 #[derive(Debug)]
 pub struct Folder {
     mappings: Vec<Mapping>,
     entries: Vec<Entry>,
-    /// By entry: the scales of MXFP4, which have a tensor of their own.
+    /// Scales of MXFP4 tensors, by index in `entries`.
     scales: HashMap<usize, Entry>,
     by_name: HashMap<String, usize>,
 }
 
 impl Folder {
-    /// Maps the files of `folder` and checks their headers.
+    /// Maps the safetensors files of `folder` and checks their headers.
     pub fn open(folder: &Path) -> Result<Self> {
         let name = folder.file_name().unwrap_or(folder.as_os_str());
         let paths = paths(folder).map_err(|error| error.within(&name.to_string_lossy()))?;
@@ -52,7 +53,8 @@ impl Folder {
         Ok(read)
     }
 
-    /// MXFP4 as OpenAI writes it: `*_blocks` gets the shape of its numbers, `*_scales` belongs to it.
+    /// Joins OpenAI's MXFP4 pairs: `*_blocks` gets its logical shape and the scales of `*_scales`. Errors if one of a
+    /// pair is missing or has the wrong shape.
     fn join(&mut self) -> Result<()> {
         let is_scales = |entry: &Entry| entry.kind == Kind::MXFP4 && entry.name.ends_with(SCALES);
         let (scales, entries): (Vec<_>, Vec<_>) = std::mem::take(&mut self.entries).into_iter().partition(is_scales);
@@ -107,7 +109,7 @@ impl Folder {
     }
 }
 
-/// The files to read.
+/// Returns the safetensors files of the model: those in the index, else `model.safetensors`, else all, sorted.
 fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join(INDEX);
     if index.is_file() {
@@ -130,7 +132,7 @@ fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The files that an index names, which have to be below its folder.
+/// Returns the file names in a safetensors index. Errors if one is not inside the index's folder.
 fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
     let bad = |what: &str| Error::file(format!("not a safetensors index: {what}"));
     let index: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| bad(&error.to_string()))?;
@@ -153,7 +155,7 @@ fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The tensors of one file, in the order of its data.
+/// Returns the tensors of one file, in the order of their data.
 fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
     let (start, tensors) = described(bytes)?;
     let mut entries = Vec::new();
@@ -186,16 +188,16 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// A tensor as a header describes it.
+/// Header entry of one tensor.
 #[derive(Deserialize)]
 struct Info {
     dtype: String,
     shape: Vec<usize>,
-    /// The first byte and the end of the tensor, counted from the end of the header.
+    /// Start and end of the tensor's data, in bytes after the header.
     data_offsets: (usize, usize),
 }
 
-/// A header: the tensors by name.
+/// Header of a safetensors file: tensor entries by name.
 struct Header(BTreeMap<String, Info>);
 
 impl<'de> Deserialize<'de> for Header {
@@ -204,7 +206,7 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// Refuses names that are there twice, which a map that is derived would not.
+/// Deserializer of a header that rejects duplicate names, which a derived map would accept.
 struct HeaderVisitor;
 
 impl<'de> Visitor<'de> for HeaderVisitor {
@@ -236,8 +238,8 @@ impl<'de> Visitor<'de> for HeaderVisitor {
     }
 }
 
-/// Returns where the data of a file begins, and its tensors in the data's order. Their bytes are checked to cover the
-/// data without gaps and to fit their shapes.
+/// Parses a file's header. Returns the offset of the data and the tensors in data order. Checks that their bytes cover
+/// the data without gaps and fit their shapes.
 fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
     let (size, rest) = bytes
         .split_first_chunk()
@@ -271,8 +273,8 @@ fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
 }
 
 impl Info {
-    /// Returns why the entry cannot be read, `None` if it can. The tensors before it cover the first `covered` bytes of
-    /// the data, which has `len` bytes.
+    /// Returns why the entry is invalid, `None` if it is valid. The preceding tensors cover the first `covered` of the
+    /// data's `len` bytes.
     fn wrong(&self, covered: usize, len: usize) -> Option<String> {
         let (dtype, shape, (start, end)) = (&self.dtype, &self.shape, self.data_offsets);
         if end > len {
@@ -295,7 +297,7 @@ impl Info {
     }
 }
 
-/// The bits of a number in each type of the format.
+/// Returns the bits per element of a safetensors dtype, `None` if the dtype is unknown.
 fn bits(dtype: &str) -> Option<usize> {
     Some(match dtype {
         "F4" => 4,

@@ -1,11 +1,11 @@
-//! Quantized weights in their file.
+//! Tests of the cache file of quantized weights.
 
 use super::*;
 use crate::files::cache::quantized;
 use crate::files::gguf::File;
 use crate::files::quantize::Quantization;
 
-/// Rows of bfloat16 that look like weights.
+/// Returns [rows, k] bfloat16 elements that look like weights.
 fn weights(rows: usize, k: usize) -> Vec<u8> {
     let value = |i: usize| ((i * 7919 % 2003) as f32 / 1001.5 - 1.0) * 0.1;
     let halves = (0..rows * k).map(|i| blocks::f32_to_bf16(value(i)));
@@ -93,7 +93,7 @@ fn what_has_nothing_to_quantize_stays_where_it_is() {
     assert!(!file.exists());
 }
 
-/// One matrix of Q8_0 and a vector.
+/// Returns a GGUF file with a Q8_0 matrix and an F32 vector.
 fn gguf_of_blocks() -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend(2u64.to_le_bytes());

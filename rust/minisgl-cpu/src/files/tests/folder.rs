@@ -1,4 +1,4 @@
-//! Folders of safetensors, sound and damaged.
+//! Tests of valid and damaged folders of safetensors.
 
 use super::*;
 
