@@ -1,6 +1,6 @@
-//! One matrix by itself: the output head of a model whose other tensors another engine has.
+//! The LM head as a single matrix, for the torch engine, which holds the model's other tensors.
 //!
-//! Invariants: a row's products have the same bits for every number of rows and threads, as in the CPU engine.
+//! Invariants: a row's outputs have the same bits for every number of rows and threads, as in the CPU engine.
 
 #![allow(unsafe_code)]
 
@@ -12,14 +12,14 @@ use crate::model::Groups;
 use crate::openmp::OpenMp;
 use crate::threads::{Counter, Pool};
 
-/// Rows that are prepared in less time than threads are called.
+/// Row count below which one thread prepares all rows: waking the others would take longer.
 const FEW: usize = 64;
 
-/// Who multiplies.
+/// Threads that compute a head's matmul.
 pub enum Team {
-    /// Threads of its own.
+    /// Thread pool of its own.
     Own(Pool),
-    /// Those that the process has anyway.
+    /// OpenMP threads that the process already has.
     OpenMp(OpenMp),
 }
 
@@ -31,7 +31,7 @@ impl Team {
         }
     }
 
-    /// Call `job` on all threads at once.
+    /// Calls `job` on all threads at once. Returns after all have finished.
     fn run(&mut self, job: &(dyn Fn() + Sync)) -> Result<()> {
         match self {
             Self::Own(pool) => pool.run(&|_, _| job()),
@@ -40,7 +40,7 @@ impl Team {
     }
 }
 
-/// A matrix, `outputs` by `inputs`, and the threads that multiply by it.
+/// A packed weight matrix, [outputs, inputs], and the threads that multiply by it.
 pub struct Head {
     matrix: Matrix,
     kernels: Kernels,
@@ -50,7 +50,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head of numbers as they lie in a tensor, row after row. `isa` holds the instruction set down.
+    /// Packs the row-major `data` of a tensor with `shape` [outputs, inputs]. `isa` limits the instruction set. Errors
+    /// if the shape contains 0 or does not fit the data.
     pub fn new(kind: Kind, shape: [usize; 2], data: &[u8], isa: Option<&str>, team: Team) -> Result<Self> {
         if shape.contains(&0) {
             return Err(Error::setting("a head without numbers"));
@@ -66,14 +67,14 @@ impl Head {
         })
     }
 
-    /// Numbers of a row of products: those of the matrix, up to whole panels.
+    /// Returns the elements of an output row: the matrix's outputs, rounded up to whole panels.
     #[must_use]
     pub fn width(&self) -> usize {
         self.matrix.panels() * PANEL
     }
 
-    /// The products of [rows, inputs] into [rows, `width`]. `bf16`: the rows are bf16, so that less needs to be
-    /// multiplied; the last places of sums may be others then.
+    /// Multiplies `x`, [rows, inputs], and writes `out`, [rows, `width`]. `bf16`: `x` holds bf16 values, which allows a
+    /// faster kernel; sums may then differ in the last bits.
     pub fn product(&mut self, x: &[f32], out: &mut [f32], bf16: bool) -> Result<()> {
         let (inputs, width) = (self.matrix.k(), self.width());
         let rows = x.len() / inputs;
@@ -130,7 +131,7 @@ impl Head {
     }
 }
 
-/// Where products go.
+/// Pointer to the output, shared by the threads.
 struct Out(*mut f32);
 
 // SAFETY: an address; threads write to columns of their own.

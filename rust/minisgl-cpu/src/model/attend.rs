@@ -1,4 +1,5 @@
-//! Attention and what is around it: what becomes of a token's queries, keys and values, products of each head's own, gates.
+//! Attention and the work around it: norms, RoPE and storage of queries, keys and values, per-head matmuls, output
+//! gates.
 //!
 //! Invariants: keys and values of a step are in their pages before any of its rows reads them.
 
@@ -68,7 +69,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Heads and blocks of tokens are dealt out.
+    /// Runs the matmuls of each head. Work items are (head, block of tokens).
     pub(super) fn per_head(&mut self, per_head: &PerHead) {
         let (shared, heads) = (self.shared, per_head.matrices.len());
         let counter = self.counter();
@@ -80,10 +81,10 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// One head's product of the numbers of `rows`, and what stands beside it.
+    /// Multiplies the columns of one head for `rows`, and copies (and rotates) the RoPE columns next to the output.
     ///
     /// # Safety
-    /// Nobody writes to the numbers that it reads meanwhile, and nobody else uses the others.
+    /// No other thread may write to the inputs or use the outputs meanwhile.
     unsafe fn one_head(&self, per_head: &PerHead, head: usize, rows: Range<usize>, kernels: Kernels) {
         let (shared, matrix) = (self.shared, &per_head.matrices[head]);
         let [from, to] = [per_head.from, per_head.to].map(|(rows, size)| (shared.buffers.grid(rows), head * size));
@@ -110,10 +111,10 @@ impl Worker<'_, '_> {
 }
 
 impl Forward<'_> {
-    /// One step of what is done with a token's projected numbers.
+    /// Runs one operation on the projected row of one token (copy, norm, RoPE, scale or KV store).
     ///
     /// # Safety
-    /// The row is the caller's piece.
+    /// No other thread may use the token's row meanwhile.
     unsafe fn token_step(&self, step: &TokenStep, token: usize) {
         let kernels = &self.kernels;
         let column = |at: usize| self.buffers.qkv.at(token, at);

@@ -1,6 +1,6 @@
-//! The memory of a forward, made once and grown when a step has more tokens than any before.
+//! Buffers of a forward pass, allocated once and grown when a step has more tokens than any before.
 //!
-//! Invariants: nothing is allocated within a forward.
+//! Invariants: nothing is allocated within a forward pass.
 
 #![allow(unsafe_code)]
 
@@ -15,71 +15,71 @@ use crate::model::operation::{Operation, Rows};
 use crate::model::weights::Weights;
 use crate::threads::Counter;
 
-/// Counters that an operation may take.
+/// Work counters that each operation owns.
 pub(super) const COUNTERS: usize = 4;
 
-/// Tokens whose prepared activations stay in a core's cache while panels pass.
+/// Tokens per block, so that prepared activations stay in a core's cache while weight panels stream through.
 pub(super) const TOKENS: usize = 128;
 
-/// What all threads share.
+/// Buffers that all threads share. A `Grid` has one row a token unless stated otherwise.
 pub struct Buffers {
-    /// Hidden numbers of each token.
+    /// Hidden states.
     pub x: Grid,
-    /// Queries, keys, values; or what else a layer's first products give.
+    /// Queries, keys and values, or the input projection of a recurrent layer.
     pub qkv: Grid,
-    /// What attention read, or what a layer made of its state.
+    /// Output of attention or of a recurrent layer, before the output projection.
     pub attended: Grid,
-    /// Where pages hold latents: queries as they are made of their own latent, queries made fit for latents, and the
-    /// latents that attention read.
+    /// Latent attention (MLA): queries from their own latent, queries mapped to the KV latent space, and attended
+    /// latents.
     pub latents: [Grid; 3],
-    /// Between the halves of the MLP.
+    /// Activations of the MLP between up and down projection.
     pub inner: Grid,
-    /// By table of frequencies: cosines, then sines.
+    /// RoPE values by frequency table: cosines, then sines.
     pub angles: Grid,
-    /// What attention or the MLP gives, where it is changed before it is added, or added later.
+    /// Output of attention or MLP that is changed before it is added to the hidden states, or added later.
     pub behind: Grid,
-    /// By layer: the numbers of each token that it alone adds.
+    /// Embeddings that each layer adds, by layer.
     pub per_layer: Grid,
-    /// Hidden numbers of the streams behind the first.
+    /// Hidden states of the residual streams after the first (AltUp).
     pub streams: Vec<Grid>,
-    /// The first one as it was predicted; in the end, the sum of all.
+    /// Predicted first stream (AltUp); at the end, the sum of all streams.
     pub predicted: Grid,
-    /// What goes beside attention.
+    /// Residual of low rank, alongside attention (Laurel).
     pub beside: Grid,
-    /// What gates are multiplied with, where these are cut first.
+    /// Up projection, in layers that sparsify gates before multiplying.
     pub ups: Grid,
-    /// What a product reads.
+    /// Activations prepared as matmul input.
     pub acts: Acts,
-    /// `COUNTERS` for each operation.
+    /// Work counters, `COUNTERS` for each operation.
     pub counters: Vec<Counter>,
-    /// What adapters need.
+    /// Buffers for adapters.
     pub between: Between,
-    /// What routed experts need, if there are any.
+    /// Buffers for routed experts; `None` if the model has no experts.
     pub experts: Option<ExpertBuffers>,
-    /// Numbers of the widest input of a product.
+    /// Largest number of inputs of a matmul.
     pub widest: usize,
-    /// Numbers of the widest input of a product of one head.
+    /// Largest number of inputs of a per-head matmul.
     of_heads: usize,
     mode: Mode,
     tokens: usize,
 }
 
-/// One thread's own.
+/// Buffers of one thread.
 pub struct Own {
-    /// What a product of one head reads, of some tokens.
+    /// Prepared activations of a per-head matmul, for one block of tokens.
     pub of_head: Acts,
-    /// What a product reads, of a token that is alone in its step.
+    /// Prepared activations of a token that is alone in its step.
     pub acts: Acts,
-    /// A normalised row.
+    /// One normalized row.
     pub row: Grid,
-    /// Gate and up of some rows, side by side.
+    /// Gate and up projection of some rows, side by side.
     pub both: Grid,
-    /// What adapters need.
+    /// Buffers for adapters.
     pub between: OwnBetween,
 }
 
 impl Buffers {
-    /// For steps of no tokens yet. What no operation uses has no room.
+    /// Creates empty buffers. Buffers that no operation of the model uses have width 0.
     pub fn new(config: &ModelConfig, weights: &Weights, mode: Mode) -> Self {
         let writes = |rows: Rows| {
             let mut all = weights.operations();
@@ -144,7 +144,7 @@ impl Buffers {
         }
     }
 
-    /// Before a step of so many tokens.
+    /// Resets the counters and grows the buffers for a step of `tokens` tokens.
     pub fn begin(&mut self, tokens: usize) {
         self.counters.iter().for_each(Counter::reset);
         if tokens <= self.tokens {
@@ -171,7 +171,7 @@ impl Buffers {
         }
     }
 
-    /// Where these numbers are.
+    /// Returns the buffer that `rows` names.
     pub fn grid(&self, rows: Rows) -> &Grid {
         match rows {
             Rows::Hidden => &self.x,
@@ -188,7 +188,7 @@ impl Buffers {
         }
     }
 
-    /// A thread's own part.
+    /// Creates the buffers of one thread.
     pub fn own(&self) -> Own {
         let mut row = Grid::new(self.widest);
         row.reserve(1);
@@ -202,24 +202,25 @@ impl Buffers {
     }
 }
 
-/// What activations are held as where integer matrices are multiplied in `mode`: others need them as they are.
+/// Returns the mode that shared activations are prepared in. With int8 they are kept in both forms, since matrices of
+/// floats need exact ones.
 pub(super) fn held(mode: Mode) -> Mode {
     if mode == Mode::Int8 { Mode::Both } else { mode }
 }
 
-/// Memory for steps through experts. An assignment is a token and one of its experts.
+/// Buffers for routed experts. An assignment is a (token, chosen expert) pair.
 pub struct ExpertBuffers {
-    /// The router's logits, [tokens, experts].
+    /// Router logits, [tokens, experts].
     pub(super) logits: Grid,
-    /// Between the halves, [assignments, inner].
+    /// Activations between up and down projection, [assignments, inner].
     pub(super) inner: Grid,
-    /// What comes out, [assignments, hidden].
+    /// Outputs of the experts, [assignments, hidden].
     pub(super) out: Grid,
     pub(super) acts: Acts,
     pub(super) router_acts: Acts,
-    /// By token and rank: expert, weight.
+    /// Chosen (expert, weight) of each assignment, in the order token * per_token + rank.
     pub(super) chosen: Vec<UnsafeCell<(u32, f32)>>,
-    /// Written by one thread between two barriers.
+    /// Assignments sorted by expert. One thread writes it between two barriers.
     pub(super) order: UnsafeCell<Order>,
     per_token: usize,
     hidden: usize,
@@ -229,31 +230,31 @@ pub struct ExpertBuffers {
 // SAFETY: the cells are written by one thread a piece, or by one thread alone, and read after a barrier.
 unsafe impl Sync for ExpertBuffers {}
 
-/// Assignments sorted by expert.
+/// Assignments of a step, sorted by expert.
 #[derive(Default)]
 pub(super) struct Order {
-    /// By sorted place: token * per_token + rank.
+    /// Assignment (token * per_token + rank) at each sorted index.
     pub(super) assignments: Vec<u32>,
-    /// By token * per_token + rank: sorted place.
+    /// Sorted index of each assignment.
     pub(super) places: Vec<u32>,
-    /// Each expert that some token chose, once: its tokens that decode, then those of prompts.
+    /// Chosen experts of the step, each once, with decode tokens first, then prefill tokens.
     pub(super) used: Vec<Used>,
-    /// Assignments from here on are of prompts.
+    /// First assignment that belongs to a prefill token.
     pub(super) prompts: u32,
 }
 
-/// An expert of a step, with the sorted places of its tokens.
+/// An expert that some token of the step chose, with the sorted indices of its assignments.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) expert: usize,
     pub(super) start: usize,
-    /// Places from here on are of prompts.
+    /// Sorted index of the first prefill assignment.
     pub(super) prompts: usize,
     pub(super) end: usize,
 }
 
 impl ExpertBuffers {
-    /// For steps of no tokens yet.
+    /// Creates empty buffers.
     pub fn new(config: &ModelConfig, moe: &MoeConfig, mode: Mode) -> Self {
         let widest = moe.intermediate_size.max(config.hidden_size);
         Self {
@@ -270,7 +271,7 @@ impl ExpertBuffers {
         }
     }
 
-    /// Before a step of more tokens than any before.
+    /// Grows the buffers for a step of `tokens` tokens.
     pub fn reserve(&mut self, tokens: usize, mode: Mode) {
         let assignments = tokens * self.per_token;
         self.logits.reserve(tokens);

@@ -1,4 +1,4 @@
-//! Short convolutions between two gates (LFM2): out(gate * convolved(other gate * numbers)).
+//! Short convolutions between two gates (LFM2): out_proj(gate_2 * conv(gate_1 * x)).
 
 #![allow(unsafe_code)]
 

@@ -1,6 +1,6 @@
-//! A loaded model and the memory that it computes in.
+//! A loaded model, and the buffers that it computes in.
 //!
-//! Invariants: a forward that fails leaves both usable.
+//! Invariants: both remain usable after a failed forward pass.
 
 #![allow(unsafe_code)]
 
@@ -20,18 +20,18 @@ use crate::model::weights::Weights;
 use crate::model::worker::{Attentions, Forward, Times, Tokens};
 use crate::threads::{Counter, Pool};
 
-/// A model with its weights.
+/// Model with its weights, ready for forward passes.
 pub struct Decoder {
-    /// Its numbers.
+    /// Configuration of the model.
     pub config: ModelConfig,
-    /// Its weights.
+    /// Packed weights.
     pub weights: Weights,
-    /// What multiplies.
+    /// Matmul kernels for the chosen instruction set.
     pub kernels: Kernels,
     mode: Mode,
 }
 
-/// What a decoder computes in: by step and by thread.
+/// Buffers for forward passes and logits, shared and per thread.
 pub struct Memory {
     buffers: Buffers,
     attention: Attentions,
@@ -44,7 +44,7 @@ pub struct Memory {
 }
 
 impl Decoder {
-    /// `mode` says what integer matrices are multiplied with.
+    /// Creates a decoder. `mode` is the precision of activations in matmuls with integer weights.
     pub fn new(config: ModelConfig, weights: Weights, kernels: Kernels, mode: Mode) -> Self {
         Self {
             config,
@@ -54,7 +54,8 @@ impl Decoder {
         }
     }
 
-    /// Memory for `threads`; it grows with the steps. `timed`: parts of forwards are measured.
+    /// Allocates buffers for `threads` threads. They grow with the steps. `timed`: measure the parts of the forward
+    /// pass.
     pub fn memory(&self, threads: usize, kv: &KvPool, timed: bool) -> Result<Memory> {
         let config = &self.config;
         let buffers = Buffers::new(config, &self.weights, self.mode);
@@ -72,8 +73,8 @@ impl Decoder {
         })
     }
 
-    /// Compute `tokens`, whose rows are `rows`: afterwards `Memory` has the hidden numbers of each, and `kv` their keys
-    /// and values. Returns the tokens of which some number is not finite, ascending.
+    /// Runs the forward pass of `tokens`, grouped in `rows`. Writes hidden states to `memory` and keys and values to
+    /// `kv`. Returns the indices of tokens whose hidden states are not finite, ascending.
     pub fn forward(
         &self,
         pool: &mut Pool,
@@ -119,7 +120,7 @@ impl Decoder {
         Ok(not_finite)
     }
 
-    /// The hidden numbers of a token of the last forward, as the head would see them.
+    /// Returns the hidden state of one token of the last forward pass, after the final norm.
     pub fn hidden<'a>(&self, memory: &'a mut Memory, token: usize) -> &'a [f32] {
         memory.last.reserve(1);
         let (x, normed) = (memory.buffers.x.at(token, 0), memory.last.at(0, 0));
@@ -135,8 +136,8 @@ impl Decoder {
         }
     }
 
-    /// The logits of some tokens of the last forward, into the rows of `out`. Each thread calls `beside` before it takes
-    /// from the product, whose small pieces make up for what that took one thread longer than another.
+    /// Computes the logits of `tokens` (indices in the last forward pass) into the rows of `out`. Each thread first
+    /// calls `beside` (such as filling grammar masks); the small work items of the matmul balance its load.
     pub fn logits(
         &self,
         pool: &mut Pool,
@@ -190,10 +191,10 @@ impl Decoder {
         })
     }
 
-    /// Some logits of a token, from column `first` on, behind the product.
+    /// Applies bias, scale and soft cap to `width` logits of one token, starting at column `first`.
     ///
     /// # Safety
-    /// They are the caller's piece.
+    /// No other thread may use these logits meanwhile.
     unsafe fn finish(&self, logits: *mut f32, first: usize, width: usize) {
         let (scale, cap) = (self.config.logits_scale, self.config.logits_cap);
         // SAFETY: the caller's.
@@ -213,7 +214,7 @@ impl Decoder {
 }
 
 impl Memory {
-    /// Seconds by part so far, if they are measured.
+    /// Returns the seconds spent in each part so far, `None` without timing.
     pub fn times(&self) -> Option<Times> {
         self.times
             .as_ref()

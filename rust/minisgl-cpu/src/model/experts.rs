@@ -1,8 +1,7 @@
-//! The forward through routed experts: each token goes through the few that its router scores most.
+//! Forward pass through routed experts: each token goes through the few experts with its highest router scores.
 //!
-//! Invariants: weights of experts that no token of a step chose are not read, those of the others once; a token's sum
-//! runs over its experts from the one that scores most on, whatever else is in the step; of experts with equal scores the
-//! one with the lower number wins.
+//! Invariants: the weights of an unused expert are not read, those of a used one once; a token's sum runs over its
+//! experts from the highest score down, whatever else is in the step; on equal scores the lower expert index wins.
 
 #![allow(unsafe_code)]
 
@@ -20,7 +19,7 @@ use crate::model::products::Groups;
 use crate::model::worker::{FEW, Forward, Worker, each};
 
 impl Worker<'_, '_> {
-    /// Each token's chosen experts, which lie between two products for each token and expert.
+    /// Runs the gate/up and down projection of all chosen experts. `combine` adds the outputs to the hidden states.
     pub(super) fn experts(&mut self, experts: &Experts) {
         let (shared, hidden) = (self.shared, self.shared.hidden);
         let (Some(buffers), Some(any)) = (&shared.buffers.experts, experts.experts.first()) else {
@@ -80,7 +79,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Choose each token's experts, and sort what follows by expert.
+    /// Chooses each token's experts, and sorts the assignments by expert.
     pub(super) fn route(&mut self, route: &Route) {
         let (shared, moe) = (self.shared, &route.by);
         let Some(buffers) = &shared.buffers.experts else {
@@ -125,7 +124,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Deal out the products of all used experts with the rows that are theirs.
+    /// Calls `work(worker, expert, panels, rows)` for each used expert, dividing panels among the threads.
     fn each_piece(
         &mut self,
         order: &Order,
@@ -144,7 +143,7 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Add each token's experts, weighted, to its hidden numbers, what all go through last.
+    /// Adds each token's weighted expert outputs, and that of the shared expert last, to its hidden states.
     pub(super) fn combine(&mut self, combine: &Combine) {
         let shared = self.shared;
         let Some(buffers) = &shared.buffers.experts else {
@@ -161,10 +160,10 @@ impl Worker<'_, '_> {
 }
 
 impl Forward<'_> {
-    /// Of one token.
+    /// Combines the expert outputs of one token.
     ///
     /// # Safety
-    /// The token's numbers are the caller's piece; what experts gave was written before a barrier.
+    /// No other thread may use the token's rows meanwhile; expert outputs were written before a barrier.
     unsafe fn combine(&self, combine: &Combine, order: &Order, buffers: &ExpertBuffers, token: usize) {
         let (hidden, kernels) = (self.hidden, &self.kernels);
         let aside = self.buffers.behind.at(token, 0);
@@ -212,7 +211,7 @@ impl Forward<'_> {
     }
 }
 
-/// A token's experts, from the one that scores most on, with their weights.
+/// Returns a token's (expert, weight) pairs, highest score first.
 fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f32)> {
     let scores: Vec<f32> = match moe.score {
         Score::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
@@ -258,7 +257,7 @@ fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f3
 }
 
 impl Order {
-    /// What multiplies the rows from sorted place `place` on.
+    /// Returns the kernels for the rows from sorted index `place` on: those for decode or for prefill.
     fn kernels(&self, shared: &Forward<'_>, place: usize) -> Kernels {
         if self.assignments[place] < self.prompts {
             shared.kernels.decoding()

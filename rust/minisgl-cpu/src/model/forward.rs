@@ -1,10 +1,11 @@
-//! One forward on all threads: from token ids to hidden numbers, operation by operation.
+//! One forward pass on all threads: from token ids to hidden states, operation by operation.
 //!
-//! An operation deals out pieces through counters of its own, so each piece has one thread; what is written is read
-//! after the next barrier only. This is the reason behind every `unsafe` block here that says "its piece".
+//! An operation deals out work items through counters of its own, so each item belongs to one thread; data that one
+//! thread writes is read by others only after the next barrier. Every `unsafe` block that says "its piece" relies on
+//! this.
 //!
-//! Invariants: what a token's numbers become depends on the tokens that it may attend to only, not on how pieces fall to
-//! threads nor on what else is in the step.
+//! Invariants: a token's result depends only on the tokens that it may attend to, not on how work is distributed to
+//! threads, nor on other rows of the step.
 
 #![allow(unsafe_code)]
 
@@ -18,7 +19,7 @@ use crate::model::worker::{FEW, Forward, Times, Worker, each};
 use crate::threads::Barrier;
 
 impl Forward<'_> {
-    /// What each thread does. `own`, `scratch`, `times` are this thread's.
+    /// Runs all operations, as one thread of the pool. `own`, `scratch` and `times` belong to this thread.
     pub fn run(
         &self,
         thread: usize,
@@ -79,7 +80,7 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Numbers of each token, and the angles of its position.
+    /// Writes each token's embedding, and the RoPE angles of its position.
     fn embed(&mut self, embed: &Embed) {
         let shared = self.shared;
         let table = embed.table.as_ref().unwrap_or(&shared.weights.head);
@@ -131,7 +132,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// The numbers of each token that each layer adds: of its embedding and of its id, both alike.
+    /// Computes the per-layer inputs of each token: half from its embedding, half from its id.
     fn sum_per_layer(&mut self, sum: &SumPerLayer) {
         let (shared, buffers) = (self.shared, self.shared.buffers);
         let size = sum.size;
@@ -156,7 +157,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Whether what came out is made of numbers.
+    /// Records the tokens whose hidden states are not finite.
     fn check(&mut self) {
         let shared = self.shared;
         let x = &shared.buffers.x;

@@ -1,4 +1,4 @@
-//! GGUF files, sound and damaged.
+//! Tests of valid and damaged GGUF files.
 
 use super::*;
 use crate::files::gguf::{File, Header, Value};
@@ -45,12 +45,12 @@ fn a_gguf_file_is_a_source() {
     assert!(source.tensor("other").is_none());
 }
 
-/// What is wrong with `bytes`.
+/// Returns the error text of parsing `bytes` as a GGUF file.
 fn fault(bytes: &[u8]) -> String {
     Header::parse(bytes).unwrap_err().to_string()
 }
 
-/// `tiny_gguf` with the bytes after the first `find` (and `skip` more) replaced.
+/// Returns `tiny_gguf` with bytes overwritten by `with`, starting `skip` bytes after the first `find`.
 fn changed(find: &str, skip: usize, with: &[u8]) -> Vec<u8> {
     let mut bytes = tiny_gguf();
     let at = bytes.windows(find.len()).position(|window| window == find.as_bytes());
