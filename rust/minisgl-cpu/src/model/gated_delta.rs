@@ -1,5 +1,5 @@
-//! A gated delta net (arXiv 2412.06464) between a layer's products: queries, keys and values are convolved, each head's
-//! matrix goes through the tokens, and what is read of it is normalised and gated.
+//! Gated delta net (arXiv 2412.06464), without its projections: convolves queries, keys and values, passes each head's
+//! state matrix over the tokens, then normalizes and gates the output.
 
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use minisgl_kernels::plain;
 use crate::model::delta::Delta;
 use crate::model::worker::{FEW, Worker, each};
 
-/// Added to the sum of squares of queries and keys, whatever other norms have.
+/// Epsilon of the query and key normalization, added to the sum of squares. It does not depend on the model's norm_eps.
 const EPS: f32 = 1e-6;
 static ONES: [f32; CHANNELS] = [1.0; CHANNELS];
 
@@ -67,7 +67,7 @@ impl Worker<'_, '_> {
         self.gate_heads(delta);
     }
 
-    /// What is read of each head is normalised and gated.
+    /// Normalizes and gates the output of each value head.
     fn gate_heads(&mut self, delta: &Delta) {
         let (shared, net, buffers) = (self.shared, &delta.net, self.shared.buffers);
         each(self.counter(), shared.count(), FEW, |token| {
@@ -87,10 +87,10 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Of a token: what comes in becomes what each head's matrix is multiplied by, and how much it learns.
+    /// Turns one token's projected beta and step columns into each head's learning rate and decay factor, in place.
     ///
     /// # Safety
-    /// Nobody else uses these columns.
+    /// No other thread may use these columns meanwhile.
     unsafe fn decays_and_rates(&self, delta: &Delta, token: usize) {
         let [_, rates, steps] = delta.columns();
         for (head, (fading, bias)) in delta.fading.iter().zip(&delta.step_bias).enumerate() {
@@ -103,7 +103,7 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// One block of a head through some tokens.
+    /// Returns the recurrence over one column block of a head's state matrix through `tokens`.
     fn recurrence(&self, delta: &Delta, state: *mut f32, tokens: Range<usize>, piece: usize) -> Recurrence {
         let (net, buffers, token) = (&delta.net, self.shared.buffers, tokens.start);
         let (head, column) = (piece / net.blocks(), piece % net.blocks() * BLOCK);

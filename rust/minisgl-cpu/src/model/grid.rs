@@ -1,17 +1,18 @@
-//! Numbers of all tokens of a step, which threads write in pieces that do not overlap.
+//! Matrices with a row per token of a step, which threads write in disjoint parts.
 //!
-//! Invariants: rows begin at cache lines and are padded with zeros that nobody overwrites; memory grows, never shrinks.
+//! Invariants: rows begin at cache lines and are padded with zeros that are never overwritten; memory grows, never
+//! shrinks.
 
 use std::cell::UnsafeCell;
 
-/// A cache line.
+/// One cache line of elements.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
 const LINE: usize = 16;
 
-/// [rows, stride] f32.
+/// Matrix [rows, stride] of f32 that threads write without locks, each its own part.
 pub struct Grid {
     lines: Vec<UnsafeCell<Line>>,
     stride: usize,
@@ -22,7 +23,7 @@ pub struct Grid {
 unsafe impl Sync for Grid {}
 
 impl Grid {
-    /// Rows of `width` numbers, padded to whole panels and blocks.
+    /// Creates an empty grid with rows of `width` elements, padded to whole panels and blocks.
     pub fn new(width: usize) -> Self {
         Self {
             lines: Vec::new(),
@@ -30,7 +31,7 @@ impl Grid {
         }
     }
 
-    /// Room for `rows` rows; new ones are zero.
+    /// Grows the grid to at least `rows` rows. New rows are zero.
     pub fn reserve(&mut self, rows: usize) {
         let lines = rows * self.stride / LINE;
         if lines > self.lines.len() {
@@ -38,12 +39,15 @@ impl Grid {
         }
     }
 
-    /// Numbers from one row to the next.
+    /// Returns the elements from one row to the next.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Where a number lies; anything beyond the reserved rows panics.
+    /// Returns the address of an element.
+    ///
+    /// # Panics
+    /// If the element is beyond the reserved rows.
     #[inline]
     pub fn at(&self, row: usize, column: usize) -> *mut f32 {
         let index = row * self.stride + column;
@@ -55,7 +59,7 @@ impl Grid {
         start.wrapping_add(index)
     }
 
-    /// The first rows, while nobody else has them.
+    /// Returns the first `count` rows, exclusively.
     pub fn rows(&mut self, count: usize) -> impl Iterator<Item = &mut [f32]> {
         self.at(count, 0);
         let (start, numbers) = (self.at(0, 0), count * self.stride);

@@ -1,7 +1,7 @@
-//! How a model's tensors become its weights, layer by layer.
+//! Loading of a model's weights, layer by layer.
 //!
-//! Invariants: every layer is loaded by one thread, all threads load at once; what does not fit the config is an error
-//! that names the tensor.
+//! Invariants: one thread loads a layer, all threads load at once; a tensor that does not fit the configuration is an
+//! error with the tensor's name.
 
 use std::sync::Mutex;
 
@@ -20,11 +20,11 @@ use crate::model::weights::Weights;
 use crate::threads::{Counter, Pool};
 use crate::weights::{Packer, Packing};
 
-/// What of a load is done: (parts done, parts in all).
+/// Callback for load progress, with (parts done, parts in total). All threads may call it.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 impl Weights {
-    /// Read all tensors on all threads of `pool`.
+    /// Reads and packs all tensors on the threads of `pool`. Errors if the file has an unused tensor.
     pub fn load(
         (tensors, packer): (&Tensors, &Packer),
         config: &ModelConfig,
@@ -61,10 +61,10 @@ impl Weights {
     }
 }
 
-/// What is before the layers, and the head.
+/// Operations before the layers, and the LM head.
 type Tables = (Vec<Operation>, Matrix);
 
-/// The layers and the tables, on all threads.
+/// Loads the layers and the tables on all threads. Stops at the first error.
 fn load_parts(
     (tensors, packer): (&Tensors, &Packer),
     config: &ModelConfig,
@@ -120,14 +120,15 @@ fn load_parts(
     Ok((layers, tables))
 }
 
-/// In GGUF; the config's frequencies have them already.
+/// RoPE factors in GGUF files; the configuration's frequencies include them already.
 const ROPE_FACTORS: [&str; 3] = [
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 ];
 
-/// What files have besides: a copy of the table as a head, and frequencies that the config already says.
+/// Returns true for a tensor that is not needed: a copy of the embedding as LM head, RoPE frequencies, and parts that
+/// the configuration leaves out.
 fn is_redundant(name: &str, tensors: &Tensors, config: &ModelConfig) -> bool {
     ROPE_FACTORS.contains(&name)
         || tensors.files.buffers.iter().any(|end| name.ends_with(end))
@@ -140,7 +141,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The operations before the layers, and the head.
+/// Loads the operations before the layers, and the LM head.
 fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -> Result<Tables> {
     let shape = [config.vocab_size, config.hidden_size];
     let of = |part, shape: &[usize; 2]| pack(packing, &[tensors.part(part, At::default(), shape)?], false);
@@ -168,7 +169,7 @@ fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -
     Ok(([embed].into_iter().chain(per_layer).collect(), head))
 }
 
-/// A norm of no layer.
+/// Loads a norm that belongs to no layer.
 fn load_of_all(tensors: &Tensors, config: &ModelConfig, part: Part) -> Result<Norm> {
     load_norm(tensors, config, part, At::default(), config.hidden_size)
 }
@@ -198,7 +199,8 @@ fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<
     }
 }
 
-/// People train a model whose head was tied and forget to say that it no longer is.
+/// Returns true if the file has an LM head that differs from the embedding. Some fine-tunes wrongly say that they are
+/// tied.
 fn has_other_head(tensors: &Tensors, shape: [usize; 2]) -> Result<bool> {
     if !tensors.has(Part::Head, At::default(), "weight") {
         return Ok(false);

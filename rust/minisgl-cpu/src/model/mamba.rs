@@ -1,6 +1,7 @@
-//! Mamba-2 (arXiv 2405.21060): a convolution of what goes in, a matrix of each head that fades and takes in, a gate.
+//! Mamba-2 (arXiv 2405.21060), without its projections: a convolution of the input, a decaying state matrix per head,
+//! and a gate.
 //!
-//! A layer's state is the convolution's tail, then each head's matrix, [size, numbers of a head].
+//! A layer's state is the convolution's last inputs, then each head's matrix, [size, head_dim].
 
 #![allow(unsafe_code)]
 
@@ -65,10 +66,10 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// One head of a token: from what is convolved to what is read of its state.
+    /// Advances one head by one token: updates `state` and writes the head's output.
     ///
     /// # Safety
-    /// Nobody writes to the token's numbers meanwhile, and nobody else uses this head's part of what comes out.
+    /// No thread may write to the token's inputs meanwhile, and no other thread may use this head's output.
     unsafe fn scan_head(&self, mamba: &Mamba, (head, token): (usize, usize), state: &mut [f32]) {
         let (sizes, buffers) = (&mamba.sizes, self.shared.buffers);
         let (inner, size, dim) = (sizes.inner(), sizes.size, sizes.head_dim);

@@ -1,6 +1,6 @@
-//! The first half of an MLP: gate, up and what is between them.
+//! Gate and up projection of an MLP, and the activation between them.
 //!
-//! Invariants: gate and up of a column are there at once, so that only their product is kept.
+//! Invariants: gate and up of a column are computed together, so that only their product is stored.
 
 #![allow(unsafe_code)]
 
@@ -16,13 +16,13 @@ use crate::model::operation::{GateUp, Halves};
 use crate::model::products::Groups;
 use crate::model::worker::{FEW, Worker, each};
 
-/// What an activation without a gate beside it is multiplied with.
+/// Factors for activations without a gate.
 static ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];
 
-/// `out = activation(gate) * up` of `n` numbers; `out` may be `gate`, and overlaps neither else.
+/// Computes `out = activation(gate) * up` for `n` elements. `out` may be `gate` but must not overlap otherwise.
 ///
 /// # Safety
-/// As of the kernels.
+/// All three must be valid for `n` elements.
 unsafe fn activate(
     activation: Activation,
     kernels: &Kernels,
@@ -52,7 +52,7 @@ unsafe fn activate(
 }
 
 impl Halves {
-    /// Pieces of both, for so many threads.
+    /// Returns the work items of gate and up for `threads` threads.
     pub(super) fn groups(&self, threads: usize) -> Groups {
         if self.gated {
             Groups::pairs(self.panels(), threads)
@@ -63,7 +63,7 @@ impl Halves {
 }
 
 impl Worker<'_, '_> {
-    /// The numbers that a layer adds to each token go through its gate.
+    /// Gates each token's per-layer embedding.
     pub(super) fn gate_per_layer(&mut self, activation: Activation, size: usize, first: usize) {
         let (shared, buffers) = (self.shared, self.shared.buffers);
         each(self.counter(), shared.count(), FEW, |token| {
@@ -74,7 +74,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Gate and up of all tokens.
+    /// Computes gate, up and activation of all tokens.
     pub(super) fn gate_up(&mut self, mlp: &GateUp) {
         let (shared, halves, norm) = (self.shared, &mlp.halves, mlp.norm.as_deref());
         let (buffers, hidden) = (shared.buffers, shared.hidden);
@@ -96,7 +96,8 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Each token's gates, which lie there as they are, are cut and go on.
+    /// Sparsifies each token's gates, `max(gate - (mean + by * std), 0)`, then applies the activation and multiplies by
+    /// up.
     fn cut_gates(&mut self, halves: &Halves, by: f32) {
         let (shared, count) = (self.shared, halves.inner.next_multiple_of(PANEL));
         let (gates, ups) = (&shared.buffers.inner, &shared.buffers.ups);
@@ -111,8 +112,8 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// activation(gate) * up of the rows `rows` of `acts`, into the same rows of `out`, columns of the panel pairs. `layer`:
-    /// where these are the tokens of the step, with adapters.
+    /// Computes activation(gate) * up for the rows `rows` of `acts`, and writes the columns of `panels` in the same
+    /// rows of `out`. `layer`: apply LoRA adapters of this layer; only if rows are the tokens of the step.
     pub(super) fn gate_and_up(
         &mut self,
         kernels: Kernels,
@@ -153,10 +154,10 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// What is between gate and up of one row, which begins at `at`.
+    /// Applies the activation to one row, whose gate and up panels begin at `at`.
     ///
     /// # Safety
-    /// These columns of the row are the caller's piece.
+    /// No other thread may use these columns of the row meanwhile.
     unsafe fn between(
         &self,
         kernels: &Kernels,

@@ -1,4 +1,4 @@
-//! Attention: from a layer's hidden numbers to what is added to them.
+//! Loader of attention: the operations from a layer's hidden states to the output projection.
 //!
 //! Invariants: keys and values of a step are in their pages before any of its rows reads them.
 
@@ -19,7 +19,7 @@ use crate::model::tensors::Found;
 
 const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
 
-/// Raises what no layer's attention can be.
+/// Rejects attention settings that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     for (layer, heads) in config.heads.iter().enumerate() {
         within("num_key_value_heads", heads.kv_heads, MAX_LAYERS)?;
@@ -114,7 +114,7 @@ fn check_latent(config: &ModelConfig, latent: &LatentConfig) -> Result<()> {
 }
 
 impl Loader<'_> {
-    /// Attention up to what it read, and the product that leaves it, which goes wherever the caller has it go.
+    /// Returns the operations of attention, and its output projection, whose target the caller sets.
     pub(super) fn attention(&self, norm: Option<Arc<Norm>>) -> Result<(Vec<Operation>, Project)> {
         let (config, layer) = (self.config, self.layer);
         let mut operations = vec![Operation::Project(Project {
@@ -162,7 +162,8 @@ impl Loader<'_> {
         })
     }
 
-    /// What is done with a token's queries, keys and values before it attends.
+    /// Returns the operations on a token's queries, keys and values before attention (norms, RoPE, scales, KV store),
+    /// in order.
     fn head_steps(&self) -> Result<Vec<TokenStep>> {
         let (config, of_layer) = (self.config, self.config.heads[self.layer]);
         let (size, [width, key_width, _]) = (of_layer.head_dim, config.widths(self.layer));
@@ -226,8 +227,9 @@ impl Loader<'_> {
         Ok(steps)
     }
 
-    /// Attention where pages hold latents. A head's keys K are never made: q (K c) is (K' q) c, so that queries are made
-    /// fit for the latents c, and values are made of the weighted sum of latents.
+    /// Returns the operations of latent attention (MLA); pages hold latents. Keys K c are never computed: since q (K c)
+    /// = (K' q) c, queries are mapped to the latent space instead, and values are computed from the weighted sum of
+    /// latents.
     fn over_latents(&self, latent: &LatentConfig) -> Result<Vec<Operation>> {
         let (config, layer, rank) = (self.config, self.layer, latent.rank);
         let norm = |part, size| -> Result<Norm> {
@@ -278,7 +280,7 @@ impl Loader<'_> {
         Ok(operations)
     }
 
-    /// The norms of queries, of keys and of values.
+    /// Returns the norms of queries, keys and values; `None` where the layer has none.
     fn head_norms(&self) -> Result<[Option<Norm>; 3]> {
         let config = self.config;
         let dim = config.heads[self.layer].head_dim;
@@ -317,7 +319,7 @@ impl Loader<'_> {
         Ok(Some(found.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect()))
     }
 
-    /// Columns of queries, keys and values, or of what they are made of, one after the other.
+    /// Returns the parts of the first projection with their columns: queries, keys and values, or their latents.
     fn widths(&self) -> Vec<(Part, usize)> {
         let (config, dim) = (self.config, self.config.heads[self.layer].head_dim);
         match &config.latent {
@@ -337,8 +339,8 @@ impl Loader<'_> {
         }
     }
 
-    /// Where a row of queries or keys, of heads of `dim` rows, lies in the file: halves of what is rotated that are in
-    /// turns are put apart. It is the first of a head, or the last where pages hold latents.
+    /// Returns the file's row for our `row` of queries or keys with heads of `dim` rows. Files with interleaved RoPE
+    /// pairs are reordered to two halves. The RoPE rows come first in a head, or last in latent attention.
     fn source_of(&self, dim: usize, row: usize) -> usize {
         let rotated = self.config.rotary_dim(self.layer);
         let half = rotated / 2;
@@ -351,7 +353,8 @@ impl Loader<'_> {
         head + within % half * 2 + within / half
     }
 
-    /// Checkpoints have keys and values of a head one below the other; GGUF apart, those of keys turned.
+    /// Returns the matrices of each head that map queries to latents and latents to values. Checkpoints store both in
+    /// one tensor; GGUF stores two, with the keys transposed.
     fn heads_of_latents(&self, latent: &LatentConfig) -> Result<(Vec<Matrix>, Vec<Matrix>)> {
         let (heads, rank) = (self.config.num_heads, latent.rank);
         let (plain, size) = (latent.plain_dim, latent.value_dim);
@@ -383,7 +386,7 @@ impl Loader<'_> {
         Ok((keys, values))
     }
 
-    /// Where a row of queries, keys and values lies in a tensor that has all of them, perhaps by KV head.
+    /// Returns the row of a fused QKV tensor for our `row`. Its rows may be grouped by KV head.
     fn source_of_qkv(&self, row: usize) -> usize {
         let heads = self.config.num_heads;
         let config::Heads {
@@ -407,7 +410,7 @@ impl Loader<'_> {
         (kv_head * (group + 2) + within) * dim + row % dim
     }
 
-    /// Whether queries, keys and values are one tensor; some architectures have files of both forms.
+    /// Returns true if queries, keys and values are one tensor. Some architectures have files of both forms.
     fn has_qkv(&self) -> bool {
         let files = &self.tensors.files;
         files.knows(Part::Qkv) && (!files.knows(Part::Q) || self.tensors.has(Part::Qkv, self.at(), "weight"))

@@ -1,4 +1,4 @@
-//! Routed experts: each token goes through the few that its router scores most.
+//! Loader of routed experts: each token goes through the few with its highest router scores.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::model::operation::{Add, Combine, Experts, Mlp, Operation, Project, Ro
 use crate::model::pieces::{pack, padded};
 use crate::model::tensors::Found;
 
-/// Raises what no experts can be.
+/// Rejects settings of experts that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     let Some(moe) = &config.moe else {
         return Ok(());
@@ -43,8 +43,8 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
 }
 
 impl Loader<'_> {
-    /// The choice of experts, the experts, what every token goes through beside them, and the sum of all of it, which is
-    /// added as `add` says. `norm`: of what an MLP in their place would read.
+    /// Returns the operations of an MLP with experts: routing, experts, the shared expert or dense MLP, and their sum,
+    /// which is added as `add` says. `norm` is the norm of the MLP's input.
     pub(super) fn experts(&self, moe: &MoeConfig, norm: Option<Arc<Norm>>, add: Add) -> Result<Vec<Operation>> {
         let (config, hidden, count) = (self.config, self.config.hidden_size, moe.num_experts);
         let mut router = vec![self.part(Part::Router, [count, hidden])?];
@@ -113,7 +113,7 @@ impl Loader<'_> {
             .collect()
     }
 
-    /// Its numbers are less than those of others by the root of the hidden size.
+    /// Loads the norm of the router's input, with its weights divided by the root of the hidden size.
     fn router_norm(&self) -> Result<Norm> {
         let hidden = self.config.hidden_size;
         let mut weight = self.vector(Part::RouterNorm, "weight", hidden)?;
@@ -127,7 +127,7 @@ impl Loader<'_> {
         })
     }
 
-    /// An expert whose matrices are tensors of their own.
+    /// Loads an expert whose matrices are separate tensors.
     fn own_expert(&self, expert: usize, inner: usize) -> Result<Mlp> {
         let hidden = self.config.hidden_size;
         let at = At { expert, ..self.at() };
@@ -145,7 +145,8 @@ impl Loader<'_> {
         self.gated([gate.view()?, up.view()?], down, inner)
     }
 
-    /// All experts' matrices in one tensor: gate and up in one, too (checkpoints), or apart (GGUF).
+    /// Loads experts that are stacked in one tensor per matrix. Gate and up may share a tensor (checkpoints) or not
+    /// (GGUF).
     fn stacked_experts(&self, moe: &MoeConfig) -> Result<Vec<Mlp>> {
         let (hidden, inner, count) = (self.config.hidden_size, moe.intermediate_size, moe.num_experts);
         let (files, half) = (&self.tensors.files, [count, inner, hidden]);
@@ -187,7 +188,7 @@ impl Loader<'_> {
         (0..count).map(one).collect()
     }
 
-    /// An expert whose gate and up are one tensor.
+    /// Creates an expert whose gate and up projection are one tensor.
     fn of_both(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
         if !self.tensors.files.gate_up_in_turns {
             let half = [inner, self.config.hidden_size];
@@ -198,7 +199,7 @@ impl Loader<'_> {
         self.gated([gate.view()?, up.view()?], down, inner)
     }
 
-    /// By expert, of gate, up and down; nothing if there are none.
+    /// Loads the biases of gate, up and down for each expert; empty if experts have none.
     fn expert_biases(&self, moe: &MoeConfig) -> Result<Vec<[Vec<f32>; 3]>> {
         if !moe.bias {
             return Ok(Vec::new());

@@ -1,4 +1,4 @@
-//! What keeps a state in a layer: short convolutions, gated delta nets, Mamba-2.
+//! Loader of layers with a recurrent state: short convolutions, gated delta nets, Mamba-2.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::model::operation::{Convolve, Mamba, Operation, Project, Projections, 
 use crate::model::pieces::{padded, side_by_side};
 use crate::model::tensors::Found;
 
-/// Raises states that no layer can have.
+/// Rejects recurrent states that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     let size = config.state.map_or(0, |kind| kind.size(config));
     for layer in (0..config.num_layers).filter(|layer| config.state_layers[*layer]) {
@@ -28,11 +28,11 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     Ok(())
 }
 
-/// What goes in, what is between both products, and how many numbers go out, perhaps with a bias.
+/// Input projection, recurrent operation, and the output projection as (inputs, has a bias).
 type Mixer = (Project, Operation, (usize, bool));
 
 impl Loader<'_> {
-    /// Up to what the layer made of its state, and the product that leaves it.
+    /// Returns the operations of a recurrent layer, and its output projection.
     pub(super) fn mixer(&self, kind: StateKind, norm: Option<Arc<Norm>>) -> Result<(Vec<Operation>, Project)> {
         let (into, mix, (inner, bias)) = match kind {
             StateKind::ShortConv(conv) => self.convolving(conv)?,
@@ -109,7 +109,7 @@ impl Loader<'_> {
         Ok((into, mix, (net.inner(), false)))
     }
 
-    /// By head, below 0; checkpoints have the logarithm of what it is without its sign.
+    /// Loads the decay rate of each head, below 0. Checkpoints store the logarithm of its magnitude.
     fn fading(&self, heads: usize) -> Result<Vec<f32>> {
         let mut fading = self.vector(Part::Fading, "weight", heads)?;
         if self.tensors.is_checkpoint() {
@@ -118,8 +118,8 @@ impl Loader<'_> {
         Ok(fading)
     }
 
-    /// Files have queries, keys, values and gate in one tensor by head of keys, or in two; and so the two numbers of each
-    /// head.
+    /// Packs the input projection of a delta net. Files have queries, keys, values and gate in one tensor (rows by key
+    /// head) or in two, and likewise beta and step.
     fn delta_projections(&self, net: &DeltaNet) -> Result<Projections> {
         let (files, hidden) = (&self.tensors.files, self.config.hidden_size);
         let (inner, heads) = (net.inner(), net.value_heads);
@@ -153,7 +153,7 @@ impl Loader<'_> {
         side_by_side(&self.packing, &pieces)
     }
 
-    /// Of so many tokens and channels.
+    /// Loads a convolution over `length` tokens and `channels` channels.
     fn convolution(&self, (length, channels): (usize, usize), bias: bool) -> Result<Convolution> {
         let found = self
             .tensors

@@ -1,7 +1,7 @@
-//! A layer as a list of operations: each kind of part is checked, loaded and listed in a file of its own.
+//! Builder of layers as lists of operations. Each kind of part is checked, loaded and listed in its own file.
 //!
-//! Invariants: a `ModelConfig` that `check` let pass has no size that could overflow or divide by zero later; tensors of a
-//! layer are asked for in one order, by which the cache knows their panels.
+//! Invariants: a `ModelConfig` that `check` accepted has no size that could overflow or divide by zero later; tensors
+//! of a layer are requested in a fixed order, which identifies their panels in the cache.
 
 mod attention;
 mod experts;
@@ -22,7 +22,7 @@ use crate::model::layers::loader::{MAX_SIZE, unsupported, within};
 use crate::model::names::Part;
 use crate::model::operation::{Add, Operation, Project, Rows};
 
-/// Raises what cannot be, by the name that config.json gives it.
+/// Rejects configurations that are invalid or not supported. The error has the name of the value in config.json.
 pub fn check(config: &ModelConfig) -> Result<()> {
     within("hidden_size", config.hidden_size, MAX_SIZE)?;
     within("num_hidden_layers", config.num_layers, MAX_LAYERS)?;
@@ -59,7 +59,7 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     streams::check(config)
 }
 
-/// Raises lists by layer and tables of angles that do not fit each other.
+/// Rejects per-layer lists and RoPE tables with inconsistent lengths.
 fn check_lengths(config: &ModelConfig) -> Result<()> {
     let layers = config.num_layers;
     let tables = config.inverse_frequencies.len();
@@ -93,7 +93,7 @@ fn check_lengths(config: &ModelConfig) -> Result<()> {
 }
 
 impl Loader<'_> {
-    /// The layer's operations, in order.
+    /// Loads the layer and returns its operations, in order.
     pub fn load(&self) -> Result<Vec<Operation>> {
         let (config, layer) = (self.config, self.layer);
         let (attends, experts) = (config.attends[layer], config.experts_of(layer));
@@ -149,7 +149,7 @@ impl Loader<'_> {
             .collect())
     }
 
-    /// Where goes what the first half of a layer gives.
+    /// Returns the operations from the output of attention (or a recurrent layer) to the residual stream.
     fn way_out(&self, out: Project, norm: Option<Norm>) -> Vec<Operation> {
         if self.config.is_parallel() {
             // the MLP is to see the hidden numbers as they are
@@ -158,7 +158,7 @@ impl Loader<'_> {
         self.added(out, norm, 1.0)
     }
 
-    /// A product and its way to the hidden numbers, whose sums are multiplied by `last`.
+    /// Returns a matmul and its addition to the hidden states. The sums are then multiplied by `last`.
     fn added(&self, out: Project, norm: Option<Norm>, last: f32) -> Vec<Operation> {
         if self.config.norms == Norms::Over {
             let sum = Operation::Project(Project { adds: true, ..out });
@@ -180,7 +180,7 @@ impl Loader<'_> {
         Add { norm, scale, last }
     }
 
-    /// One MLP for all tokens.
+    /// Returns the operations of a dense MLP.
     fn feed_forward(
         &self,
         inner: usize,
