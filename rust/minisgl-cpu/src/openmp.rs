@@ -1,9 +1,9 @@
-//! Work on the threads of the process's own OpenMP (GNU's), which other libraries compute with.
+//! Work on the process's own OpenMP threads (libgomp), which other libraries compute with.
 //!
-//! Those threads spin for milliseconds when they have nothing to do. A second set of threads beside them gets half of a
-//! core: measured, a product on two threads then took as long as on one.
+//! These threads spin for milliseconds when idle. A second thread pool next to them gets half of each core: measured, a
+//! matmul on two threads then took as long as on one.
 //!
-//! Invariants: no panic passes through C.
+//! Invariants: no panic unwinds into C.
 
 #![allow(unsafe_code)]
 
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 
-/// `GOMP_parallel` of libgomp's interface to compilers: calls a function with its data on so many threads.
+/// Type of libgomp's `GOMP_parallel(function, data, threads, flags)`, which calls `function(data)` on all threads.
 type Parallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
 
-/// Where the threads are.
+/// Handle to the process's OpenMP threads.
 pub struct OpenMp {
     parallel: Parallel,
     threads: c_uint,
@@ -28,8 +28,10 @@ struct Call<'a> {
 }
 
 impl OpenMp {
+    /// Creates a handle for `threads` threads. `None` if `address` is null.
+    ///
     /// # Safety
-    /// `address` is that of `GOMP_parallel`, in a library that stays loaded.
+    /// `address` must be that of `GOMP_parallel`, in a library that stays loaded.
     #[must_use]
     pub unsafe fn new(address: usize, threads: usize) -> Option<Self> {
         let threads = c_uint::try_from(threads.max(1)).ok()?;
@@ -38,13 +40,13 @@ impl OpenMp {
         parallel.map(|parallel| Self { parallel, threads })
     }
 
-    /// How many there are.
+    /// Returns the number of threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.threads as usize
     }
 
-    /// Call `job` on all of them at once. A panic is an error of the step.
+    /// Calls `job` on all threads at once and waits for them. A panic becomes an error.
     pub fn run(&self, job: &(dyn Fn() + Sync)) -> Result<()> {
         let mut call = Call {
             job,
@@ -73,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// As libgomp's, on threads that are made for the call.
+    /// Stands in for libgomp's `GOMP_parallel`, with threads created for the call.
     unsafe extern "C" fn parallel(
         function: unsafe extern "C" fn(*mut c_void),
         data: *mut c_void,

@@ -1,4 +1,4 @@
-//! How operations are printed: a line each, with the sizes of their matrices and how these are held.
+//! Display of operations: a line each, with the shapes and element types of their matrices.
 
 use std::fmt::{Display, Formatter, Result};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::model::held::Norm;
 use crate::model::operation::{Add, Attend, Embed, Halves, Heads, Mamba, Operation, PerHead, Project, Rows, TokenStep};
 use crate::model::weights::Weights;
 
-/// Layers that do the same are printed once.
+/// Prints the operations of the model. Equal adjacent layers are printed once.
 impl Display for Weights {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let text = |operations: &[Operation]| operations.iter().map(|one| format!("  {one}\n")).collect::<String>();
@@ -103,7 +103,7 @@ impl Display for Operation {
     }
 }
 
-/// A matrix: its sizes and how it is held.
+/// Displays the shape and element type of a matrix.
 struct Sizes<'a>(&'a Matrix);
 
 impl Display for Sizes<'_> {
@@ -222,7 +222,7 @@ impl Display for Halves {
 }
 
 impl Add {
-    /// How `what` is added to the hidden numbers.
+    /// Describes the addition of `what` to the hidden states.
     fn of(&self, what: &str) -> String {
         let form = if self.norm.is_some() {
             format!("norm({what})")

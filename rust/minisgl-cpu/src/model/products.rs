@@ -1,6 +1,6 @@
-//! Matrix products on all threads: preparing what they read, dealing out their pieces.
+//! Matmuls on all threads: preparing activations, and dividing the work.
 //!
-//! Invariants: a piece is some panels by some tokens, and has one thread.
+//! Invariants: a work item is some panels by some tokens, and belongs to one thread.
 
 #![allow(unsafe_code)]
 
@@ -15,12 +15,12 @@ use crate::model::held::Norm;
 use crate::model::operation::{Add, Project};
 use crate::model::worker::{FEW, Forward, LINE, Worker, each};
 
-/// Most panels of a piece of a product.
+/// Maximum panels per work item.
 const PANELS: usize = 32;
 
 impl Worker<'_, '_> {
-    /// What a product reads: the rows of `from`, perhaps normalised. One row each thread prepares for itself, more rows
-    /// are dealt out.
+    /// Prepares the rows of `from` as matmul input, after an optional norm. For a single row each thread prepares its
+    /// own copy; more rows are shared out.
     pub(super) fn prepare(&mut self, from: &Grid, norm: Option<&Norm>, width: usize, mode: Mode) -> ActsPtr {
         let shared = self.shared;
         let alone = shared.count() == 1;
@@ -52,7 +52,7 @@ impl Worker<'_, '_> {
         acts
     }
 
-    /// The products of matrices with the same activations, side by side.
+    /// Multiplies the same activations by several matrices side by side.
     pub(super) fn project(&mut self, project: &Project) {
         let shared = self.shared;
         let (from, out) = (shared.buffers.grid(project.from), shared.buffers.grid(project.to));
@@ -101,7 +101,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// The hidden numbers of all tokens, in place.
+    /// Normalizes the hidden states of all tokens in place.
     pub(super) fn normalise(&mut self, norm: &Norm) {
         let shared = self.shared;
         each(self.counter(), shared.count(), FEW, |token| {
@@ -112,7 +112,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Add the rows that lie aside to the hidden numbers.
+    /// Adds the rows of the side buffer to the hidden states.
     pub(super) fn add(&mut self, add: &Add) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let (from, to) = (&shared.buffers.behind, &shared.buffers.x);
@@ -138,21 +138,21 @@ impl Worker<'_, '_> {
     }
 }
 
-/// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
+/// Division of a matrix's panels into work items: small enough to balance threads, large enough to be worth a call.
 pub(crate) struct Groups {
     size: usize,
     panels: usize,
-    /// How many.
+    /// Number of work items.
     pub count: usize,
 }
 
 impl Groups {
-    /// Pieces of panels, which kernels take two at a time.
+    /// Divides the panels of `matrix`, always in pairs, since kernels process two at a time.
     pub fn of(matrix: &Matrix, threads: usize) -> Self {
         Self::sized(matrix.panels(), threads, 2)
     }
 
-    /// Pieces of pairs of so many panels.
+    /// Divides `panels` interleaved gate/up panels, keeping pairs together.
     pub fn pairs(panels: usize, threads: usize) -> Self {
         Self::sized(panels, threads, 2)
     }
@@ -166,15 +166,15 @@ impl Groups {
         }
     }
 
-    /// The panels of piece `group`.
+    /// Returns the panels of work item `group`.
     pub fn panels(&self, group: usize) -> Range<usize> {
         group * self.size..((group + 1) * self.size).min(self.panels)
     }
 }
 
 impl Worker<'_, '_> {
-    /// A x of the tokens that have an adapter here; x are the rows of `from`, perhaps normalised. Before the `prepare`
-    /// of the same numbers, whose barrier serves both.
+    /// LoRA shrink: computes A x for the tokens with an adapter at this site, where x are the rows of `from` after an
+    /// optional norm. Must precede `prepare` of the same input, whose barrier serves both.
     pub(super) fn lower(&mut self, (index, site): (usize, Site), from: &Grid, norm: Option<&Norm>, width: usize) {
         let shared = self.shared;
         let runs = shared.tokens.runs;
@@ -216,10 +216,10 @@ impl Worker<'_, '_> {
 }
 
 impl Forward<'_> {
-    /// Some panels of a matrix, whose columns begin at `column`, by some rows.
+    /// Computes one work item of a matmul: `panels` of a matrix whose output begins at `column`, by `rows`.
     ///
     /// # Safety
-    /// They are the caller's piece; `acts` was written before a barrier.
+    /// No other thread may use these outputs meanwhile; `acts` was written before a barrier.
     unsafe fn piece(
         &self,
         project: &Project,
@@ -247,10 +247,10 @@ impl Forward<'_> {
         }
     }
 
-    /// Add B of what `lower` made to the `panels` of the site's output of the tokens `rows`, which begin at `out`.
+    /// LoRA expand: adds B (A x) to the `panels` of the site's output for the tokens `rows`, which begin at `out`.
     ///
     /// # Safety
-    /// They are the caller's piece; `lower` was called for this layer and site before a barrier.
+    /// No other thread may use these outputs meanwhile; the shrink of this layer and site ran before a barrier.
     pub(super) unsafe fn raise(
         &self,
         (index, site): (usize, Site),

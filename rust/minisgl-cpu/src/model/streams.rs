@@ -1,8 +1,8 @@
-//! Hidden numbers in several streams (AltUp, arXiv 2301.13310). Attention and the MLP of a layer see the first; before it
-//! all are predicted from each other, behind it all follow what the first has learned. A residual of low rank (Laurel,
-//! arXiv 2411.07501) goes beside attention.
+//! Several residual streams (AltUp, arXiv 2301.13310). Attention and MLP of a layer see the first stream; before the
+//! layer each stream is predicted from all, after it all are corrected by the change of the first. A low-rank residual
+//! (Laurel, arXiv 2411.07501) runs alongside attention.
 //!
-//! Invariants: what mixes streams is computed from one token's numbers, in one order.
+//! Invariants: the mixing depends on one token's hidden states only, and sums run in one order.
 
 #![allow(unsafe_code)]
 
@@ -17,20 +17,20 @@ use crate::model::held::Norm;
 use crate::model::operation::Mixing;
 use crate::model::worker::{FEW, Worker, each};
 
-/// Where a stream is made as long as the first one, it counts as no shorter than this.
+/// Lower bound of a stream's mean square when it is scaled to the first one's.
 const LEAST_SQUARE: f32 = 1e-5;
 
 fn mean_square(row: &[f32]) -> f32 {
     plain::dot(row, row) / row.len() as f32
 }
 
-/// Multiply `row` so that its mean square is that of `like`.
+/// Scales `row` so that its RMS equals that of `like`.
 fn as_long_as(row: &mut [f32], like: &[f32]) {
     let (wanted, found) = (mean_square(like).sqrt(), mean_square(row).max(LEAST_SQUARE).sqrt());
     row.iter_mut().for_each(|number| *number = *number * wanted / found);
 }
 
-/// The sum of `shares`, each multiplied by its weight in `weights`.
+/// Returns the dot product of `weights` and `shares`.
 fn weighted(weights: &[f32], shares: &[f32]) -> f32 {
     weights
         .iter()
@@ -39,7 +39,7 @@ fn weighted(weights: &[f32], shares: &[f32]) -> f32 {
 }
 
 impl Worker<'_, '_> {
-    /// The streams behind the first become as long as it is.
+    /// Scales all streams after the first to its RMS.
     pub(super) fn scale_streams(&mut self) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
@@ -55,8 +55,8 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// A product of stream `stream` of `last`, made as long as the first one, is added to the sum of all; behind the last
-    /// one the first stream is their mean.
+    /// Scales the projection of stream `stream` (of `last`) to the first one's RMS and adds it to the sum. After the
+    /// last one the hidden states become the mean of all streams.
     pub(super) fn sum_streams(&mut self, stream: usize, last: usize) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
@@ -81,7 +81,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Each stream from all of them.
+    /// Predicts each stream from all streams, and saves the first one's prediction.
     pub(super) fn predict(&mut self, part: &Mixing) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
@@ -111,7 +111,8 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// All streams follow what the layer made of the first; what of that its own numbers are made of lies behind.
+    /// Corrects all streams by the layer's change of the first. Writes the scaled first stream to the side buffer, as
+    /// input of the per-layer gate.
     pub(super) fn correct(&mut self, part: &Mixing) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
@@ -139,7 +140,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// What goes beside attention: a product of low rank, normalised, and what attention reads.
+    /// Normalizes the low-rank residual and adds attention's input to it.
     pub(super) fn laurel(&mut self, before: Option<&Norm>, norm: &Norm) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let room = self.own.row.at(0, 0);
@@ -154,7 +155,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Attention and what goes beside it are one.
+    /// Merges hidden states and low-rank residual: (hidden + residual) / sqrt 2.
     pub(super) fn add_laurel(&mut self) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
@@ -171,7 +172,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// What lies behind, normalised, is added to all streams but the first.
+    /// Normalizes the side buffer and adds it to all streams but the first.
     pub(super) fn add_to_streams(&mut self, norm: &Norm) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
@@ -188,7 +189,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// What mixes streams, of the token's first one: a number of each.
+    /// Returns the router's output for a token: one mixing weight per stream, from the first stream.
     fn shares(&self, part: &Mixing, token: usize) -> [f32; MAX_STREAMS] {
         let (shared, size) = (self.shared, self.shared.hidden);
         // SAFETY: the row is this thread's; nobody else writes to the token's numbers.
@@ -204,7 +205,7 @@ impl Worker<'_, '_> {
     }
 }
 
-/// The rows of a token in all streams.
+/// Returns the addresses of a token's rows in all streams; null after the last.
 fn rows(buffers: &Buffers, token: usize) -> [*mut f32; MAX_STREAMS] {
     let mut rows = [std::ptr::null_mut(); MAX_STREAMS];
     let all = [&buffers.x].into_iter().chain(&buffers.streams);

@@ -1,7 +1,7 @@
-//! Finds the tensors of a decoder in a file, whatever the file calls them, or makes them up.
+//! Lookup of a decoder's tensors by part, in files with any naming, or as dummy weights.
 //!
-//! Invariants: a tensor is handed out only with the shape that the model's config demands; whatever is missing or
-//! misshapen is an error that names it; each tensor of the file is asked for or named as unknown.
+//! Invariants: a tensor is returned only with the shape that the configuration demands; a missing or misshapen tensor
+//! is an error that names it; every tensor of the file is either requested or reported as unknown.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -12,41 +12,41 @@ use crate::error::{Error, Result};
 use crate::files::Source;
 use crate::model::names::{At, Files, Part};
 
-/// Rows that are transposed together: what is read of them stays in the cache.
+/// Rows that are transposed together, so that their cache lines are reused.
 const TILE: usize = 32;
 
-/// Where the weights come from.
+/// Origin of the weights.
 pub enum Origin {
     /// A file or a folder of files.
     Files(Box<dyn Source>),
-    /// Seeded noise of a kind, for measurements.
+    /// Dummy weights: seeded noise, for benchmarks.
     Dummy {
-        /// Other seeds, other noise.
+        /// Random seed.
         seed: u64,
-        /// The kind of the matrices, vectors are f32; MXFP4: that of experts, the others are bf16.
+        /// Element type of matrices; vectors are f32. With MXFP4 only experts have it, other matrices are bf16.
         kind: Kind,
     },
 }
 
-/// A tensor, from a file or of its own.
+/// A tensor, borrowed from a file or owned.
 pub enum Found<'a> {
-    /// In the file.
+    /// Tensor in a mapped file.
     Borrowed(TensorView<'a>),
-    /// Made.
+    /// Tensor that was computed or copied.
     Owned {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The kind of its numbers.
+        /// Element type.
         kind: Kind,
-        /// Outermost first.
+        /// Shape, outermost dimension first.
         shape: Vec<usize>,
-        /// As in a file.
+        /// Elements in the file format's layout.
         data: Vec<u8>,
     },
 }
 
 impl<'a> Found<'a> {
-    /// `view` as it is, or with what it has in rows in columns.
+    /// Returns `view`, or its transpose if `turned`. Errors for the transpose of a quantized tensor.
     pub fn turned(view: TensorView<'a>, turned: bool) -> Result<Self> {
         let size = view.kind().block_bytes();
         let (&[rows, columns], 1) = (view.shape(), view.kind().block_len()) else {
@@ -72,7 +72,7 @@ impl<'a> Found<'a> {
         Ok(Self::owned(&view, "turned", [columns, rows], data))
     }
 
-    /// The matrix that rows of `view` make.
+    /// Copies some rows of `view` into a matrix.
     pub fn of_rows(view: &TensorView<'_>, rows: impl Iterator<Item = usize>) -> Self {
         let rows: Vec<usize> = rows.collect();
         let parts: Vec<_> = rows.iter().map(|row| view.row(*row)).collect();
@@ -80,7 +80,8 @@ impl<'a> Found<'a> {
         Self::owned(view, &which, [parts.len(), view.k()], parts.concat())
     }
 
-    /// Its name says what it is made of, and in which way: files of panels tell tensors apart by that.
+    /// Creates an owned tensor, named after its source and the operation `how`. The panel cache identifies tensors by
+    /// this name.
     fn owned(view: &TensorView<'_>, how: &str, shape: [usize; 2], data: Vec<u8>) -> Self {
         Self::Owned {
             name: format!("{}, {how}", view.name()),
@@ -90,7 +91,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// How it looks in either case.
+    /// Returns a view of the tensor.
     pub fn view(&self) -> Result<TensorView<'_>> {
         match self {
             Self::Borrowed(view) => Ok(*view),
@@ -104,16 +105,16 @@ impl<'a> Found<'a> {
     }
 }
 
-/// The tensors of one model.
+/// All tensors of one model, by part.
 pub struct Tensors {
     origin: Origin,
-    /// What the file calls the parts.
+    /// Tensor names and layouts of the file format.
     pub files: Files,
     asked: Mutex<BTreeSet<String>>,
 }
 
 impl Tensors {
-    /// The tensors of a file, or made-up ones.
+    /// Creates the lookup for the weights of `origin`, with the names `files`.
     pub fn new(origin: Origin, files: Files) -> Self {
         Self {
             origin,
@@ -122,7 +123,7 @@ impl Tensors {
         }
     }
 
-    /// Whether the numbers are those of a checkpoint, not of what a converter made of it.
+    /// Returns true if values are those of a checkpoint, false if a converter may have changed them (GGUF).
     pub fn is_checkpoint(&self) -> bool {
         match &self.origin {
             Origin::Files(source) => source.architecture().is_none(),
@@ -130,7 +131,7 @@ impl Tensors {
         }
     }
 
-    /// The files, if there are any.
+    /// Returns the tensor source; `None` for dummy weights.
     pub fn source(&self) -> Option<&dyn Source> {
         match &self.origin {
             Origin::Files(source) => Some(&**source),
@@ -138,12 +139,12 @@ impl Tensors {
         }
     }
 
-    /// Lets go of the memory of what was read so far.
+    /// Drops mapped pages that were read so far from the process's memory.
     pub fn release(&self) {
         self.source().into_iter().for_each(Source::release);
     }
 
-    /// Whether the file has such a part.
+    /// Returns true if the file has the part's tensor.
     pub fn has(&self, part: Part, at: At, what: &str) -> bool {
         match &self.origin {
             Origin::Files(source) => self
@@ -155,7 +156,8 @@ impl Tensors {
         }
     }
 
-    /// The name of a part: of several the first that the file has, or that it lacks.
+    /// Returns the tensor name of a part: the first candidate that the file has, else the first candidate. Errors if
+    /// the format has no such part.
     fn name(&self, part: Part, at: At, what: &str) -> Result<String> {
         let mut names = self.files.candidates(part, at, what);
         let found = match &self.origin {
@@ -169,7 +171,7 @@ impl Tensors {
         found.ok_or_else(|| Error::unsupported(format!("files of this architecture have no {part:?}")))
     }
 
-    /// A part of `shape`, outermost dimension first.
+    /// Returns the weight of a part with `shape`, outermost dimension first.
     pub fn part(&self, part: Part, at: At, shape: &[usize]) -> Result<Found<'_>> {
         let name = self.name(part, at, "weight")?;
         if let [rows, columns] = *shape
@@ -181,12 +183,12 @@ impl Tensors {
         self.get(&name, shape)
     }
 
-    /// [size] of a part; `what` is weight or bias.
+    /// Returns a vector of `size` elements; `what` is "weight" or "bias".
     pub fn part_vector(&self, part: Part, at: At, what: &str, size: usize) -> Result<Vec<f32>> {
         self.vector(&self.name(part, at, what)?, &[size])
     }
 
-    /// The numbers of a part that is a vector for each of some heads, in one tensor or in one of each.
+    /// Returns [heads, size] values of a part that is stored in one tensor or in one per head.
     pub fn by_head(&self, part: Part, layer: usize, what: &str, (heads, size): (usize, usize)) -> Result<Vec<f32>> {
         let at = |head| At {
             layer,
@@ -203,7 +205,8 @@ impl Tensors {
         Ok(all)
     }
 
-    /// The tensor `name` of `shape`, outermost dimension first.
+    /// Returns the tensor `name` with `shape`, and records that it is used. Accepts shapes that differ only in
+    /// dimensions of 1 or in stacking.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
         self.asked
             .lock()
@@ -235,13 +238,13 @@ impl Tensors {
         }
     }
 
-    /// Numbers of `shape` as f32.
+    /// Returns the values of a tensor with `shape` as f32.
     fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         Ok(self.get(name, shape)?.view()?.decode())
     }
 
-    /// Raises if the file has tensors that nobody asked for, `known` and biases of zeros aside: a model that leaves
-    /// weights out computes something else than its author meant.
+    /// Errors if the file has tensors that were never requested, except those that `known` accepts and biases of zeros.
+    /// A model that ignores weights would not compute what its author meant.
     pub fn all_used(&self, known: impl Fn(&str) -> bool) -> Result<()> {
         let Origin::Files(source) = &self.origin else {
             return Ok(());
@@ -266,8 +269,8 @@ impl Tensors {
     }
 }
 
-/// Whether numbers lie alike in both shapes, which dimensions of one do not change, nor that of `one` all rows of a stack
-/// of matrices are those of one.
+/// Returns true if both shapes describe the same layout: they differ only in dimensions of 1, or `one` has the rows of
+/// a stack of matrices as one matrix.
 fn lie_alike(one: &[usize], other: &[usize]) -> bool {
     if let (&[rows, columns], &[count, each, width]) = (one, other)
         && count.checked_mul(each) == Some(rows)
@@ -279,7 +282,7 @@ fn lie_alike(one: &[usize], other: &[usize]) -> bool {
     of(one) == of(other)
 }
 
-/// A matrix with its rows as columns.
+/// Returns the transposed matrix. Errors for quantized blocks.
 fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
     let (name, kind) = (matrix.name(), matrix.kind());
     let &[rows, columns] = matrix.shape() else {
@@ -303,19 +306,19 @@ fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
     Ok(Found::owned(&matrix, "turned", [columns, rows], data))
 }
 
-/// GPTQ's tools write biases that no model asks for.
+/// Returns true if all bytes of the tensor are zero (GPTQ tools write such unused biases).
 fn is_zero(source: &dyn Source, name: &str) -> bool {
     source
         .tensor(name)
         .is_some_and(|tensor| tensor.data().iter().all(|&byte| byte == 0))
 }
 
-/// Whether it is MXFP4 as safetensors have it.
+/// Returns true for the name of an MXFP4 tensor in safetensors.
 fn is_blocks(name: impl AsRef<str>) -> bool {
     name.as_ref().ends_with("_blocks")
 }
 
-/// Uniform noise of standard deviation 0.02, which keeps activations finite; norms are 1.
+/// Returns uniform noise with standard deviation 0.02, which keeps activations finite. Norm weights are 1.
 fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
     let count: usize = shape.iter().product();
     let name = name.to_owned();

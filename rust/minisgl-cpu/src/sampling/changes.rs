@@ -1,15 +1,15 @@
-//! What one request asks of its logits before they are sampled: penalties, bias, allowed tokens, bad words, no end
-//! before `min_tokens`.
+//! Changes to one request's logits before sampling: penalties, bias, allowed tokens, bad words, no end before
+//! `min_tokens`.
 //!
-//! Invariants: the arithmetic and its order are those of the torch engine, in float32; counts and what came last follow
-//! the tokens in forward order; some token can always be sampled; the cost is of what is asked, not of the vocabulary,
-//! but for allowed tokens.
+//! Invariants: arithmetic and order equal those of the torch engine, in float32; counts and recent tokens follow the
+//! sampled tokens in order; some token can always be sampled; the cost depends on the request's settings, not on the
+//! vocabulary, except for allowed tokens.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::params::Params;
 
-/// Sequences that the output must not have: the last id of one is banned where the output ends with those before it.
+/// Banned sequences of tokens: the last id of one is banned where the output ends with the ids before it.
 #[derive(Clone, Debug)]
 struct BadSequences {
     sequences: Vec<Vec<u32>>,
@@ -17,7 +17,7 @@ struct BadSequences {
     longest: usize, // without the last
 }
 
-/// The changes of one slot's logits, where its request asks for any.
+/// Changes to the logits of one slot, for a request that has any.
 #[derive(Clone, Debug)]
 pub(super) struct Changes {
     repetition: f32,
@@ -32,7 +32,7 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// For a request whose sequence so far is `prompt` and `output`. Ids from `vocab` on are passed over.
+    /// Creates the changes for a request whose sequence so far is `prompt` and `output`. Ignores ids >= `vocab`.
     pub fn new(params: &Params, prompt: &[i32], output: &[i32], vocab: usize, eos_ids: &[u32]) -> Self {
         let known = |id: &u32| (*id as usize) < vocab;
         let mut ends = BTreeSet::new();
@@ -66,7 +66,7 @@ impl Changes {
         }
     }
 
-    /// Change the logits of the token at `position` in place.
+    /// Changes the logits of the token at `position` in place.
     pub fn apply(&self, logits: &mut [f32], position: u64) {
         if let Some(seen) = &self.seen {
             for (&id, &count) in seen {
@@ -111,7 +111,7 @@ impl Changes {
         }
     }
 
-    /// `token` was sampled.
+    /// Counts a sampled token.
     pub fn record(&mut self, token: u32) {
         if let Some(bad) = &mut self.bad {
             bad.record(token);
@@ -149,7 +149,7 @@ impl BadSequences {
     }
 }
 
-/// An id that is none becomes one beyond every vocabulary.
+/// Converts to token ids. A negative one becomes an id beyond every vocabulary.
 fn ids(tokens: &[i32]) -> impl Iterator<Item = u32> + '_ {
     tokens.iter().map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
 }
