@@ -1,11 +1,11 @@
-//! States: what layers keep of each sequence in place of keys and values, in blocks of one size.
+//! Recurrent states of sequences (for layers without KV cache), in blocks of one size.
 //!
-//! Slots of requests come first: their states are those that forwards advance. Checkpoints are copies of them at some
-//! token, from which others begin. A layer's part of a block is its own business.
+//! The first blocks belong to request slots, and forward passes advance them. The others are snapshots: copies of a
+//! state after some token, from which other sequences can begin. Layers define the content of their part of a block.
 //!
-//! Memory is mapped at once and touched as it is used.
+//! Memory is reserved at once and used when it is first touched.
 //!
-//! Invariants: no two rows of a step have one state, and nothing is copied to one checkpoint twice in a step.
+//! Invariants: no two rows of a step share a state, and no snapshot is written twice in a step.
 
 #![allow(unsafe_code)]
 
@@ -17,12 +17,12 @@ use minisgl_kernels::memory::Reserved;
 use crate::error::{Error, Result};
 use crate::step::Step;
 
-/// In the place of a checkpoint with which a slot begins: what is at hand for it, which `load` puts there.
+/// Value of `state_begins` for a slot whose state comes from the page store, through `load`.
 pub const FROM_STORE: i32 = -2;
-/// Numbers of a cache line.
+/// Elements per cache line.
 const LINE: usize = 16;
 
-/// States of sequences.
+/// Recurrent states of all slots, and their snapshots.
 pub struct States {
     sizes: Vec<usize>,
     offsets: Vec<usize>,
@@ -32,7 +32,7 @@ pub struct States {
     memory: Reserved,
 }
 
-/// A copy that a step makes: behind so many tokens of a row.
+/// Snapshot that a step takes: of `row`, after its first `tokens` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Save {
     row: usize,
@@ -40,7 +40,7 @@ pub struct Save {
     checkpoint: usize,
 }
 
-/// States while a forward passes through its layers, and what it saves, by row and token.
+/// States during a forward pass, with the snapshots that it takes.
 #[derive(Clone, Copy)]
 pub struct Passing<'a> {
     states: &'a States,
@@ -48,7 +48,8 @@ pub struct Passing<'a> {
 }
 
 impl States {
-    /// For layers of these sizes, 0: without. They take no memory until they are written.
+    /// Reserves states for layers with these sizes in elements (0: the layer has none). Memory is used only when
+    /// written. Errors if it does not fit.
     pub fn new(sizes: &[usize], slots: usize, checkpoints: usize) -> Result<Self> {
         let mut offsets = Vec::with_capacity(sizes.len());
         let size = sizes.iter().fold(0, |at, size| {
@@ -75,17 +76,17 @@ impl States {
         })
     }
 
-    /// Bytes of one state.
+    /// Returns the bytes of one state for layers with these sizes.
     pub fn bytes_of(sizes: &[usize]) -> usize {
         sizes.iter().map(|size| 4 * size.next_multiple_of(LINE)).sum()
     }
 
-    /// As many of them, as they were at first.
+    /// Returns new states of the same sizes, all zero.
     pub fn wiped(&self) -> Result<Self> {
         Self::new(&self.sizes, self.slots, self.checkpoints)
     }
 
-    /// Raises where a step points out of bounds, or twice to one place.
+    /// Checks that the state operations of a step are in bounds and that no state or snapshot is used twice.
     pub fn check(&self, step: &Step) -> Result<()> {
         let within = |value: i32, end: usize| value >= 0 && (value as usize) < end;
         let begins = step.state_begins.iter();
@@ -112,12 +113,12 @@ impl States {
         Ok(())
     }
 
-    /// Bytes of one of these.
+    /// Returns the bytes of one state.
     pub fn bytes(&self) -> usize {
         4 * self.size
     }
 
-    /// A slot goes on with a state that was copied before; whether both are there.
+    /// Overwrites the state of `slot` with a stored snapshot. Returns false if slot or size is wrong.
     pub fn load(&mut self, slot: usize, state: &[u8]) -> bool {
         let fits = slot < self.slots && state.len() == self.bytes();
         if fits {
@@ -130,14 +131,14 @@ impl States {
         fits
     }
 
-    /// A copy of a checkpoint, which no forward writes meanwhile.
+    /// Returns a copy of snapshot `index`. No forward pass may run meanwhile.
     pub fn checkpoint(&self, index: usize) -> Vec<u8> {
         // SAFETY: a whole block within the mapping; any bits are bytes.
         unsafe { std::slice::from_raw_parts(self.block(self.slots + index).cast::<u8>(), self.bytes()) }.to_vec()
     }
 
-    /// Carry out the begins of a step that `check` let pass, but for those with what `load` has put there. Returns its
-    /// saves.
+    /// Initializes the states that begin in a checked step, except those that `load` has set. Returns the snapshots to
+    /// take, sorted.
     pub fn begin(&mut self, step: &Step) -> Vec<Save> {
         for [slot, from] in step.state_begins.iter().filter(|[_, from]| *from != FROM_STORE) {
             let to = self.block(*slot as usize);
@@ -162,12 +163,12 @@ impl States {
         saves
     }
 
-    /// For a forward that makes these copies, in their order.
+    /// Returns access to the states for a forward pass that takes these snapshots.
     pub fn passing<'a>(&'a self, saves: &'a [Save]) -> Passing<'a> {
         Passing { states: self, saves }
     }
 
-    /// The start of a block; checkpoints come behind the slots.
+    /// Returns the address of a block; snapshots follow the slots.
     fn block(&self, index: usize) -> *mut f32 {
         assert!(index < self.slots + self.checkpoints, "state {index}");
         // SAFETY: within the mapping.
@@ -176,11 +177,11 @@ impl States {
 }
 
 impl Passing<'_> {
-    /// Take a row through a layer token by token: `work` gets the layer's part of the row's state, and each token. The
-    /// `own` of the part, which alone `work` may touch, are copied where that is to be saved.
+    /// Passes a row through a layer token by token: `work` gets the layer's part of the row's state, and each token. It
+    /// may touch only the ranges `own`, which are copied where a snapshot is due.
     ///
     /// # Safety
-    /// Nobody else touches these numbers of the row's state meanwhile.
+    /// No other thread may touch these ranges of the row's state meanwhile.
     pub unsafe fn advance(
         &self,
         layer: usize,
@@ -194,10 +195,10 @@ impl Passing<'_> {
         unsafe { self.runs(layer, row_and_slot, tokens, own, each) };
     }
 
-    /// The same with all tokens at once between those that something is saved behind.
+    /// Passes a row through a layer like `advance`, but calls `work` with runs of tokens, split only at snapshots.
     ///
     /// # Safety
-    /// As of `advance`.
+    /// No other thread may touch the ranges `own` of the row's state meanwhile.
     pub unsafe fn runs(
         &self,
         layer: usize,

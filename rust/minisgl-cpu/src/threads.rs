@@ -1,8 +1,8 @@
-//! The threads that a step runs on: one job on all of them at once, with barriers inside.
+//! Thread pool of a step: runs one job on all threads at once, with barriers inside.
 //!
-//! Invariants: `run` returns only when every thread is done with the job; a thread that waits spins for microseconds,
-//! then gives way, then sleeps, so that other processes on the same cores get them; one that sleeps wakes on another core
-//! than the caller's; a panic in one thread ends the job on all of them and reaches the caller, none waits for ever.
+//! Invariants: `run` returns only when every thread has finished the job; a waiting thread spins for microseconds, then
+//! yields, then sleeps, so that other processes get its core; a sleeping thread wakes on another core than the
+//! caller's; a panic in one thread ends the job on all of them and reaches the caller, and no thread waits forever.
 
 #![allow(unsafe_code)]
 
@@ -15,24 +15,24 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// How long a thread that waits keeps its core to itself: what pieces of work differ by. Longer, and a thread that
-/// shares its core with the one it waits for keeps that one from coming.
+/// Time that a waiting thread spins: how much work items differ. Longer spinning would block the awaited thread if both
+/// share a core.
 const SPIN: Duration = Duration::from_micros(5);
-/// How long it then offers its core to others before each look, which costs nothing where nobody wants it: about the
-/// gap between two steps of a loaded server.
+/// Time that a waiting thread then yields its core between checks, which is free on an idle machine: about the gap
+/// between two steps of a loaded server.
 const YIELD: Duration = Duration::from_micros(600);
-/// How long it sleeps at a time inside of a job. Between jobs it sleeps until it is woken.
+/// Length of one sleep within a job. Between jobs threads sleep until they are woken.
 const NAP: Duration = Duration::from_micros(100);
-/// Looks between two readings of the clock.
+/// Checks between two readings of the clock.
 const LOOKS: u32 = 32;
-/// Bytes of a thread's stack, as of the thread that calls: jobs may run code of others.
+/// Stack size of a thread in bytes, that of a main thread: jobs may run foreign code.
 const STACK: usize = 8 << 20;
 
-/// On lines of their own: neighbours that others write would slow each look down.
+/// Value with cache lines of its own: writes to neighbours would slow down each check.
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// Waits until `done`, politely. False if it took longer than spinning and giving way.
+/// Waits until `done` returns true, first spinning, then yielding. Returns false after `SPIN + YIELD`.
 fn wait_until(done: &impl Fn() -> bool) -> bool {
     let mut looks = 0_u32;
     let mut began = None;
@@ -55,7 +55,7 @@ fn wait_until(done: &impl Fn() -> bool) -> bool {
     }
 }
 
-/// All threads of a pool meet at `wait`, as often as they like.
+/// Barrier for all threads of a pool. It can be used any number of times.
 pub struct Barrier {
     threads: usize,
     arrived: Padded<AtomicUsize>,
@@ -73,8 +73,10 @@ impl Barrier {
         }
     }
 
-    /// Returns when all threads have called it; what each wrote before is seen by all after. Panics when another thread
-    /// of the job has panicked.
+    /// Blocks until all threads have called it; writes before it are visible to all threads after it.
+    ///
+    /// # Panics
+    /// If another thread of the job has panicked.
     #[inline]
     pub fn wait(&self) {
         if self.threads == 1 {
@@ -96,14 +98,14 @@ impl Barrier {
         );
     }
 
-    /// Nobody waits here any more: `arrived` may have any value.
+    /// Resets the barrier after a job, when no thread waits.
     fn mend(&self) {
         self.arrived.0.store(0, Ordering::Relaxed);
         self.broken.store(false, Ordering::Release);
     }
 }
 
-/// A job as the threads see it; `run` outlives its use.
+/// Pointer to a job that `run` keeps alive.
 type Job = *const (dyn Fn(usize, &Barrier) + Sync);
 
 struct Shared {
@@ -113,7 +115,7 @@ struct Shared {
     stop: AtomicBool,
     barrier: Barrier,
     panic: Mutex<Option<String>>,
-    /// Of each thread but the caller.
+    /// Sleep state of each thread but the caller.
     sleepers: Vec<Sleeper>,
 }
 
@@ -137,14 +139,14 @@ impl Shared {
     }
 }
 
-/// `threads` threads, the caller of `run` among them.
+/// Pool of threads, one of which is the caller of `run`.
 pub struct Pool {
     shared: Arc<Shared>,
     others: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// Threads are named for whoever looks at the process.
+    /// Starts `threads - 1` threads, named `cpu-engine-N`. Errors if the system refuses one.
     pub fn new(threads: usize) -> Result<Self> {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
@@ -172,13 +174,13 @@ impl Pool {
         Ok(pool)
     }
 
-    /// How many threads run a job.
+    /// Returns the number of threads that run a job.
     pub fn threads(&self) -> usize {
         self.others.len() + 1
     }
 
-    /// Call `job` with 0.. on all threads at once, and with the barrier at which they may meet meanwhile. A panic in
-    /// one of them is an error of the step.
+    /// Calls `job(thread, barrier)` on all threads at once, with `thread` from 0, and returns after all have finished.
+    /// A panic in one of them becomes an error.
     pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) -> Result<()> {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed; all threads are done with `job` when this function returns.
@@ -203,7 +205,7 @@ impl Pool {
     }
 }
 
-/// What every thread but the caller does.
+/// Runs jobs until the pool is dropped: the main loop of every thread but the caller.
 fn follow(shared: &Shared, thread: usize) {
     let sleeper = &shared.sleepers[thread - 1];
     sleeper.begin();
@@ -239,12 +241,13 @@ impl Drop for Pool {
     }
 }
 
-/// A thread that sleeps between jobs. Linux may wake it on the core of the one who calls, where both take turns for
-/// milliseconds beside a core that is idle; a virtual machine of two cores did (worklog/2026-11-28-on-another-processor.md).
-/// So the caller removes its own core from the thread's affinity, which the thread restores when it wakes.
+/// Sleep state of a thread between jobs. Linux may wake a thread on the caller's core, where both then take turns for
+/// milliseconds while another core is idle (seen on a virtual machine with two cores,
+/// worklog/2026-11-28-on-another-processor.md). The caller therefore removes its own core from the thread's affinity,
+/// and the thread restores it on waking.
 #[derive(Default)]
 struct Sleeper {
-    /// As the system knows it; 0: not at all.
+    /// System's id of the thread; 0 if unknown.
     id: AtomicI32,
     asleep: AtomicBool,
     #[cfg(target_os = "linux")]
@@ -253,13 +256,14 @@ struct Sleeper {
 
 #[cfg(target_os = "linux")]
 impl Sleeper {
-    /// In the thread.
+    /// Stores the thread's id. Called in the thread.
     fn begin(&self) {
         // SAFETY: it asks for a number.
         self.id.store(unsafe { libc::gettid() }, Ordering::Release);
     }
 
-    /// By the caller, before the turn: who sees that sees this, too.
+    /// Removes the current core from the sleeping thread's affinity. The caller does this before it starts the job, so
+    /// that the thread sees it.
     fn leave_this_core(&self) {
         let id = self.id.load(Ordering::Acquire);
         let mut kept = self.cores.lock().unwrap_or_else(|e| e.into_inner());
@@ -282,7 +286,7 @@ impl Sleeper {
         }
     }
 
-    /// In the thread: all of its cores are its own again.
+    /// Restores the thread's affinity. Called in the thread.
     fn wake(&self) {
         self.asleep.store(false, Ordering::Release);
         if let Some(all) = self.cores.lock().unwrap_or_else(|e| e.into_inner()).take() {
@@ -292,7 +296,7 @@ impl Sleeper {
     }
 }
 
-/// The cores that a thread may use, if the system tells.
+/// Returns the cores that a thread may use, `None` if the system call fails.
 #[cfg(target_os = "linux")]
 fn cores_of(id: i32) -> Option<libc::cpu_set_t> {
     // SAFETY: a set of zeros is one, and has room for what is written.
@@ -311,7 +315,7 @@ impl Sleeper {
     }
 }
 
-/// Work that threads take from piece by piece: whoever is done early takes more.
+/// Work counter that hands out item indices to threads: a thread that finishes early takes more.
 pub struct Counter(Padded<AtomicUsize>);
 
 impl Default for Counter {
@@ -321,12 +325,12 @@ impl Default for Counter {
 }
 
 impl Counter {
-    /// From the start again; while no thread takes from it.
+    /// Restarts at 0. No thread may use the counter meanwhile.
     pub fn reset(&self) {
         self.0.0.store(0, Ordering::Relaxed);
     }
 
-    /// The next piece of `0..total`, if any is left.
+    /// Claims the next item of `0..total`. `None` if none are left.
     #[inline]
     pub fn take(&self, total: usize) -> Option<usize> {
         let next = self.0.0.fetch_add(1, Ordering::Relaxed);
@@ -334,14 +338,14 @@ impl Counter {
     }
 }
 
-/// As many threads as there are cores that this process may use: its affinity and its cgroup's quota count, and two
-/// hardware threads of one core count once, since they share what computes.
+/// Returns the number of cores that this process may use, by affinity and cgroup quota. Hardware threads of one core
+/// count once, since they share its arithmetic units.
 pub fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     cores().map_or(allowed, |cores| allowed.min(cores)).max(1)
 }
 
-/// Distinct cores among the processors of the affinity mask, as Linux tells.
+/// Counts the physical cores in the affinity mask, `None` if Linux does not tell.
 #[cfg(target_os = "linux")]
 fn cores() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -364,8 +368,8 @@ fn cores() -> Option<usize> {
     None
 }
 
-/// Runs `work` in a thread that has the processor when others leave it, and little of it otherwise: some, since others may
-/// wait for what the system does in its name.
+/// Runs `work` in a thread of the lowest priority and waits for it. It gets little CPU time when others compete, but
+/// some, since others may wait for locks that it holds in the kernel.
 pub fn beside_others<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let done = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {

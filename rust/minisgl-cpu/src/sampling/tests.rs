@@ -1,4 +1,4 @@
-//! Slots, changes and draws against their definitions.
+//! Tests of slots, logit changes and sampling against their definitions.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn greedy() -> Params {
     }
 }
 
-/// Ids of the tokens that cannot be sampled.
+/// Returns the ids of tokens that cannot be sampled.
 fn banned(slots: &Slots, position: u64, vocab: usize) -> Vec<usize> {
     let mut logits: Vec<f32> = (0..vocab).map(|i| i as f32 * 0.1 - 1.0).collect();
     slots.apply(0, position, &mut logits);
@@ -236,7 +236,7 @@ fn parts_of_a_prompt_follow_what_is_computed() {
     assert_eq!(bound(greedy(), &[1, 2], &[], 4).prompt_part(0, 0, 2), None);
 }
 
-/// The definition: a stable sort of the whole row, then sums in that order.
+/// Reference: a stable sort of the whole row, then sums in that order.
 fn kept_by_sorting(probabilities: &[f32], top_k: i64, top_p: f32) -> Vec<f32> {
     let mut order: Vec<usize> = (0..probabilities.len()).collect();
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
@@ -256,7 +256,7 @@ fn kept_by_sorting(probabilities: &[f32], top_k: i64, top_p: f32) -> Vec<f32> {
     kept
 }
 
-/// The definition: all sums, and the first of them beyond the target.
+/// Reference: all cumulative sums, and the first of them beyond the target.
 fn drawn_by_sums(probabilities: &[f32], uniform: f64) -> usize {
     let mut sum = 0.0;
     let sums: Vec<f64> = probabilities
@@ -372,8 +372,8 @@ proptest! {
     }
 }
 
-/// Allows one id after the other, from that behind the last one of what was generated; breaks at `breaks`, takes long for
-/// `slow`.
+/// Grammar that allows one id after the other, starting after the last generated one; fails after `breaks`, and is slow
+/// at `slow`.
 #[derive(Debug)]
 struct Counting {
     next: u32,

@@ -1,12 +1,13 @@
-//! Panels in a file of the cache: written once behind a start, mapped by each later one, and by all servers together.
+//! Cache file of packed weights (panels): written once in the background after a start, then mapped by later starts and
+//! shared by all servers.
 //!
-//! Invariants: the file appears whole or not at all, and is never written to again; a matrix is taken from it only if
-//! what it is made of, its shape and its checksum are right, else it is packed, and the file is made again; the folder
-//! holds no more than it may, the file that was used longest ago goes first (whoever has it mapped keeps it); what cannot
-//! be kept is an error for a log, and no model is lost by it.
+//! Invariants: the file appears whole or not at all, and is never modified; a matrix is used only if its source, shape
+//! and checksum match, otherwise it is packed anew and the file rebuilt; the folder stays within its limit, and the
+//! least recently used file is deleted first (processes that have it mapped keep it); a cache that cannot be written is
+//! an error for the log, and the model still loads.
 //!
-//! A head, a row of whole numbers for each matrix, their checksum; then the matrices where the rows say, part by part of
-//! the model, so that a thread that loads a part reads on and on.
+//! Format: a header, a row of integers for each matrix, their checksum; then the matrices at the offsets in the rows,
+//! ordered by model part, so that a thread loading a part reads sequentially.
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
@@ -27,41 +28,42 @@ use crate::files::{Mapping, Source};
 use crate::{Error, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mspanels");
-/// Raised with what panels look like, with what a model's parts are made of, and with the file.
+/// Version of the format. Raise it when the layout of panels, the composition of a model's parts or the file format
+/// changes.
 const VERSION: u64 = 1;
 const ENDING: &str = "panels";
 const HEAD: usize = 4;
 const ROW: usize = 9;
-/// Written at once, at multiples of it: so the system has a large page for each.
+/// Bytes per write, aligned so that the system can use a huge page for each.
 const CHUNK: usize = 2 << 20;
-/// Bytes that wait for the disk at most: who stops waits for so many.
+/// Maximum bytes not yet on disk; a stop waits for at most these.
 const UNSYNCED: usize = 16 * CHUNK;
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
-/// Where panels are kept.
+/// Settings of the panel cache.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cache {
-    /// The folder, which need not be there.
+    /// Folder of the cache. It need not exist.
     pub folder: PathBuf,
-    /// Bytes that all files of it may have.
+    /// Maximum bytes of all files in the folder.
     pub limit: u64,
-    /// A model of fewer bytes is packed at each start.
+    /// Minimum bytes of a model to be cached; a smaller one is packed at each start.
     pub least: u64,
 }
 
-/// A matrix of a model: which of a part's, and what it is made of.
+/// Position of a matrix in a model: part, and index within the part.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Place {
     part: usize,
     at: usize,
 }
 
-/// What the file says of a matrix.
+/// Entry of a matrix in the file.
 #[derive(Clone, Copy)]
 struct Row {
     place: Place,
-    /// Of what it is made of.
+    /// Fingerprint of the tensors that it is packed from.
     key: u64,
     shape: Shape,
     offset: usize,
@@ -109,7 +111,7 @@ impl Row {
     }
 }
 
-/// The file of a model, mapped, its head found right.
+/// Mapped cache file of a model, with a valid header.
 struct Found {
     mapping: Arc<Mapping>,
     rows: HashMap<Place, Row>,
@@ -138,7 +140,8 @@ impl Found {
         })
     }
 
-    /// The bytes of a matrix, which are read now.
+    /// Returns the panels of a matrix, after reading and checking them. `None` if source, shape or checksum do not
+    /// match.
     fn take(&self, place: Place, key: u64, shape: Shape) -> Option<Panels> {
         let row = self.rows.get(&place)?;
         let bytes = row.offset..row.offset.checked_add(shape.bytes())?;
@@ -150,7 +153,7 @@ impl Found {
     }
 }
 
-/// Matrices of a model: from the file that has them, else packed now.
+/// Source of a model's packed matrices: the cache file if valid, else packing.
 pub struct Packer {
     cache: Option<(Cache, u64)>,
     found: Option<Found>,
@@ -158,7 +161,7 @@ pub struct Packer {
     sketches: bool,
 }
 
-/// A matrix that was given out.
+/// Matrix that was returned to the loader.
 struct Made {
     place: Place,
     key: u64,
@@ -167,7 +170,7 @@ struct Made {
 }
 
 impl Packer {
-    /// For the tensors of `source`. Without a cache everything is packed.
+    /// Opens the cache for the tensors of `source`. Without a cache everything is packed.
     #[must_use]
     pub fn new(source: Option<&dyn Source>, cache: Option<&Cache>) -> Self {
         let cache = source
@@ -184,7 +187,7 @@ impl Packer {
         }
     }
 
-    /// For matrices that have their sizes and no numbers, and are never multiplied.
+    /// Creates a packer of matrices that have shapes but no data, for printing a model.
     #[must_use]
     pub fn sketch() -> Self {
         Self {
@@ -193,7 +196,7 @@ impl Packer {
         }
     }
 
-    /// For a part of the model, whose matrices one thread asks for in the order that they always have.
+    /// Starts a part of the model. One thread must request its matrices, always in the same order.
     #[must_use]
     pub fn part(&self, part: usize) -> Packing<'_> {
         Packing {
@@ -203,7 +206,8 @@ impl Packer {
         }
     }
 
-    /// What is to be kept of what was packed, if anything is, and whether the file had all.
+    /// Ends loading. Returns what should be written to the cache, if anything, and whether all matrices came from the
+    /// file.
     #[must_use]
     pub fn end(self) -> (Option<Keeping>, bool) {
         let mut made = self.made.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -230,7 +234,7 @@ impl Packer {
     }
 }
 
-/// Matrices of one part of a model.
+/// Packer of the matrices in one part of a model.
 pub struct Packing<'a> {
     packer: &'a Packer,
     part: usize,
@@ -238,7 +242,7 @@ pub struct Packing<'a> {
 }
 
 impl Packing<'_> {
-    /// What `Matrix::pack` makes of the same.
+    /// Returns the matrix that `Matrix::pack` would make of the same arguments.
     pub fn pack(&self, parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Matrix> {
         let Packer {
             cache,
@@ -273,7 +277,7 @@ impl Packing<'_> {
     }
 }
 
-/// What tells matrices of one model apart.
+/// Returns the fingerprint of a matrix's sources: names, types, shapes and order of rows.
 fn key_of(parts: &[Part<'_>], interleave: bool) -> u64 {
     let mut sum = Checksum::new();
     let number = |number: usize, sum: &mut Checksum| sum.add(&(number as u64).to_le_bytes());
@@ -289,8 +293,8 @@ fn key_of(parts: &[Part<'_>], interleave: bool) -> u64 {
     sum.end()
 }
 
-/// What tells models apart without reading them: when files were changed, what they have, and a few bytes of each tensor.
-/// Small ones are read whole: they are needed anyway, and here the system does not read around them.
+/// Returns a fingerprint of a model without reading all of it: times of change, sizes, and a few bytes of each tensor.
+/// Small tensors are read whole: they are needed anyway, and here the system does not read ahead around them.
 fn fingerprint(source: &dyn Source) -> u64 {
     const SMALL: usize = 1 << 16;
     let mut sum = Checksum::new();
@@ -316,19 +320,20 @@ fn file_of(cache: &Cache, fingerprint: u64) -> PathBuf {
     cache.folder.join(format!("{fingerprint:016x}.{ENDING}"))
 }
 
-/// Panels that are not in a file yet.
+/// Packed matrices that are to be written to the cache.
 pub struct Keeping {
     cache: Cache,
     fingerprint: u64,
     file: PathBuf,
-    /// There is a file, which is not right.
+    /// True if a cache file exists but is not valid for this model.
     damaged: bool,
     made: Vec<Made>,
 }
 
 impl Keeping {
-    /// Writes the file, unless somebody else has written it meanwhile, and makes room for it. `stop` ends the work within
-    /// a moment, with nothing kept. Gives the bytes of the file that is there now.
+    /// Writes the cache file, unless another process has done so, and deletes old ones to make space. Returns the
+    /// file's bytes, `None` if `stop` was set, which ends the work soon without leaving a file. Errors if the file
+    /// exceeds the limit or cannot be written.
     pub fn write(self, stop: &AtomicBool) -> Result<Option<u64>> {
         let rows = self.rows();
         let size = rows.last().map_or(0, |row| row.offset + row.shape.bytes()) as u64;
@@ -355,7 +360,7 @@ impl Keeping {
         Ok(Some(size))
     }
 
-    /// Where everything goes; checksums come later.
+    /// Returns the layout of the file; checksums are still 0.
     fn rows(&self) -> Vec<Row> {
         let mut offset = (8 * (HEAD + ROW * self.made.len() + 1)).next_multiple_of(ALIGN);
         let mut row = |one: &Made| {
@@ -388,7 +393,7 @@ impl Keeping {
         Ok(Some(rows))
     }
 
-    /// One process at a time writes into the folder, which is made.
+    /// Creates and locks the folder, in which one process at a time may write. `None` if `stop` was set.
     fn lock(&self, stop: &AtomicBool) -> Result<Option<Lock>> {
         let folder = &self.cache.folder;
         fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
@@ -404,7 +409,8 @@ impl Keeping {
         }
     }
 
-    /// Only `left` bytes stay of what is in the folder, the file itself aside, and nothing of those who were killed.
+    /// Deletes the least recently used files until the others have at most `left` bytes, and incomplete files of killed
+    /// processes. Spares the file of this model.
     fn make_room(&self, left: u64) -> Result<()> {
         let folder = &self.cache.folder;
         let bad = |error: std::io::Error| at(folder, &error);
@@ -432,7 +438,7 @@ impl Keeping {
     }
 }
 
-/// The folder's lock, let go of by name: a process that was forked meanwhile has the file open, too.
+/// Lock of the folder, released explicitly: a process that was forked meanwhile has the file open, too.
 struct Lock(File);
 
 impl Drop for Lock {
@@ -441,7 +447,7 @@ impl Drop for Lock {
     }
 }
 
-/// All before the matrices.
+/// Returns the bytes before the matrices: header, rows and their checksum.
 fn head(fingerprint: u64, rows: &[Row]) -> Vec<u8> {
     let numbers = [MAGIC, VERSION, fingerprint, rows.len() as u64];
     let rows = rows.iter().flat_map(Row::numbers);
@@ -450,7 +456,7 @@ fn head(fingerprint: u64, rows: &[Row]) -> Vec<u8> {
     bytes
 }
 
-/// The file that is written, chunk by chunk.
+/// Writer of the cache file, in chunks.
 pub(super) struct Out<'a> {
     file: File,
     path: &'a Path,
@@ -497,7 +503,7 @@ impl<'a> Out<'a> {
         Ok(())
     }
 
-    /// With the head, which is known only now. What a rename makes visible has to be on the disk.
+    /// Writes the final header and syncs the file to disk, since the rename that follows makes it visible.
     fn finish(mut self, head: &[u8]) -> Result<()> {
         self.flush()?;
         let placed = self.file.seek(SeekFrom::Start(0));

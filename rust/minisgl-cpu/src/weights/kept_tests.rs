@@ -1,4 +1,4 @@
-//! Panels come back from their file as they were packed, whatever became of the file.
+//! Tests of the panel cache: panels are read back as they were packed, whatever happened to the file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use minisgl_kernels::panels::{Matrix, Part};
 use minisgl_kernels::{Kind, TensorView};
 use stored::stored;
 
-/// A folder that goes when the test ends.
+/// Temporary folder that is removed when the test ends.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -40,7 +40,7 @@ impl Folder {
         names
     }
 
-    /// The only file of panels.
+    /// Returns the only panel file. Fails if there are more.
     fn file(&self) -> PathBuf {
         let mut names = self.names();
         names.retain(|name| name.ends_with(".panels"));
@@ -55,7 +55,7 @@ impl Drop for Folder {
     }
 }
 
-/// Two tensors.
+/// Source of two tensors.
 struct Model([Vec<u8>; 2]);
 
 const SHAPE: [usize; 2] = [40, 512];
@@ -67,7 +67,7 @@ impl Model {
         Self(KINDS.map(|kind| stored(kind, SHAPE[0], SHAPE[1], seed)))
     }
 
-    /// Matrices of two parts of the model, in another order of rows if it is `turned`.
+    /// Loads matrices of two parts of the model, with the rows of one reversed if `turned`.
     fn load(&self, cache: &Cache, turned: bool) -> (Vec<Matrix>, Option<Keeping>, bool) {
         let packer = Packer::new(Some(self), Some(cache));
         let order = |row: usize| if turned { SHAPE[0] - 1 - row } else { row };
@@ -85,7 +85,7 @@ impl Model {
         (matrices, keeping, whole)
     }
 
-    /// Kept in `folder`, with the bytes of the file.
+    /// Writes the cache and returns the bytes of its file.
     fn keep(&self, cache: &Cache) -> u64 {
         let (_, keeping, _) = self.load(cache, false);
         keeping.unwrap().write(&AtomicBool::new(false)).unwrap().unwrap()
