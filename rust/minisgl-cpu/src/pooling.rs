@@ -28,7 +28,7 @@ pub struct Heads {
     pub score: Option<(Pooling, Vec<HeadStep>)>,
 }
 
-/// One step of a head.
+/// Step of a head: one layer or activation function.
 #[derive(Debug)]
 pub enum HeadStep {
     /// Linear layer: weight [outputs, inputs] and bias [outputs], empty if there is none.

@@ -123,7 +123,7 @@ impl Adapter {
     }
 }
 
-/// One linear layer of a site, with its LoRA pair if the adapter has one.
+/// A linear layer of a site, with its LoRA pair if the adapter has one.
 struct Block<'a> {
     pair: Option<&'a Pair>,
     rank: usize,

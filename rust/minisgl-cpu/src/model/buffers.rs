@@ -70,7 +70,7 @@ pub struct Own {
     pub of_head: Acts,
     /// Prepared activations of a token that is alone in its step.
     pub acts: Acts,
-    /// One normalized row.
+    /// A normalized row.
     pub row: Grid,
     /// Gate and up projection of some rows, side by side.
     pub both: Grid,

@@ -1,4 +1,4 @@
-//! One forward pass on all threads: from token ids to hidden states, operation by operation.
+//! Forward pass on all threads: from token ids to hidden states, operation by operation.
 //!
 //! An operation deals out work items through counters of its own, so each item belongs to one thread; data that one
 //! thread writes is read by others only after the next barrier. Every `unsafe` block that says "its piece" relies on

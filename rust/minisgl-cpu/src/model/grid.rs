@@ -5,7 +5,7 @@
 
 use std::cell::UnsafeCell;
 
-/// One cache line of elements.
+/// Cache line of elements.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);

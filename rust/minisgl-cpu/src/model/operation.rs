@@ -44,7 +44,7 @@ pub enum Rows {
     Beside,
 }
 
-/// One operation of the forward pass. All threads share its work, and all have finished when the next one begins.
+/// Operation of the forward pass. All threads share its work, and all have finished when the next one begins.
 pub enum Operation {
     /// Embedding lookup, and RoPE angles of positions.
     Embed(Embed),
@@ -176,7 +176,7 @@ pub struct Heads {
     pub size: usize,
 }
 
-/// One step on a token's projected row.
+/// Step on a token's projected row.
 pub enum TokenStep {
     /// Copy of heads to a column, for values that equal the unnormalized keys.
     Copy(Heads, usize),
@@ -420,7 +420,7 @@ impl Mlp {
 /// Fraction of a matrix's bytes that one token reads, as (numerator, denominator).
 type Share = (usize, usize);
 const WHOLE: Share = (1, 1);
-/// One row of a table, counted as nothing.
+/// Share of a table of which a token reads a single row, counted as nothing.
 const ROW: Share = (0, 1);
 
 fn whole<'a>(matrices: impl Iterator<Item = &'a Matrix>) -> Vec<(&'a Matrix, Share)> {

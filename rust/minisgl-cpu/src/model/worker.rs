@@ -135,7 +135,7 @@ pub(super) struct Forward<'a> {
     pub threads: usize,
 }
 
-/// One thread's view of a forward pass.
+/// View that a thread has of a forward pass: shared data, its own buffers and counters.
 pub(super) struct Worker<'a, 'f> {
     pub shared: &'a Forward<'f>,
     pub barrier: &'a Barrier,
