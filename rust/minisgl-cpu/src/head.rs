@@ -96,7 +96,7 @@ impl Head {
         let counters: [Counter; 2] = Default::default();
         let to = Out(out.as_mut_ptr());
         let prepare = || {
-            while let Some(row) = counters[0].take(rows) {
+            while let Some(row) = counters[0].claim(rows) {
                 let from = x[row * inputs..].as_ptr();
                 // SAFETY: this row was handed out once; `x` has `inputs` numbers of it.
                 unsafe {
@@ -115,7 +115,7 @@ impl Head {
         }
         self.team.run(&|| {
             let to = &to;
-            while let Some(group) = counters[1].take(groups.count) {
+            while let Some(group) = counters[1].claim(groups.count) {
                 let panels = groups.panels(group);
                 // SAFETY: these columns were handed out once; `out` has room for all rows, as checked above.
                 unsafe {

@@ -11,7 +11,7 @@ const MEMORY: usize = 1 << 30; // more than any cache
 const LOOPS: usize = 20_000;
 
 /// Returns the best rate over all threads and several runs, in units per second; one `call` does `work` units.
-fn best(threads: usize, seconds: f64, work: f64, call: impl Fn(usize) + Sync) -> f64 {
+fn best_rate(threads: usize, seconds: f64, work: f64, call: impl Fn(usize) + Sync) -> f64 {
     (0..RUNS)
         .map(|_| rate(threads, seconds / RUNS as f64, work, &call))
         .fold(0.0, f64::max)
@@ -88,7 +88,7 @@ fn read(threads: usize, seconds: f64, bytes: usize) -> f64 {
     let memory: Vec<Vec<u64>> = (0..threads)
         .map(|i| filled(bytes / threads / 8, i as u64 + 1))
         .collect();
-    best(threads, seconds, (bytes / threads) as f64, |thread| {
+    best_rate(threads, seconds, (bytes / threads) as f64, |thread| {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has it.
@@ -248,15 +248,15 @@ mod x86 {
 /// Measures multiply-adds. Returns (element type, instruction set, 1e9 multiply-adds per second).
 #[cfg(target_arch = "x86_64")]
 fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static str, f64)> {
-    let mut found = Vec::new();
+    let mut rates = Vec::new();
     let mut measure = |what, isa, has: bool, per_loop: usize, call: unsafe fn(usize)| {
         if has {
             let work = (LOOPS * per_loop) as f64;
             // SAFETY: `has` says that the processor has what `call` needs.
-            found.push((
+            rates.push((
                 what,
                 isa,
-                best(threads, seconds, work, |_| unsafe { call(LOOPS) }) / 1e9,
+                best_rate(threads, seconds, work, |_| unsafe { call(LOOPS) }) / 1e9,
             ));
         }
     };
@@ -281,7 +281,7 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
         x86::bf16_avx512,
     );
     measure("bf16", "amx", tiles, 4 * 16 * 16 * 32, x86::bf16_amx);
-    found
+    rates
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -296,14 +296,14 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
         }
         black_box(accs);
     };
-    vec![("f32", "as compiled", best(threads, seconds, work, call) / 1e9)]
+    vec![("f32", "as compiled", best_rate(threads, seconds, work, call) / 1e9)]
 }
 
 /// Measures this machine's limits with `threads` threads and `seconds` per figure. Returns (quantity, instruction set,
 /// rate): `read` in GB/s from memory too large for caches; `f32`, `int8` and `bf16` in 1e9 multiply-adds per second.
 #[must_use]
 pub fn limits(threads: usize, seconds: f64) -> Vec<(&'static str, &'static str, f64)> {
-    let mut found = vec![("read", "", read(threads, seconds, MEMORY))];
-    found.extend(multiply_adds(threads, seconds));
-    found
+    let mut rates = vec![("read", "", read(threads, seconds, MEMORY))];
+    rates.extend(multiply_adds(threads, seconds));
+    rates
 }

@@ -74,7 +74,7 @@ impl Settings {
 
     /// Returns the bytes of one sequence's recurrent state, 0 if no layer has one.
     pub fn state_bytes(&self) -> usize {
-        States::bytes_of(&self.model.state_sizes())
+        States::bytes_for(&self.model.state_sizes())
     }
 
     fn kv_shape(&self) -> Result<KvShape> {

@@ -73,7 +73,7 @@ impl Pools {
         let is_scored = binding.params.embedding == Some(Pooling::Score);
         let of_score = self.heads.score.as_ref().map(|(kind, _)| *kind);
         let kind = if is_scored { of_score } else { binding.params.embedding };
-        let made = kind.map(|kind| Pool {
+        let pool = kind.map(|kind| Pool {
             req_id: binding.req_id,
             kind,
             is_scored,
@@ -85,9 +85,9 @@ impl Pools {
                 Vec::new()
             },
         });
-        self.count += usize::from(made.is_some());
+        self.count += usize::from(pool.is_some());
         self.count -= usize::from(self.slots[slot].is_some());
-        self.slots[slot] = made;
+        self.slots[slot] = pool;
     }
 
     /// Returns true if no slot needs an embedding or score.

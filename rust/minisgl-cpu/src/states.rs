@@ -34,7 +34,7 @@ pub struct States {
 
 /// Snapshot that a step takes: of `row`, after its first `tokens` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Save {
+pub struct Snapshot {
     row: usize,
     tokens: usize,
     checkpoint: usize,
@@ -42,9 +42,9 @@ pub struct Save {
 
 /// States during a forward pass, with the snapshots that it takes.
 #[derive(Clone, Copy)]
-pub struct Passing<'a> {
+pub struct StepStates<'a> {
     states: &'a States,
-    saves: &'a [Save],
+    saves: &'a [Snapshot],
 }
 
 impl States {
@@ -77,12 +77,12 @@ impl States {
     }
 
     /// Returns the bytes of one state for layers with these sizes.
-    pub fn bytes_of(sizes: &[usize]) -> usize {
+    pub fn bytes_for(sizes: &[usize]) -> usize {
         sizes.iter().map(|size| 4 * size.next_multiple_of(LINE)).sum()
     }
 
     /// Returns new states of the same sizes, all zero.
-    pub fn wiped(&self) -> Result<Self> {
+    pub fn zeroed(&self) -> Result<Self> {
         Self::new(&self.sizes, self.slots, self.checkpoints)
     }
 
@@ -139,7 +139,7 @@ impl States {
 
     /// Initializes the states that begin in a checked step, except those that `load` has set. Returns the snapshots to
     /// take, sorted.
-    pub fn begin(&mut self, step: &Step) -> Vec<Save> {
+    pub fn begin(&mut self, step: &Step) -> Vec<Snapshot> {
         for [slot, from] in step.state_begins.iter().filter(|[_, from]| *from != FROM_STORE) {
             let to = self.block(*slot as usize);
             // SAFETY: whole blocks within the mapping, and nobody else has it.
@@ -152,8 +152,8 @@ impl States {
             }
         }
         let saves = step.state_saves.iter().map(|one| one.map(|number| number as usize));
-        let mut saves: Vec<Save> = saves
-            .map(|[row, tokens, checkpoint]| Save {
+        let mut saves: Vec<Snapshot> = saves
+            .map(|[row, tokens, checkpoint]| Snapshot {
                 row,
                 tokens,
                 checkpoint,
@@ -164,8 +164,8 @@ impl States {
     }
 
     /// Returns access to the states for a forward pass that takes these snapshots.
-    pub fn passing<'a>(&'a self, saves: &'a [Save]) -> Passing<'a> {
-        Passing { states: self, saves }
+    pub fn for_step<'a>(&'a self, saves: &'a [Snapshot]) -> StepStates<'a> {
+        StepStates { states: self, saves }
     }
 
     /// Returns the address of a block; snapshots follow the slots.
@@ -176,7 +176,7 @@ impl States {
     }
 }
 
-impl Passing<'_> {
+impl StepStates<'_> {
     /// Passes a row through a layer token by token: `work` gets the layer's part of the row's state, and each token. It
     /// may touch only the ranges `own`, which are copied where a snapshot is due.
     ///
@@ -192,14 +192,14 @@ impl Passing<'_> {
     ) {
         let each = |state, tokens: Range<usize>| tokens.for_each(|token| work(state, token));
         // SAFETY: the caller's.
-        unsafe { self.runs(layer, row_and_slot, tokens, own, each) };
+        unsafe { self.advance_runs(layer, row_and_slot, tokens, own, each) };
     }
 
     /// Passes a row through a layer like `advance`, but calls `work` with runs of tokens, split only at snapshots.
     ///
     /// # Safety
     /// No other thread may touch the ranges `own` of the row's state meanwhile.
-    pub unsafe fn runs(
+    pub unsafe fn advance_runs(
         &self,
         layer: usize,
         (row, slot): (usize, usize),
@@ -244,7 +244,7 @@ mod tests {
     fn advance(states: &mut States, step: &Step, add: f32) {
         states.check(step).unwrap();
         let saves = states.begin(step);
-        let passing = states.passing(&saves);
+        let for_step = states.for_step(&saves);
         let mut first = 0;
         for (row, (slot, count)) in step.req_slots.iter().zip(&step.extend_lens).enumerate() {
             for (layer, size) in SIZES.into_iter().enumerate().filter(|(_, size)| *size > 0) {
@@ -252,7 +252,7 @@ mod tests {
                 let own = std::slice::from_ref(&whole);
                 // SAFETY: one thread.
                 unsafe {
-                    passing.advance(layer, (row, *slot as usize), tokens, own, |state, token| {
+                    for_step.advance(layer, (row, *slot as usize), tokens, own, |state, token| {
                         for i in 0..size {
                             *state.add(i) = *state.add(i) * 3.0 + token as f32 + add + i as f32;
                         }
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn a_state_goes_on_from_where_it_was_saved() {
         let mut states = States::new(&SIZES, 3, 2).unwrap();
-        assert_eq!(states.size * 4, States::bytes_of(&SIZES));
+        assert_eq!(states.size * 4, States::bytes_for(&SIZES));
         advance(&mut states, &step(&[1], &[4], &[[1, -1]], &[[0, 2, 1], [0, 4, 0]]), 0.0);
         assert_eq!(of(&states, 1), of(&states, 3), "the last was saved to checkpoint 0");
         let (whole, half) = (of(&states, 1), of(&states, 4));
@@ -291,7 +291,7 @@ mod tests {
         advance(&mut states, &step(&[0, 2], &[2, 2], &[[0, -1], [2, 1]], &[]), 0.0);
         assert_eq!(of(&states, 2), whole);
         assert_eq!(of(&states, 0), half);
-        assert_eq!(of(&states.wiped().unwrap(), 2), vec![0.0; states.size]);
+        assert_eq!(of(&states.zeroed().unwrap(), 2), vec![0.0; states.size]);
     }
 
     #[test]

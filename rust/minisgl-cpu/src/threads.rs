@@ -59,7 +59,7 @@ fn wait_until(done: &impl Fn() -> bool) -> bool {
 pub struct Barrier {
     threads: usize,
     arrived: Padded<AtomicUsize>,
-    turn: Padded<AtomicUsize>,
+    generation: Padded<AtomicUsize>,
     broken: AtomicBool,
 }
 
@@ -68,7 +68,7 @@ impl Barrier {
         Self {
             threads,
             arrived: Padded(AtomicUsize::new(0)),
-            turn: Padded(AtomicUsize::new(0)),
+            generation: Padded(AtomicUsize::new(0)),
             broken: AtomicBool::new(false),
         }
     }
@@ -82,13 +82,13 @@ impl Barrier {
         if self.threads == 1 {
             return;
         }
-        let turn = self.turn.0.load(Ordering::Acquire);
+        let generation = self.generation.0.load(Ordering::Acquire);
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             self.arrived.0.store(0, Ordering::Relaxed);
-            self.turn.0.store(turn.wrapping_add(1), Ordering::Release);
+            self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
             return;
         }
-        let passed = || self.turn.0.load(Ordering::Acquire) != turn || self.broken.load(Ordering::Relaxed);
+        let passed = || self.generation.0.load(Ordering::Acquire) != generation || self.broken.load(Ordering::Relaxed);
         while !wait_until(&passed) {
             std::thread::sleep(NAP);
         }
@@ -99,7 +99,7 @@ impl Barrier {
     }
 
     /// Resets the barrier after a job, when no thread waits.
-    fn mend(&self) {
+    fn reset_after_job(&self) {
         self.arrived.0.store(0, Ordering::Relaxed);
         self.broken.store(false, Ordering::Release);
     }
@@ -110,7 +110,7 @@ type Job = *const (dyn Fn(usize, &Barrier) + Sync);
 
 struct Shared {
     job: UnsafeCell<Option<Job>>,
-    turn: Padded<AtomicUsize>,
+    generation: Padded<AtomicUsize>,
     left: Padded<AtomicUsize>,
     stop: AtomicBool,
     barrier: Barrier,
@@ -119,7 +119,7 @@ struct Shared {
     sleepers: Vec<Sleeper>,
 }
 
-// SAFETY: `job` is written only while no thread runs one (before `turn` is released) and read after `turn` is acquired.
+// SAFETY: `job` is written only while no thread runs one (before `generation` is released) and read after `generation` is acquired.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is only followed while `run` keeps its target alive.
 unsafe impl Send for Shared {}
@@ -151,7 +151,7 @@ impl Pool {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
-            turn: Padded(AtomicUsize::new(0)),
+            generation: Padded(AtomicUsize::new(0)),
             left: Padded(AtomicUsize::new(0)),
             stop: AtomicBool::new(false),
             barrier: Barrier::new(threads),
@@ -167,7 +167,7 @@ impl Pool {
             let handle = std::thread::Builder::new()
                 .name(format!("cpu-engine-{thread}"))
                 .stack_size(STACK)
-                .spawn(move || follow(&shared, thread))
+                .spawn(move || run_jobs(&shared, thread))
                 .map_err(|error| Error::setting(format!("--num-threads {threads}: {error}")))?;
             pool.others.push(handle);
         }
@@ -189,8 +189,8 @@ impl Pool {
         unsafe { *shared.job.get() = Some(lasting) };
         shared.left.0.store(self.others.len(), Ordering::Relaxed);
         let asleep = |sleeper: &&Sleeper| sleeper.asleep.load(Ordering::Acquire);
-        shared.sleepers.iter().filter(asleep).for_each(Sleeper::leave_this_core);
-        shared.turn.0.fetch_add(1, Ordering::Release);
+        shared.sleepers.iter().filter(asleep).for_each(Sleeper::avoid_this_core);
+        shared.generation.0.fetch_add(1, Ordering::Release);
         for thread in &self.others {
             thread.thread().unpark();
         }
@@ -199,19 +199,19 @@ impl Pool {
         while !wait_until(&done) {
             std::thread::sleep(NAP);
         }
-        shared.barrier.mend();
+        shared.barrier.reset_after_job();
         let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
         panic.map_or(Ok(()), |text| Err(Error::step(format!("the forward panicked: {text}"))))
     }
 }
 
 /// Runs jobs until the pool is dropped: the main loop of every thread but the caller.
-fn follow(shared: &Shared, thread: usize) {
+fn run_jobs(shared: &Shared, thread: usize) {
     let sleeper = &shared.sleepers[thread - 1];
     sleeper.begin();
     let mut seen = 0_usize;
     loop {
-        let called = || shared.turn.0.load(Ordering::Acquire) != seen;
+        let called = || shared.generation.0.load(Ordering::Acquire) != seen;
         while !wait_until(&called) {
             sleeper.asleep.store(true, Ordering::Release);
             std::thread::park();
@@ -221,7 +221,7 @@ fn follow(shared: &Shared, thread: usize) {
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: `run` wrote the cell before it released `turn`, and keeps the job alive until `left` is 0.
+        // SAFETY: `run` wrote the cell before it released `generation`, and keeps the job alive until `left` is 0.
         if let Some(job) = unsafe { *shared.job.get() } {
             // SAFETY: as above.
             shared.work(thread, unsafe { &*job });
@@ -233,7 +233,7 @@ fn follow(shared: &Shared, thread: usize) {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.turn.0.fetch_add(1, Ordering::Release);
+        self.shared.generation.0.fetch_add(1, Ordering::Release);
         for thread in self.others.drain(..) {
             thread.thread().unpark();
             let _ = thread.join();
@@ -264,10 +264,10 @@ impl Sleeper {
 
     /// Removes the current core from the sleeping thread's affinity. The caller does this before it starts the job, so
     /// that the thread sees it.
-    fn leave_this_core(&self) {
+    fn avoid_this_core(&self) {
         let id = self.id.load(Ordering::Acquire);
-        let mut kept = self.cores.lock().unwrap_or_else(|e| e.into_inner());
-        if kept.is_some() {
+        let mut previous = self.cores.lock().unwrap_or_else(|e| e.into_inner());
+        if previous.is_some() {
             return;
         }
         // SAFETY: numbers alone are handed over, and a set that outlives the call; one that is refused changes nothing.
@@ -281,7 +281,7 @@ impl Sleeper {
             }
             let size = size_of_val(&others);
             if libc::CPU_COUNT(&others) > 0 && libc::sched_setaffinity(id, size, &raw const others) == 0 {
-                *kept = Some(all);
+                *previous = Some(all);
             }
         }
     }
@@ -309,7 +309,7 @@ fn cores_of(id: i32) -> Option<libc::cpu_set_t> {
 #[cfg(not(target_os = "linux"))]
 impl Sleeper {
     fn begin(&self) {}
-    fn leave_this_core(&self) {}
+    fn avoid_this_core(&self) {}
     fn wake(&self) {
         self.asleep.store(false, Ordering::Release);
     }
@@ -332,7 +332,7 @@ impl Counter {
 
     /// Claims the next item of `0..total`. `None` if none are left.
     #[inline]
-    pub fn take(&self, total: usize) -> Option<usize> {
+    pub fn claim(&self, total: usize) -> Option<usize> {
         let next = self.0.0.fetch_add(1, Ordering::Relaxed);
         (next < total).then_some(next)
     }
@@ -440,7 +440,7 @@ mod tests {
         while !sleeper.asleep.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        sleeper.leave_this_core();
+        sleeper.avoid_this_core();
         let left = count(cores_of(sleeper.id.load(Ordering::Acquire)));
         assert_eq!(left, if all > 1 { all - 1 } else { 1 });
         let awake = AtomicI32::new(0);
@@ -458,7 +458,7 @@ mod tests {
         let mut pool = Pool::new(4).unwrap();
         let (counter, taken) = (Counter::default(), Mutex::new(Vec::new()));
         pool.run(&|_, _| {
-            while let Some(piece) = counter.take(1000) {
+            while let Some(piece) = counter.claim(1000) {
                 taken.lock().unwrap().push(piece);
             }
         })

@@ -22,9 +22,9 @@ const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const MAX_DIMS: usize = 4;
 /// Samples of a tensor's bytes that enter its fingerprint.
-const PLACES: usize = 16;
+const FINGERPRINT_SAMPLES: usize = 16;
 /// Elements that one thread quantizes per work item.
-const PIECE: usize = 1 << 20;
+const ITEM_ELEMENTS: usize = 1 << 20;
 const VERSION_KEY: &str = "minisgl.version";
 const SOURCE_KEY: &str = "minisgl.source";
 const CHECKSUM_KEY: &str = "minisgl.checksum";
@@ -38,23 +38,23 @@ pub fn quantized(
     progress: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Option<File>> {
     let plan = Plan::new(source, quantization);
-    let is_kept = |planned: &Planned<'_>| planned.kind == planned.tensor.kind();
-    if plan.tensors.iter().all(is_kept) {
+    let is_unchanged = |planned: &Planned<'_>| planned.kind == planned.tensor.kind();
+    if plan.tensors.iter().all(is_unchanged) {
         return Ok(None);
     }
-    if let Ok(found) = File::open(file)
-        && is_right(&found, plan.fingerprint)
+    if let Ok(cached) = File::open(file)
+        && is_valid(&cached, plan.fingerprint)
     {
-        return Ok(Some(found));
+        return Ok(Some(cached));
     }
-    let partial = Partial::beside(file)?;
+    let partial = Partial::for_file(file)?;
     plan.write(partial.path(), progress)?;
-    partial.become_file(file)?;
+    partial.persist(file)?;
     File::open(file).map(Some)
 }
 
-fn is_right(found: &File, fingerprint: u64) -> bool {
-    let bytes = found.mapping().bytes();
+fn is_valid(file: &File, fingerprint: u64) -> bool {
+    let bytes = file.mapping().bytes();
     let Ok(header) = Header::parse(bytes) else {
         return false;
     };
@@ -91,7 +91,7 @@ impl<'a> Plan<'a> {
             }
             let kind = quantization.kind_of(&tensor);
             let size = tensor.rows() * kind.bytes_of(tensor.k()).unwrap_or(0);
-            fingerprint.sample(&tensor, kind.name(), PLACES);
+            fingerprint.sample(&tensor, kind.name(), FINGERPRINT_SAMPLES);
             tensors.push(Planned {
                 tensor,
                 kind,
@@ -107,7 +107,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn head(&self, checksum: u64) -> Vec<u8> {
+    fn header_bytes(&self, checksum: u64) -> Vec<u8> {
         let mut out = b"GGUF\x03\0\0\0".to_vec();
         let text = |out: &mut Vec<u8>, text: &str| {
             out.extend((text.len() as u64).to_le_bytes());
@@ -146,33 +146,33 @@ impl<'a> Plan<'a> {
 
     fn write(&self, path: &Path, progress: &mut dyn FnMut(usize, usize) -> Result<()>) -> Result<()> {
         let file = fs::File::create(path).map_err(|error| at(path, &error))?;
-        let mut out = Out {
+        let mut out = CacheWriter {
             file: BufWriter::with_capacity(1 << 20, file),
             checksum: Checksum::new(),
             data: 0,
             path,
         };
-        out.plain(&self.head(0))?;
+        out.write_bytes(&self.header_bytes(0))?;
         for planned in &self.tensors {
             out.pad_to(planned.offset)?;
             planned.write(&mut out, &mut |done| progress(done, self.bytes))?;
         }
         out.pad_to(self.bytes)?;
         progress(self.bytes, self.bytes)?;
-        let head = self.head(out.checksum.end());
-        out.finish(&head)
+        let header_bytes = self.header_bytes(out.checksum.end());
+        out.finish(&header_bytes)
     }
 }
 
 impl Planned<'_> {
-    fn write(&self, out: &mut Out<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
+    fn write(&self, out: &mut CacheWriter<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         if self.kind == self.tensor.kind() {
             progress(out.data)?;
             return (0..self.tensor.rows()).try_for_each(|r| out.data(&self.tensor.row(r)));
         }
         let (tensor, kind) = (&self.tensor, self.kind);
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let rows = (PIECE / tensor.k()).clamp(1, tensor.rows());
+        let rows = (ITEM_ELEMENTS / tensor.k()).clamp(1, tensor.rows());
         let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);
         let mut pieces = vec![vec![0u8; rows * row_bytes]; threads];
         for first in (0..tensor.rows()).step_by(rows * threads) {
@@ -213,15 +213,15 @@ fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u
 }
 
 /// Writer of a cache file. The checksum covers the data, not the header.
-struct Out<'a> {
+struct CacheWriter<'a> {
     file: BufWriter<fs::File>,
     checksum: Checksum,
     data: usize,
     path: &'a Path,
 }
 
-impl Out<'_> {
-    fn plain(&mut self, bytes: &[u8]) -> Result<()> {
+impl CacheWriter<'_> {
+    fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.file.write_all(bytes);
         written.map_err(|error| at(self.path, &error))
     }
@@ -229,7 +229,7 @@ impl Out<'_> {
     fn data(&mut self, bytes: &[u8]) -> Result<()> {
         self.data += bytes.len();
         self.checksum.add(bytes);
-        self.plain(bytes)
+        self.write_bytes(bytes)
     }
 
     fn pad_to(&mut self, offset: usize) -> Result<()> {
@@ -237,10 +237,10 @@ impl Out<'_> {
     }
 
     /// Writes the final header and syncs the file to disk, since the rename that follows makes it visible.
-    fn finish(mut self, head: &[u8]) -> Result<()> {
+    fn finish(mut self, header_bytes: &[u8]) -> Result<()> {
         let placed = self.file.seek(SeekFrom::Start(0));
         placed.map_err(|error| at(self.path, &error))?;
-        self.plain(head)?;
+        self.write_bytes(header_bytes)?;
         let file = self.file.into_inner().map_err(std::io::Error::from);
         let synced = file.and_then(|file| file.sync_all());
         synced.map_err(|error| at(self.path, &error))

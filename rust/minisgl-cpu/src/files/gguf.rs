@@ -24,9 +24,9 @@ const MAX_DIMS: usize = 4;
 const MAX_KEYS: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 20;
 /// Minimum bytes of a key: length of the name, type, value.
-const LEAST_KEY: usize = 8 + 4 + 1;
+const MIN_KEY_BYTES: usize = 8 + 4 + 1;
 /// Minimum bytes of a tensor's entry: length of the name, one byte of name, rank, one dimension, type, offset.
-const LEAST_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
+const MIN_TENSOR_BYTES: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
 /// ggml types that this crate has no `Kind` for: (id, name, elements per block, bytes per block).
 const OTHER_TYPES: [(u32, &str, usize, usize); 14] = [
@@ -87,14 +87,14 @@ impl<'a> Header<'a> {
         let (num_tensors, num_keys) = preamble(&mut reader)?;
         let metadata = read_metadata(&mut reader, num_keys)?;
         let alignment = alignment(&metadata)?;
-        let mut tensors = read_infos(&mut reader, num_tensors)?;
+        let mut tensors = read_tensors(&mut reader, num_tensors)?;
         let end = reader.position();
         let head_bytes = if tensors.is_empty() {
             end
         } else {
             end.next_multiple_of(alignment)
         };
-        place(&mut tensors, head_bytes, alignment, bytes.len())?;
+        locate_data(&mut tensors, head_bytes, alignment, bytes.len())?;
         Ok(Self {
             metadata,
             tensors,
@@ -105,8 +105,8 @@ impl<'a> Header<'a> {
     /// Returns the metadata value of `key`, `None` if the key is missing.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value<'a>> {
-        let found = self.metadata.iter().find(|(name, _)| *name == key);
-        found.map(|(_, value)| value)
+        let entry = self.metadata.iter().find(|(name, _)| *name == key);
+        entry.map(|(_, value)| value)
     }
 }
 
@@ -127,26 +127,26 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
         }
     }
     let counts = (reader.u64("the counts")?, reader.u64("the counts")?);
-    for (what, count, most) in [("tensors", counts.0, MAX_TENSORS), ("keys", counts.1, MAX_KEYS)] {
-        if count > most {
+    for (what, count, limit) in [("tensors", counts.0, MAX_TENSORS), ("keys", counts.1, MAX_KEYS)] {
+        if count > limit {
             return Err(Error::file(format!(
-                "it claims {count} {what}: more than {most} are not read"
+                "it claims {count} {what}: more than {limit} are not read"
             )));
         }
     }
     Ok(counts)
 }
 
-/// Returns `count` if the rest of the file can hold that many entries of at least `least` bytes each, else an error.
-fn room(reader: &Reader<'_>, what: &str, count: u64, least: usize) -> Result<usize> {
-    let most = reader.left() / least;
-    let found = usize::try_from(count).ok().filter(|&count| count <= most);
-    found.ok_or_else(|| Error::file(format!("it claims {count} {what}, the file has room for {most}")))
+/// Returns `count` if the rest of the file can hold that many entries of at least `min_bytes` bytes each, else an error.
+fn checked_count(reader: &Reader<'_>, what: &str, count: u64, min_bytes: usize) -> Result<usize> {
+    let limit = reader.left() / min_bytes;
+    let checked = usize::try_from(count).ok().filter(|&count| count <= limit);
+    checked.ok_or_else(|| Error::file(format!("it claims {count} {what}, the file has room for {limit}")))
 }
 
 fn read_metadata<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<(&'a str, Value<'a>)>> {
-    let room = room(reader, "keys", count, LEAST_KEY)?;
-    let (mut metadata, mut seen) = (Vec::with_capacity(room), HashSet::with_capacity(room));
+    let capacity = checked_count(reader, "keys", count, MIN_KEY_BYTES)?;
+    let (mut metadata, mut seen) = (Vec::with_capacity(capacity), HashSet::with_capacity(capacity));
     for i in 0..count {
         let key = reader.text(&format!("the name of key {i}"))?;
         if !seen.insert(key) {
@@ -169,9 +169,9 @@ fn alignment(metadata: &[(&str, Value<'_>)]) -> Result<usize> {
 }
 
 /// Reads the entries of `count` tensors. Their `bytes` are still relative to the start of the data.
-fn read_infos<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<'a>>> {
-    let room = room(reader, "tensors", count, LEAST_TENSOR)?;
-    let (mut tensors, mut seen) = (Vec::with_capacity(room), HashSet::with_capacity(room));
+fn read_tensors<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<'a>>> {
+    let capacity = checked_count(reader, "tensors", count, MIN_TENSOR_BYTES)?;
+    let (mut tensors, mut seen) = (Vec::with_capacity(capacity), HashSet::with_capacity(capacity));
     for i in 0..count {
         let name = reader.text(&format!("the name of tensor {i}"))?;
         if name.is_empty() {
@@ -180,12 +180,12 @@ fn read_infos<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<
         if !seen.insert(name) {
             return Err(Error::file(format!("tensor {name}: there twice")));
         }
-        tensors.push(read_info(reader, name)?);
+        tensors.push(read_tensor(reader, name)?);
     }
     Ok(tensors)
 }
 
-fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a>> {
+fn read_tensor<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a>> {
     let bad = |what: String| Error::file(format!("tensor {name}: {what}"));
     let what = format!("tensor {name}");
     let num_dims = reader.u32(&what)? as usize;
@@ -227,7 +227,7 @@ fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a
 }
 
 /// Makes the byte ranges absolute. Errors if one is misaligned, not within the file, or overlaps another.
-fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usize) -> Result<()> {
+fn locate_data(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usize) -> Result<()> {
     for tensor in tensors.iter_mut() {
         let bad = |what: &str| {
             let (name, Range { start, end }) = (tensor.name, &tensor.bytes);
@@ -261,7 +261,7 @@ fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usi
 /// so on in its folder. Errors if a part is missing or `path` is not the first.
 pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     let first = Mapping::open(path)?;
-    let (number, count) = first.named(|bytes| Ok(split(&Header::parse(bytes)?)))?;
+    let (number, count) = first.named(|bytes| Ok(part_number(&Header::parse(bytes)?)))?;
     if count <= 1 {
         return Ok(vec![(path.to_owned(), first)]);
     }
@@ -276,26 +276,26 @@ pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     if number != 0 {
         return Err(bad(format!("a later part of a model: name the first, {}", named(0))));
     }
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for i in 1..count {
         let path = path.with_file_name(named(i));
         if !path.exists() {
             return Err(bad(format!("one of {count} parts: {} is missing beside it", named(i))));
         }
         let part = Mapping::open(&path)?;
-        let (number, parts) = part.named(|bytes| Ok(split(&Header::parse(bytes)?)))?;
+        let (number, parts) = part.named(|bytes| Ok(part_number(&Header::parse(bytes)?)))?;
         if (number, parts) != (i, count) {
             let text = format!("split.no {number} and split.count {parts}: its name says {i} and {count}");
             return Err(Error::file(text).within(part.name()));
         }
-        found.push((path, part));
+        files.push((path, part));
     }
-    found.insert(0, (path.to_owned(), first));
-    Ok(found)
+    files.insert(0, (path.to_owned(), first));
+    Ok(files)
 }
 
 /// Returns the index of this part (from 0) and the number of parts of the model: (0, 1) for a single file.
-fn split(header: &Header<'_>) -> (u64, u64) {
+fn part_number(header: &Header<'_>) -> (u64, u64) {
     let whole = |key, default| match header.get(key) {
         Some(Value::Unsigned(n)) => *n,
         Some(Value::Signed(n)) => u64::try_from(*n).unwrap_or(default),
@@ -454,7 +454,7 @@ impl Type {
     }
 
     /// Returns the minimum bytes of one value of this type.
-    fn least_bytes(self) -> usize {
+    fn min_bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
             Self::U16 | Self::I16 => 2,
@@ -471,11 +471,11 @@ impl<'a> Value<'a> {
         let what = format!("key {key}");
         match Type::read(reader, &what)? {
             Type::List => Ok(Self::List(List::read(reader, &what)?)),
-            one => Self::read_one(reader, one, &what),
+            one => Self::read_scalar(reader, one, &what),
         }
     }
 
-    fn read_one(reader: &mut Reader<'a>, kind: Type, what: &str) -> Result<Self> {
+    fn read_scalar(reader: &mut Reader<'a>, kind: Type, what: &str) -> Result<Self> {
         Ok(match kind {
             Type::U8 => Self::Unsigned(u8::from_le_bytes(reader.array(what)?).into()),
             Type::U16 => Self::Unsigned(u16::from_le_bytes(reader.array(what)?).into()),
@@ -505,7 +505,7 @@ impl<'a> List<'a> {
             return Err(Error::file(format!("{what}: a list of lists")));
         }
         let count = reader.u64(what)?;
-        let most = reader.left() / element.least_bytes();
+        let most = reader.left() / element.min_bytes();
         let Some(len) = usize::try_from(count).ok().filter(|&len| len <= most) else {
             return Err(Error::file(format!(
                 "{what}: it claims {count} values, the file has room for {most}"
@@ -515,10 +515,10 @@ impl<'a> List<'a> {
         let start = reader.position();
         if matches!(element, Type::Text | Type::Bool) {
             for _ in 0..len {
-                Value::read_one(reader, element, what)?;
+                Value::read_scalar(reader, element, what)?;
             }
         } else {
-            reader.take(len * element.least_bytes(), what)?;
+            reader.take(len * element.min_bytes(), what)?;
         }
         let bytes = &rest[..reader.position() - start];
         Ok(Self { element, len, bytes })
@@ -539,7 +539,7 @@ impl<'a> List<'a> {
     /// Returns the values in order.
     pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let (mut reader, element) = (Reader::new(self.bytes), self.element);
-        (0..self.len).map_while(move |_| Value::read_one(&mut reader, element, "a list").ok())
+        (0..self.len).map_while(move |_| Value::read_scalar(&mut reader, element, "a list").ok())
     }
 }
 
@@ -579,9 +579,9 @@ impl<'a> Reader<'a> {
         if count > self.left() {
             return Err(Error::file(format!("the file ends in {what}")));
         }
-        let taken = &self.bytes[self.at..self.at + count];
+        let bytes = &self.bytes[self.at..self.at + count];
         self.at += count;
-        Ok(taken)
+        Ok(bytes)
     }
 
     pub(super) fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {

@@ -15,7 +15,7 @@ pub(crate) struct Partial(PathBuf);
 
 impl Partial {
     /// Names a temporary file next to `file`. Creates the folder if needed, but not the file.
-    pub fn beside(file: &Path) -> Result<Self> {
+    pub fn for_file(file: &Path) -> Result<Self> {
         let folder = file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
         let mut name = file.file_name().unwrap_or_default().to_os_string();
@@ -29,7 +29,7 @@ impl Partial {
     }
 
     /// Renames the temporary file to `file`, atomically. Processes that have the old file mapped keep its content.
-    pub fn become_file(self, file: &Path) -> Result<()> {
+    pub fn persist(self, file: &Path) -> Result<()> {
         fs::rename(&self.0, file).map_err(|error| at(file, &error))
     }
 }
@@ -103,19 +103,19 @@ impl Checksum {
         self.lanes = lanes;
     }
 
-    /// Adds the fingerprint of a tensor: name, type, `use_of_it`, shape, and 64 bytes at each of `places` offsets. Does
+    /// Adds the fingerprint of a tensor: name, type, `usage`, shape, and 64 bytes at each of `num_samples` offsets. Does
     /// not read the whole tensor.
-    pub fn sample(&mut self, tensor: &TensorView<'_>, use_of_it: &str, places: usize) {
+    pub fn sample(&mut self, tensor: &TensorView<'_>, usage: &str, num_samples: usize) {
         const BYTES: usize = 64;
         self.add(tensor.name().as_bytes());
         self.add(tensor.kind().name().as_bytes());
-        self.add(use_of_it.as_bytes());
+        self.add(usage.as_bytes());
         for dim in tensor.shape() {
             self.add(&(*dim as u64).to_le_bytes());
         }
         let data = tensor.data();
-        for place in 0..places {
-            let start = data.len() / places * place;
+        for index in 0..num_samples {
+            let start = data.len() / num_samples * index;
             self.add(&data[start..data.len().min(start + BYTES)]);
         }
     }

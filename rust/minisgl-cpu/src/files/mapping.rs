@@ -43,7 +43,7 @@ impl Mapping {
     /// Advises the system to use huge pages, for a file that is read often. Has no effect where the file system has
     /// none.
     #[must_use]
-    pub fn in_large_pages(self) -> Self {
+    pub fn with_huge_pages(self) -> Self {
         // Without them it is slower where the processor looks up pages, nothing else.
         #[cfg(target_os = "linux")]
         let _ = self.map.advise(memmap2::Advice::HugePage);
@@ -52,7 +52,7 @@ impl Mapping {
 
     /// Switches readahead off (`yes`) for sparse reads, or back on. Readahead may otherwise read megabytes around each
     /// access.
-    pub fn read_in_places(&self, yes: bool) {
+    pub fn set_random_access(&self, yes: bool) {
         #[cfg(unix)]
         let _ = self.map.advise(if yes {
             memmap2::Advice::Random

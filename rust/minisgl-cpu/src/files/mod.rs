@@ -33,7 +33,7 @@ pub fn open(path: &Path) -> Result<Box<dyn Source>> {
     } else {
         Box::new(gguf::File::open(path)?)
     };
-    Ok(text_half_of(source))
+    Ok(text_model_of(source))
 }
 
 /// Name prefixes of a language model within a larger one, and their replacements. transformers 4 writes the first and
@@ -43,7 +43,7 @@ const PREFIXES: [(&str, &str); 3] = [
     ("model.language_model.", "model."),
     ("language_model.", ""),
 ];
-const OTHER_HALF: [&str; 7] = [
+const OTHER_TOWERS: [&str; 7] = [
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
@@ -55,10 +55,10 @@ const OTHER_HALF: [&str; 7] = [
 
 /// Returns `source`, or for a model with a vision tower a view of its language model with that model's usual tensor
 /// names. Mirrors the rules of `python/minisgl/models/architectures.py`.
-fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
+fn text_model_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let has_two = |name: &&str| {
         // what sees is called so beside a text half whose names have no prefix (Qwen2-VL of transformers 4)
-        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_HALF[2], OTHER_HALF[3]];
+        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_TOWERS[2], OTHER_TOWERS[3]];
         prefixes.iter().any(|prefix| name.starts_with(prefix))
     };
     if source.architecture().is_some() || !source.names().iter().any(has_two) {
@@ -67,16 +67,16 @@ fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let stored = source
         .names()
         .into_iter()
-        .filter_map(|name| Some((own_name(name)?, name.to_owned())))
+        .filter_map(|name| Some((text_model_name(name)?, name.to_owned())))
         .collect();
-    Box::new(TextHalf { source, stored })
+    Box::new(TextModel { source, stored })
 }
 
 /// Returns the language model's name for the stored tensor `name`, `None` if the tensor belongs to a vision or audio
 /// tower.
-fn own_name(name: &str) -> Option<String> {
+fn text_model_name(name: &str) -> Option<String> {
     let inner = name.strip_prefix("model.").unwrap_or(name);
-    if OTHER_HALF.iter().any(|part| inner.starts_with(part)) {
+    if OTHER_TOWERS.iter().any(|part| inner.starts_with(part)) {
         return None;
     }
     for (prefix, own) in PREFIXES {
@@ -87,13 +87,13 @@ fn own_name(name: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-struct TextHalf {
+struct TextModel {
     source: Box<dyn Source>,
     /// Tensor names of the language model, mapped to the names in the file.
     stored: BTreeMap<String, String>,
 }
 
-impl Source for TextHalf {
+impl Source for TextModel {
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let (own, stored) = self.stored.get_key_value(name)?;
         Some(self.source.tensor(stored)?.renamed(own))

@@ -39,23 +39,23 @@ impl Folder {
     /// Maps the safetensors files of `folder` and checks their headers.
     pub fn open(folder: &Path) -> Result<Self> {
         let name = folder.file_name().unwrap_or(folder.as_os_str());
-        let paths = paths(folder).map_err(|error| error.within(&name.to_string_lossy()))?;
+        let model_files = model_files(folder).map_err(|error| error.within(&name.to_string_lossy()))?;
         let mut read = Self {
             mappings: Vec::new(),
             entries: Vec::new(),
             scales: HashMap::new(),
             by_name: HashMap::new(),
         };
-        for path in &paths {
+        for path in &model_files {
             read.add(Mapping::open(path)?)?;
         }
-        read.join()?;
+        read.join_mxfp4()?;
         Ok(read)
     }
 
     /// Joins OpenAI's MXFP4 pairs: `*_blocks` gets its logical shape and the scales of `*_scales`. Errors if one of a
     /// pair is missing or has the wrong shape.
-    fn join(&mut self) -> Result<()> {
+    fn join_mxfp4(&mut self) -> Result<()> {
         let is_scales = |entry: &Entry| entry.kind == Kind::MXFP4 && entry.name.ends_with(SCALES);
         let (scales, entries): (Vec<_>, Vec<_>) = std::mem::take(&mut self.entries).into_iter().partition(is_scales);
         let stem = |name: &str| name[..name.len() - SCALES.len()].to_owned();
@@ -110,11 +110,11 @@ impl Folder {
 }
 
 /// Returns the safetensors files of the model: those in the index, else `model.safetensors`, else all, sorted.
-fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
+fn model_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join(INDEX);
     if index.is_file() {
         let mapping = Mapping::open(&index)?;
-        let names = mapping.named(indexed)?;
+        let names = mapping.named(files_of_index)?;
         return Ok(names.iter().map(|name| folder.join(name)).collect());
     }
     let single = folder.join(SINGLE);
@@ -123,17 +123,17 @@ fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     let listed = folder.read_dir().and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
     let listed = listed.map_err(|error| Error::file(error.to_string()))?;
-    let mut paths: Vec<PathBuf> = listed.into_iter().map(|entry| entry.path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|end| end == SUFFIX));
-    if paths.is_empty() {
+    let mut model_files: Vec<PathBuf> = listed.into_iter().map(|entry| entry.path()).collect();
+    model_files.retain(|path| path.extension().is_some_and(|end| end == SUFFIX));
+    if model_files.is_empty() {
         return Err(Error::file("no *.safetensors in it"));
     }
-    paths.sort();
-    Ok(paths)
+    model_files.sort();
+    Ok(model_files)
 }
 
 /// Returns the file names in a safetensors index. Errors if one is not inside the index's folder.
-fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
+fn files_of_index(bytes: &[u8]) -> Result<Vec<String>> {
     let bad = |what: &str| Error::file(format!("not a safetensors index: {what}"));
     let index: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| bad(&error.to_string()))?;
     let map = index.get("weight_map").and_then(|map| map.as_object());
@@ -157,14 +157,14 @@ fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
 
 /// Returns the tensors of one file, in the order of their data.
 fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
-    let (start, tensors) = described(bytes)?;
+    let (start, tensors) = parse_header(bytes)?;
     let mut entries = Vec::new();
     for (name, info) in tensors {
         let kind = match info.dtype.as_str() {
             "F32" => Kind::F32,
             "F16" => Kind::F16,
             "BF16" => Kind::BF16,
-            "U8" if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join`
+            "U8" if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join_mxfp4`
             "I64" if name.ends_with("_ids") => continue, // a list of positions, which encoders' files have beside weights
             other => {
                 return Err(Error::unsupported(format!(
@@ -174,7 +174,7 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
         };
         let (begin, end) = info.data_offsets;
         let entry = Entry {
-            bytes: start + begin..start + end, // `described` has checked that they are in the file
+            bytes: start + begin..start + end, // `parse_header` has checked that they are in the file
             name,
             kind,
             shape: if info.shape.is_empty() { vec![1] } else { info.shape }, // a single number
@@ -190,7 +190,7 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
 
 /// Header entry of one tensor.
 #[derive(Deserialize)]
-struct Info {
+struct TensorEntry {
     dtype: String,
     shape: Vec<usize>,
     /// Start and end of the tensor's data, in bytes after the header.
@@ -198,7 +198,7 @@ struct Info {
 }
 
 /// Header of a safetensors file: tensor entries by name.
-struct Header(BTreeMap<String, Info>);
+struct Header(BTreeMap<String, TensorEntry>);
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
@@ -223,7 +223,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 map.next_value::<Option<HashMap<String, String>>>()?;
                 std::mem::replace(&mut has_metadata, true)
             } else {
-                let info = map.next_value::<Info>().map_err(|error| {
+                let info = map.next_value::<TensorEntry>().map_err(|error| {
                     A::Error::custom(format!(
                         "tensor {name}: its entry has no dtype, shape and data_offsets: {error}"
                     ))
@@ -240,7 +240,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
 
 /// Parses a file's header. Returns the offset of the data and the tensors in data order. Checks that their bytes cover
 /// the data without gaps and fit their shapes.
-fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
+fn parse_header(bytes: &[u8]) -> Result<(usize, Vec<(String, TensorEntry)>)> {
     let (size, rest) = bytes
         .split_first_chunk()
         .ok_or_else(|| Error::file("header too small: a safetensors file begins with 8 bytes"))?;
@@ -272,7 +272,7 @@ fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
     Ok((bytes.len() - data.len(), tensors))
 }
 
-impl Info {
+impl TensorEntry {
     /// Returns why the entry is invalid, `None` if it is valid. The preceding tensors cover the first `covered` of the
     /// data's `len` bytes.
     fn wrong(&self, covered: usize, len: usize) -> Option<String> {
@@ -286,8 +286,8 @@ impl Info {
             return Some(format!("dtype {dtype} is not known"));
         };
         let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
-        let wanted = count.and_then(|n| n.checked_mul(bits));
-        if wanted.is_none() || wanted != end.checked_sub(start).and_then(|n| n.checked_mul(8)) {
+        let num_bits = count.and_then(|n| n.checked_mul(bits));
+        if num_bits.is_none() || num_bits != end.checked_sub(start).and_then(|n| n.checked_mul(8)) {
             return Some(format!(
                 "its bytes {start} to {end} do not fit its shape {shape:?} in {dtype}"
             ));

@@ -65,13 +65,13 @@ pub struct Run<'a> {
 
 /// Shared buffers for the activations between A and B, one for each run.
 #[derive(Default)]
-pub struct Between {
+pub struct AdapterBuffers {
     pub(super) runs: Vec<Acts>,
     rank: usize,
 }
 
 /// Buffers of one thread for adapters.
-pub struct OwnBetween {
+pub struct ThreadAdapterBuffers {
     pub(super) from: Acts,
     pub(super) low: Grid,
     rank: usize,
@@ -84,7 +84,7 @@ impl Adapter {
         for layer in 0..config.num_layers {
             let of = |part: &'static str, inputs, outputs| {
                 let found = pairs.iter().find(|one| one.layer == layer && one.part == part);
-                Block::of(found, part, inputs, outputs)
+                SiteLayer::of(found, part, inputs, outputs)
             };
             let (hidden, inner) = (config.hidden_size, config.intermediate_sizes[layer]);
             let [q, k, v] = config.widths(layer);
@@ -95,18 +95,18 @@ impl Adapter {
                 }
             }
             let mut sites = [
-                joined(&qkv, false)?,
-                joined(&[of("o_proj", q, hidden)?], false)?,
+                join_factors(&qkv, false)?,
+                join_factors(&[of("o_proj", q, hidden)?], false)?,
                 None,
                 None,
             ];
             if config.experts_of(layer).is_none() {
                 sites[2] = if config.gated {
-                    joined(&[of("gate_proj", hidden, inner)?, of("up_proj", hidden, inner)?], true)?
+                    join_factors(&[of("gate_proj", hidden, inner)?, of("up_proj", hidden, inner)?], true)?
                 } else {
-                    joined(&[of("up_proj", hidden, inner)?], false)?
+                    join_factors(&[of("up_proj", hidden, inner)?], false)?
                 };
-                sites[3] = joined(&[of("down_proj", inner, hidden)?], false)?;
+                sites[3] = join_factors(&[of("down_proj", inner, hidden)?], false)?;
             }
             layers.push(sites);
         }
@@ -124,14 +124,14 @@ impl Adapter {
 }
 
 /// A linear layer of a site, with its LoRA pair if the adapter has one.
-struct Block<'a> {
+struct SiteLayer<'a> {
     pair: Option<&'a Pair>,
     rank: usize,
     inputs: usize,
     outputs: usize,
 }
 
-impl<'a> Block<'a> {
+impl<'a> SiteLayer<'a> {
     fn of(pair: Option<&'a Pair>, part: &str, inputs: usize, outputs: usize) -> Result<Self> {
         let rank = pair.map_or(0, |pair| pair.a.len() / inputs);
         if let Some(pair) = pair
@@ -164,7 +164,7 @@ impl<'a> Block<'a> {
 
 /// Packs the factors of a site. The linear layers share the output side by side, or interleaved panel by panel. `None`
 /// if the adapter changes none of them.
-fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
+fn join_factors(blocks: &[SiteLayer<'_>], interleave: bool) -> Result<Option<Factors>> {
     let rank: usize = blocks.iter().map(|block| block.rank).sum();
     if rank == 0 {
         return Ok(None);
@@ -175,8 +175,8 @@ fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
         b.push(block.spread(first, rank));
         first += block.rank;
     }
-    let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|one| one.to_le_bytes()).collect() };
-    let (a, b): (Vec<u8>, Vec<Vec<u8>>) = (bytes(&a), b.iter().map(|one| bytes(one)).collect());
+    let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|factor| factor.to_le_bytes()).collect() };
+    let (a, b): (Vec<u8>, Vec<Vec<u8>>) = (bytes(&a), b.iter().map(|factor| bytes(factor)).collect());
     let shapes: Vec<[usize; 2]> = blocks.iter().map(|block| [block.outputs, rank]).collect();
     let parts = b
         .iter()
@@ -191,10 +191,10 @@ fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
     }))
 }
 
-impl Between {
+impl AdapterBuffers {
     /// Grows the buffers for a step with `runs`. Returns the rank that buffers are sized for.
     pub fn reserve(&mut self, runs: &[Run<'_>]) -> usize {
-        let rank = widest(runs);
+        let rank = max_rank(runs);
         if rank > self.rank {
             self.runs.clear();
             self.rank = rank;
@@ -206,11 +206,11 @@ impl Between {
     }
 }
 
-fn widest(runs: &[Run<'_>]) -> usize {
+fn max_rank(runs: &[Run<'_>]) -> usize {
     runs.iter().map(|run| run.adapter.rank).max().unwrap_or(0)
 }
 
-impl OwnBetween {
+impl ThreadAdapterBuffers {
     /// Creates buffers for matmuls with at most `widest` inputs.
     pub fn new(widest: usize) -> Self {
         Self {

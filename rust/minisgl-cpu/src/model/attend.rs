@@ -33,14 +33,14 @@ impl Worker<'_, '_> {
         };
         let (attention, plan) = shared.attention.of(layer);
         let counter = self.counter();
-        while let Some(unit) = counter.take(plan.units(layer)) {
+        while let Some(unit) = counter.claim(plan.units(layer)) {
             // SAFETY: its piece; keys and values of this layer are written before the barrier.
             unsafe { attention.run_unit(plan, unit, &call, self.scratch) };
         }
         self.barrier.wait();
         if plan.merges(layer) > 0 {
             let counter = self.counter();
-            while let Some(unit) = counter.take(plan.merges(layer)) {
+            while let Some(unit) = counter.claim(plan.merges(layer)) {
                 // SAFETY: its piece; what units left is written before the barrier.
                 unsafe { attention.merge(plan, unit, &call) };
             }
@@ -50,7 +50,7 @@ impl Worker<'_, '_> {
 
     pub(super) fn each_token(&mut self, steps: &[TokenStep]) {
         let shared = self.shared;
-        each(self.counter(), shared.count(), shared.stored_together(), |token| {
+        each(self.counter(), shared.count(), shared.store_item_tokens(), |token| {
             for step in steps {
                 // SAFETY: its piece: the row of this token; angles were written before a barrier.
                 unsafe { shared.token_step(step, token) };
@@ -73,7 +73,7 @@ impl Worker<'_, '_> {
     pub(super) fn per_head(&mut self, per_head: &PerHead) {
         let (shared, heads) = (self.shared, per_head.matrices.len());
         let counter = self.counter();
-        while let Some(piece) = counter.take(shared.blocks() * heads) {
+        while let Some(piece) = counter.claim(shared.blocks() * heads) {
             let (rows, kernels) = shared.block(piece / heads);
             // SAFETY: its piece: this head of these rows; what is read was written before a barrier.
             unsafe { self.one_head(per_head, piece % heads, rows, kernels) };

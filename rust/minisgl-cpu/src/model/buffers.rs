@@ -8,7 +8,7 @@ use std::cell::UnsafeCell;
 
 use minisgl_kernels::{Acts, Mode};
 
-use crate::model::adapter::{Between, OwnBetween};
+use crate::model::adapter::{AdapterBuffers, ThreadAdapterBuffers};
 use crate::model::config::{ModelConfig, MoeConfig, StateKind};
 use crate::model::grid::Grid;
 use crate::model::operation::{Operation, Rows};
@@ -53,7 +53,7 @@ pub struct Buffers {
     /// Work counters, `COUNTERS` for each operation.
     pub counters: Vec<Counter>,
     /// Buffers for adapters.
-    pub between: Between,
+    pub between: AdapterBuffers,
     /// Buffers for routed experts; `None` if the model has no experts.
     pub experts: Option<ExpertBuffers>,
     /// Largest number of inputs of a matmul.
@@ -75,7 +75,7 @@ pub struct Own {
     /// Gate and up projection of some rows, side by side.
     pub both: Grid,
     /// Buffers for adapters.
-    pub between: OwnBetween,
+    pub between: ThreadAdapterBuffers,
 }
 
 impl Buffers {
@@ -86,9 +86,9 @@ impl Buffers {
             all.any(|one| matches!(one, Operation::Project(project) if project.to == rows))
         };
         let if_written = |rows| if writes(rows) { config.hidden_size } else { 0 };
-        let is_cut = |one: &Operation| matches!(one, Operation::GateUp(mlp) if mlp.halves.cut.is_some());
-        let cut = if weights.operations().any(is_cut) {
-            config.widest_inner()
+        let is_sparse = |one: &Operation| matches!(one, Operation::GateUp(mlp) if mlp.halves.cut.is_some());
+        let cut = if weights.operations().any(is_sparse) {
+            config.max_inner()
         } else {
             0
         };
@@ -107,7 +107,7 @@ impl Buffers {
             };
             [own, heads * config.heads[0].head_dim, heads * latent.rank]
         });
-        let widest = config.widest_inner().max(config.hidden_size).max(attended);
+        let widest = config.max_inner().max(config.hidden_size).max(attended);
         let widest = config
             .latent
             .as_ref()
@@ -122,7 +122,7 @@ impl Buffers {
                 .latent
                 .as_ref()
                 .map_or(1, |latent| latent.plain_dim.max(latent.rank)),
-            inner: Grid::new(config.widest_inner()),
+            inner: Grid::new(config.max_inner()),
             angles: Grid::new(config.angles_at(config.inverse_frequencies.len())),
             behind: Grid::new(if_written(Rows::Aside)),
             per_layer: Grid::new(config.per_layer.map_or(0, |one| one.size * config.num_layers)),
@@ -136,7 +136,7 @@ impl Buffers {
             counters: (0..weights.operations().count() * COUNTERS)
                 .map(|_| Counter::default())
                 .collect(),
-            between: Between::default(),
+            between: AdapterBuffers::default(),
             experts: config.moe.as_ref().map(|moe| ExpertBuffers::new(config, moe, mode)),
             widest,
             mode,
@@ -197,7 +197,7 @@ impl Buffers {
             acts: Acts::new(1, self.widest, self.mode),
             row,
             both: Grid::new(32 * 16),
-            between: OwnBetween::new(self.widest),
+            between: ThreadAdapterBuffers::new(self.widest),
         }
     }
 }

@@ -322,7 +322,9 @@ impl ModelConfig {
     /// layer).
     pub fn kv_layer(&self, layer: usize) -> usize {
         let owner = self.heads[layer].kv_of;
-        self.kv_owners().position(|(one, _)| one == owner).unwrap_or(0)
+        self.kv_owners()
+            .position(|(candidate, _)| candidate == owner)
+            .unwrap_or(0)
     }
 
     /// Returns the elements of each layer's recurrent state, 0 for layers without one.
@@ -393,7 +395,7 @@ impl ModelConfig {
     }
 
     /// Returns the largest intermediate size of the dense MLPs, shared experts and low-rank parts.
-    pub fn widest_inner(&self) -> usize {
+    pub fn max_inner(&self) -> usize {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.size);
         let rank = self.streams.map_or(0, |streams| streams.rank);
@@ -405,7 +407,7 @@ impl ModelConfig {
 
     /// Returns the sparsity threshold of the layer's gates, in standard deviations above their mean. `None` if the
     /// gates are not sparsified.
-    pub fn gate_cut(&self, layer: usize) -> Option<f32> {
+    pub fn gate_threshold(&self, layer: usize) -> Option<f32> {
         self.gate_cuts.get(layer).copied().filter(|cut| *cut != 0.0)
     }
 

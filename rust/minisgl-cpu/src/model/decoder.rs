@@ -162,7 +162,7 @@ impl Decoder {
         let groups = Groups::of(head, pool.threads());
         let (memory, out) = (&*memory, &*out);
         pool.run(&|_, barrier| {
-            while let Some(row) = memory.counters[0].take(tokens.len()) {
+            while let Some(row) = memory.counters[0].claim(tokens.len()) {
                 let (mut x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
                 // SAFETY: this row was handed out once; the forward that wrote `x` is done.
                 unsafe {
@@ -175,7 +175,7 @@ impl Decoder {
             }
             barrier.wait();
             beside();
-            while let Some(group) = memory.counters[1].take(groups.count) {
+            while let Some(group) = memory.counters[1].claim(groups.count) {
                 let panels = groups.panels(group);
                 let to = out.at(0, panels.start * PANEL);
                 let width = panels.len() * PANEL;

@@ -18,9 +18,9 @@ pub struct Delta {
     /// Convolution of queries, keys and values.
     pub convolution: Convolution,
     /// Scales that normalized queries (with the attention scale) and keys are multiplied by.
-    pub lengths: [Vec<f32>; 2],
+    pub scales: [Vec<f32>; 2],
     /// Decay rate of the state matrix by value head, below 0.
-    pub fading: Vec<f32>,
+    pub decay_rates: Vec<f32>,
     /// Bias of each head's step size.
     pub step_bias: Vec<f32>,
     /// Weight of the norm of a head's output.
@@ -43,8 +43,8 @@ impl Delta {
     }
 
     /// Returns the scale of a head after its RMS normalization, `None` for value heads.
-    pub fn lengths(&self, head: usize) -> Option<&[f32]> {
-        self.lengths.get(head / self.net.key_heads).map(Vec::as_slice)
+    pub fn scales(&self, head: usize) -> Option<&[f32]> {
+        self.scales.get(head / self.net.key_heads).map(Vec::as_slice)
     }
 
     /// Returns the key head that value head `head` uses.
@@ -68,7 +68,7 @@ impl Delta {
 
 /// Returns the file's row for our `row`, for files that interleave the parts of a projection by key head. `parts` are
 /// (rows in total, rows per key head).
-pub fn by_head(parts: &[(usize, usize)], mut row: usize) -> usize {
+pub fn grouped_row(parts: &[(usize, usize)], mut row: usize) -> usize {
     let whole: usize = parts.iter().map(|(_, of_head)| of_head).sum();
     let mut before = 0;
     for (all, of_head) in parts {

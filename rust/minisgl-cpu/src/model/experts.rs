@@ -104,7 +104,7 @@ impl Worker<'_, '_> {
                 }
                 std::slice::from_raw_parts(to, moe.num_experts)
             };
-            let mut choices = choose(logits, moe, route.choice_bias.as_deref());
+            let mut choices = choose_experts(logits, moe, route.choice_bias.as_deref());
             if let Some(scales) = &route.scales {
                 let scaled = choices.iter_mut();
                 scaled.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
@@ -132,7 +132,7 @@ impl Worker<'_, '_> {
         mut work: impl FnMut(&mut Self, usize, Range<usize>, Range<usize>),
     ) {
         let counter = self.counter();
-        while let Some(piece) = counter.take(order.used.len() * groups.count) {
+        while let Some(piece) = counter.claim(order.used.len() * groups.count) {
             let used = &order.used[piece / groups.count];
             for (start, end) in [(used.start, used.prompts), (used.prompts, used.end)] {
                 for from in (start..end).step_by(TOKENS) {
@@ -212,7 +212,7 @@ impl Forward<'_> {
 }
 
 /// Returns a token's (expert, weight) pairs, highest score first.
-fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f32)> {
+fn choose_experts(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f32)> {
     let scores: Vec<f32> = match moe.score {
         Score::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
         Score::Softmax => {
@@ -222,29 +222,29 @@ fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f3
             shares.into_iter().map(|share| share / total).collect()
         }
     };
-    let mut wanted = scores.clone();
+    let mut ranking = scores.clone();
     if let Some(bias) = bias {
-        wanted.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+        ranking.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
     }
-    let size = wanted.len() / moe.groups;
-    let first = |scores: &[f32]| {
+    let size = ranking.len() / moe.groups;
+    let by_score = |scores: &[f32]| {
         let mut order: Vec<u32> = (0..scores.len() as u32).collect();
         order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b)));
         order
     };
     if moe.chosen_groups < moe.groups {
         let best = |group: &[f32]| -> f32 {
-            let order = first(group);
+            let order = by_score(group);
             order.iter().take(moe.group_best).map(|at| group[*at as usize]).sum()
         };
-        let groups: Vec<f32> = wanted.chunks(size).map(best).collect();
-        for group in first(&groups).into_iter().skip(moe.chosen_groups) {
-            wanted[group as usize * size..][..size].fill(f32::NEG_INFINITY);
+        let groups: Vec<f32> = ranking.chunks(size).map(best).collect();
+        for group in by_score(&groups).into_iter().skip(moe.chosen_groups) {
+            ranking[group as usize * size..][..size].fill(f32::NEG_INFINITY);
         }
     }
-    let mut order = first(&wanted);
+    let mut order = by_score(&ranking);
     order.truncate(moe.experts_per_token);
-    let kept: f32 = if moe.norm_topk_prob {
+    let divisor: f32 = if moe.norm_topk_prob {
         let sum: f32 = order.iter().map(|expert| scores[*expert as usize]).sum();
         sum.max(moe.least_sum)
     } else {
@@ -252,7 +252,7 @@ fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f3
     };
     order
         .into_iter()
-        .map(|expert| (expert, scores[expert as usize] / kept * moe.scale))
+        .map(|expert| (expert, scores[expert as usize] / divisor * moe.scale))
         .collect()
 }
 

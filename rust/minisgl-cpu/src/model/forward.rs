@@ -138,19 +138,19 @@ impl Worker<'_, '_> {
         let size = sum.size;
         let (of_model, of_id) = ((shared.hidden as f32).sqrt().recip(), (size as f32).sqrt());
         each(self.counter(), shared.count(), FEW, |token| {
-            let mut known = vec![0.0_f32; buffers.per_layer.stride()];
+            let mut embedding = vec![0.0_f32; buffers.per_layer.stride()];
             // as transformers has it, an id beyond the table is the first
             let id = Some(shared.tokens.ids[token] as usize).filter(|id| *id < sum.embedding.n());
-            sum.embedding.row(id.unwrap_or(0), &mut known);
+            sum.embedding.row(id.unwrap_or(0), &mut embedding);
             // SAFETY: its piece: the row of this token, written before a barrier.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.per_layer.at(token, 0), sum.layers * size) };
             row.iter_mut().for_each(|number| *number *= of_model);
-            for (part, known) in row.chunks_mut(size).zip(known.chunks(size)) {
+            for (part, embedding) in row.chunks_mut(size).zip(embedding.chunks(size)) {
                 let at = part.as_mut_ptr();
                 // SAFETY: as many numbers as the norm has.
                 unsafe { sum.norm.apply(&shared.kernels, at, (0, size), at) };
-                for (number, known) in part.iter_mut().zip(known) {
-                    *number = (*number + known * of_id) * std::f32::consts::FRAC_1_SQRT_2;
+                for (number, embedding) in part.iter_mut().zip(embedding) {
+                    *number = (*number + embedding * of_id) * std::f32::consts::FRAC_1_SQRT_2;
                 }
             }
         });
@@ -164,8 +164,8 @@ impl Worker<'_, '_> {
         each(self.counter(), shared.count(), FEW, |token| {
             // SAFETY: written before a barrier; nobody writes now.
             if !unsafe { shared.kernels.finite(x.at(token, 0), shared.hidden) } {
-                let mut found = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
-                found.push(token);
+                let mut not_finite = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
+                not_finite.push(token);
             }
         });
     }

@@ -33,7 +33,7 @@ impl Worker<'_, '_> {
             }
             let channels = delta.channels(head);
             let own = delta.convolution.of_tail(&channels);
-            let (count, lengths) = (channels.len(), delta.lengths(head));
+            let (count, scales) = (channels.len(), delta.scales(head));
             // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
             unsafe {
                 states.advance(index, (row, slots[row] as usize), tokens, &own, |tail, token| {
@@ -43,9 +43,9 @@ impl Worker<'_, '_> {
                         .convolution
                         .pass(shared.kernels.isa(), channels.clone(), tail, numbers);
                     shared.kernels.silu_mul(at, ONES.as_ptr(), count, at);
-                    if let Some(lengths) = lengths {
+                    if let Some(scales) = scales {
                         let eps = EPS / count as f32;
-                        shared.kernels.rms_norm(at, lengths.as_ptr(), count, eps, at);
+                        shared.kernels.rms_norm(at, scales.as_ptr(), count, eps, at);
                     }
                 });
             }
@@ -57,7 +57,7 @@ impl Worker<'_, '_> {
             // SAFETY: its piece: this block of this row; what is read was written before a barrier.
             unsafe {
                 let (own, of) = (first..first + net.block(), (row, slots[row] as usize));
-                states.runs(index, of, tokens, &[own], |state, tokens| {
+                states.advance_runs(index, of, tokens, &[own], |state, tokens| {
                     let job = self.recurrence(delta, state.add(first), tokens, piece);
                     job.run(shared.kernels.isa());
                 });
@@ -93,12 +93,12 @@ impl Worker<'_, '_> {
     /// No other thread may use these columns meanwhile.
     unsafe fn decays_and_rates(&self, delta: &Delta, token: usize) {
         let [_, rates, steps] = delta.columns();
-        for (head, (fading, bias)) in delta.fading.iter().zip(&delta.step_bias).enumerate() {
+        for (head, (decay_rates, bias)) in delta.decay_rates.iter().zip(&delta.step_bias).enumerate() {
             let [rate, step] = [rates, steps].map(|column| self.shared.buffers.qkv.at(token, column + head));
             // SAFETY: the caller's.
             unsafe {
                 *rate = plain::sigmoid(*rate);
-                *step = decay(*fading, *step + bias);
+                *step = decay(*decay_rates, *step + bias);
             }
         }
     }

@@ -37,7 +37,7 @@ impl Weights {
         after.push(Operation::Check);
         let norm = config
             .last_norm
-            .then(|| load_of_all(tensors, config, Part::Norm))
+            .then(|| load_global_norm(tensors, config, Part::Norm))
             .transpose()?;
         let distances = config
             .distances
@@ -48,7 +48,7 @@ impl Weights {
             .head_bias
             .then(|| tensors.part_vector(Part::Head, At::default(), "bias", config.vocab_size))
             .transpose()?;
-        tensors.all_used(|name| is_redundant(name, tensors, config))?;
+        tensors.check_all_used(|name| is_redundant(name, tensors, config))?;
         Ok(Self {
             before,
             layers,
@@ -80,8 +80,8 @@ fn load_parts(
         let packing = packer.part(part);
         // the largest first
         let Some(layer) = part.checked_sub(1) else {
-            let found = load_tables(tensors, config, &packing)?;
-            *locked(&tables) = Some(found);
+            let loaded = load_tables(tensors, config, &packing)?;
+            *locked(&tables) = Some(loaded);
             return Ok(());
         };
         let loader = Loader {
@@ -90,12 +90,12 @@ fn load_parts(
             packing,
             layer,
         };
-        let found = loader.load()?;
-        *locked(&layers[layer]) = Some(found);
+        let loaded = loader.load()?;
+        *locked(&layers[layer]) = Some(loaded);
         Ok(())
     };
     pool.run(&|_, _| {
-        while let Some(part) = next.take(parts) {
+        while let Some(part) = next.claim(parts) {
             if locked(&failed).is_some() {
                 return;
             }
@@ -105,7 +105,7 @@ fn load_parts(
             }
             // panels and file together would be twice the model
             tensors.release();
-            if let Some(before) = done.take(usize::MAX) {
+            if let Some(before) = done.claim(usize::MAX) {
                 progress(before + 1, parts);
             }
         }
@@ -113,10 +113,10 @@ fn load_parts(
     if let Some(error) = locked(&failed).take() {
         return Err(error);
     }
-    let lost = || Error::file("a part of the weights was not loaded");
-    let layers = layers.iter().map(|layer| locked(layer).take().ok_or_else(lost));
+    let missing = || Error::file("a part of the weights was not loaded");
+    let layers = layers.iter().map(|layer| locked(layer).take().ok_or_else(missing));
     let layers = layers.collect::<Result<Vec<_>>>()?;
-    let tables = locked(&tables).take().ok_or_else(lost)?;
+    let tables = locked(&tables).take().ok_or_else(missing)?;
     Ok((layers, tables))
 }
 
@@ -155,7 +155,7 @@ fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -
     } else {
         (of(Part::Head, &shape)?, Some(embedding))
     };
-    let norm = || load_of_all(tensors, config, Part::EmbeddingNorm);
+    let norm = || load_global_norm(tensors, config, Part::EmbeddingNorm);
     let angles = config.inverse_frequencies.iter().cloned();
     let embed = Operation::Embed(Embed {
         table,
@@ -170,31 +170,31 @@ fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -
 }
 
 /// Loads a norm that belongs to no layer.
-fn load_of_all(tensors: &Tensors, config: &ModelConfig, part: Part) -> Result<Norm> {
+fn load_global_norm(tensors: &Tensors, config: &ModelConfig, part: Part) -> Result<Norm> {
     load_norm(tensors, config, part, At::default(), config.hidden_size)
 }
 
 fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<Distances> {
-    let by_distance = |positions: usize, of: &dyn Fn(usize, i64) -> f32| {
+    let by_distance = |positions: usize, bias_of: &dyn Fn(usize, i64) -> f32| {
         let most = positions as i64;
         let all = (0..heads).flat_map(|head| (1 - most..most).map(move |behind| (head, behind)));
         Distances {
             numbers: all
-                .map(|(head, behind)| of(head, behind) * std::f32::consts::LOG2_E)
+                .map(|(head, behind)| bias_of(head, behind) * std::f32::consts::LOG2_E)
                 .collect(),
             most: positions,
         }
     };
     match kind {
         ByDistance::Ranges(ranges) => {
-            let found = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
-            let numbers = found.view()?.decode();
-            let of = |head, behind| numbers[ranges.of(behind) * heads + head];
-            Ok(by_distance(ranges.positions, &of))
+            let tensor = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
+            let numbers = tensor.view()?.decode();
+            let bias_of = |head, behind| numbers[ranges.of(behind) * heads + head];
+            Ok(by_distance(ranges.positions, &bias_of))
         }
         ByDistance::Slopes(Slopes { by_head, positions }) => {
-            let of = |head: usize, behind: i64| by_head[head] * behind.unsigned_abs() as f32;
-            Ok(by_distance(*positions, &of))
+            let bias_of = |head: usize, behind: i64| by_head[head] * behind.unsigned_abs() as f32;
+            Ok(by_distance(*positions, &bias_of))
         }
     }
 }

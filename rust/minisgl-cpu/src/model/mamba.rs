@@ -81,7 +81,7 @@ impl Worker<'_, '_> {
             let dt = step(dt * sizes.factors[4] + mamba.step_bias[head], sizes.steps());
             let by = By {
                 dt,
-                decay: (dt * mamba.fading[head]).exp(),
+                decay: (dt * mamba.decay_rates[head]).exp(),
                 past: mamba.past[head],
             };
             let x = buffers.attended.at(token, head * dim);

@@ -79,12 +79,12 @@ impl Worker<'_, '_> {
         let (shared, halves, norm) = (self.shared, &mlp.halves, mlp.norm.as_deref());
         let (buffers, hidden) = (shared.buffers, shared.hidden);
         if let Some(layer) = mlp.adapted {
-            self.lower((layer, Site::GateUp), &buffers.x, norm, hidden);
+            self.lora_shrink((layer, Site::GateUp), &buffers.x, norm, hidden);
         }
         let mode = shared.mode.with_all(halves.matrices());
         let acts = self.prepare(&buffers.x, norm, hidden, mode);
         let (counter, groups, blocks) = (self.counter(), halves.groups(shared.threads), shared.blocks());
-        while let Some(piece) = counter.take(blocks * groups.count) {
+        while let Some(piece) = counter.claim(blocks * groups.count) {
             let (block, group) = (piece / groups.count, piece % groups.count);
             let (rows, kernels) = shared.block(block);
             let panels = groups.panels(group);
@@ -92,13 +92,13 @@ impl Worker<'_, '_> {
         }
         self.barrier.wait();
         if let Some(by) = halves.cut {
-            self.cut_gates(halves, by);
+            self.sparsify_gates(halves, by);
         }
     }
 
     /// Sparsifies each token's gates, `max(gate - (mean + by * std), 0)`, then applies the activation and multiplies by
     /// up.
-    fn cut_gates(&mut self, halves: &Halves, by: f32) {
+    fn sparsify_gates(&mut self, halves: &Halves, by: f32) {
         let (shared, count) = (self.shared, halves.inner.next_multiple_of(PANEL));
         let (gates, ups) = (&shared.buffers.inner, &shared.buffers.ups);
         each(self.counter(), shared.count(), FEW, |token| {
@@ -142,7 +142,7 @@ impl Worker<'_, '_> {
                 }
             }
             if let Some(layer) = layer {
-                shared.raise((layer, Site::GateUp), panels.clone(), rows.clone(), both, width);
+                shared.lora_expand((layer, Site::GateUp), panels.clone(), rows.clone(), both, width);
             }
             for (i, row) in rows.enumerate() {
                 let at = both.add(i * width);

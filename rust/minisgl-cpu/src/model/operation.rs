@@ -257,7 +257,7 @@ pub struct Mamba {
     /// Convolution of x, B and C.
     pub convolution: Convolution,
     /// Decay rate of each head, below 0.
-    pub fading: Vec<f32>,
+    pub decay_rates: Vec<f32>,
     /// Skip weight of each head (D).
     pub past: Vec<f32>,
     /// Bias of each head's step size.

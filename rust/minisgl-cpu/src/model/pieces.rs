@@ -35,8 +35,8 @@ pub(super) fn with_offset(tensors: &Tensors, config: &ModelConfig, mut weights: 
     weights
 }
 
-pub(super) fn pack(packing: &Packing<'_>, found: &[Found<'_>], interleave: bool) -> Result<Matrix> {
-    let views: Vec<TensorView<'_>> = found.iter().map(Found::view).collect::<Result<_>>()?;
+pub(super) fn pack(packing: &Packing<'_>, tensors: &[Found<'_>], interleave: bool) -> Result<Matrix> {
+    let views: Vec<TensorView<'_>> = tensors.iter().map(Found::view).collect::<Result<_>>()?;
     let pieces: Vec<_> = views.into_iter().map(Piece::new).collect();
     packing.pack(&pieces, interleave, None)
 }
@@ -66,11 +66,11 @@ pub(super) fn side_by_side(packing: &Packing<'_>, pieces: &[Piece<'_>]) -> Resul
 }
 
 /// Packs the transposed matrix. Quantized blocks are decoded to f32.
-pub(super) fn turned(packing: &Packing<'_>, view: TensorView<'_>) -> Result<Matrix> {
+pub(super) fn pack_transposed(packing: &Packing<'_>, view: TensorView<'_>) -> Result<Matrix> {
     if view.kind().block_len() == 1 {
-        return pack(packing, &[Found::turned(view, true)?], false);
+        return pack(packing, &[Found::transposed(view, true)?], false);
     }
     let data: Vec<u8> = view.decode().into_iter().flat_map(f32::to_le_bytes).collect();
     let view = TensorView::new(view.name(), Kind::F32, view.shape(), &data)?;
-    pack(packing, &[Found::turned(view, true)?], false)
+    pack(packing, &[Found::transposed(view, true)?], false)
 }

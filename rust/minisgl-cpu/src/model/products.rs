@@ -60,7 +60,7 @@ impl Worker<'_, '_> {
             return;
         };
         if let Some(at) = project.adapted {
-            self.lower(at, from, norm, first.k());
+            self.lora_shrink(at, from, norm, first.k());
         }
         // one preparation serves all
         let mode = shared.mode.with_all(project.matrices());
@@ -75,7 +75,7 @@ impl Worker<'_, '_> {
         let groups = |matrix: &Matrix| Groups::of(matrix, shared.threads);
         let all: usize = project.matrices().map(|matrix| groups(matrix).count).sum();
         let counter = self.counter();
-        while let Some(piece) = counter.take(blocks * all) {
+        while let Some(piece) = counter.claim(blocks * all) {
             let (block, mut group) = (piece / all, piece % all);
             let mut parts = project.matrices.iter().map(|part| (part, groups(&part.1)));
             let part = parts.find(|(_, groups)| {
@@ -175,14 +175,14 @@ impl Groups {
 impl Worker<'_, '_> {
     /// LoRA shrink: computes A x for the tokens with an adapter at this site, where x are the rows of `from` after an
     /// optional norm. Must precede `prepare` of the same input, whose barrier serves both.
-    pub(super) fn lower(&mut self, (index, site): (usize, Site), from: &Grid, norm: Option<&Norm>, width: usize) {
+    pub(super) fn lora_shrink(&mut self, (index, site): (usize, Site), from: &Grid, norm: Option<&Norm>, width: usize) {
         let shared = self.shared;
         let runs = shared.tokens.runs;
         if runs.is_empty() {
             return;
         }
         let counter = self.counter();
-        while let Some(piece) = counter.take(runs.len()) {
+        while let Some(piece) = counter.claim(runs.len()) {
             let run = &runs[piece];
             let Some(factors) = run.adapter.at(index, site) else {
                 continue;
@@ -237,7 +237,7 @@ impl Forward<'_> {
         unsafe {
             kernels.matmul(matrix, panels, acts, rows.clone(), to, stride, project.adds);
             if let Some(of) = project.adapted {
-                self.raise(of, its, rows.clone(), to, stride);
+                self.lora_expand(of, its, rows.clone(), to, stride);
             }
             if let Some(bias) = &project.bias {
                 for row in rows {
@@ -251,7 +251,7 @@ impl Forward<'_> {
     ///
     /// # Safety
     /// No other thread may use these outputs meanwhile; the shrink of this layer and site ran before a barrier.
-    pub(super) unsafe fn raise(
+    pub(super) unsafe fn lora_expand(
         &self,
         (index, site): (usize, Site),
         panels: Range<usize>,

@@ -18,23 +18,23 @@ use crate::model::operation::Mixing;
 use crate::model::worker::{FEW, Worker, each};
 
 /// Lower bound of a stream's mean square when it is scaled to the first one's.
-const LEAST_SQUARE: f32 = 1e-5;
+const MIN_MEAN_SQUARE: f32 = 1e-5;
 
 fn mean_square(row: &[f32]) -> f32 {
     plain::dot(row, row) / row.len() as f32
 }
 
 /// Scales `row` so that its RMS equals that of `like`.
-fn as_long_as(row: &mut [f32], like: &[f32]) {
-    let (wanted, found) = (mean_square(like).sqrt(), mean_square(row).max(LEAST_SQUARE).sqrt());
-    row.iter_mut().for_each(|number| *number = *number * wanted / found);
+fn match_rms(row: &mut [f32], like: &[f32]) {
+    let (target, current) = (mean_square(like).sqrt(), mean_square(row).max(MIN_MEAN_SQUARE).sqrt());
+    row.iter_mut().for_each(|number| *number = *number * target / current);
 }
 
-/// Returns the dot product of `weights` and `shares`.
-fn weighted(weights: &[f32], shares: &[f32]) -> f32 {
+/// Returns the dot product of `weights` and `mix_weights`.
+fn weighted(weights: &[f32], mix_weights: &[f32]) -> f32 {
     weights
         .iter()
-        .zip(shares)
+        .zip(mix_weights)
         .fold(0.0, |sum, (weight, share)| sum + weight * share)
 }
 
@@ -48,7 +48,7 @@ impl Worker<'_, '_> {
             unsafe {
                 let first = from_raw_parts(buffers.x.at(token, 0), size);
                 for stream in &buffers.streams {
-                    as_long_as(from_raw_parts_mut(stream.at(token, 0), size), first);
+                    match_rms(from_raw_parts_mut(stream.at(token, 0), size), first);
                 }
             }
         });
@@ -66,7 +66,7 @@ impl Worker<'_, '_> {
                 let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.beside].map(|grid| grid.at(token, 0));
                 let (x, sum) = (from_raw_parts_mut(x, size), from_raw_parts_mut(sum, size));
                 let row = from_raw_parts_mut(row, size);
-                as_long_as(row, x);
+                match_rms(row, x);
                 if stream == 0 {
                     sum.copy_from_slice(x);
                 }
@@ -87,11 +87,11 @@ impl Worker<'_, '_> {
         let (buffers, size) = (shared.buffers, shared.hidden);
         let counter = self.counter();
         each(counter, shared.count(), FEW, |token| {
-            let (shares, count) = (self.shares(part, token), buffers.streams.len() + 1);
-            let shares = &shares[..count];
+            let (mix_weights, count) = (self.mix_weights(part, token), buffers.streams.len() + 1);
+            let mix_weights = &mix_weights[..count];
             let mut mix = [[0.0; MAX_STREAMS]; MAX_STREAMS];
             for (row, weights) in part.predict.chunks_exact(count).enumerate() {
-                mix[row / count][row % count] = weighted(weights, shares);
+                mix[row / count][row % count] = weighted(weights, mix_weights);
             }
             let rows = rows(buffers, token);
             for at in 0..size {
@@ -118,10 +118,10 @@ impl Worker<'_, '_> {
         let (buffers, size) = (shared.buffers, shared.hidden);
         let counter = self.counter();
         each(counter, shared.count(), FEW, |token| {
-            let (shares, count) = (self.shares(part, token), buffers.streams.len() + 1);
-            let mut far = [0.0; MAX_STREAMS];
-            for (far, weights) in far.iter_mut().zip(part.correct.chunks_exact(count)) {
-                *far = weighted(weights, &shares[..count]) + 1.0;
+            let (mix_weights, count) = (self.mix_weights(part, token), buffers.streams.len() + 1);
+            let mut factor = [0.0; MAX_STREAMS];
+            for (factor, weights) in factor.iter_mut().zip(part.correct.chunks_exact(count)) {
+                *factor = weighted(weights, &mix_weights[..count]) + 1.0;
             }
             let rows = rows(buffers, token);
             for at in 0..size {
@@ -130,8 +130,8 @@ impl Worker<'_, '_> {
                     let predicted = *buffers.predicted.at(token, 0).add(at);
                     let new = *rows[0].add(at) - predicted;
                     *rows[0].add(at) = predicted;
-                    for (row, far) in rows[..count].iter().zip(&far) {
-                        *row.add(at) += new * far;
+                    for (row, factor) in rows[..count].iter().zip(&factor) {
+                        *row.add(at) += new * factor;
                     }
                     *buffers.behind.at(token, 0).add(at) = *rows[0].add(at) * part.scale[at];
                 }
@@ -143,13 +143,13 @@ impl Worker<'_, '_> {
     /// Normalizes the low-rank residual and adds attention's input to it.
     pub(super) fn laurel(&mut self, before: Option<&Norm>, norm: &Norm) {
         let (shared, size) = (self.shared, self.shared.hidden);
-        let room = self.own.row.at(0, 0);
+        let scratch = self.own.row.at(0, 0);
         each(self.counter(), shared.count(), FEW, |token| {
             let row = shared.buffers.beside.at(token, 0);
-            // SAFETY: its piece: the row of this token, written before a barrier; `room` is this thread's.
+            // SAFETY: its piece: the row of this token, written before a barrier; `scratch` is this thread's.
             unsafe {
                 norm.apply(&shared.kernels, row, (0, size), row);
-                shared.kernels.add(row, shared.normed(before, token, room), size);
+                shared.kernels.add(row, shared.normed(before, token, scratch), size);
             }
         });
         self.barrier.wait();
@@ -190,18 +190,18 @@ impl Worker<'_, '_> {
     }
 
     /// Returns the router's output for a token: one mixing weight per stream, from the first stream.
-    fn shares(&self, part: &Mixing, token: usize) -> [f32; MAX_STREAMS] {
+    fn mix_weights(&self, part: &Mixing, token: usize) -> [f32; MAX_STREAMS] {
         let (shared, size) = (self.shared, self.shared.hidden);
         // SAFETY: the row is this thread's; nobody else writes to the token's numbers.
         let normed = unsafe {
-            let found = shared.normed(Some(&part.norm), token, self.own.row.at(0, 0));
-            from_raw_parts(found, size)
+            let normalized = shared.normed(Some(&part.norm), token, self.own.row.at(0, 0));
+            from_raw_parts(normalized, size)
         };
-        let mut shares = [0.0; MAX_STREAMS];
-        for (share, router) in shares.iter_mut().zip(part.router.chunks_exact(size)) {
+        let mut mix_weights = [0.0; MAX_STREAMS];
+        for (share, router) in mix_weights.iter_mut().zip(part.router.chunks_exact(size)) {
             *share = plain::tanh(plain::dot(normed, router));
         }
-        shares
+        mix_weights
     }
 }
 

@@ -46,18 +46,18 @@ pub enum Found<'a> {
 }
 
 impl<'a> Found<'a> {
-    /// Returns `view`, or its transpose if `turned`. Errors for the transpose of a quantized tensor.
-    pub fn turned(view: TensorView<'a>, turned: bool) -> Result<Self> {
+    /// Returns `view`, or its transpose if `transpose` is true. Errors for the transpose of a quantized tensor.
+    pub fn transposed(view: TensorView<'a>, transpose: bool) -> Result<Self> {
         let size = view.kind().block_bytes();
         let (&[rows, columns], 1) = (view.shape(), view.kind().block_len()) else {
             let text = || format!("tensor {}: blocks cannot be transposed", view.name());
-            return if turned {
+            return if transpose {
                 Err(Error::unsupported(text()))
             } else {
                 Ok(Self::Borrowed(view))
             };
         };
-        if !turned {
+        if !transpose {
             return Ok(Self::Borrowed(view));
         }
         let (from, mut data) = (view.data(), vec![0; view.data().len()]);
@@ -110,7 +110,7 @@ pub struct Tensors {
     origin: Origin,
     /// Tensor names and layouts of the file format.
     pub files: Files,
-    asked: Mutex<BTreeSet<String>>,
+    requested: Mutex<BTreeSet<String>>,
 }
 
 impl Tensors {
@@ -119,7 +119,7 @@ impl Tensors {
         Self {
             origin,
             files,
-            asked: Mutex::new(BTreeSet::new()),
+            requested: Mutex::new(BTreeSet::new()),
         }
     }
 
@@ -152,7 +152,7 @@ impl Tensors {
                 .candidates(part, at, what)
                 .any(|name| source.tensor(&name).is_some()),
             // as packed checkpoints have them
-            Origin::Dummy { kind, .. } => *kind == Kind::MXFP4 && self.files.candidates(part, at, what).any(is_blocks),
+            Origin::Dummy { kind, .. } => *kind == Kind::MXFP4 && self.files.candidates(part, at, what).any(is_mxfp4),
         }
     }
 
@@ -160,7 +160,7 @@ impl Tensors {
     /// the format has no such part.
     fn name(&self, part: Part, at: At, what: &str) -> Result<String> {
         let mut names = self.files.candidates(part, at, what);
-        let found = match &self.origin {
+        let name = match &self.origin {
             Origin::Files(source) => {
                 let mut names: Vec<String> = names.collect();
                 let there = names.iter().position(|name| source.tensor(name).is_some());
@@ -168,7 +168,7 @@ impl Tensors {
             }
             Origin::Dummy { .. } => names.next(),
         };
-        found.ok_or_else(|| Error::unsupported(format!("files of this architecture have no {part:?}")))
+        name.ok_or_else(|| Error::unsupported(format!("files of this architecture have no {part:?}")))
     }
 
     /// Returns the weight of a part with `shape`, outermost dimension first.
@@ -178,7 +178,7 @@ impl Tensors {
             && self.files.transposed
             && part.is_linear()
         {
-            return turned(self.get(&name, &[columns, rows])?.view()?);
+            return transposed(self.get(&name, &[columns, rows])?.view()?);
         }
         self.get(&name, shape)
     }
@@ -208,7 +208,7 @@ impl Tensors {
     /// Returns the tensor `name` with `shape`, and records that it is used. Accepts shapes that differ only in
     /// dimensions of 1 or in stacking.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
-        self.asked
+        self.requested
             .lock()
             .unwrap_or_else(|e| e.into_inner())
             .insert(name.to_owned());
@@ -219,7 +219,7 @@ impl Tensors {
                     .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
                 if view.shape() != shape {
                     // a row of its own or a vector, a matrix of all experts' rows: files differ
-                    if lie_alike(view.shape(), shape) {
+                    if have_same_layout(view.shape(), shape) {
                         return Ok(Found::Owned {
                             name: name.to_owned(),
                             kind: view.kind(),
@@ -243,47 +243,47 @@ impl Tensors {
         Ok(self.get(name, shape)?.view()?.decode())
     }
 
-    /// Errors if the file has tensors that were never requested, except those that `known` accepts and biases of zeros.
+    /// Errors if the file has tensors that were never requested, except those that `is_known` accepts and biases of zeros.
     /// A model that ignores weights would not compute what its author meant.
-    pub fn all_used(&self, known: impl Fn(&str) -> bool) -> Result<()> {
+    pub fn check_all_used(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         let Origin::Files(source) = &self.origin else {
             return Ok(());
         };
-        let asked = self.asked.lock().unwrap_or_else(|e| e.into_inner());
-        let left: Vec<String> = source
+        let requested = self.requested.lock().unwrap_or_else(|e| e.into_inner());
+        let unused: Vec<String> = source
             .names()
             .into_iter()
             .map(str::to_owned)
-            .filter(|name| !asked.contains(name) && !known(name))
+            .filter(|name| !requested.contains(name) && !is_known(name))
             .filter(|name| !(name.ends_with(".bias") && is_zero(&**source, name)))
             .collect();
-        if left.is_empty() {
+        if unused.is_empty() {
             return Ok(());
         }
-        let shown = left.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
+        let shown = unused.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
         Err(Error::unsupported(format!(
             "{} tensors that the architecture has no place for: {shown}{}",
-            left.len(),
-            if left.len() > 8 { ", ..." } else { "" }
+            unused.len(),
+            if unused.len() > 8 { ", ..." } else { "" }
         )))
     }
 }
 
 /// Returns true if both shapes describe the same layout: they differ only in dimensions of 1, or `one` has the rows of
 /// a stack of matrices as one matrix.
-fn lie_alike(one: &[usize], other: &[usize]) -> bool {
+fn have_same_layout(one: &[usize], other: &[usize]) -> bool {
     if let (&[rows, columns], &[count, each, width]) = (one, other)
         && count.checked_mul(each) == Some(rows)
         && columns == width
     {
         return true;
     }
-    let of = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|size| *size != 1).collect() };
-    of(one) == of(other)
+    let without_ones = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|size| *size != 1).collect() };
+    without_ones(one) == without_ones(other)
 }
 
 /// Returns the transposed matrix. Errors for quantized blocks.
-fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
+fn transposed(matrix: TensorView<'_>) -> Result<Found<'static>> {
     let (name, kind) = (matrix.name(), matrix.kind());
     let &[rows, columns] = matrix.shape() else {
         return Err(Error::file(format!("the tensor {name} is no matrix")));
@@ -314,7 +314,7 @@ fn is_zero(source: &dyn Source, name: &str) -> bool {
 }
 
 /// Returns true for the name of an MXFP4 tensor in safetensors.
-fn is_blocks(name: impl AsRef<str>) -> bool {
+fn is_mxfp4(name: impl AsRef<str>) -> bool {
     name.as_ref().ends_with("_blocks")
 }
 
@@ -341,7 +341,7 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
         let unit = (state >> 40) as f32 / (1_u32 << 24) as f32;
         (unit - 0.5) * 0.02 * 12.0_f32.sqrt()
     };
-    if kind == Kind::MXFP4 && is_blocks(&name) {
+    if kind == Kind::MXFP4 && is_mxfp4(&name) {
         // of 4-bit numbers from -6 to 6, whose scale is 2^-7
         let (blocks, mut data) = (count / kind.block_len(), Vec::with_capacity(count / 32 * 17));
         for _ in 0..blocks {

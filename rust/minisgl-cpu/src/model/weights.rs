@@ -51,15 +51,15 @@ impl Weights {
 
     /// Returns the element types of all matrices but routers, with their bytes, largest first.
     pub fn kinds(&self) -> Vec<(Kind, usize)> {
-        let mut found: Vec<(Kind, usize)> = vec![(self.head.kind(), self.head.bytes())];
+        let mut kinds: Vec<(Kind, usize)> = vec![(self.head.kind(), self.head.bytes())];
         let operations = self.operations().filter(|one| !matches!(one, Operation::Route(_)));
         for (matrix, _) in operations.flat_map(Operation::matrices) {
-            match found.iter_mut().find(|(kind, _)| *kind == matrix.kind()) {
+            match kinds.iter_mut().find(|(kind, _)| *kind == matrix.kind()) {
                 Some((_, bytes)) => *bytes += matrix.bytes(),
-                None => found.push((matrix.kind(), matrix.bytes())),
+                None => kinds.push((matrix.kind(), matrix.bytes())),
             }
         }
-        found.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        found
+        kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        kinds
     }
 }

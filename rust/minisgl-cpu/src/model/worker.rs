@@ -15,7 +15,7 @@ use crate::model::config::ModelConfig;
 use crate::model::held::Norm;
 use crate::model::operation::Rotation;
 use crate::model::weights::Weights;
-use crate::states::Passing;
+use crate::states::StepStates;
 use crate::threads::{Barrier, Counter};
 
 /// Tokens per work item, where work goes token by token.
@@ -52,7 +52,7 @@ pub struct Tokens<'a> {
     /// Token type ids; missing ones are 0.
     pub types: &'a [u32],
     /// Recurrent states of the rows; `None` if no layer has any.
-    pub states: Option<Passing<'a>>,
+    pub states: Option<StepStates<'a>>,
 }
 
 /// Attention kernels and plans, one for each distinct (KV heads, head size) of the layers.
@@ -66,12 +66,12 @@ impl Attentions {
     /// Creates the kernels and plans of a model, for steps over `kv`.
     pub fn new(config: &ModelConfig, isa: Isa, threads: usize, kv: &KvPool) -> Result<Self> {
         let sizes: Vec<(usize, usize)> = config.heads.iter().map(|one| (one.kv_heads, one.head_dim)).collect();
-        let nowhere = !config.attends.contains(&true);
-        let mut known: Vec<(usize, usize)> = Vec::new();
+        let never_attends = !config.attends.contains(&true);
+        let mut sizes_done: Vec<(usize, usize)> = Vec::new();
         let mut kinds = Vec::new();
         for (first, size) in sizes.iter().enumerate() {
             // where no layer attends, a plan still goes over the rows
-            if known.contains(size) || !(config.attends[first] || nowhere) {
+            if sizes_done.contains(size) || !(config.attends[first] || never_attends) {
                 continue;
             }
             let ((kv_heads, head_dim), heads) = (*size, config.num_heads);
@@ -89,11 +89,11 @@ impl Attentions {
             let plan = if config.chunked { plan.in_chunks() } else { plan };
             let plan = if config.both_ways { plan.both_ways() } else { plan };
             kinds.push((attention, plan));
-            known.push(*size);
+            sizes_done.push(*size);
         }
-        let place = |size: &(usize, usize)| known.iter().position(|one| one == size).unwrap_or(0);
+        let index_of = |size: &(usize, usize)| sizes_done.iter().position(|one| one == size).unwrap_or(0);
         Ok(Self {
-            kind_of: sizes.iter().map(place).collect(),
+            kind_of: sizes.iter().map(index_of).collect(),
             kinds,
         })
     }
@@ -156,7 +156,7 @@ impl Forward<'_> {
     }
 
     /// Returns the tokens per work item of KV stores. Keys of prefill tokens are interleaved in cache lines.
-    pub(super) fn stored_together(&self) -> usize {
+    pub(super) fn store_item_tokens(&self) -> usize {
         if self.tokens.decode < self.count() { LINE } else { FEW }
     }
 
@@ -193,14 +193,14 @@ impl Forward<'_> {
     /// `room` must be writable for a hidden state and not shared; no thread may write to the token's hidden state
     /// meanwhile.
     #[allow(unsafe_code)]
-    pub(super) unsafe fn normed(&self, norm: Option<&Norm>, token: usize, room: *mut f32) -> *const f32 {
+    pub(super) unsafe fn normed(&self, norm: Option<&Norm>, token: usize, scratch: *mut f32) -> *const f32 {
         let x = self.buffers.x.at(token, 0);
         match norm {
             None => x,
             Some(norm) => {
                 // SAFETY: the caller's.
-                unsafe { norm.apply(&self.kernels, x, (0, self.hidden), room) };
-                room
+                unsafe { norm.apply(&self.kernels, x, (0, self.hidden), scratch) };
+                scratch
             }
         }
     }
@@ -216,7 +216,7 @@ impl Forward<'_> {
     /// Shares out the rows of the step, each in `parts` parts, as `work(row, tokens, part)`. One item covers all tokens
     /// of a row, since they pass through one state in order.
     pub(super) fn each_row(&self, counter: &Counter, parts: usize, mut work: impl FnMut(usize, Range<usize>, usize)) {
-        while let Some(piece) = counter.take(self.rows.slots.len() * parts) {
+        while let Some(piece) = counter.claim(self.rows.slots.len() * parts) {
             let (row, part) = (piece / parts, piece % parts);
             let [from, to] = [row, row + 1].map(|at| self.rows.qo_indptr[at] as usize);
             work(row, from..to, part);
@@ -246,7 +246,7 @@ impl<'a> Worker<'a, '_> {
 
 /// Calls `work` with the indices of `0..total` that this thread claims, `size` adjacent ones at a time.
 pub(super) fn each(counter: &Counter, total: usize, size: usize, mut work: impl FnMut(usize)) {
-    while let Some(piece) = counter.take(total.div_ceil(size)) {
+    while let Some(piece) = counter.claim(total.div_ceil(size)) {
         (piece * size..((piece + 1) * size).min(total)).for_each(&mut work);
     }
 }

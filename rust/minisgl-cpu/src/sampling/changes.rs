@@ -34,21 +34,21 @@ pub(super) struct Changes {
 impl Changes {
     /// Creates the changes for a request whose sequence so far is `prompt` and `output`. Ignores ids >= `vocab`.
     pub fn new(params: &Params, prompt: &[i32], output: &[i32], vocab: usize, eos_ids: &[u32]) -> Self {
-        let known = |id: &u32| (*id as usize) < vocab;
+        let in_vocab = |id: &u32| (*id as usize) < vocab;
         let mut ends = BTreeSet::new();
         if params.min_tokens > 0 {
-            ends.extend(params.stop_token_ids.iter().copied().filter(known));
+            ends.extend(params.stop_token_ids.iter().copied().filter(in_vocab));
             if !params.ignore_eos {
-                ends.extend(eos_ids.iter().copied().filter(known));
+                ends.extend(eos_ids.iter().copied().filter(in_vocab));
             }
         }
-        let allowed: BTreeSet<u32> = params.allowed_token_ids.iter().copied().filter(known).collect();
+        let allowed: BTreeSet<u32> = params.allowed_token_ids.iter().copied().filter(in_vocab).collect();
         let seen = params.has_penalties().then(|| {
             let mut seen = HashMap::new();
-            for id in ids(prompt).filter(known) {
+            for id in ids(prompt).filter(in_vocab) {
                 seen.entry(id).or_insert(0);
             }
-            for id in ids(output).filter(known) {
+            for id in ids(output).filter(in_vocab) {
                 *seen.entry(id).or_insert(0) += 1;
             }
             seen
@@ -58,7 +58,12 @@ impl Changes {
             frequency: params.frequency_penalty,
             presence: params.presence_penalty,
             seen,
-            bias: params.logit_bias.iter().copied().filter(|(id, _)| known(id)).collect(),
+            bias: params
+                .logit_bias
+                .iter()
+                .copied()
+                .filter(|(id, _)| in_vocab(id))
+                .collect(),
             allowed: (!params.allowed_token_ids.is_empty()).then(|| allowed.into_iter().collect()),
             bad: BadSequences::new(&params.bad_token_ids, output, vocab),
             ends: ends.into_iter().collect(),

@@ -41,8 +41,8 @@ pub(super) struct Masked {
 impl Masked {
     /// Resets the grammar to after `generated`. `words` is the mask size in 32-bit words.
     pub fn new(grammar: SharedGrammar, generated: &[i32], words: usize) -> Self {
-        let of_it = Arc::clone(&grammar);
-        of_it.lock().unwrap_or_else(PoisonError::into_inner).restart(generated);
+        let shared = Arc::clone(&grammar);
+        shared.lock().unwrap_or_else(PoisonError::into_inner).restart(generated);
         Self {
             grammar,
             mask: vec![0; words],
@@ -89,7 +89,7 @@ impl<'a> Masks<'a> {
 
     /// Fills the masks that no other thread has claimed.
     pub fn fill(&self) {
-        while let Some(index) = self.next.take(self.found.len()) {
+        while let Some(index) = self.next.claim(self.found.len()) {
             let mut masked = self.found[index].lock().unwrap_or_else(PoisonError::into_inner);
             masked.fill(STEP_TIME.saturating_sub(self.began.get_or_init(Instant::now).elapsed()));
         }

@@ -60,7 +60,7 @@ struct Prompt {
 
 /// Next token of a row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Drawn {
+pub struct SampledToken {
     /// Sampled token id.
     pub token: u32,
     /// Log probabilities, if the request wants them.
@@ -69,7 +69,7 @@ pub struct Drawn {
 
 /// Next token of a row, and why its grammar allows none (empty text: its mask took too long). On failure the token is
 /// an end-of-sequence id.
-pub type Followed = (Drawn, Option<String>);
+pub type SampleResult = (SampledToken, Option<String>);
 
 /// Prompt tokens of a step whose log probabilities are requested.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -159,7 +159,7 @@ impl Slots {
 
     /// Returns how many most likely tokens to report with the sampled one, `None` if log probabilities are not
     /// requested.
-    pub fn logprobs_wanted(&self, slot: usize) -> Option<usize> {
+    pub fn num_logprobs(&self, slot: usize) -> Option<usize> {
         self.slots[slot].params.logprobs
     }
 
@@ -172,11 +172,11 @@ impl Slots {
         logits: &mut [f32],
         mask: Option<&[u32]>,
         scratch: &mut Scratch,
-    ) -> Drawn {
+    ) -> SampledToken {
         let mut raw = std::mem::take(&mut scratch.raw);
-        let wanted = self.logprobs_wanted(slot);
+        let num_logprobs = self.num_logprobs(slot);
         let changed = mask.is_some() || self.slots[slot].changes.is_some();
-        if wanted.is_some() && changed {
+        if num_logprobs.is_some() && changed {
             raw.clear();
             raw.extend_from_slice(logits);
         }
@@ -186,31 +186,31 @@ impl Slots {
         self.apply(slot, position, logits);
         let token = self.sample(slot, position, logits, scratch);
         let before: &[f32] = if changed { &raw } else { logits };
-        let logprobs = wanted.map(|count| logprobs(scratch.isa, before, token, count));
+        let logprobs = num_logprobs.map(|count| logprobs(scratch.isa, before, token, count));
         scratch.raw = raw;
-        Drawn { token, logprobs }
+        SampledToken { token, logprobs }
     }
 
     /// Samples the token at `position` under the slot's grammar, if it has one, and advances the grammar. Returns the
     /// reason if the grammar allows no token.
-    pub fn follow(&self, slot: usize, position: u64, logits: &mut [f32], scratch: &mut Scratch) -> Followed {
+    pub fn follow(&self, slot: usize, position: u64, logits: &mut [f32], scratch: &mut Scratch) -> SampleResult {
         let Some(masked) = &self.slots[slot].grammar else {
             return (self.draw(slot, position, logits, None, scratch), None);
         };
         let mut masked = masked.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mask) = masked.mask() else {
-            return (self.no_token(), Some(String::new()));
+            return (self.end_token(), Some(String::new()));
         };
-        let drawn = self.draw(slot, position, logits, Some(mask), scratch);
-        match masked.consume(drawn.token) {
-            Some(why) => (self.no_token(), Some(why)),
-            None => (drawn, None),
+        let sampled = self.draw(slot, position, logits, Some(mask), scratch);
+        match masked.consume(sampled.token) {
+            Some(why) => (self.end_token(), Some(why)),
+            None => (sampled, None),
         }
     }
 
     /// Returns the end-of-sequence id, for a request that cannot continue.
-    fn no_token(&self) -> Drawn {
-        Drawn {
+    fn end_token(&self) -> SampledToken {
+        SampledToken {
             token: self.eos_ids.first().copied().unwrap_or_default(),
             logprobs: None,
         }

@@ -187,14 +187,14 @@ fn bucket_of(p: f32) -> usize {
 
 /// Returns the first bucket, from the most likely down, for which `found(sums of those before, bucket)` is true, with
 /// these sums; else the last non-empty one.
-fn find_bucket(buckets: &[Bucket], found: impl Fn(&Bucket, &Bucket) -> bool) -> (usize, Bucket) {
+fn find_bucket(buckets: &[Bucket], is_match: impl Fn(&Bucket, &Bucket) -> bool) -> (usize, Bucket) {
     let (mut before, mut here) = (Bucket::default(), (0, Bucket::default()));
     for (index, bucket) in buckets.iter().enumerate().rev() {
         if bucket.count == 0 {
             continue;
         }
         here = (index, before);
-        if found(&before, bucket) {
+        if is_match(&before, bucket) {
             break;
         }
         before.mass += bucket.mass;

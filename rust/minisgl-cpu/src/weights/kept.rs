@@ -54,15 +54,15 @@ pub struct Cache {
 
 /// Position of a matrix in a model: part, and index within the part.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Place {
+struct MatrixPosition {
     part: usize,
     at: usize,
 }
 
 /// Entry of a matrix in the file.
 #[derive(Clone, Copy)]
-struct Row {
-    place: Place,
+struct MatrixEntry {
+    position: MatrixPosition,
     /// Fingerprint of the tensors that it is packed from.
     key: u64,
     shape: Shape,
@@ -70,10 +70,10 @@ struct Row {
     checksum: u64,
 }
 
-impl Row {
+impl MatrixEntry {
     fn numbers(&self) -> [u64; ROW] {
         let Shape { kind, n, panels, k } = self.shape;
-        let sizes = [self.place.part, self.place.at, n, panels, k, self.offset].map(|size| size as u64);
+        let sizes = [self.position.part, self.position.at, n, panels, k, self.offset].map(|size| size as u64);
         let [part, at, n, panels, k, offset] = sizes;
         [
             part,
@@ -94,7 +94,7 @@ impl Row {
         };
         let size = |number: u64| usize::try_from(number).ok();
         Some(Self {
-            place: Place {
+            position: MatrixPosition {
                 part: size(part)?,
                 at: size(at)?,
             },
@@ -112,14 +112,14 @@ impl Row {
 }
 
 /// Mapped cache file of a model, with a valid header.
-struct Found {
+struct CacheFile {
     mapping: Arc<Mapping>,
-    rows: HashMap<Place, Row>,
+    rows: HashMap<MatrixPosition, MatrixEntry>,
 }
 
-impl Found {
+impl CacheFile {
     fn open(path: &Path, fingerprint: u64) -> Option<Self> {
-        let mapping = Mapping::open(path).ok()?.in_large_pages();
+        let mapping = Mapping::open(path).ok()?.with_huge_pages();
         let bytes = mapping.bytes();
         let number = |i: usize| Some(u64::from_le_bytes(bytes.get(8 * i..8 * i + 8)?.try_into().ok()?));
         let head = [number(0)?, number(1)?, number(2)?];
@@ -131,9 +131,9 @@ impl Found {
         }
         let rows = (0..count).map(|row| {
             let numbers: Option<Vec<u64>> = (0..ROW).map(|i| number(HEAD + row * ROW + i)).collect();
-            Row::of(&numbers?).map(|row| (row.place, row))
+            MatrixEntry::of(&numbers?).map(|row| (row.position, row))
         });
-        let rows: HashMap<Place, Row> = rows.collect::<Option<_>>()?;
+        let rows: HashMap<MatrixPosition, MatrixEntry> = rows.collect::<Option<_>>()?;
         Some(Self {
             mapping: Arc::new(mapping),
             rows,
@@ -142,8 +142,8 @@ impl Found {
 
     /// Returns the panels of a matrix, after reading and checking them. `None` if source, shape or checksum do not
     /// match.
-    fn take(&self, place: Place, key: u64, shape: Shape) -> Option<Panels> {
-        let row = self.rows.get(&place)?;
+    fn checked_panels(&self, position: MatrixPosition, key: u64, shape: Shape) -> Option<Panels> {
+        let row = self.rows.get(&position)?;
         let bytes = row.offset..row.offset.checked_add(shape.bytes())?;
         let is_right = row.key == key
             && row.shape == shape
@@ -156,14 +156,14 @@ impl Found {
 /// Source of a model's packed matrices: the cache file if valid, else packing.
 pub struct Packer {
     cache: Option<(Cache, u64)>,
-    found: Option<Found>,
-    made: Mutex<Vec<Made>>,
+    file: Option<CacheFile>,
+    matrices: Mutex<Vec<PackedMatrix>>,
     sketches: bool,
 }
 
 /// Matrix that was returned to the loader.
-struct Made {
-    place: Place,
+struct PackedMatrix {
+    position: MatrixPosition,
     key: u64,
     shape: Shape,
     panels: Panels,
@@ -176,13 +176,13 @@ impl Packer {
         let cache = source
             .zip(cache)
             .map(|(source, cache)| (cache.clone(), fingerprint(source)));
-        let found = cache
+        let file = cache
             .as_ref()
-            .and_then(|(cache, fingerprint)| Found::open(&file_of(cache, *fingerprint), *fingerprint));
+            .and_then(|(cache, fingerprint)| CacheFile::open(&file_of(cache, *fingerprint), *fingerprint));
         Self {
             cache,
-            found,
-            made: Mutex::new(Vec::new()),
+            file,
+            matrices: Mutex::new(Vec::new()),
             sketches: false,
         }
     }
@@ -210,9 +210,11 @@ impl Packer {
     /// file.
     #[must_use]
     pub fn end(self) -> (Option<Keeping>, bool) {
-        let mut made = self.made.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let bytes: usize = made.iter().map(|one| one.shape.bytes()).sum();
-        let whole = made.iter().all(|one| matches!(one.panels, Panels::Mapped(..)));
+        let mut matrices = self.matrices.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let bytes: usize = matrices.iter().map(|matrix| matrix.shape.bytes()).sum();
+        let whole = matrices
+            .iter()
+            .all(|matrix| matches!(matrix.panels, Panels::Mapped(..)));
         let Some((cache, fingerprint)) = self.cache else {
             return (None, false);
         };
@@ -220,15 +222,15 @@ impl Packer {
         if whole {
             // for who makes room; a folder that cannot be written to needs none
             let _ = File::open(&file).and_then(|file| file.set_modified(SystemTime::now()));
-            return (None, !made.is_empty());
+            return (None, !matrices.is_empty());
         }
-        made.sort_by_key(|one| one.place);
+        matrices.sort_by_key(|matrix| matrix.position);
         let keeping = (bytes as u64 >= cache.least).then_some(Keeping {
             cache,
             fingerprint,
             file,
-            damaged: self.found.is_some(),
-            made,
+            damaged: self.file.is_some(),
+            matrices,
         });
         (keeping, false)
     }
@@ -246,8 +248,8 @@ impl Packing<'_> {
     pub fn pack(&self, parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Matrix> {
         let Packer {
             cache,
-            found,
-            made,
+            file,
+            matrices,
             sketches,
         } = self.packer;
         if *sketches {
@@ -257,22 +259,22 @@ impl Packing<'_> {
         if cache.is_none() {
             return Matrix::pack(parts, interleave, held);
         }
-        let place = Place {
+        let position = MatrixPosition {
             part: self.part,
             at: self.next.fetch_add(1, Relaxed),
         };
         let (key, shape) = (key_of(parts, interleave), shape_of(parts, interleave, held)?);
-        let panels = match found.as_ref().and_then(|found| found.take(place, key, shape)) {
+        let panels = match file.as_ref().and_then(|file| file.checked_panels(position, key, shape)) {
             Some(panels) => panels,
             None => packed(shape, parts, interleave)?,
         };
-        let one = Made {
-            place,
+        let matrix = PackedMatrix {
+            position,
             key,
             shape,
             panels: panels.clone(),
         };
-        made.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        matrices.lock().unwrap_or_else(PoisonError::into_inner).push(matrix);
         Ok(Matrix::new(shape, panels))
     }
 }
@@ -299,7 +301,7 @@ fn fingerprint(source: &dyn Source) -> u64 {
     const SMALL: usize = 1 << 16;
     let mut sum = Checksum::new();
     for mapping in source.mappings() {
-        mapping.read_in_places(true);
+        mapping.set_random_access(true);
         sum.add(&mapping.changed().to_le_bytes());
         sum.add(&(mapping.bytes().len() as u64).to_le_bytes());
     }
@@ -312,7 +314,7 @@ fn fingerprint(source: &dyn Source) -> u64 {
     source
         .mappings()
         .iter()
-        .for_each(|mapping| mapping.read_in_places(false));
+        .for_each(|mapping| mapping.set_random_access(false));
     sum.end()
 }
 
@@ -327,7 +329,7 @@ pub struct Keeping {
     file: PathBuf,
     /// True if a cache file exists but is not valid for this model.
     damaged: bool,
-    made: Vec<Made>,
+    matrices: Vec<PackedMatrix>,
 }
 
 impl Keeping {
@@ -344,44 +346,49 @@ impl Keeping {
         let Some(_lock) = self.lock(stop)? else {
             return Ok(None);
         };
-        let partial = Partial::beside(&self.file)?; // behind the lock: who waits in this process, or has its id, has the same
-        if !self.damaged && Found::open(&self.file, self.fingerprint).is_some() {
+        let partial = Partial::for_file(&self.file)?; // behind the lock: who waits in this process, or has its id, has the same
+        if !self.damaged && CacheFile::open(&self.file, self.fingerprint).is_some() {
             return Ok(Some(size));
         }
-        self.make_room(self.cache.limit - size)?;
-        let mut out = Out::create(partial.path())?;
+        self.evict(self.cache.limit - size)?;
+        let mut out = ChunkedWriter::create(partial.path())?;
         let Some(rows) = self.write_to(&mut out, rows, stop)? else {
             return Ok(None);
         };
         let (fingerprint, file) = (self.fingerprint, self.file);
-        drop(self.made); // the disk may be slow, and the model may go
+        drop(self.matrices); // the disk may be slow, and the model may go
         out.finish(&head(fingerprint, &rows))?;
-        partial.become_file(&file)?;
+        partial.persist(&file)?;
         Ok(Some(size))
     }
 
     /// Returns the layout of the file; checksums are still 0.
-    fn rows(&self) -> Vec<Row> {
-        let mut offset = (8 * (HEAD + ROW * self.made.len() + 1)).next_multiple_of(ALIGN);
-        let mut row = |one: &Made| {
-            let row = Row {
-                place: one.place,
-                key: one.key,
-                shape: one.shape,
+    fn rows(&self) -> Vec<MatrixEntry> {
+        let mut offset = (8 * (HEAD + ROW * self.matrices.len() + 1)).next_multiple_of(ALIGN);
+        let mut row = |matrix: &PackedMatrix| {
+            let row = MatrixEntry {
+                position: matrix.position,
+                key: matrix.key,
+                shape: matrix.shape,
                 offset,
                 checksum: 0,
             };
-            offset = (offset + one.shape.bytes()).next_multiple_of(ALIGN);
+            offset = (offset + matrix.shape.bytes()).next_multiple_of(ALIGN);
             row
         };
-        self.made.iter().map(&mut row).collect()
+        self.matrices.iter().map(&mut row).collect()
     }
 
-    fn write_to(&self, out: &mut Out<'_>, mut rows: Vec<Row>, stop: &AtomicBool) -> Result<Option<Vec<Row>>> {
-        for (row, one) in rows.iter_mut().zip(&self.made) {
+    fn write_to(
+        &self,
+        out: &mut ChunkedWriter<'_>,
+        mut rows: Vec<MatrixEntry>,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<MatrixEntry>>> {
+        for (row, matrix) in rows.iter_mut().zip(&self.matrices) {
             out.pad_to(row.offset)?;
             let mut sum = Checksum::new();
-            for piece in one.panels.as_slice().chunks(CHUNK) {
+            for piece in matrix.panels.as_slice().chunks(CHUNK) {
                 if stop.load(Relaxed) {
                     return Ok(None);
                 }
@@ -411,7 +418,7 @@ impl Keeping {
 
     /// Deletes the least recently used files until the others have at most `left` bytes, and incomplete files of killed
     /// processes. Spares the file of this model.
-    fn make_room(&self, left: u64) -> Result<()> {
+    fn evict(&self, left: u64) -> Result<()> {
         let folder = &self.cache.folder;
         let bad = |error: std::io::Error| at(folder, &error);
         let (mut files, mut sum) = (Vec::new(), 0);
@@ -448,23 +455,23 @@ impl Drop for Lock {
 }
 
 /// Returns the bytes before the matrices: header, rows and their checksum.
-fn head(fingerprint: u64, rows: &[Row]) -> Vec<u8> {
+fn head(fingerprint: u64, rows: &[MatrixEntry]) -> Vec<u8> {
     let numbers = [MAGIC, VERSION, fingerprint, rows.len() as u64];
-    let rows = rows.iter().flat_map(Row::numbers);
+    let rows = rows.iter().flat_map(MatrixEntry::numbers);
     let mut bytes: Vec<u8> = numbers.into_iter().chain(rows).flat_map(u64::to_le_bytes).collect();
     bytes.extend(checksum(&bytes).to_le_bytes());
     bytes
 }
 
 /// Writer of the cache file, in chunks.
-pub(super) struct Out<'a> {
+pub(super) struct ChunkedWriter<'a> {
     file: File,
     path: &'a Path,
     chunk: Vec<u8>,
     written: usize,
 }
 
-impl<'a> Out<'a> {
+impl<'a> ChunkedWriter<'a> {
     pub fn create(path: &'a Path) -> Result<Self> {
         let file = File::create(path).map_err(|error| at(path, &error))?;
         Ok(Self {

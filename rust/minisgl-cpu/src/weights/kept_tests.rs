@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
-use super::kept::Out;
+use super::kept::ChunkedWriter;
 use super::{Cache, Keeping, Packer};
 use crate::files::Source;
 use crate::files::kept::{Checksum, Partial};
@@ -242,7 +242,7 @@ fn who_waits_and_stops_leaves_what_another_one_writes() {
     let (_, keeping, _) = model.load(&cache, false);
     let lock = fs::File::create(folder.0.join("lock")).unwrap();
     lock.lock().unwrap();
-    let partial = Partial::beside(&file).unwrap(); // of this process, as another engine of it has
+    let partial = Partial::for_file(&file).unwrap(); // of this process, as another engine of it has
     fs::write(partial.path(), b"half").unwrap();
     assert_eq!(keeping.unwrap().write(&AtomicBool::new(true)).unwrap(), None);
     assert!(partial.path().is_file());
@@ -291,7 +291,7 @@ fn what_was_used_longest_ago_goes() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_is_an_error() {
-    let mut out = Out::create(Path::new("/dev/full")).unwrap();
+    let mut out = ChunkedWriter::create(Path::new("/dev/full")).unwrap();
     let error = out.add(&vec![1; 5 << 20]).unwrap_err().to_string();
     assert!(error.contains("/dev/full: No space left on device"), "{error}");
 }

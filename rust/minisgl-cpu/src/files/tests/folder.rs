@@ -246,6 +246,6 @@ fn names_of_both_versions_become_those_of_a_text_model() {
         ("model.audio_tower.norm.weight", None),
         ("model.other_tower.norm.weight", Some("model.other_tower.norm.weight")),
     ] {
-        assert_eq!(own_name(stored).as_deref(), own, "{stored}");
+        assert_eq!(text_model_name(stored).as_deref(), own, "{stored}");
     }
 }

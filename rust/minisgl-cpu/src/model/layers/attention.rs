@@ -14,7 +14,7 @@ use crate::model::held::Norm;
 use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
 use crate::model::names::Part;
 use crate::model::operation::{Attend, Heads, Operation, PerHead, Project, Projections, Rotation, Rows, TokenStep};
-use crate::model::pieces::{padded, side_by_side, turned, with_offset};
+use crate::model::pieces::{pack_transposed, padded, side_by_side, with_offset};
 use crate::model::tensors::Found;
 
 const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
@@ -244,8 +244,8 @@ impl Loader<'_> {
         let order = |row: usize| self.source_of(query, row);
         let (mut operations, mut from) = (Vec::new(), Rows::Projected);
         if latent.query_rank > 0 {
-            let found = self.part(Part::QueryUp, [heads * query, latent.query_rank])?;
-            let piece = Piece::ordered(found.view()?, &order);
+            let tensor = self.part(Part::QueryUp, [heads * query, latent.query_rank])?;
+            let piece = Piece::ordered(tensor.view()?, &order);
             let matrices = vec![(0, self.packing.pack(&[piece], false, None)?)];
             operations.push(Operation::Project(Project {
                 norm: Some(Arc::new(norm(Part::QueryNorm, latent.query_rank)?)),
@@ -292,12 +292,12 @@ impl Loader<'_> {
             layer_norm: config.layer_norm,
         };
         let of = |part, heads| -> Result<Norm> {
-            let found = match config.qk_norm {
+            let weight = match config.qk_norm {
                 HeadNorms::Heads => self.tensors.by_head(part, self.layer, "weight", (heads, dim))?,
                 HeadNorms::Whole => self.vector(part, "weight", heads * dim)?,
                 _ => self.vector(part, "weight", dim)?,
             };
-            Ok(with(with_offset(self.tensors, config, self.apart(found))))
+            Ok(with(with_offset(self.tensors, config, self.apart(weight))))
         };
         let plain = || with(vec![1.0; dim]);
         let [queries, of_keys] = match config.qk_norm {
@@ -315,8 +315,8 @@ impl Loader<'_> {
         if !self.config.sinks {
             return Ok(None);
         }
-        let found = self.vector(Part::Sinks, "weight", self.config.num_heads)?;
-        Ok(Some(found.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect()))
+        let sinks = self.vector(Part::Sinks, "weight", self.config.num_heads)?;
+        Ok(Some(sinks.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect()))
     }
 
     /// Returns the parts of the first projection with their columns: queries, keys and values, or their latents.
@@ -377,7 +377,7 @@ impl Loader<'_> {
             let data = &both.data()[head * (plain + size) * both.row_bytes()..];
             let (key, rest) = data.split_at(plain * both.row_bytes());
             let rest = &rest[..size * both.row_bytes()];
-            keys.push(turned(
+            keys.push(pack_transposed(
                 &self.packing,
                 TensorView::new(both.name(), both.kind(), &of_key, key)?,
             )?);
@@ -428,11 +428,11 @@ impl Loader<'_> {
         let widths = self.widths();
         if self.has_qkv() {
             let rows = widths.iter().map(|(_, width)| width).sum();
-            let (found, order) = (self.part(Part::Qkv, [rows, hidden])?, |row| self.source_of_qkv(row));
+            let (tensors, order) = (self.part(Part::Qkv, [rows, hidden])?, |row| self.source_of_qkv(row));
             let piece = if self.tensors.files.grouped || self.tensors.files.interleaved {
-                Piece::ordered(found.view()?, &order)
+                Piece::ordered(tensors.view()?, &order)
             } else {
-                Piece::new(found.view()?)
+                Piece::new(tensors.view()?)
             };
             return Ok(vec![(0, self.packing.pack(&[piece], false, None)?)]);
         }
@@ -446,11 +446,11 @@ impl Loader<'_> {
             }
         };
         let of_key = |row: usize| self.source_of(self.config.heads[self.layer].head_dim, row);
-        let found = widths
+        let tensors = widths
             .iter()
             .map(|(part, width)| self.part(*part, [*width, hidden]))
             .collect::<Result<Vec<_>>>()?;
-        let views: Vec<TensorView<'_>> = found.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<TensorView<'_>> = tensors.iter().map(Found::view).collect::<Result<_>>()?;
         let pieces: Vec<Piece<'_>> = views
             .iter()
             .zip(&widths)

@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::model::config::{ModelConfig, MoeConfig, Norms};
 use crate::model::held::Norm;
 use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
-use crate::model::layers::mlp::{in_halves, panels_in_turns};
+use crate::model::layers::mlp::{interleave_panels, split_gate_up};
 use crate::model::names::{At, Part};
 use crate::model::operation::{Add, Combine, Experts, Mlp, Operation, Project, Route, Rows};
 use crate::model::pieces::{pack, padded};
@@ -170,17 +170,21 @@ impl Loader<'_> {
         let views: Vec<TensorView<'_>> = both.iter().map(Found::view).collect::<Result<_>>()?;
         let (down, biases) = (down.view()?, self.expert_biases(moe)?);
         let one = |expert| -> Result<Mlp> {
-            let down = pack(&self.packing, &[Found::turned(down.slice(expert)?, transposed)?], false)?;
+            let down = pack(
+                &self.packing,
+                &[Found::transposed(down.slice(expert)?, transposed)?],
+                false,
+            )?;
             let mut mlp = match views.as_slice() {
                 [up] if !self.config.gated => self.ungated(up.slice(expert)?, down, inner)?,
                 [both] => {
-                    let both = Found::turned(both.slice(expert)?, transposed)?;
+                    let both = Found::transposed(both.slice(expert)?, transposed)?;
                     self.of_both(both.view()?, down, inner)?
                 }
                 _ => self.gated([views[0].slice(expert)?, views[1].slice(expert)?], down, inner)?,
             };
             if let Some([gate, up, down]) = biases.get(expert) {
-                mlp.halves.gate_up.bias = Some(panels_in_turns(gate, up));
+                mlp.halves.gate_up.bias = Some(interleave_panels(gate, up));
                 mlp.down.bias = Some(padded(down.clone()));
             }
             Ok(mlp)
@@ -192,7 +196,7 @@ impl Loader<'_> {
     fn of_both(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
         if !self.tensors.files.gate_up_in_turns {
             let half = [inner, self.config.hidden_size];
-            let (gate, up) = in_halves(both, &half)?;
+            let (gate, up) = split_gate_up(both, &half)?;
             return self.gated([gate, up], down, inner);
         }
         let [gate, up] = [0, 1].map(|first| Found::of_rows(&both, (first..2 * inner).step_by(2)));
@@ -206,8 +210,8 @@ impl Loader<'_> {
         }
         let (files, inner) = (&self.tensors.files, moe.intermediate_size);
         let of = |part, size: usize| -> Result<Vec<f32>> {
-            let found = self.tensors.part(part, self.at(), &[moe.num_experts, size])?;
-            Ok(found.view()?.decode())
+            let tensor = self.tensors.part(part, self.at(), &[moe.num_experts, size])?;
+            Ok(tensor.view()?.decode())
         };
         let (gate, up) = if files.knows(Part::ExpertsGateUpBias) {
             let both = of(Part::ExpertsGateUpBias, 2 * inner)?;

@@ -8,7 +8,7 @@ use minisgl_kernels::panels::Part as Piece;
 
 use crate::error::Result;
 use crate::model::config::{DeltaNet, MAX_STATE, Mamba2, ModelConfig, ShortConv, StateKind};
-use crate::model::delta::{Delta, by_head};
+use crate::model::delta::{Delta, grouped_row};
 use crate::model::held::Norm;
 use crate::model::layers::loader::{Loader, unsupported};
 use crate::model::names::Part;
@@ -71,7 +71,7 @@ impl Loader<'_> {
         let mix = Operation::Mamba(Mamba {
             layer: self.layer,
             convolution,
-            fading: self.fading(heads)?,
+            decay_rates: self.decay_rates(heads)?,
             past: self.vector(Part::Past, "weight", heads)?,
             step_bias: self.vector(Part::StepBias, "bias", heads)?,
             norm,
@@ -98,8 +98,8 @@ impl Loader<'_> {
         let mix = Operation::Delta(Delta {
             layer: self.layer,
             convolution: self.convolution((net.length, net.channels()), false)?,
-            lengths: [1.0 / dim, 1.0 / dim.sqrt()].map(|one| vec![one; net.key_dim]),
-            fading: self.fading(heads)?,
+            scales: [1.0 / dim, 1.0 / dim.sqrt()].map(|one| vec![one; net.key_dim]),
+            decay_rates: self.decay_rates(heads)?,
             step_bias: self.vector(Part::StepBias, "bias", heads)?,
             norm: padded(self.vector(Part::MixNorm, "weight", net.value_dim)?),
             eps: config.norm_eps,
@@ -110,12 +110,14 @@ impl Loader<'_> {
     }
 
     /// Loads the decay rate of each head, below 0. Checkpoints store the logarithm of its magnitude.
-    fn fading(&self, heads: usize) -> Result<Vec<f32>> {
-        let mut fading = self.vector(Part::Fading, "weight", heads)?;
+    fn decay_rates(&self, heads: usize) -> Result<Vec<f32>> {
+        let mut decay_rates = self.vector(Part::Fading, "weight", heads)?;
         if self.tensors.is_checkpoint() {
-            fading.iter_mut().for_each(|fading| *fading = -fading.exp());
+            decay_rates
+                .iter_mut()
+                .for_each(|decay_rates| *decay_rates = -decay_rates.exp());
         }
-        Ok(fading)
+        Ok(decay_rates)
     }
 
     /// Packs the input projection of a delta net. Files have queries, keys, values and gate in one tensor (rows by key
@@ -125,8 +127,8 @@ impl Loader<'_> {
         let (inner, heads) = (net.inner(), net.value_heads);
         let (group, keys) = (heads / net.key_heads, (net.key_heads * net.key_dim, net.key_dim));
         let values = (inner, group * net.value_dim);
-        let of_all = |row: usize| by_head(&[keys, keys, values, values], row);
-        let of_rates = |row: usize| by_head(&[(heads, group), (heads, group)], row);
+        let of_all = |row: usize| grouped_row(&[keys, keys, values, values], row);
+        let of_rates = |row: usize| grouped_row(&[(heads, group), (heads, group)], row);
         let (all, rates) = (files.knows(Part::MixAll), files.knows(Part::MixRates));
         let wide: &[_] = if all {
             &[(Part::MixAll, net.channels() + inner)]
@@ -138,10 +140,10 @@ impl Loader<'_> {
         } else {
             &[(Part::MixRate, heads), (Part::MixStep, heads)]
         };
-        let found: Vec<_> = (wide.iter().chain(narrow))
+        let tensors: Vec<_> = (wide.iter().chain(narrow))
             .map(|(part, rows)| self.part(*part, [*rows, hidden]))
             .collect::<Result<_>>()?;
-        let views: Vec<_> = found.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<_> = tensors.iter().map(Found::view).collect::<Result<_>>()?;
         let mut pieces = Vec::new();
         for (at, view) in views.into_iter().enumerate() {
             pieces.push(match at < wide.len() {
@@ -155,10 +157,10 @@ impl Loader<'_> {
 
     /// Loads a convolution over `length` tokens and `channels` channels.
     fn convolution(&self, (length, channels): (usize, usize), bias: bool) -> Result<Convolution> {
-        let found = self
+        let tensor = self
             .tensors
             .part(Part::Convolution, self.at(), &[channels, 1, length])?;
         let bias = self.bias(bias, Part::Convolution, channels)?;
-        Ok(Convolution::new(&found.view()?.decode(), bias, (length, channels)))
+        Ok(Convolution::new(&tensor.view()?.decode(), bias, (length, channels)))
     }
 }

@@ -89,7 +89,7 @@ impl Loader<'_> {
         let bias = match (config.mlp_bias, config.gated) {
             (false, _) => None,
             (true, false) => Some(padded(self.vector(up, "bias", inner)?)),
-            (true, true) => Some(panels_in_turns(
+            (true, true) => Some(interleave_panels(
                 &self.vector(gate, "bias", inner)?,
                 &self.vector(up, "bias", inner)?,
             )),
@@ -101,7 +101,7 @@ impl Loader<'_> {
         } else if let Some(both) = self.fused(gate) {
             let both = self.part(both, [2 * inner, hidden])?;
             let half = [inner, hidden];
-            let (gate, up) = in_halves(both.view()?, &half)?;
+            let (gate, up) = split_gate_up(both.view()?, &half)?;
             self.gated([gate, up], down_weight, inner)?
         } else {
             let (gate, up) = (self.part(gate, [inner, hidden])?, self.part(up, [inner, hidden])?);
@@ -116,21 +116,24 @@ impl Loader<'_> {
     /// files of both forms.
     fn fused(&self, gate: Part) -> Option<Part> {
         let both = [(Part::Gate, Part::GateUp), (Part::SharedGate, Part::SharedGateUp)];
-        let found = both.into_iter().find(|(one, _)| *one == gate).map(|(_, both)| both);
+        let fused = both.into_iter().find(|(one, _)| *one == gate).map(|(_, both)| both);
         let apart = self.tensors.files.knows(gate) && self.tensors.has(gate, self.at(), "weight");
-        found.filter(|both| self.tensors.files.knows(*both) && !apart)
+        fused.filter(|both| self.tensors.files.knows(*both) && !apart)
     }
 }
 
 /// Splits a fused tensor into gate and up, each of the shape `half`.
-pub(super) fn in_halves<'a>(both: TensorView<'a>, half: &'a [usize; 2]) -> Result<(TensorView<'a>, TensorView<'a>)> {
+pub(super) fn split_gate_up<'a>(
+    both: TensorView<'a>,
+    half: &'a [usize; 2],
+) -> Result<(TensorView<'a>, TensorView<'a>)> {
     let (gate, up) = both.data().split_at(both.data().len() / 2);
     let part = |data| TensorView::new(both.name(), both.kind(), half, data);
     Ok((part(gate)?, part(up)?))
 }
 
 /// Interleaves two vectors panel by panel, like the panels of their matrices.
-pub(super) fn panels_in_turns(one: &[f32], other: &[f32]) -> Vec<f32> {
+pub(super) fn interleave_panels(one: &[f32], other: &[f32]) -> Vec<f32> {
     let (one, other) = (padded(one.to_vec()), padded(other.to_vec()));
     one.chunks(PANEL)
         .zip(other.chunks(PANEL))

@@ -138,7 +138,7 @@ impl Loader<'_> {
         let second = match experts {
             None if inner == 0 => Vec::new(),
             None => self.feed_forward(inner, mlp_norm, behind, last)?,
-            Some(moe) => self.experts(moe, mlp_norm, self.what_is_added(behind, last))?,
+            Some(moe) => self.experts(moe, mlp_norm, self.addition(behind, last))?,
         };
         let per_layer = config.per_layer.map(|one| self.per_layer(one, scale)).transpose()?;
         let streams = config.streams.map(|one| self.streams(one, norm.clone())).transpose()?;
@@ -172,10 +172,10 @@ impl Loader<'_> {
     }
 
     fn add(&self, norm: Option<Norm>, last: f32) -> Operation {
-        Operation::Add(self.what_is_added(norm, last))
+        Operation::Add(self.addition(norm, last))
     }
 
-    fn what_is_added(&self, norm: Option<Norm>, last: f32) -> Add {
+    fn addition(&self, norm: Option<Norm>, last: f32) -> Add {
         let scale = self.config.residual_scale;
         Add { norm, scale, last }
     }
@@ -189,7 +189,7 @@ impl Loader<'_> {
         last: f32,
     ) -> Result<Vec<Operation>> {
         let mut mlp = self.dense([Part::Gate, Part::Up, Part::Down], inner)?;
-        mlp.halves.cut = self.config.gate_cut(self.layer);
+        mlp.halves.cut = self.config.gate_threshold(self.layer);
         let (halves, down) = self.mlp(norm, mlp, true);
         let mut operations = vec![halves];
         if self.config.is_parallel() {

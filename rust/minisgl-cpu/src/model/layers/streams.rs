@@ -155,8 +155,8 @@ pub(crate) fn stream_tables(
                 .map(|other| Ok(vec![(0, pack(packing, &[of(other)?], false)?)]))
                 .collect();
         }
-        let found = tensors.part(part, At::default(), &[others, size, size])?;
-        let view = found.view()?;
+        let tensor = tensors.part(part, At::default(), &[others, size, size])?;
+        let view = tensor.view()?;
         let one = |other| packing.pack(&[Piece::new(view.slice(other)?)], false, None);
         (0..others).map(|other| Ok(vec![(0, one(other)?)])).collect()
     };
