@@ -24,12 +24,12 @@ impl Adapters {
         }
     }
 
-    /// Registers `adapter` under the id `id` (an old one is replaced). Later steps may use it.
+    /// Registers `adapter` under `id`, replacing an old one. Later steps may use it.
     pub fn add(&mut self, id: u32, adapter: Adapter) {
         self.by_id.insert(id, adapter);
     }
 
-    /// Drops the adapter with the id `id`. A later step whose slot still uses it fails.
+    /// Drops the adapter `id`. A later step whose slot still uses it fails.
     pub fn remove(&mut self, id: u32) {
         self.by_id.remove(&id);
     }

@@ -501,7 +501,7 @@ impl Engine {
                 let row = rows[index];
                 let mut logits = logits[index].lock().unwrap_or_else(|e| e.into_inner());
                 let (slot, position) = (step.req_slots[row] as usize, step.seq_lens[row] as u64);
-                let next_token = slots.follow(slot, position, &mut logits[..vocabulary], &mut scratch);
+                let next_token = slots.sample_with_grammar(slot, position, &mut logits[..vocabulary], &mut scratch);
                 *results[index].lock().unwrap_or_else(|e| e.into_inner()) = Some(next_token);
             }
         })?;
@@ -584,7 +584,7 @@ impl Engine {
         Ok(prompts)
     }
 
-    /// Returns log probabilities for the token ids `ids`, one for each row of the logits, with `count` alternatives
+    /// Returns log probabilities for the tokens `ids`, one for each row of the logits, with `count` alternatives
     /// each.
     fn logprobs_of(&mut self, ids: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
         let vocabulary = self.decoder.config.vocab_size;

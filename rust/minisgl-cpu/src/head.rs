@@ -92,7 +92,7 @@ impl Head {
         let bf16 = bf16 && matrix.kind() == Kind::BF16 && kernels.has_bf16();
         let mode = if bf16 { Mode::Bf16 } else { Mode::Exact };
         let acts = self.acts.writer_as(rows.max(1), inputs, mode);
-        let groups = Groups::of(matrix, self.team.threads());
+        let groups = Groups::new(matrix, self.team.threads());
         let counters: [Counter; 2] = Default::default();
         let to = Out(out.as_mut_ptr());
         let prepare = || {

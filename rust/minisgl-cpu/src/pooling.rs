@@ -131,7 +131,7 @@ impl Pools {
         let mut numbers: Vec<f32> = pool.sum.drain(..).map(|sum| sum / count).collect();
         let of_score = self.heads.score.as_ref().filter(|_| pool.is_scored);
         for step in of_score.map_or(&self.heads.embedding, |(_, steps)| steps) {
-            numbers = step.of(&numbers);
+            numbers = step.apply(&numbers);
         }
         Some(Embedding {
             req_id: pool.req_id,
@@ -171,7 +171,7 @@ impl HeadStep {
         }
     }
 
-    fn of(&self, numbers: &[f32]) -> Vec<f32> {
+    fn apply(&self, numbers: &[f32]) -> Vec<f32> {
         match self {
             Self::Linear(weight, bias) => (weight.chunks_exact(numbers.len()).enumerate())
                 .map(|(row, weight)| plain::dot(weight, numbers) + bias.get(row).copied().unwrap_or_default())
@@ -199,7 +199,7 @@ mod tests {
             HeadStep::Tanh,
             HeadStep::Linear(vec![1.0, 1.0, 1.0], Vec::new()),
         ];
-        let found = steps.iter().fold(vec![0.2, -0.4], |numbers, step| step.of(&numbers));
+        let found = steps.iter().fold(vec![0.2, -0.4], |numbers, step| step.apply(&numbers));
         let wanted = (-0.1_f64).tanh() + (-0.9_f64).tanh() + (-1.2_f64).tanh();
         assert!(
             (f64::from(found[0]) - wanted).abs() < 1e-6 && found.len() == 1,

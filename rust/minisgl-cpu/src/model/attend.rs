@@ -12,7 +12,7 @@ use minisgl_kernels::attention::Call;
 use minisgl_kernels::{Kernels, plain};
 
 use crate::model::operation::{Attend, Heads, PerHead, TokenStep};
-use crate::model::worker::{FEW, Forward, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, Worker, each};
 
 impl Worker<'_, '_> {
     pub(super) fn attend(&mut self, attend: &Attend) {
@@ -31,7 +31,7 @@ impl Worker<'_, '_> {
             sinks: attend.sinks.as_deref(),
             distances: shared.weights.distances.as_ref(),
         };
-        let (attention, plan) = shared.attention.of(layer);
+        let (attention, plan) = shared.attention.for_layer(layer);
         let counter = self.counter();
         while let Some(unit) = counter.claim(plan.units(layer)) {
             // SAFETY: its piece; keys and values of this layer are written before the barrier.
@@ -61,7 +61,7 @@ impl Worker<'_, '_> {
 
     pub(super) fn gate(&mut self, count: usize) {
         let (shared, buffers) = (self.shared, self.shared.buffers);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let [gates, attended] = [&buffers.qkv, &buffers.attended].map(|grid| grid.at(token, 0));
             // SAFETY: its piece: this token's numbers, written before a barrier.
             unsafe { plain::open(from_raw_parts_mut(attended, count), from_raw_parts(gates, count)) };

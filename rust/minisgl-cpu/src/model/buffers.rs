@@ -37,7 +37,7 @@ pub struct Buffers {
     /// RoPE values by frequency table: cosines, then sines.
     pub angles: Grid,
     /// Output of attention or MLP that is changed before it is added to the hidden states, or added later.
-    pub behind: Grid,
+    pub side: Grid,
     /// Embeddings that each layer adds, by layer.
     pub per_layer: Grid,
     /// Hidden states of the residual streams after the first (AltUp).
@@ -45,7 +45,7 @@ pub struct Buffers {
     /// Predicted first stream (AltUp); at the end, the sum of all streams.
     pub predicted: Grid,
     /// Residual of low rank, alongside attention (Laurel).
-    pub beside: Grid,
+    pub laurel: Grid,
     /// Up projection, in layers that sparsify gates before multiplying.
     pub ups: Grid,
     /// Activations prepared as matmul input.
@@ -65,7 +65,7 @@ pub struct Buffers {
 }
 
 /// Buffers of one thread.
-pub struct Own {
+pub struct ThreadBuffers {
     /// Prepared activations of a per-head matmul, for one block of tokens.
     pub of_head: Acts,
     /// Prepared activations of a token that is alone in its step.
@@ -73,7 +73,7 @@ pub struct Own {
     /// A normalized row.
     pub row: Grid,
     /// Gate and up projection of some rows, side by side.
-    pub both: Grid,
+    pub gate_up: Grid,
     /// Buffers for adapters.
     pub between: ThreadAdapterBuffers,
 }
@@ -112,7 +112,7 @@ impl Buffers {
             .latent
             .as_ref()
             .map_or(widest, |latent| widest.max(latent.query_rank));
-        let mode = held(mode);
+        let mode = activation_mode(mode);
         Self {
             x: Grid::new(config.hidden_size),
             qkv: Grid::new(projected),
@@ -124,13 +124,13 @@ impl Buffers {
                 .map_or(1, |latent| latent.plain_dim.max(latent.rank)),
             inner: Grid::new(config.max_inner()),
             angles: Grid::new(config.angles_at(config.inverse_frequencies.len())),
-            behind: Grid::new(if_written(Rows::Aside)),
+            side: Grid::new(if_written(Rows::Aside)),
             per_layer: Grid::new(config.per_layer.map_or(0, |one| one.size * config.num_layers)),
             streams: (1..config.streams.map_or(1, |streams| streams.count))
                 .map(|_| Grid::new(config.hidden_size))
                 .collect(),
             predicted: Grid::new(if_written(Rows::Beside)),
-            beside: Grid::new(if_written(Rows::Beside)),
+            laurel: Grid::new(if_written(Rows::Beside)),
             ups: Grid::new(cut),
             acts: Acts::new(1, widest, mode),
             counters: (0..weights.operations().count() * COUNTERS)
@@ -151,13 +151,13 @@ impl Buffers {
             return;
         }
         self.tokens = tokens;
-        let of_streams = self.streams.iter_mut().chain([&mut self.predicted, &mut self.beside]);
+        let of_streams = self.streams.iter_mut().chain([&mut self.predicted, &mut self.laurel]);
         let of_layers = [
             &mut self.qkv,
             &mut self.attended,
             &mut self.inner,
             &mut self.ups,
-            &mut self.behind,
+            &mut self.side,
         ];
         let of_all = [&mut self.x, &mut self.angles, &mut self.per_layer].into_iter();
         of_all
@@ -181,22 +181,22 @@ impl Buffers {
             Rows::Fitted => &self.latents[1],
             Rows::Latents => &self.latents[2],
             Rows::Inner => &self.inner,
-            Rows::Aside => &self.behind,
+            Rows::Aside => &self.side,
             Rows::PerLayer => &self.per_layer,
             Rows::Stream(stream) => &self.streams[stream],
-            Rows::Beside => &self.beside,
+            Rows::Beside => &self.laurel,
         }
     }
 
     /// Creates the buffers of one thread.
-    pub fn own(&self) -> Own {
+    pub fn own(&self) -> ThreadBuffers {
         let mut row = Grid::new(self.widest);
         row.reserve(1);
-        Own {
+        ThreadBuffers {
             of_head: Acts::new(TOKENS, self.of_heads, self.mode),
             acts: Acts::new(1, self.widest, self.mode),
             row,
-            both: Grid::new(32 * 16),
+            gate_up: Grid::new(32 * 16),
             between: ThreadAdapterBuffers::new(self.widest),
         }
     }
@@ -204,7 +204,7 @@ impl Buffers {
 
 /// Returns the mode that shared activations are prepared in. With int8 they are kept in both forms, since matrices of
 /// floats need exact ones.
-pub(super) fn held(mode: Mode) -> Mode {
+pub(super) fn activation_mode(mode: Mode) -> Mode {
     if mode == Mode::Int8 { Mode::Both } else { mode }
 }
 
@@ -236,7 +236,7 @@ pub(super) struct Order {
     /// Assignment (token * per_token + rank) at each sorted index.
     pub(super) assignments: Vec<u32>,
     /// Sorted index of each assignment.
-    pub(super) places: Vec<u32>,
+    pub(super) sorted_index: Vec<u32>,
     /// Chosen experts of the step, each once, with decode tokens first, then prefill tokens.
     pub(super) used: Vec<Used>,
     /// First assignment that belongs to a prefill token.

@@ -110,7 +110,7 @@ pub struct Ranges {
 impl Ranges {
     /// Returns the bucket of a key `behind` tokens after its query (negative: before). Short distances have their own
     /// buckets, longer ones are grouped by logarithm.
-    pub fn of(&self, behind: i64) -> usize {
+    pub fn bucket_of(&self, behind: i64) -> usize {
         let side = self.count / 2;
         let (away, exact) = (behind.unsigned_abs() as usize, side / 2);
         let within = if away < exact {
@@ -512,7 +512,7 @@ impl Mamba2 {
     }
 
     /// Returns the offset of a head's matrix in the state.
-    pub fn of_head(&self, head: usize) -> usize {
+    pub fn head_offset(&self, head: usize) -> usize {
         (self.length - 1) * self.channels() + head * self.size * self.head_dim
     }
 
@@ -529,6 +529,6 @@ impl Mamba2 {
         if !within || !self.heads.is_multiple_of(self.groups) || product.is_none_or(|all| all > MAX_STATE) {
             return 0;
         }
-        self.of_head(self.heads)
+        self.head_offset(self.heads)
     }
 }

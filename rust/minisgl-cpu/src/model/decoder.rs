@@ -12,7 +12,7 @@ use minisgl_kernels::panels::PANEL;
 use minisgl_kernels::{Acts, Kernels, Mode, plain};
 
 use crate::error::Result;
-use crate::model::buffers::{Buffers, Own, held};
+use crate::model::buffers::{Buffers, ThreadBuffers, activation_mode};
 use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
 use crate::model::products::Groups;
@@ -35,7 +35,7 @@ pub struct Decoder {
 pub struct Memory {
     buffers: Buffers,
     attention: Attentions,
-    threads: Vec<Mutex<(Own, Scratch)>>,
+    threads: Vec<Mutex<(ThreadBuffers, Scratch)>>,
     last: Grid,
     last_acts: Acts,
     last_rows: usize,
@@ -64,7 +64,7 @@ impl Decoder {
         Ok(Memory {
             threads: (0..threads).map(|_| own()).collect::<Result<_>>()?,
             last: Grid::new(self.config.hidden_size),
-            last_acts: Acts::new(1, self.config.hidden_size, held(self.mode)),
+            last_acts: Acts::new(1, self.config.hidden_size, activation_mode(self.mode)),
             last_rows: 0,
             counters: Default::default(),
             times: timed.then(|| Mutex::new(Times::default())),
@@ -150,7 +150,7 @@ impl Decoder {
         memory.last.reserve(tokens.len());
         if tokens.len() > memory.last_rows {
             memory.last_rows = tokens.len();
-            memory.last_acts = Acts::new(tokens.len(), self.config.hidden_size, held(self.mode));
+            memory.last_acts = Acts::new(tokens.len(), self.config.hidden_size, activation_mode(self.mode));
         }
         memory.counters.iter().for_each(Counter::reset);
         // one kernel for all: a token's logits do not depend on what it was
@@ -159,7 +159,7 @@ impl Decoder {
         let acts = memory
             .last_acts
             .writer_as(tokens.len(), config.hidden_size, self.mode.with(head));
-        let groups = Groups::of(head, pool.threads());
+        let groups = Groups::new(head, pool.threads());
         let (memory, out) = (&*memory, &*out);
         pool.run(&|_, barrier| {
             while let Some(row) = memory.counters[0].claim(tokens.len()) {

@@ -16,7 +16,7 @@ use crate::model::buffers::{ExpertBuffers, Order, TOKENS, Used};
 use crate::model::config::{MoeConfig, Score};
 use crate::model::operation::{Combine, Experts, Route};
 use crate::model::products::Groups;
-use crate::model::worker::{FEW, Forward, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, Worker, each};
 
 impl Worker<'_, '_> {
     /// Runs the gate/up and down projection of all chosen experts. `combine` adds the outputs to the hidden states.
@@ -31,19 +31,19 @@ impl Worker<'_, '_> {
         let mode = shared.mode.with_all(any.halves.matrices());
         let acts = buffers.acts.writer_as(assignments, hidden, mode);
         let normed = self.own.row.at(0, 0);
-        each(self.counter(), assignments, FEW, |place| {
-            let token = order.assignments[place] as usize / experts.per_token;
+        each(self.counter(), assignments, ITEM_TOKENS, |index| {
+            let token = order.assignments[index] as usize / experts.per_token;
             // SAFETY: its piece: a row of `acts`; the choices were written before a barrier.
             unsafe {
                 let mut x = shared.normed(experts.norm.as_deref(), token, normed);
                 if experts.weighs_input {
-                    let (_, weight) = *buffers.chosen[order.assignments[place] as usize].get();
+                    let (_, weight) = *buffers.chosen[order.assignments[index] as usize].get();
                     for i in 0..hidden {
                         *normed.add(i) = *x.add(i) * weight;
                     }
                     x = normed;
                 }
-                order.kernels(shared, place).prepare(x, acts, place);
+                order.kernels(shared, index).prepare(x, acts, index);
             }
         });
         self.barrier.wait();
@@ -57,13 +57,13 @@ impl Worker<'_, '_> {
         self.lap(5);
         let mode = shared.mode.with(&any.down.weight);
         let acts = buffers.acts.writer_as(assignments, any.halves.inner, mode);
-        each(self.counter(), assignments, FEW, |place| {
-            let kernels = order.kernels(shared, place);
+        each(self.counter(), assignments, ITEM_TOKENS, |index| {
+            let kernels = order.kernels(shared, index);
             // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
-            unsafe { kernels.prepare(buffers.inner.at(place, 0), acts, place) };
+            unsafe { kernels.prepare(buffers.inner.at(index, 0), acts, index) };
         });
         self.barrier.wait();
-        let groups = Groups::of(&any.down.weight, shared.threads);
+        let groups = Groups::new(&any.down.weight, shared.threads);
         self.each_piece(order, &groups, |_, expert, panels, rows| {
             let (column, width, stride) = (panels.start * PANEL, panels.len() * PANEL, buffers.out.stride());
             let (to, count) = (buffers.out.at(rows.start, column), rows.len());
@@ -91,7 +91,7 @@ impl Worker<'_, '_> {
         let panels = route.router.panels();
         // one kernel for all, and one row at a time
         let kernels = shared.kernels.decoding();
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let to = buffers.logits.at(token, 0);
             // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
             let logits = unsafe {
@@ -151,7 +151,7 @@ impl Worker<'_, '_> {
         };
         // SAFETY: written by thread 0 before a barrier.
         let order = unsafe { &*buffers.order.get() };
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe { shared.combine(combine, order, buffers, token) };
         });
@@ -166,7 +166,7 @@ impl Forward<'_> {
     /// No other thread may use the token's rows meanwhile; expert outputs were written before a barrier.
     unsafe fn combine(&self, combine: &Combine, order: &Order, buffers: &ExpertBuffers, token: usize) {
         let (hidden, kernels) = (self.hidden, &self.kernels);
-        let aside = self.buffers.behind.at(token, 0);
+        let aside = self.buffers.side.at(token, 0);
         let mut sum = combine.sum_bias.clone().unwrap_or_else(|| vec![0.0; hidden]);
         // SAFETY: the caller's.
         unsafe {
@@ -177,10 +177,10 @@ impl Forward<'_> {
                 }
             };
             for assignment in token * combine.per_token..(token + 1) * combine.per_token {
-                let place = order.places[assignment] as usize;
+                let index = order.sorted_index[assignment] as usize;
                 let (_, weight) = *buffers.chosen[assignment].get();
                 let weight = if combine.weighs_input { 1.0 } else { weight };
-                add(&mut sum, weight, buffers.out.at(place, 0));
+                add(&mut sum, weight, buffers.out.at(index, 0));
             }
             if let Some(norms) = &combine.norms {
                 let at = sum.as_mut_ptr();
@@ -257,9 +257,9 @@ fn choose_experts(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<
 }
 
 impl Order {
-    /// Returns the kernels for the rows from sorted index `place` on: those for decode or for prefill.
-    fn kernels(&self, shared: &Forward<'_>, place: usize) -> Kernels {
-        if self.assignments[place] < self.prompts {
+    /// Returns the kernels for the rows from sorted index `index` on: those for decode or for prefill.
+    fn kernels(&self, shared: &Forward<'_>, index: usize) -> Kernels {
+        if self.assignments[index] < self.prompts {
             shared.kernels.decoding()
         } else {
             shared.kernels
@@ -273,14 +273,14 @@ impl Order {
         self.assignments.clear();
         self.assignments.extend(0..chosen.len() as u32);
         self.assignments.sort_by_key(|assignment| expert_of(*assignment));
-        self.places.clear();
-        self.places.resize(chosen.len(), 0);
+        self.sorted_index.clear();
+        self.sorted_index.resize(chosen.len(), 0);
         self.used.clear();
-        for (place, assignment) in self.assignments.iter().enumerate() {
-            self.places[*assignment as usize] = place as u32;
+        for (index, assignment) in self.assignments.iter().enumerate() {
+            self.sorted_index[*assignment as usize] = index as u32;
             let expert = expert_of(*assignment) as usize;
             if self.used.last().is_none_or(|last| last.expert != expert) {
-                let (start, end) = (place, place);
+                let (start, end) = (index, index);
                 self.used.push(Used {
                     expert,
                     start,
@@ -290,9 +290,9 @@ impl Order {
             }
             let decodes = *assignment < self.prompts;
             if let Some(used) = self.used.last_mut() {
-                used.end = place + 1;
+                used.end = index + 1;
                 if decodes {
-                    used.prompts = place + 1; // the sort is stable: an expert's prompts come last
+                    used.prompts = index + 1; // the sort is stable: an expert's prompts come last
                 }
             }
         }

@@ -13,9 +13,9 @@ use std::time::Instant;
 
 use minisgl_kernels::attention::Scratch;
 
-use crate::model::buffers::{COUNTERS, Own};
+use crate::model::buffers::{COUNTERS, ThreadBuffers};
 use crate::model::operation::{Embed, Operation, SumPerLayer};
-use crate::model::worker::{FEW, Forward, Times, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, Times, Worker, each};
 use crate::threads::Barrier;
 
 impl Forward<'_> {
@@ -24,7 +24,7 @@ impl Forward<'_> {
         &self,
         thread: usize,
         barrier: &Barrier,
-        own: &mut Own,
+        own: &mut ThreadBuffers,
         scratch: &mut Scratch,
         times: Option<&mut Times>,
     ) {
@@ -88,7 +88,7 @@ impl Worker<'_, '_> {
         let width = buffers.x.stride();
         // SAFETY: this thread's own row, as wide as the hidden numbers at least.
         let learned = unsafe { std::slice::from_raw_parts_mut(self.own.row.at(0, 0), width) };
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             // SAFETY: its piece: the rows of its tokens.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.x.at(token, 0), width) };
             let id = (shared.tokens.ids[token] as usize).min(table.n() - 1);
@@ -137,7 +137,7 @@ impl Worker<'_, '_> {
         let (shared, buffers) = (self.shared, self.shared.buffers);
         let size = sum.size;
         let (of_model, of_id) = ((shared.hidden as f32).sqrt().recip(), (size as f32).sqrt());
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let mut embedding = vec![0.0_f32; buffers.per_layer.stride()];
             // as transformers has it, an id beyond the table is the first
             let id = Some(shared.tokens.ids[token] as usize).filter(|id| *id < sum.embedding.n());
@@ -161,7 +161,7 @@ impl Worker<'_, '_> {
     fn check(&mut self) {
         let shared = self.shared;
         let x = &shared.buffers.x;
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             // SAFETY: written before a barrier; nobody writes now.
             if !unsafe { shared.kernels.finite(x.at(token, 0), shared.hidden) } {
                 let mut not_finite = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());

@@ -10,7 +10,7 @@ use minisgl_kernels::delta_rule::{BLOCK, Recurrence, decay};
 use minisgl_kernels::plain;
 
 use crate::model::delta::Delta;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
 /// Epsilon of the query and key normalization, added to the sum of squares. It does not depend on the model's norm_eps.
 const EPS: f32 = 1e-6;
@@ -70,7 +70,7 @@ impl Worker<'_, '_> {
     /// Normalizes and gates the output of each value head.
     fn gate_heads(&mut self, delta: &Delta) {
         let (shared, net, buffers) = (self.shared, &delta.net, self.shared.buffers);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             for head in 0..net.value_heads {
                 let (size, [gate, ..]) = (net.value_dim, delta.columns());
                 // SAFETY: its piece: this token's numbers, written before a barrier.
@@ -93,12 +93,12 @@ impl Worker<'_, '_> {
     /// No other thread may use these columns meanwhile.
     unsafe fn decays_and_rates(&self, delta: &Delta, token: usize) {
         let [_, rates, steps] = delta.columns();
-        for (head, (decay_rates, bias)) in delta.decay_rates.iter().zip(&delta.step_bias).enumerate() {
+        for (head, (rate_of_decay, bias)) in delta.decay_rates.iter().zip(&delta.step_bias).enumerate() {
             let [rate, step] = [rates, steps].map(|column| self.shared.buffers.qkv.at(token, column + head));
             // SAFETY: the caller's.
             unsafe {
                 *rate = plain::sigmoid(*rate);
-                *step = decay(*decay_rates, *step + bias);
+                *step = decay(*rate_of_decay, *step + bias);
             }
         }
     }

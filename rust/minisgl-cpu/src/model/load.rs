@@ -81,7 +81,7 @@ fn load_parts(
         // the largest first
         let Some(layer) = part.checked_sub(1) else {
             let loaded = load_tables(tensors, config, &packing)?;
-            *locked(&tables) = Some(loaded);
+            *lock(&tables) = Some(loaded);
             return Ok(());
         };
         let loader = Loader {
@@ -91,16 +91,16 @@ fn load_parts(
             layer,
         };
         let loaded = loader.load()?;
-        *locked(&layers[layer]) = Some(loaded);
+        *lock(&layers[layer]) = Some(loaded);
         Ok(())
     };
     pool.run(&|_, _| {
         while let Some(part) = next.claim(parts) {
-            if locked(&failed).is_some() {
+            if lock(&failed).is_some() {
                 return;
             }
             if let Err(error) = load(part) {
-                locked(&failed).get_or_insert(error);
+                lock(&failed).get_or_insert(error);
                 return;
             }
             // panels and file together would be twice the model
@@ -110,13 +110,13 @@ fn load_parts(
             }
         }
     })?;
-    if let Some(error) = locked(&failed).take() {
+    if let Some(error) = lock(&failed).take() {
         return Err(error);
     }
     let missing = || Error::file("a part of the weights was not loaded");
-    let layers = layers.iter().map(|layer| locked(layer).take().ok_or_else(missing));
+    let layers = layers.iter().map(|layer| lock(layer).take().ok_or_else(missing));
     let layers = layers.collect::<Result<Vec<_>>>()?;
-    let tables = locked(&tables).take().ok_or_else(missing)?;
+    let tables = lock(&tables).take().ok_or_else(missing)?;
     Ok((layers, tables))
 }
 
@@ -137,7 +137,7 @@ fn is_redundant(name: &str, tensors: &Tensors, config: &ModelConfig) -> bool {
         || (config.tie_word_embeddings && name == "lm_head.weight")
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
@@ -189,7 +189,7 @@ fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<
         ByDistance::Ranges(ranges) => {
             let tensor = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
             let numbers = tensor.view()?.decode();
-            let bias_of = |head, behind| numbers[ranges.of(behind) * heads + head];
+            let bias_of = |head, behind| numbers[ranges.bucket_of(behind) * heads + head];
             Ok(by_distance(ranges.positions, &bias_of))
         }
         ByDistance::Slopes(Slopes { by_head, positions }) => {

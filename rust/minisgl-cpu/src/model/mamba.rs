@@ -8,7 +8,7 @@
 use minisgl_kernels::mamba::{By, advance, leave, silu_all, step};
 
 use crate::model::operation::Mamba;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
 impl Worker<'_, '_> {
     pub(super) fn mamba(&mut self, mamba: &Mamba) {
@@ -36,7 +36,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
         let counter = self.counter();
         shared.each_row(counter, sizes.heads, |row, tokens, head| {
-            let (first, count) = (sizes.of_head(head), sizes.size * sizes.head_dim);
+            let (first, count) = (sizes.head_offset(head), sizes.size * sizes.head_dim);
             let (own, slot) = (first..first + count, shared.rows.slots[row] as usize);
             // SAFETY: its piece: this head of this row; what is read was written before a barrier.
             unsafe {
@@ -53,7 +53,7 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             // SAFETY: its piece: this token's numbers, written before a barrier.
             let (gate, out) = unsafe {
                 (
@@ -61,7 +61,7 @@ impl Worker<'_, '_> {
                     std::slice::from_raw_parts_mut(buffers.attended.at(token, 0), inner),
                 )
             };
-            leave(isa, mamba.way(), gate, out);
+            leave(isa, mamba.gated_norm(), gate, out);
         });
         self.barrier.wait();
     }
@@ -82,7 +82,7 @@ impl Worker<'_, '_> {
             let by = By {
                 dt,
                 decay: (dt * mamba.decay_rates[head]).exp(),
-                past: mamba.past[head],
+                past: mamba.skip[head],
             };
             let x = buffers.attended.at(token, head * dim);
             x.copy_from_nonoverlapping(buffers.qkv.at(token, inner + head * dim), dim);

@@ -14,7 +14,7 @@ use crate::model::config::Activation;
 use crate::model::grid::Grid;
 use crate::model::operation::{GateUp, Halves};
 use crate::model::products::Groups;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
 /// Factors for activations without a gate.
 static ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];
@@ -57,7 +57,7 @@ impl Halves {
         if self.gated {
             Groups::pairs(self.panels(), threads)
         } else {
-            Groups::of(&self.gate_up.weight, threads)
+            Groups::new(&self.gate_up.weight, threads)
         }
     }
 }
@@ -66,7 +66,7 @@ impl Worker<'_, '_> {
     /// Gates each token's per-layer embedding.
     pub(super) fn gate_per_layer(&mut self, activation: Activation, size: usize, first: usize) {
         let (shared, buffers) = (self.shared, self.shared.buffers);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let (gate, up) = (buffers.inner.at(token, 0), buffers.per_layer.at(token, first));
             // SAFETY: its piece: the row of this token in `inner`; both were written before a barrier.
             unsafe { activate(activation, &shared.kernels, gate, up, size, gate) };
@@ -101,7 +101,7 @@ impl Worker<'_, '_> {
     fn sparsify_gates(&mut self, halves: &Halves, by: f32) {
         let (shared, count) = (self.shared, halves.inner.next_multiple_of(PANEL));
         let (gates, ups) = (&shared.buffers.inner, &shared.buffers.ups);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let (gate, up) = (gates.at(token, 0), ups.at(token, 0));
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe {
@@ -124,8 +124,8 @@ impl Worker<'_, '_> {
         out: &Grid,
     ) {
         let (shared, width) = (self.shared, panels.len() * PANEL);
-        self.own.both.reserve(rows.len());
-        let both = self.own.both.at(0, 0);
+        self.own.gate_up.reserve(rows.len());
+        let both = self.own.gate_up.at(0, 0);
         // SAFETY: `both` is this thread's; `acts` was written before a barrier.
         unsafe {
             match &halves.up {

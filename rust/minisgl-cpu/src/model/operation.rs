@@ -259,7 +259,7 @@ pub struct Mamba {
     /// Decay rate of each head, below 0.
     pub decay_rates: Vec<f32>,
     /// Skip weight of each head (D).
-    pub past: Vec<f32>,
+    pub skip: Vec<f32>,
     /// Bias of each head's step size.
     pub step_bias: Vec<f32>,
     /// Weight of the output norm; empty if there is none.
@@ -270,7 +270,7 @@ pub struct Mamba {
 
 impl Mamba {
     /// Returns the gate and norm of the layer's output.
-    pub fn way(&self) -> Way<'_> {
+    pub fn gated_norm(&self) -> Way<'_> {
         Way {
             gating: self.sizes.gating,
             weight: &self.norm,

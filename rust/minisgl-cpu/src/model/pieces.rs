@@ -8,7 +8,7 @@ use crate::model::config::ModelConfig;
 use crate::model::held::Norm;
 use crate::model::names::{At, Part};
 use crate::model::operation::Projections;
-use crate::model::tensors::{Found, Tensors};
+use crate::model::tensors::{ModelTensor, Tensors};
 use crate::weights::Packing;
 
 /// Loads a norm over `size` elements.
@@ -35,8 +35,8 @@ pub(super) fn with_offset(tensors: &Tensors, config: &ModelConfig, mut weights: 
     weights
 }
 
-pub(super) fn pack(packing: &Packing<'_>, tensors: &[Found<'_>], interleave: bool) -> Result<Matrix> {
-    let views: Vec<TensorView<'_>> = tensors.iter().map(Found::view).collect::<Result<_>>()?;
+pub(super) fn pack(packing: &Packing<'_>, tensors: &[ModelTensor<'_>], interleave: bool) -> Result<Matrix> {
+    let views: Vec<TensorView<'_>> = tensors.iter().map(ModelTensor::view).collect::<Result<_>>()?;
     let pieces: Vec<_> = views.into_iter().map(Piece::new).collect();
     packing.pack(&pieces, interleave, None)
 }
@@ -68,9 +68,9 @@ pub(super) fn side_by_side(packing: &Packing<'_>, pieces: &[Piece<'_>]) -> Resul
 /// Packs the transposed matrix. Quantized blocks are decoded to f32.
 pub(super) fn pack_transposed(packing: &Packing<'_>, view: TensorView<'_>) -> Result<Matrix> {
     if view.kind().block_len() == 1 {
-        return pack(packing, &[Found::transposed(view, true)?], false);
+        return pack(packing, &[ModelTensor::transposed(view, true)?], false);
     }
     let data: Vec<u8> = view.decode().into_iter().flat_map(f32::to_le_bytes).collect();
     let view = TensorView::new(view.name(), Kind::F32, view.shape(), &data)?;
-    pack(packing, &[Found::transposed(view, true)?], false)
+    pack(packing, &[ModelTensor::transposed(view, true)?], false)
 }

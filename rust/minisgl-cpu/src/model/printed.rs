@@ -75,9 +75,9 @@ impl Display for Operation {
                     .map_or("", |gate| gate.map_or(" + aside", |_| " + gated aside"));
                 let over = if combine.over { ", of the sum of both" } else { "" };
                 let sum = format!("{} experts{aside}", combine.per_token);
-                write!(f, "combine      {}{over}", combine.add.of(&sum))
+                write!(f, "combine      {}{over}", combine.add.describe(&sum))
             }
-            Self::Add(add) => write!(f, "add          {}", add.of("aside")),
+            Self::Add(add) => write!(f, "add          {}", add.describe("aside")),
             Self::Norm(_) => f.write_str("norm         hidden = norm(hidden)"),
             Self::SumPerLayer(sum) => {
                 let table = Sizes(&sum.embedding);
@@ -223,7 +223,7 @@ impl Display for Halves {
 
 impl Add {
     /// Describes the addition of `what` to the hidden states.
-    fn of(&self, what: &str) -> String {
+    fn describe(&self, what: &str) -> String {
         let form = if self.norm.is_some() {
             format!("norm({what})")
         } else {

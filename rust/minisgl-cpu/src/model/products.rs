@@ -13,7 +13,7 @@ use crate::model::adapter::Site;
 use crate::model::grid::Grid;
 use crate::model::held::Norm;
 use crate::model::operation::{Add, Project};
-use crate::model::worker::{FEW, Forward, LINE, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, LINE_TOKENS, Worker, each};
 
 /// Maximum panels per work item.
 const PANELS: usize = 32;
@@ -44,7 +44,7 @@ impl Worker<'_, '_> {
         if alone {
             one(0);
         } else {
-            let size = if mode.mixes_rows() { LINE } else { FEW };
+            let size = if mode.mixes_rows() { LINE_TOKENS } else { ITEM_TOKENS };
             each(self.counter(), shared.count(), size, &mut one);
             self.barrier.wait();
         }
@@ -72,7 +72,7 @@ impl Worker<'_, '_> {
         };
         let acts = self.prepare(from, norm, first.k(), mode);
         let blocks = shared.blocks();
-        let groups = |matrix: &Matrix| Groups::of(matrix, shared.threads);
+        let groups = |matrix: &Matrix| Groups::new(matrix, shared.threads);
         let all: usize = project.matrices().map(|matrix| groups(matrix).count).sum();
         let counter = self.counter();
         while let Some(piece) = counter.claim(blocks * all) {
@@ -104,7 +104,7 @@ impl Worker<'_, '_> {
     /// Normalizes the hidden states of all tokens in place.
     pub(super) fn normalise(&mut self, norm: &Norm) {
         let shared = self.shared;
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = shared.buffers.x.at(token, 0);
             // SAFETY: its piece: the row of this token, written before a barrier.
             unsafe { norm.apply(&shared.kernels, row, (0, shared.hidden), row) };
@@ -115,10 +115,10 @@ impl Worker<'_, '_> {
     /// Adds the rows of the side buffer to the hidden states.
     pub(super) fn add(&mut self, add: &Add) {
         let (shared, size) = (self.shared, self.shared.hidden);
-        let (from, to) = (&shared.buffers.behind, &shared.buffers.x);
-        each(self.counter(), shared.count(), FEW, |token| {
+        let (from, to) = (&shared.buffers.side, &shared.buffers.x);
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = from.at(token, 0);
-            // SAFETY: its piece: the rows of this token; `behind` was written before a barrier.
+            // SAFETY: its piece: the rows of this token; `side` was written before a barrier.
             unsafe {
                 if let Some(norm) = &add.norm {
                     norm.apply(&shared.kernels, row, (0, size), row);
@@ -148,7 +148,7 @@ pub(crate) struct Groups {
 
 impl Groups {
     /// Divides the panels of `matrix`, always in pairs, since kernels process two at a time.
-    pub fn of(matrix: &Matrix, threads: usize) -> Self {
+    pub fn new(matrix: &Matrix, threads: usize) -> Self {
         Self::sized(matrix.panels(), threads, 2)
     }
 

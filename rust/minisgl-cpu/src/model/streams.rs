@@ -15,7 +15,7 @@ use crate::model::buffers::Buffers;
 use crate::model::config::MAX_STREAMS;
 use crate::model::held::Norm;
 use crate::model::operation::Mixing;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
 /// Lower bound of a stream's mean square when it is scaled to the first one's.
 const MIN_MEAN_SQUARE: f32 = 1e-5;
@@ -43,7 +43,7 @@ impl Worker<'_, '_> {
     pub(super) fn scale_streams(&mut self) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe {
                 let first = from_raw_parts(buffers.x.at(token, 0), size);
@@ -60,10 +60,10 @@ impl Worker<'_, '_> {
     pub(super) fn sum_streams(&mut self, stream: usize, last: usize) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe {
-                let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.beside].map(|grid| grid.at(token, 0));
+                let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.laurel].map(|grid| grid.at(token, 0));
                 let (x, sum) = (from_raw_parts_mut(x, size), from_raw_parts_mut(sum, size));
                 let row = from_raw_parts_mut(row, size);
                 match_rms(row, x);
@@ -86,7 +86,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
         let counter = self.counter();
-        each(counter, shared.count(), FEW, |token| {
+        each(counter, shared.count(), ITEM_TOKENS, |token| {
             let (mix_weights, count) = (self.mix_weights(part, token), buffers.streams.len() + 1);
             let mix_weights = &mix_weights[..count];
             let mut mix = [[0.0; MAX_STREAMS]; MAX_STREAMS];
@@ -117,7 +117,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
         let counter = self.counter();
-        each(counter, shared.count(), FEW, |token| {
+        each(counter, shared.count(), ITEM_TOKENS, |token| {
             let (mix_weights, count) = (self.mix_weights(part, token), buffers.streams.len() + 1);
             let mut factor = [0.0; MAX_STREAMS];
             for (factor, weights) in factor.iter_mut().zip(part.correct.chunks_exact(count)) {
@@ -133,7 +133,7 @@ impl Worker<'_, '_> {
                     for (row, factor) in rows[..count].iter().zip(&factor) {
                         *row.add(at) += new * factor;
                     }
-                    *buffers.behind.at(token, 0).add(at) = *rows[0].add(at) * part.scale[at];
+                    *buffers.side.at(token, 0).add(at) = *rows[0].add(at) * part.scale[at];
                 }
             }
         });
@@ -144,8 +144,8 @@ impl Worker<'_, '_> {
     pub(super) fn laurel(&mut self, before: Option<&Norm>, norm: &Norm) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let scratch = self.own.row.at(0, 0);
-        each(self.counter(), shared.count(), FEW, |token| {
-            let row = shared.buffers.beside.at(token, 0);
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            let row = shared.buffers.laurel.at(token, 0);
             // SAFETY: its piece: the row of this token, written before a barrier; `scratch` is this thread's.
             unsafe {
                 norm.apply(&shared.kernels, row, (0, size), row);
@@ -159,11 +159,11 @@ impl Worker<'_, '_> {
     pub(super) fn add_laurel(&mut self) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe {
                 let x = from_raw_parts_mut(buffers.x.at(token, 0), size);
-                let beside = from_raw_parts(buffers.beside.at(token, 0), size);
+                let beside = from_raw_parts(buffers.laurel.at(token, 0), size);
                 x.iter_mut()
                     .zip(beside)
                     .for_each(|(x, beside)| *x = (*x + beside) * FRAC_1_SQRT_2);
@@ -176,8 +176,8 @@ impl Worker<'_, '_> {
     pub(super) fn add_to_streams(&mut self, norm: &Norm) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
-        each(self.counter(), shared.count(), FEW, |token| {
-            let row = buffers.behind.at(token, 0);
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            let row = buffers.side.at(token, 0);
             // SAFETY: its piece: the rows of this token, written before a barrier.
             unsafe {
                 norm.apply(&shared.kernels, row, (0, size), row);

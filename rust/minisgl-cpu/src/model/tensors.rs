@@ -29,7 +29,7 @@ pub enum Origin {
 }
 
 /// A tensor, borrowed from a file or owned.
-pub enum Found<'a> {
+pub enum ModelTensor<'a> {
     /// Tensor in a mapped file.
     Borrowed(TensorView<'a>),
     /// Tensor that was computed or copied.
@@ -45,7 +45,7 @@ pub enum Found<'a> {
     },
 }
 
-impl<'a> Found<'a> {
+impl<'a> ModelTensor<'a> {
     /// Returns `view`, or its transpose if `transpose` is true. Errors for the transpose of a quantized tensor.
     pub fn transposed(view: TensorView<'a>, transpose: bool) -> Result<Self> {
         let size = view.kind().block_bytes();
@@ -73,7 +73,7 @@ impl<'a> Found<'a> {
     }
 
     /// Copies some rows of `view` into a matrix.
-    pub fn of_rows(view: &TensorView<'_>, rows: impl Iterator<Item = usize>) -> Self {
+    pub fn select_rows(view: &TensorView<'_>, rows: impl Iterator<Item = usize>) -> Self {
         let rows: Vec<usize> = rows.collect();
         let parts: Vec<_> = rows.iter().map(|row| view.row(*row)).collect();
         let which = format!("rows {:?} to {:?}", rows.first(), rows.last());
@@ -172,7 +172,7 @@ impl Tensors {
     }
 
     /// Returns the weight of a part with `shape`, outermost dimension first.
-    pub fn part(&self, part: Part, at: At, shape: &[usize]) -> Result<Found<'_>> {
+    pub fn part(&self, part: Part, at: At, shape: &[usize]) -> Result<ModelTensor<'_>> {
         let name = self.name(part, at, "weight")?;
         if let [rows, columns] = *shape
             && self.files.transposed
@@ -207,7 +207,7 @@ impl Tensors {
 
     /// Returns the tensor `name` with `shape`, and records that it is used. Accepts shapes that differ only in
     /// dimensions of 1 or in stacking.
-    fn get(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
+    fn get(&self, name: &str, shape: &[usize]) -> Result<ModelTensor<'_>> {
         self.requested
             .lock()
             .unwrap_or_else(|e| e.into_inner())
@@ -220,7 +220,7 @@ impl Tensors {
                 if view.shape() != shape {
                     // a row of its own or a vector, a matrix of all experts' rows: files differ
                     if have_same_layout(view.shape(), shape) {
-                        return Ok(Found::Owned {
+                        return Ok(ModelTensor::Owned {
                             name: name.to_owned(),
                             kind: view.kind(),
                             shape: shape.to_vec(),
@@ -232,7 +232,7 @@ impl Tensors {
                         view.shape()
                     )));
                 }
-                Ok(Found::Borrowed(view))
+                Ok(ModelTensor::Borrowed(view))
             }
             Origin::Dummy { seed, kind } => Ok(noise(name, shape, *seed, *kind)),
         }
@@ -283,7 +283,7 @@ fn have_same_layout(one: &[usize], other: &[usize]) -> bool {
 }
 
 /// Returns the transposed matrix. Errors for quantized blocks.
-fn transposed(matrix: TensorView<'_>) -> Result<Found<'static>> {
+fn transposed(matrix: TensorView<'_>) -> Result<ModelTensor<'static>> {
     let (name, kind) = (matrix.name(), matrix.kind());
     let &[rows, columns] = matrix.shape() else {
         return Err(Error::file(format!("the tensor {name} is no matrix")));
@@ -303,7 +303,7 @@ fn transposed(matrix: TensorView<'_>) -> Result<Found<'static>> {
             data.extend_from_slice(&matrix.data()[at..at + size]);
         }
     }
-    Ok(Found::owned(&matrix, "turned", [columns, rows], data))
+    Ok(ModelTensor::owned(&matrix, "turned", [columns, rows], data))
 }
 
 /// Returns true if all bytes of the tensor are zero (GPTQ tools write such unused biases).
@@ -319,12 +319,12 @@ fn is_mxfp4(name: impl AsRef<str>) -> bool {
 }
 
 /// Returns uniform noise with standard deviation 0.02, which keeps activations finite. Norm weights are 1.
-fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
+fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> ModelTensor<'static> {
     let count: usize = shape.iter().product();
     let name = name.to_owned();
     if name.ends_with("norm.weight") || (shape.len() == 1 && !name.ends_with("bias")) {
         let data = std::iter::repeat_n(1.0_f32.to_le_bytes(), count).flatten().collect();
-        return Found::Owned {
+        return ModelTensor::Owned {
             name,
             kind: Kind::F32,
             shape: shape.to_vec(),
@@ -348,7 +348,7 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
             data.push(120);
             data.extend((0..16).map(|_| (next().to_bits() >> 8) as u8));
         }
-        return Found::Owned {
+        return ModelTensor::Owned {
             name,
             kind,
             shape: shape.to_vec(),
@@ -364,7 +364,7 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
         (0..count).flat_map(|_| next().to_le_bytes()).collect()
     };
     let kind = if half { Kind::BF16 } else { Kind::F32 };
-    Found::Owned {
+    ModelTensor::Owned {
         name,
         kind,
         shape: shape.to_vec(),

@@ -10,7 +10,7 @@ use minisgl_kernels::{Isa, Kernels, Mode};
 
 use crate::error::{Error, Result};
 use crate::model::adapter::Run;
-use crate::model::buffers::{Buffers, COUNTERS, Own, TOKENS};
+use crate::model::buffers::{Buffers, COUNTERS, TOKENS, ThreadBuffers};
 use crate::model::config::ModelConfig;
 use crate::model::held::Norm;
 use crate::model::operation::Rotation;
@@ -19,9 +19,9 @@ use crate::states::StepStates;
 use crate::threads::{Barrier, Counter};
 
 /// Tokens per work item, where work goes token by token.
-pub(super) const FEW: usize = 4;
+pub(super) const ITEM_TOKENS: usize = 4;
 /// Tokens per work item, where each token writes one element of a shared cache line. It avoids false sharing.
-pub(super) const LINE: usize = 16;
+pub(super) const LINE_TOKENS: usize = 16;
 
 /// Names of the parts that time is measured by.
 pub const PARTS: [&str; 8] = [
@@ -99,7 +99,7 @@ impl Attentions {
     }
 
     /// Returns the kernel and the plan of `layer`.
-    pub fn of(&self, layer: usize) -> (&Attention, &Plan) {
+    pub fn for_layer(&self, layer: usize) -> (&Attention, &Plan) {
         let (attention, plan) = &self.kinds[self.kind_of[layer]];
         (attention, plan)
     }
@@ -144,7 +144,7 @@ pub(super) struct Worker<'a, 'f> {
     pub next: usize,
     /// End of the operation's work counters.
     pub end: usize,
-    pub own: &'a mut Own,
+    pub own: &'a mut ThreadBuffers,
     pub scratch: &'a mut Scratch,
     pub clock: Option<Instant>,
     pub times: &'a mut Times,
@@ -157,7 +157,11 @@ impl Forward<'_> {
 
     /// Returns the tokens per work item of KV stores. Keys of prefill tokens are interleaved in cache lines.
     pub(super) fn store_item_tokens(&self) -> usize {
-        if self.tokens.decode < self.count() { LINE } else { FEW }
+        if self.tokens.decode < self.count() {
+            LINE_TOKENS
+        } else {
+            ITEM_TOKENS
+        }
     }
 
     /// Returns the number of token blocks in a matmul. A block never mixes decode and prefill tokens.

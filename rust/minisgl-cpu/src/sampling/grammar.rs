@@ -73,15 +73,15 @@ impl Masked {
 
 /// Masks of a step that all threads fill together; each mask is filled by one thread.
 pub struct Masks<'a> {
-    found: Vec<&'a Mutex<Masked>>,
+    masks: Vec<&'a Mutex<Masked>>,
     next: Counter,
     began: OnceLock<Instant>,
 }
 
 impl<'a> Masks<'a> {
-    pub(super) fn of(found: impl Iterator<Item = &'a Mutex<Masked>>) -> Self {
+    pub(super) fn new(masks: impl Iterator<Item = &'a Mutex<Masked>>) -> Self {
         Self {
-            found: found.collect(),
+            masks: masks.collect(),
             next: Counter::default(),
             began: OnceLock::new(),
         }
@@ -89,8 +89,8 @@ impl<'a> Masks<'a> {
 
     /// Fills the masks that no other thread has claimed.
     pub fn fill(&self) {
-        while let Some(index) = self.next.claim(self.found.len()) {
-            let mut masked = self.found[index].lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(index) = self.next.claim(self.masks.len()) {
+            let mut masked = self.masks[index].lock().unwrap_or_else(PoisonError::into_inner);
             masked.fill(STEP_TIME.saturating_sub(self.began.get_or_init(Instant::now).elapsed()));
         }
     }

@@ -133,9 +133,9 @@ impl Slots {
         }
     }
 
-    /// Returns the grammar masks of these slots. They must be filled before the next `follow`.
+    /// Returns the grammar masks of these slots. They must be filled before the next `sample_with_grammar`.
     pub fn masks(&self, slots: impl Iterator<Item = usize>) -> Masks<'_> {
-        Masks::of(slots.filter_map(|slot| self.slots[slot].grammar.as_ref()))
+        Masks::new(slots.filter_map(|slot| self.slots[slot].grammar.as_ref()))
     }
 
     /// Returns true if the slot's token is the argmax of the unchanged logits and no log probabilities are requested.
@@ -193,7 +193,13 @@ impl Slots {
 
     /// Samples the token at `position` under the slot's grammar, if it has one, and advances the grammar. Returns the
     /// reason if the grammar allows no token.
-    pub fn follow(&self, slot: usize, position: u64, logits: &mut [f32], scratch: &mut Scratch) -> SampleResult {
+    pub fn sample_with_grammar(
+        &self,
+        slot: usize,
+        position: u64,
+        logits: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> SampleResult {
         let Some(masked) = &self.slots[slot].grammar else {
             return (self.draw(slot, position, logits, None, scratch), None);
         };

@@ -430,10 +430,10 @@ fn a_slot_follows_its_grammar_and_the_others_keep_their_bits() {
         slots.masks([0, 1, 2].into_iter()).fill();
         for slot in [0, 2] {
             let mut row = logits.clone();
-            let (drawn, failure) = slots.follow(slot, 1, &mut row, &mut scratch);
+            let (drawn, failure) = slots.sample_with_grammar(slot, 1, &mut row, &mut scratch);
             assert_eq!((drawn.token, failure, row), (0, None, logits.clone()));
         }
-        let (drawn, failure) = slots.follow(1, 1, &mut logits.clone(), &mut scratch);
+        let (drawn, failure) = slots.sample_with_grammar(1, 1, &mut logits.clone(), &mut scratch);
         assert_eq!(drawn.token, if expected == 66 { 1 } else { expected });
         assert_eq!(failure.is_some(), expected == 66);
     }
@@ -441,19 +441,25 @@ fn a_slot_follows_its_grammar_and_the_others_keep_their_bits() {
     slots.free(1);
     bind(&mut slots, 2, &[63, 9], Some(Arc::clone(&shared) as SharedGrammar));
     slots.masks([1, 2].into_iter()).fill();
-    let (drawn, _) = slots.follow(2, 1, &mut logits.clone(), &mut scratch);
+    let (drawn, _) = slots.sample_with_grammar(2, 1, &mut logits.clone(), &mut scratch);
     assert_eq!(drawn.token, 10);
-    let (drawn, _) = slots.follow(1, 1, &mut logits.clone(), &mut scratch);
+    let (drawn, _) = slots.sample_with_grammar(1, 1, &mut logits.clone(), &mut scratch);
     assert_eq!(drawn.token, 0);
     // its mask takes long, and in the step that was under way it is not asked again: the end is nobody's
     bind(&mut slots, 2, &[63, 19], Some(Arc::clone(&shared) as SharedGrammar));
     for _ in 0..2 {
         slots.masks([2].into_iter()).fill();
-        let (drawn, why) = slots.follow(2, 1, &mut logits.clone(), &mut scratch);
+        let (drawn, why) = slots.sample_with_grammar(2, 1, &mut logits.clone(), &mut scratch);
         assert_eq!((drawn.token, why), (1, Some(String::new())));
         shared.lock().unwrap().slow = 0;
     }
     bind(&mut slots, 2, &[63, 19], Some(shared as SharedGrammar));
     slots.masks([2].into_iter()).fill();
-    assert_eq!(slots.follow(2, 1, &mut logits.clone(), &mut scratch).0.token, 20);
+    assert_eq!(
+        slots
+            .sample_with_grammar(2, 1, &mut logits.clone(), &mut scratch)
+            .0
+            .token,
+        20
+    );
 }

@@ -88,7 +88,7 @@ impl MatrixEntry {
         ]
     }
 
-    fn of(numbers: &[u64]) -> Option<Self> {
+    fn parse(numbers: &[u64]) -> Option<Self> {
         let &[part, at, key, kind, n, panels, k, offset, checksum] = numbers else {
             return None;
         };
@@ -131,7 +131,7 @@ impl CacheFile {
         }
         let rows = (0..count).map(|row| {
             let numbers: Option<Vec<u64>> = (0..ROW).map(|i| number(HEAD + row * ROW + i)).collect();
-            MatrixEntry::of(&numbers?).map(|row| (row.position, row))
+            MatrixEntry::parse(&numbers?).map(|row| (row.position, row))
         });
         let rows: HashMap<MatrixPosition, MatrixEntry> = rows.collect::<Option<_>>()?;
         Some(Self {

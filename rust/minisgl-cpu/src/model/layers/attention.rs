@@ -15,7 +15,7 @@ use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
 use crate::model::names::Part;
 use crate::model::operation::{Attend, Heads, Operation, PerHead, Project, Projections, Rotation, Rows, TokenStep};
 use crate::model::pieces::{pack_transposed, padded, side_by_side, with_offset};
-use crate::model::tensors::Found;
+use crate::model::tensors::ModelTensor;
 
 const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
 
@@ -450,7 +450,7 @@ impl Loader<'_> {
             .iter()
             .map(|(part, width)| self.part(*part, [*width, hidden]))
             .collect::<Result<Vec<_>>>()?;
-        let views: Vec<TensorView<'_>> = tensors.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<TensorView<'_>> = tensors.iter().map(ModelTensor::view).collect::<Result<_>>()?;
         let pieces: Vec<Piece<'_>> = views
             .iter()
             .zip(&widths)

@@ -13,7 +13,7 @@ use crate::model::layers::mlp::{interleave_panels, split_gate_up};
 use crate::model::names::{At, Part};
 use crate::model::operation::{Add, Combine, Experts, Mlp, Operation, Project, Route, Rows};
 use crate::model::pieces::{pack, padded};
-use crate::model::tensors::Found;
+use crate::model::tensors::ModelTensor;
 
 /// Rejects settings of experts that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
@@ -167,19 +167,19 @@ impl Loader<'_> {
         } else {
             of(Part::ExpertsDown, [count, hidden, inner])?
         };
-        let views: Vec<TensorView<'_>> = both.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<TensorView<'_>> = both.iter().map(ModelTensor::view).collect::<Result<_>>()?;
         let (down, biases) = (down.view()?, self.expert_biases(moe)?);
         let one = |expert| -> Result<Mlp> {
             let down = pack(
                 &self.packing,
-                &[Found::transposed(down.slice(expert)?, transposed)?],
+                &[ModelTensor::transposed(down.slice(expert)?, transposed)?],
                 false,
             )?;
             let mut mlp = match views.as_slice() {
                 [up] if !self.config.gated => self.ungated(up.slice(expert)?, down, inner)?,
                 [both] => {
-                    let both = Found::transposed(both.slice(expert)?, transposed)?;
-                    self.of_both(both.view()?, down, inner)?
+                    let both = ModelTensor::transposed(both.slice(expert)?, transposed)?;
+                    self.fused_expert(both.view()?, down, inner)?
                 }
                 _ => self.gated([views[0].slice(expert)?, views[1].slice(expert)?], down, inner)?,
             };
@@ -193,13 +193,13 @@ impl Loader<'_> {
     }
 
     /// Creates an expert whose gate and up projection are one tensor.
-    fn of_both(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
+    fn fused_expert(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
         if !self.tensors.files.gate_up_in_turns {
             let half = [inner, self.config.hidden_size];
             let (gate, up) = split_gate_up(both, &half)?;
             return self.gated([gate, up], down, inner);
         }
-        let [gate, up] = [0, 1].map(|first| Found::of_rows(&both, (first..2 * inner).step_by(2)));
+        let [gate, up] = [0, 1].map(|first| ModelTensor::select_rows(&both, (first..2 * inner).step_by(2)));
         self.gated([gate.view()?, up.view()?], down, inner)
     }
 

@@ -6,7 +6,7 @@ use crate::model::held::Norm;
 use crate::model::names::{At, Part};
 use crate::model::operation::{Project, Rows};
 use crate::model::pieces::{load_norm, pack, padded};
-use crate::model::tensors::{Found, Tensors};
+use crate::model::tensors::{ModelTensor, Tensors};
 use crate::weights::Packing;
 
 /// Maximum of most sizes. A larger value means a damaged file.
@@ -48,7 +48,7 @@ impl Loader<'_> {
         }
     }
 
-    pub(super) fn part(&self, part: Part, shape: [usize; 2]) -> Result<Found<'_>> {
+    pub(super) fn part(&self, part: Part, shape: [usize; 2]) -> Result<ModelTensor<'_>> {
         self.tensors.part(part, self.at(), &shape)
     }
 

@@ -14,7 +14,7 @@ use crate::model::layers::loader::{Loader, unsupported};
 use crate::model::names::Part;
 use crate::model::operation::{Convolve, Mamba, Operation, Project, Projections, Rows};
 use crate::model::pieces::{padded, side_by_side};
-use crate::model::tensors::Found;
+use crate::model::tensors::ModelTensor;
 
 /// Rejects recurrent states that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
@@ -72,7 +72,7 @@ impl Loader<'_> {
             layer: self.layer,
             convolution,
             decay_rates: self.decay_rates(heads)?,
-            past: self.vector(Part::Past, "weight", heads)?,
+            skip: self.vector(Part::Past, "weight", heads)?,
             step_bias: self.vector(Part::StepBias, "bias", heads)?,
             norm,
             eps: config.norm_eps,
@@ -113,9 +113,7 @@ impl Loader<'_> {
     fn decay_rates(&self, heads: usize) -> Result<Vec<f32>> {
         let mut decay_rates = self.vector(Part::Fading, "weight", heads)?;
         if self.tensors.is_checkpoint() {
-            decay_rates
-                .iter_mut()
-                .for_each(|decay_rates| *decay_rates = -decay_rates.exp());
+            decay_rates.iter_mut().for_each(|rate| *rate = -rate.exp());
         }
         Ok(decay_rates)
     }
@@ -143,7 +141,7 @@ impl Loader<'_> {
         let tensors: Vec<_> = (wide.iter().chain(narrow))
             .map(|(part, rows)| self.part(*part, [*rows, hidden]))
             .collect::<Result<_>>()?;
-        let views: Vec<_> = tensors.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<_> = tensors.iter().map(ModelTensor::view).collect::<Result<_>>()?;
         let mut pieces = Vec::new();
         for (at, view) in views.into_iter().enumerate() {
             pieces.push(match at < wide.len() {

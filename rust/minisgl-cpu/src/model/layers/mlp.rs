@@ -56,19 +56,19 @@ impl Loader<'_> {
     pub(super) fn gated(&self, [gate, up]: [TensorView<'_>; 2], down: Matrix, inner: usize) -> Result<Mlp> {
         let (gate, up) = (Piece::new(gate), Piece::new(up));
         if gate.tensor.kind().held() == up.tensor.kind().held() {
-            return Ok(self.of_halves(self.packing.pack(&[gate, up], true, None)?, None, down, inner));
+            return Ok(self.assemble_mlp(self.packing.pack(&[gate, up], true, None)?, None, down, inner));
         }
         let [gate, up] = [gate, up].map(|one| self.packing.pack(&[one], false, None));
-        Ok(self.of_halves(gate?, Some(up?), down, inner))
+        Ok(self.assemble_mlp(gate?, Some(up?), down, inner))
     }
 
     /// Packs an MLP without a gate.
     pub(super) fn ungated(&self, up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
         let up = self.packing.pack(&[Piece::new(up)], false, None)?;
-        Ok(self.of_halves(up, None, down, inner))
+        Ok(self.assemble_mlp(up, None, down, inner))
     }
 
-    fn of_halves(&self, gate_up: Matrix, up: Option<Matrix>, down: Matrix, inner: usize) -> Mlp {
+    fn assemble_mlp(&self, gate_up: Matrix, up: Option<Matrix>, down: Matrix, inner: usize) -> Mlp {
         let linear = |weight| Linear { weight, bias: None };
         Mlp {
             halves: Halves {
