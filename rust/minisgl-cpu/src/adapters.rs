@@ -52,7 +52,7 @@ impl Adapters {
                 continue;
             }
             let Some(adapter) = self.by_id.get(&id) else {
-                return Err(Error::step(format!("adapter {id} is not there")));
+                return Err(Error::step(format!("adapter {id} is not loaded")));
             };
             let (mut start, end) = (starts[row] as usize, starts[row + 1] as usize);
             let starts_prefill = row == step.num_decode_rows;

@@ -25,9 +25,9 @@ use crate::threads::{Counter, Pool};
 
 /// Prompt positions per call of the LM head. A long prompt thus never needs all [tokens, vocabulary] logits at once.
 const HEAD_CHUNK: usize = 128;
-const NO_TEXT: &str = "the model is an encoder: it gives embeddings of texts, and no text";
-const NOT_FINITE_TEXT: &str = "the model's output for it is not finite: numbers overflow (try --kv-dtype f32), \
-     or its adapter's do";
+const NO_TEXT: &str = "the model is an encoder: it computes embeddings and cannot generate text";
+const NOT_FINITE_TEXT: &str = "the model's output for it is not finite: values overflow (try --kv-dtype f32), \
+     or those of its adapter do";
 
 /// CPU inference engine: one model with its thread pool, KV pool, slots and adapters. `step` runs one scheduler step.
 pub struct Engine {
@@ -133,7 +133,10 @@ impl Engine {
         }
         for (slot, mut binding) in bindings {
             if slot > self.sizes.max_rows {
-                return Err(Error::step(format!("binding: slot {slot} of {}", self.sizes.max_rows)));
+                return Err(Error::step(format!(
+                    "binding: slot {slot}: must be 0 to {}",
+                    self.sizes.max_rows
+                )));
             }
             self.pools.bind(slot, &binding);
             self.adapters.bind(slot, &binding);
@@ -213,14 +216,14 @@ impl Engine {
             let row = self.page_table.get_mut(start..start.saturating_add(count));
             let (Some(pages), Some(row)) = (pages, row.filter(|_| column + count <= self.columns)) else {
                 return Err(Error::step(format!(
-                    "page table: slot {slot}, column {column}, {count} pages"
+                    "page_table_updates: slot {slot}, page index {column}, {count} pages: out of bounds"
                 )));
             };
             for (to, page) in row.iter_mut().zip(pages) {
                 *to = *page as u32;
                 if *to as usize > self.sizes.num_pages {
                     return Err(Error::step(format!(
-                        "page table: page {page} of {}",
+                        "page_ids: page {page}: must be 0 to {}",
                         self.sizes.num_pages
                     )));
                 }
@@ -240,12 +243,15 @@ impl Engine {
                 let staged = self.keeper.as_ref().and_then(|keeper| keeper.staged(slot, column));
                 let (Some(page), Some(bytes)) = (self.page_table.get(entry), staged) else {
                     return Err(Error::step(format!(
-                        "page_loads: slot {slot}, page {column}: is not at hand"
+                        "page_loads: slot {slot}, page {column}: not staged"
                     )));
                 };
                 let page = *page as usize;
                 if bytes.len() != KvPool::page_bytes(self.kv.shape()) {
-                    return Err(Error::step(format!("page_loads: {} bytes: no page", bytes.len())));
+                    return Err(Error::step(format!(
+                        "page_loads: {} bytes are not the size of a page",
+                        bytes.len()
+                    )));
                 }
                 self.kv.put(page, bytes);
                 self.dirty_pages.remove(&page);
@@ -264,9 +270,7 @@ impl Engine {
                 .zip(self.states.as_mut())
                 .map(|(state, states)| states.load(slot, state));
             if loaded != Some(true) {
-                return Err(Error::step(format!(
-                    "state_begins: slot {slot}: its state is not at hand"
-                )));
+                return Err(Error::step(format!("state_begins: slot {slot}: no state is staged")));
             }
         }
         Ok(())
@@ -327,12 +331,18 @@ impl Engine {
                 .zip(&step.seq_lens)
                 .any(|(new, all)| *new < 1 || new > all)
         {
-            return Err(Error::step("step: extend_lens: they are not those of its tokens"));
+            return Err(Error::step(
+                "step: extend_lens: must be 1 to seq_lens in each row and add up to the tokens of the step",
+            ));
         }
         match &self.states {
             Some(states) => states.check(step)?,
             None if step.state_begins.is_empty() && step.state_saves.is_empty() => {}
-            None => return Err(Error::step("step: state_begins: no layer keeps a state")),
+            None => {
+                return Err(Error::step(
+                    "step: state_begins, state_saves: the model has no recurrent layers",
+                ));
+            }
         }
         let vocabulary = self.decoder.config.vocab_size;
         step.input_ids

@@ -54,7 +54,7 @@ impl Head {
     /// if the shape contains 0 or does not fit the data.
     pub fn new(kind: Kind, shape: [usize; 2], data: &[u8], isa: Option<&str>, team: Team) -> Result<Self> {
         if shape.contains(&0) {
-            return Err(Error::setting("a head without numbers"));
+            return Err(Error::setting("head: a dimension is 0"));
         }
         let table = TensorView::new("head", kind, &shape, data)?;
         let matrix = Matrix::pack(&[Part::new(table)], false, None)?;
@@ -81,7 +81,7 @@ impl Head {
         if x.len() != rows * inputs || out.len() != rows * width {
             let (x, out) = (x.len(), out.len());
             return Err(Error::setting(format!(
-                "{x} numbers and room for {out}: not rows of {inputs} and {width}"
+                "head: {x} inputs and {out} outputs: must be rows of {inputs} and {width}"
             )));
         }
         if rows > self.rows {

@@ -55,7 +55,7 @@ impl OpenMp {
         // SAFETY: `call` lives until all threads are done, which is when the function returns.
         unsafe { (self.parallel)(run_one, (&raw mut call).cast(), self.threads, 0) };
         if call.panicked.into_inner() {
-            return Err(Error::step("the product panicked"));
+            return Err(Error::step("the matmul panicked"));
         }
         Ok(())
     }

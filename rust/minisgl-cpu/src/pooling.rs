@@ -148,7 +148,9 @@ impl Heads {
             let mut width = size;
             for step in steps {
                 let next = step.width(width);
-                width = next.ok_or_else(|| Error::unsupported(format!("a head of {width} numbers: sizes differ")))?;
+                width = next.ok_or_else(|| {
+                    Error::unsupported(format!("head: a step does not fit its input of {width} elements"))
+                })?;
             }
         }
         Ok(())

@@ -108,7 +108,9 @@ impl States {
                 step.state_saves.iter().map(|one| one[2]).collect(),
             )
         {
-            return Err(Error::step("step: req_slots, state_saves: one place twice"));
+            return Err(Error::step(
+                "step: req_slots, state_saves: a slot or checkpoint occurs twice",
+            ));
         }
         Ok(())
     }

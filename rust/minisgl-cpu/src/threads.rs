@@ -201,7 +201,9 @@ impl Pool {
         }
         shared.barrier.reset_after_job();
         let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
-        panic.map_or(Ok(()), |text| Err(Error::step(format!("the forward panicked: {text}"))))
+        panic.map_or(Ok(()), |text| {
+            Err(Error::step(format!("the forward pass panicked: {text}")))
+        })
     }
 }
 

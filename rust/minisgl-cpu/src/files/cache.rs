@@ -188,7 +188,7 @@ impl Planned<'_> {
             });
             if sound.contains(&false) {
                 return Err(Error::file(format!(
-                    "tensor {}: a number in it is not finite, or too large to be quantized",
+                    "tensor {}: an element is not finite or is too large to quantize",
                     tensor.name()
                 )));
             }

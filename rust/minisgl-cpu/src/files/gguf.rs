@@ -118,20 +118,18 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
     match version {
         2 | 3 => {}
         _ if version.swap_bytes() < 1 << 16 && version >= 1 << 16 => {
-            return Err(Error::unsupported("a big-endian GGUF file: not supported"));
+            return Err(Error::unsupported("big-endian GGUF files are not supported"));
         }
         _ => {
             return Err(Error::unsupported(format!(
-                "GGUF version {version}: only 2 and 3 are known"
+                "GGUF version {version}: only 2 and 3 are supported"
             )));
         }
     }
     let counts = (reader.u64("the counts")?, reader.u64("the counts")?);
     for (what, count, limit) in [("tensors", counts.0, MAX_TENSORS), ("keys", counts.1, MAX_KEYS)] {
         if count > limit {
-            return Err(Error::file(format!(
-                "it claims {count} {what}: more than {limit} are not read"
-            )));
+            return Err(Error::file(format!("it claims {count} {what}; the limit is {limit}")));
         }
     }
     Ok(counts)
@@ -141,7 +139,7 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
 fn checked_count(reader: &Reader<'_>, what: &str, count: u64, min_bytes: usize) -> Result<usize> {
     let limit = reader.left() / min_bytes;
     let checked = usize::try_from(count).ok().filter(|&count| count <= limit);
-    checked.ok_or_else(|| Error::file(format!("it claims {count} {what}, the file has room for {limit}")))
+    checked.ok_or_else(|| Error::file(format!("it claims {count} {what}; the file can hold at most {limit}")))
 }
 
 fn read_metadata<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<(&'a str, Value<'a>)>> {
@@ -150,7 +148,7 @@ fn read_metadata<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<(&'a str
     for i in 0..count {
         let key = reader.text(&format!("the name of key {i}"))?;
         if !seen.insert(key) {
-            return Err(Error::file(format!("key {key}: there twice")));
+            return Err(Error::file(format!("key {key}: occurs twice")));
         }
         metadata.push((key, Value::read(reader, key)?));
     }
@@ -175,10 +173,10 @@ fn read_tensors<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInf
     for i in 0..count {
         let name = reader.text(&format!("the name of tensor {i}"))?;
         if name.is_empty() {
-            return Err(Error::file(format!("tensor {i}: it has no name")));
+            return Err(Error::file(format!("tensor {i}: its name is empty")));
         }
         if !seen.insert(name) {
-            return Err(Error::file(format!("tensor {name}: there twice")));
+            return Err(Error::file(format!("tensor {name}: occurs twice")));
         }
         tensors.push(read_tensor(reader, name)?);
     }
@@ -190,12 +188,12 @@ fn read_tensor<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<
     let what = format!("tensor {name}");
     let num_dims = reader.u32(&what)? as usize;
     if !(1..=MAX_DIMS).contains(&num_dims) {
-        return Err(bad(format!("{num_dims} dimensions, not 1 to {MAX_DIMS}")));
+        return Err(bad(format!("{num_dims} dimensions; must be 1 to {MAX_DIMS}")));
     }
     let mut dims = [1; MAX_DIMS];
     for dim in dims.iter_mut().rev().take(num_dims) {
         let n = reader.u64(&what)?;
-        *dim = usize::try_from(n).map_err(|_| bad(format!("a dimension of {n}")))?;
+        *dim = usize::try_from(n).map_err(|_| bad(format!("dimension {n} is too large")))?;
     }
     let shape = &dims[MAX_DIMS - num_dims..];
     let type_id = reader.u32(&what)?;
@@ -203,13 +201,13 @@ fn read_tensor<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<
     let read = kind.map(|kind| (kind.name(), kind.block_len(), kind.block_bytes()));
     let other = OTHER_TYPES.iter().find(|other| other.0 == type_id);
     let Some((type_name, block_len, block_bytes)) = read.or(other.map(|other| (other.1, other.2, other.3))) else {
-        return Err(bad(format!("type {type_id} is not known")));
+        return Err(bad(format!("type {type_id} is unknown")));
     };
     let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
     let size = count.and_then(|n| (n / block_len).checked_mul(block_bytes));
     let Some(size) = size.filter(|&size| size > 0 && dims[MAX_DIMS - 1].is_multiple_of(block_len)) else {
         return Err(bad(format!(
-            "its shape {shape:?} cannot be in {type_name}, blocks of {block_len}"
+            "its shape {shape:?} does not fit {type_name}, which has blocks of {block_len}"
         )));
     };
     let offset = reader.u64(&what)?;
@@ -234,13 +232,13 @@ fn locate_data(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, le
             Error::file(format!("tensor {name}: its bytes {start} to {end} of the data {what}"))
         };
         if !tensor.bytes.start.is_multiple_of(alignment) {
-            return Err(bad(&format!("do not begin at a multiple of {alignment}")));
+            return Err(bad(&format!("do not start at a multiple of {alignment}")));
         }
         match tensor.bytes.end.checked_add(data) {
             Some(end) if end <= len => tensor.bytes = tensor.bytes.start + data..end,
             _ => {
                 let have = len.saturating_sub(data);
-                return Err(bad(&format!("are not all there: the file has {have} of data")));
+                return Err(bad(&format!("exceed the {have} bytes in the file")));
             }
         }
     }
@@ -269,7 +267,7 @@ pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     let end = format!("-{:05}-of-{count:05}.gguf", number.saturating_add(1));
     let Some(stem) = first.name().strip_suffix(&end).filter(|_| count < 100_000) else {
         return Err(bad(format!(
-            "part {number} (from 0) of {count}: its name has to end in {end}"
+            "part {number} (from 0) of {count}: its name must end in {end}"
         )));
     };
     let named = |i: u64| format!("{stem}-{:05}-of-{count:05}.gguf", i + 1);
@@ -450,7 +448,7 @@ impl Type {
         let found = ALL.get(number as usize);
         found
             .copied()
-            .ok_or_else(|| Error::file(format!("{what}: type {number} is not known")))
+            .ok_or_else(|| Error::file(format!("{what}: type {number} is unknown")))
     }
 
     /// Returns the minimum bytes of one value of this type.
@@ -493,7 +491,7 @@ impl<'a> Value<'a> {
                 other => return Err(Error::file(format!("{what}: {other} is not a bool"))),
             },
             Type::Text => Self::Text(reader.text(what)?),
-            Type::List => return Err(Error::file(format!("{what}: a list of lists"))),
+            Type::List => return Err(Error::file(format!("{what}: nested lists are not supported"))),
         })
     }
 }
@@ -502,13 +500,13 @@ impl<'a> List<'a> {
     fn read(reader: &mut Reader<'a>, what: &str) -> Result<Self> {
         let element = Type::read(reader, what)?;
         if element == Type::List {
-            return Err(Error::file(format!("{what}: a list of lists")));
+            return Err(Error::file(format!("{what}: nested lists are not supported")));
         }
         let count = reader.u64(what)?;
         let most = reader.left() / element.min_bytes();
         let Some(len) = usize::try_from(count).ok().filter(|&len| len <= most) else {
             return Err(Error::file(format!(
-                "{what}: it claims {count} values, the file has room for {most}"
+                "{what}: it claims {count} values; the file can hold at most {most}"
             )));
         };
         let rest = reader.rest();
@@ -604,7 +602,7 @@ impl<'a> Reader<'a> {
         let left = self.left();
         let Some(len) = usize::try_from(len).ok().filter(|&len| len <= left) else {
             return Err(Error::file(format!(
-                "the file ends in {what}: a text of {len} bytes, {left} are left"
+                "the file ends in {what}: a string of {len} bytes with {left} bytes left"
             )));
         };
         std::str::from_utf8(self.take(len, what)?).map_err(|error| Error::file(format!("{what} is not UTF-8: {error}")))

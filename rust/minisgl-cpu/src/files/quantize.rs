@@ -29,7 +29,7 @@ impl Quantization {
         match text {
             "q8" => Ok(Self::Q8),
             "q4" => Ok(Self::Q4),
-            _ => Err(Error::setting(format!("quantization: {text:?}: only q8 and q4"))),
+            _ => Err(Error::setting(format!("quantization: {text:?}: must be q8 or q4"))),
         }
     }
 

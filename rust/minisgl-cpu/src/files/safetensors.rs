@@ -70,7 +70,7 @@ impl Folder {
             let Some(own) = own.filter(fits) else {
                 let (name, shape) = (&entry.name, &entry.shape);
                 return Err(Error::file(format!(
-                    "tensor {name}: {shape:?}: MXFP4 has 16 bytes a block, and a tensor *{SCALES} with a number for each"
+                    "tensor {name}: {shape:?}: MXFP4 needs 16 bytes a block and a tensor *{SCALES} with a scale for each block"
                 )));
             };
             entry.shape.pop();
@@ -80,7 +80,7 @@ impl Folder {
             self.scales.insert(at, own);
         }
         if let Some(entry) = scales.values().next() {
-            return Err(Error::file(format!("tensor {}: no *{BLOCKS} beside it", entry.name)));
+            return Err(Error::file(format!("tensor {}: has no matching *{BLOCKS}", entry.name)));
         }
         let names = self.entries.iter().map(|entry| entry.name.clone());
         self.by_name = names.zip(0..).collect();
@@ -97,7 +97,7 @@ impl Folder {
                     _ => "the same file",
                 };
                 return Err(Error::file(format!(
-                    "{}: tensor {}: in {other}, too",
+                    "{}: tensor {}: also in {other}",
                     mapping.name(),
                     entry.name
                 )));
@@ -126,7 +126,7 @@ fn model_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut model_files: Vec<PathBuf> = listed.into_iter().map(|entry| entry.path()).collect();
     model_files.retain(|path| path.extension().is_some_and(|end| end == SUFFIX));
     if model_files.is_empty() {
-        return Err(Error::file("no *.safetensors in it"));
+        return Err(Error::file("the folder has no *.safetensors"));
     }
     model_files.sort();
     Ok(model_files)
@@ -140,10 +140,12 @@ fn files_of_index(bytes: &[u8]) -> Result<Vec<String>> {
     let map = map.ok_or_else(|| bad("no weight_map"))?;
     let mut names = Vec::new();
     for (tensor, file) in map {
-        let file = file.as_str().ok_or_else(|| bad(&format!("the file of {tensor}")))?;
+        let file = file
+            .as_str()
+            .ok_or_else(|| bad(&format!("the file name of {tensor} is not a string")))?;
         let mut parts = Path::new(file).components();
         if file.is_empty() || !parts.all(|part| matches!(part, Component::Normal(_))) {
-            return Err(bad(&format!("{file:?} is not a name of a file beside it")));
+            return Err(bad(&format!("{file:?} is not a file name within the folder")));
         }
         names.push(file.to_owned());
     }
@@ -168,7 +170,7 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
             "I64" if name.ends_with("_ids") => continue, // a list of positions, which encoders' files have beside weights
             other => {
                 return Err(Error::unsupported(format!(
-                    "tensor {name}: {other}: only F32, F16 and BF16 can be computed with"
+                    "tensor {name}: {other}: only F32, F16 and BF16 are supported"
                 )));
             }
         };
@@ -231,7 +233,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 tensors.insert(name.clone(), info).is_some()
             };
             if is_second {
-                return Err(A::Error::custom(format!("{name} is there twice")));
+                return Err(A::Error::custom(format!("{name} occurs twice")));
             }
         }
         Ok(Header(tensors))
@@ -279,11 +281,11 @@ impl TensorEntry {
         let (dtype, shape, (start, end)) = (&self.dtype, &self.shape, self.data_offsets);
         if end > len {
             return Some(format!(
-                "its bytes {start} to {end} of the data are not all there: the file has {len}"
+                "its bytes {start} to {end} exceed the {len} bytes of data in the file"
             ));
         }
         let Some(bits) = bits(dtype) else {
-            return Some(format!("dtype {dtype} is not known"));
+            return Some(format!("dtype {dtype} is unknown"));
         };
         let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
         let num_bits = count.and_then(|n| n.checked_mul(bits));
@@ -293,7 +295,7 @@ impl TensorEntry {
             ));
         }
         (start != covered)
-            .then(|| format!("its bytes {start} to {end} do not begin where those before end, at {covered}"))
+            .then(|| format!("its bytes {start} to {end} do not start where the previous tensor ends, at {covered}"))
     }
 }
 

@@ -113,7 +113,7 @@ impl Adapter {
         let all = layers.iter().flatten().flatten();
         let rank = all.map(|one| one.a.n()).max().unwrap_or(0);
         if rank == 0 {
-            return Err(Error::setting("an adapter without any A and B for this model"));
+            return Err(Error::setting("the adapter has no A and B for this model"));
         }
         Ok(Self { layers, rank })
     }
@@ -139,7 +139,7 @@ impl<'a> SiteLayer<'a> {
         {
             let (a, b) = (pair.a.len(), pair.b.len());
             return Err(Error::setting(format!(
-                "{part}: {a} and {b} numbers do not fit {outputs} x {inputs}"
+                "{part}: A with {a} and B with {b} elements do not fit {outputs} x {inputs}"
             )));
         }
         Ok(Self {

@@ -50,7 +50,7 @@ impl<'a> ModelTensor<'a> {
     pub fn transposed(view: TensorView<'a>, transpose: bool) -> Result<Self> {
         let size = view.kind().block_bytes();
         let (&[rows, columns], 1) = (view.shape(), view.kind().block_len()) else {
-            let text = || format!("tensor {}: blocks cannot be transposed", view.name());
+            let text = || format!("tensor {}: quantized blocks cannot be transposed", view.name());
             return if transpose {
                 Err(Error::unsupported(text()))
             } else {
@@ -228,7 +228,7 @@ impl Tensors {
                         });
                     }
                     return Err(Error::file(format!(
-                        "the tensor {name} is {:?}, the model's config wants {shape:?}",
+                        "the tensor {name} has shape {:?}; the configuration needs {shape:?}",
                         view.shape()
                     )));
                 }
@@ -286,13 +286,14 @@ fn have_same_layout(one: &[usize], other: &[usize]) -> bool {
 fn transposed(matrix: TensorView<'_>) -> Result<ModelTensor<'static>> {
     let (name, kind) = (matrix.name(), matrix.kind());
     let &[rows, columns] = matrix.shape() else {
-        return Err(Error::file(format!("the tensor {name} is no matrix")));
+        return Err(Error::file(format!("the tensor {name} is not a matrix")));
     };
     let size = match kind {
         Kind::F32 => 4,
         Kind::F16 | Kind::BF16 => 2,
         _ => {
-            let why = "lies with its inputs first, and blocks cannot be turned: use full weights";
+            let why =
+                "is stored as [inputs, outputs], and quantized blocks cannot be transposed: use unquantized weights";
             return Err(Error::unsupported(format!("the tensor {name} {why}")));
         }
     };

@@ -113,7 +113,7 @@ impl Attentions {
     pub fn scratch(&self) -> Result<Scratch> {
         let largest = self.kinds.iter().max_by_key(|(attention, _)| attention.head_dim());
         largest.map_or_else(
-            || Err(Error::setting("a model without layers")),
+            || Err(Error::setting("the model has no layers")),
             |(one, _)| Ok(one.scratch()),
         )
     }

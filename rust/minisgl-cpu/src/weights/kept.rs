@@ -341,7 +341,9 @@ impl Keeping {
         let size = rows.last().map_or(0, |row| row.offset + row.shape.bytes()) as u64;
         if size > self.cache.limit {
             let limit = self.cache.limit;
-            return Err(Error::file(format!("it takes {size} bytes, and the cache has {limit}")));
+            return Err(Error::file(format!(
+                "it needs {size} bytes; the cache limit is {limit}"
+            )));
         }
         let Some(_lock) = self.lock(stop)? else {
             return Ok(None);

@@ -121,7 +121,7 @@ fn panels_look_as_the_version_says() {
     assert_eq!(
         sum.end(),
         13_487_213_627_686_067_721,
-        "who changes what panels look like raises kept.rs's VERSION"
+        "the layout of panels has changed: raise VERSION in kept.rs"
     );
 }
 
@@ -276,7 +276,7 @@ fn what_was_used_longest_ago_goes() {
     };
     let text = error(&folder.cache(size - 1));
     assert!(
-        text.contains(&format!("takes {size} bytes, and the cache has {}", size - 1)),
+        text.contains(&format!("needs {size} bytes; the cache limit is {}", size - 1)),
         "{text}"
     );
     assert_eq!(folder.names().len(), 2);

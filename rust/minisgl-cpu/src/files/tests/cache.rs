@@ -116,7 +116,7 @@ fn what_cannot_be_quantized_is_named_and_leaves_nothing() {
         let file = folder.0.join("made/weights.gguf");
         let error = quantized(source.as_ref(), quantization, &file, &mut |_, _| Ok(()));
         let text = error.unwrap_err().to_string();
-        assert!(text.starts_with("tensor bad.weight: a number in it is not finite"));
+        assert!(text.starts_with("tensor bad.weight: an element is not finite"));
         assert_eq!(fs::read_dir(folder.0.join("made")).unwrap().count(), 0);
     }
     let stopped = |_, _| Err(Error::step("no more"));

@@ -31,7 +31,7 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     }
     if config.both_ways && (config.chunked || config.state.is_some() || config.latent.is_some()) {
         return Err(Error::unsupported(
-            "config.json: attention both ways, with what no encoder has",
+            "config.json: bidirectional attention is not supported with chunks, recurrent layers or latents",
         ));
     }
     if let Some(distances) = &config.distances {
@@ -41,15 +41,11 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
         return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));
     }
     if config.attention_gates && (config.latent.is_some() || config.qkv_bias) {
-        let why = "not with gates of what attention gives";
+        let why = "not supported with attention output gates";
         return Err(unsupported("attention_bias", 1, why));
     }
     if config.latent.is_some() && config.qkv_bias {
-        return Err(unsupported(
-            "attention_bias",
-            1,
-            "not with keys and values made of latents",
-        ));
+        return Err(unsupported("attention_bias", 1, "not supported with latent attention"));
     }
     config
         .latent
@@ -65,7 +61,7 @@ fn check_heads(config: &ModelConfig, layer: usize, heads: &config::Heads) -> Res
     if let Some(table) = config.rotary[layer] {
         let rotated = 2 * config.inverse_frequencies[table].len();
         if rotated == 0 || rotated > heads.head_dim {
-            let why = format!("of {} numbers of a head that are rotated: must be even", heads.head_dim);
+            let why = format!("the RoPE columns must be 1 to the head size {}", heads.head_dim);
             return Err(unsupported("head_dim", rotated, &why));
         }
     }
@@ -73,7 +69,7 @@ fn check_heads(config: &ModelConfig, layer: usize, heads: &config::Heads) -> Res
     let owner = config.heads.get(heads.kv_of).filter(|owner| owner.kv_of == heads.kv_of);
     let owner = owner.filter(|_| config.attends[heads.kv_of] || !config.attends[layer]);
     if heads.kv_of > layer || !owner.is_some_and(alike) {
-        let why = "no such layer to share";
+        let why = "not an earlier layer with equal heads";
         return Err(unsupported("num_kv_shared_layers", heads.kv_of, why));
     }
     Ok(())

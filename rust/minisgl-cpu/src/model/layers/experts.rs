@@ -36,7 +36,10 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     }
     let most = moe.chosen_groups * (moe.num_experts / groups);
     if moe.chosen_groups > groups || moe.experts_per_token > most {
-        let why = format!("of {groups} groups, {} experts a token", moe.experts_per_token);
+        let why = format!(
+            "must be 1 to {groups}, with at least {} experts in these groups",
+            moe.experts_per_token
+        );
         return Err(unsupported("topk_group", moe.chosen_groups, &why));
     }
     Ok(())

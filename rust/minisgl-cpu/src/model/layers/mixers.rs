@@ -22,7 +22,11 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     for layer in (0..config.num_layers).filter(|layer| config.state_layers[*layer]) {
         let both = config.attends[layer] && (config.has_behind() || config.is_parallel());
         if size == 0 || size > MAX_STATE || both {
-            return Err(unsupported("layer_types", layer, "a state that no layer can have"));
+            return Err(unsupported(
+                "layer_types",
+                layer,
+                "its recurrent state is not supported",
+            ));
         }
     }
     Ok(())

@@ -21,7 +21,7 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     }
     let cuts = &config.gate_cuts;
     if !(cuts.is_empty() || cuts.len() == config.num_layers) || !cuts.iter().all(|cut| cut.is_finite()) {
-        let why = "one number a layer";
+        let why = "must be one finite value per layer";
         return Err(unsupported("activation_sparsity_pattern", cuts.len(), why));
     }
     if let Activation::ClampedSwiglu { alpha, limit } = config.activation

@@ -33,7 +33,7 @@ pub fn check(config: &ModelConfig) -> Result<()> {
         return Err(unsupported("type_vocab_size", config.token_types, "must be at least 2"));
     }
     if config.learned_positions > 0 && config.first_position >= config.learned_positions {
-        let why = "none is left";
+        let why = "must exceed the first position";
         return Err(unsupported("max_position_embeddings", config.learned_positions, why));
     }
     let alone = config
@@ -43,13 +43,13 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     let plain = alone && config.per_layer.is_none() && !config.layer_scales && config.residual_scale == 1.0;
     if config.norms == Norms::Over && !plain {
         return Err(Error::unsupported(
-            "config.json: norms over sums, with what no encoder has",
+            "config.json: norms of residual sums are supported for plain encoders only",
         ));
     }
     let has_first = |layer: usize| config.attends[layer] || config.state.is_some() && config.state_layers[layer];
     if config.is_parallel() && (config.moe.is_some() || !(0..config.num_layers).all(has_first)) {
         return Err(Error::unsupported(
-            "config.json: an MLP beside attention, with experts or in a layer without attention",
+            "config.json: an MLP parallel to attention is not supported with experts or in a layer without attention",
         ));
     }
     attention::check(config)?;
@@ -64,16 +64,32 @@ fn check_lengths(config: &ModelConfig) -> Result<()> {
     let layers = config.num_layers;
     let tables = config.inverse_frequencies.len();
     let by_layer = [
-        ("num_hidden_layers", config.heads.len(), "sizes of each layer"),
+        (
+            "num_hidden_layers",
+            config.heads.len(),
+            "must be the number of per-layer sizes",
+        ),
         (
             "num_hidden_layers",
             config.intermediate_sizes.len(),
-            "sizes of each layer",
+            "must be the number of per-layer sizes",
         ),
-        ("num_hidden_layers", config.attends.len(), "sizes of each layer"),
-        ("num_hidden_layers", config.state_layers.len(), "sizes of each layer"),
-        ("layer_types", config.windows.len(), "one a layer"),
-        ("no_rope_layers", config.rotary.len(), "one table or none a layer"),
+        (
+            "num_hidden_layers",
+            config.attends.len(),
+            "must be the number of per-layer sizes",
+        ),
+        (
+            "num_hidden_layers",
+            config.state_layers.len(),
+            "must be the number of per-layer sizes",
+        ),
+        ("layer_types", config.windows.len(), "must be one per layer"),
+        (
+            "no_rope_layers",
+            config.rotary.len(),
+            "must be one table or none per layer",
+        ),
     ];
     if let Some((name, count, why)) = by_layer.into_iter().find(|(_, count, _)| *count != layers) {
         let value = if name == "num_hidden_layers" { layers } else { count };
@@ -83,11 +99,15 @@ fn check_lengths(config: &ModelConfig) -> Result<()> {
         return Err(unsupported(
             "no_rope_layers",
             config.rotary.len(),
-            "one table or none a layer",
+            "must be one table or none per layer",
         ));
     }
     if config.rope_scales.len() != tables {
-        return Err(unsupported("rope_scaling", config.rope_scales.len(), "one a table"));
+        return Err(unsupported(
+            "rope_scaling",
+            config.rope_scales.len(),
+            "must be one per table",
+        ));
     }
     Ok(())
 }

@@ -31,7 +31,11 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
         within("laurel_rank", streams.rank, MAX_SIZE)?;
         let whole = config.norms == Norms::Both && config.per_layer.is_some() && !config.attends.contains(&false);
         if !whole || config.moe.is_some() {
-            return Err(unsupported("altup_num_inputs", streams.count, "not with such layers"));
+            return Err(unsupported(
+                "altup_num_inputs",
+                streams.count,
+                "not supported with these layers",
+            ));
         }
     }
     Ok(())
