@@ -45,7 +45,7 @@ pub struct Engine {
     pools: Pools,
     logits: Grid,
     scratch: Vec<Mutex<Scratch>>,
-    dirty_pages: BTreeSet<usize>, // pages that may hold what is not finite
+    dirty_pages: BTreeSet<usize>, // ids of pages that may hold values that are not finite
     keeper: Option<Keeper>,
 }
 
@@ -123,7 +123,7 @@ impl Engine {
     }
 
     /// Runs one step of the scheduler and returns its sampled tokens. `bindings` are the (slot, binding) pairs of slots
-    /// that change owner. After an error the KV pool and the states are wiped, and the engine can be used further.
+    /// that change owner. If the computation fails, the KV pool and the states are wiped; the engine stays usable.
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
         for slot in &step.freed {
             self.slots.free(*slot as usize);
@@ -149,7 +149,7 @@ impl Engine {
         if step.req_slots.is_empty() && step.page_loads.is_empty() {
             return Ok(Sampled::default());
         }
-        // a panic of any of the threads' own jobs is an error already; this is for what runs between them
+        // the pool turns a panic in a job into an error; this catches panics between jobs
         let run = || {
             self.load_pages(step)?;
             self.load_states(step)?;
@@ -405,7 +405,7 @@ impl Engine {
         }
         let computed = self.run(&whole, &ids, &types)?;
         for (row, token) in rows.iter().zip(computed.tokens) {
-            // a request ends with the token that it asks for, whatever that is
+            // any token ends the request, which asks for a single one
             sampled.tokens[*row] = if token == NOT_FINITE { token } else { 0 };
         }
         let failures = computed.failures.into_iter();
@@ -446,7 +446,7 @@ impl Engine {
         };
         if !self.dirty_pages.is_empty() {
             for location in &step.out_loc {
-                let location = *location as usize; // a page is written from its start on
+                let location = *location as usize; // pages are filled from their start
                 let page = location / self.sizes.page_size;
                 if location.is_multiple_of(self.sizes.page_size) && self.dirty_pages.remove(&page) {
                     self.kv.clear(page);

@@ -98,7 +98,7 @@ impl Head {
         let prepare = || {
             while let Some(row) = counters[0].claim(rows) {
                 let from = x[row * inputs..].as_ptr();
-                // SAFETY: this row was handed out once; `x` has `inputs` numbers of it.
+                // SAFETY: each row is claimed once; `x` has `inputs` elements for it.
                 unsafe {
                     if bf16 {
                         kernels.prepare_bf16(from, acts, row);
@@ -117,7 +117,7 @@ impl Head {
             let to = &to;
             while let Some(group) = counters[1].claim(groups.count) {
                 let panels = groups.panels(group);
-                // SAFETY: these columns were handed out once; `out` has room for all rows, as checked above.
+                // SAFETY: each column is claimed once; `out` holds all rows, as checked above.
                 unsafe {
                     let at = to.0.add(panels.start * PANEL);
                     if bf16 {
@@ -134,7 +134,7 @@ impl Head {
 /// Pointer to the output, shared by the threads.
 struct Out(*mut f32);
 
-// SAFETY: an address; threads write to columns of their own.
+// SAFETY: threads write to disjoint columns.
 unsafe impl Sync for Out {}
 
 #[cfg(test)]
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_numbers_whatever_the_rows() {
+    fn matmul_of_a_row_does_not_depend_on_other_rows() {
         let shape = [37, 45];
         let number = |i: usize| ((i * 2_654_435_761) % 2_001) as f32 / 1_000.0 - 1.0;
         let table: Vec<u16> = (0..shape[0] * shape[1]).map(|i| f32_to_bf16(number(i))).collect();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn wrong_sizes_are_rejected() {
         let mut head = Head::new(Kind::F32, [3, 2], &[0; 24], None, team(1)).unwrap();
         assert!(head.product(&[0.0; 3], &mut [0.0; 16], false).is_err());
         assert!(head.product(&[0.0; 2], &mut [0.0; 3], false).is_err());

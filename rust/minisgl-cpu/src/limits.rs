@@ -7,7 +7,7 @@ use std::hint::black_box;
 use std::sync::Barrier;
 
 const RUNS: usize = 5;
-const MEMORY: usize = 1 << 30; // more than any cache
+const MEMORY: usize = 1 << 30; // bytes, larger than any cache
 const LOOPS: usize = 20_000;
 
 /// Returns the best rate over all threads and several runs, in units per second; one `call` does `work` units.
@@ -24,7 +24,7 @@ fn rate(threads: usize, seconds: f64, work: f64, call: &(impl Fn(usize) + Sync))
         let each: Vec<_> = (0..threads)
             .map(|thread| {
                 scope.spawn(move || {
-                    call(thread); // warm
+                    call(thread); // warm-up
                     barrier.wait();
                     let (began, mut calls) = (thread_seconds(), 0_u32);
                     while thread_seconds() - began < seconds || calls == 0 {
@@ -43,7 +43,7 @@ fn rate(threads: usize, seconds: f64, work: f64, call: &(impl Fn(usize) + Sync))
 #[cfg(unix)]
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer.
+    // SAFETY: `time` is valid for writes.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
 }
@@ -63,7 +63,7 @@ fn filled(words: usize, value: u64) -> Vec<u64> {
         let start = (memory.as_ptr() as usize).next_multiple_of(page);
         let end = (memory.as_ptr() as usize + 8 * words) / page * page;
         if start < end {
-            // SAFETY: an advice about memory of ours; it changes no content.
+            // SAFETY: an advice about our own memory, which does not change its content.
             unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
         }
     }
@@ -91,7 +91,7 @@ fn read(threads: usize, seconds: f64, bytes: usize) -> f64 {
     best_rate(threads, seconds, (bytes / threads) as f64, |thread| {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has it.
+            // SAFETY: AVX2 was detected.
             black_box(unsafe { x86::sum_avx2(&memory[thread]) });
             return;
         }
@@ -201,7 +201,7 @@ mod x86 {
     #[cfg(target_os = "linux")]
     pub fn tiles_allowed() -> bool {
         let info = __cpuid_count(7, 0);
-        const NEEDED: u32 = 1 << 24 | 1 << 25 | 1 << 22; // tiles, their int8, their bfloat16
+        const NEEDED: u32 = 1 << 24 | 1 << 25 | 1 << 22; // AMX tiles, int8 and bf16
         // SAFETY: a system call that changes what this process may use, and no memory.
         info.edx & NEEDED == NEEDED && unsafe { libc::syscall(libc::SYS_arch_prctl, 0x1023, 18) } == 0
     }
@@ -252,7 +252,7 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
     let mut measure = |what, isa, has: bool, per_loop: usize, call: unsafe fn(usize)| {
         if has {
             let work = (LOOPS * per_loop) as f64;
-            // SAFETY: `has` says that the processor has what `call` needs.
+            // SAFETY: `has` is true only if the processor has the instructions of `call`.
             rates.push((
                 what,
                 isa,

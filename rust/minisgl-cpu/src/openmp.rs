@@ -35,7 +35,7 @@ impl OpenMp {
     #[must_use]
     pub unsafe fn new(address: usize, threads: usize) -> Option<Self> {
         let threads = c_uint::try_from(threads.max(1)).ok()?;
-        // SAFETY: the caller's; a null pointer is None.
+        // SAFETY: guaranteed by the caller; a null pointer becomes `None`.
         let parallel: Option<Parallel> = unsafe { std::mem::transmute(address) };
         parallel.map(|parallel| Self { parallel, threads })
     }
@@ -85,15 +85,15 @@ mod tests {
         let data = data as usize;
         std::thread::scope(|scope| {
             for _ in 0..threads {
-                // SAFETY: the caller's data, which is shared.
+                // SAFETY: the caller's data may be shared by threads.
                 scope.spawn(move || unsafe { function(data as *mut c_void) });
             }
         });
     }
 
     #[test]
-    fn a_job_runs_on_every_thread_and_a_panic_is_an_error() {
-        // SAFETY: as that function, it calls another one on some threads and waits for them.
+    fn run_calls_job_on_every_thread_and_returns_panics_as_errors() {
+        // SAFETY: `parallel` has the contract of GOMP_parallel: it calls the function on all threads and waits.
         let team = unsafe { OpenMp::new(parallel as *const () as usize, 3) }.unwrap();
         let calls = AtomicUsize::new(0);
         let count = || {
@@ -103,7 +103,7 @@ mod tests {
         assert_eq!((team.threads(), calls.load(Ordering::Relaxed)), (3, 3));
         assert!(team.run(&|| panic!("as a test wants it")).is_err());
         team.run(&count).unwrap();
-        // SAFETY: no address is no function.
+        // SAFETY: address 0 is rejected.
         assert!(unsafe { OpenMp::new(0, 3) }.is_none());
     }
 }

@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_its_steps() {
+    fn head_applies_its_steps_in_order() {
         let steps = [
             HeadStep::Linear(vec![1.0, 2.0, -1.0, 0.5, 0.0, 3.0], vec![0.5, -0.5, 0.0]),
             HeadStep::Tanh,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_differ_are_refused() {
+    fn check_rejects_steps_with_other_sizes() {
         let heads = |steps| Heads {
             score: Some((Pooling::First, steps)),
             ..Heads::default()

@@ -124,7 +124,7 @@ impl States {
     pub fn load(&mut self, slot: usize, state: &[u8]) -> bool {
         let fits = slot < self.slots && state.len() == self.bytes();
         if fits {
-            // SAFETY: a whole block within the mapping, and nobody else has it.
+            // SAFETY: a whole block within the mapping, and `&mut self` is exclusive.
             unsafe {
                 let to = self.block(slot).cast::<u8>();
                 to.copy_from_nonoverlapping(state.as_ptr(), state.len());
@@ -135,7 +135,7 @@ impl States {
 
     /// Returns a copy of snapshot `index`. No forward pass may run meanwhile.
     pub fn checkpoint(&self, index: usize) -> Vec<u8> {
-        // SAFETY: a whole block within the mapping; any bits are bytes.
+        // SAFETY: a whole block within the mapping; any bit pattern is valid.
         unsafe { std::slice::from_raw_parts(self.block(self.slots + index).cast::<u8>(), self.bytes()) }.to_vec()
     }
 
@@ -144,7 +144,7 @@ impl States {
     pub fn begin(&mut self, step: &Step) -> Vec<Snapshot> {
         for [slot, from] in step.state_begins.iter().filter(|[_, from]| *from != FROM_STORE) {
             let to = self.block(*slot as usize);
-            // SAFETY: whole blocks within the mapping, and nobody else has it.
+            // SAFETY: whole blocks within the mapping, and `&mut self` is exclusive.
             unsafe {
                 if *from < 0 {
                     to.write_bytes(0, self.size);
@@ -193,7 +193,7 @@ impl StepStates<'_> {
         mut work: impl FnMut(*mut f32, usize),
     ) {
         let each = |state, tokens: Range<usize>| tokens.for_each(|token| work(state, token));
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.advance_runs(layer, row_and_slot, tokens, own, each) };
     }
 
@@ -214,7 +214,7 @@ impl StepStates<'_> {
         let saves = self.saves[begin..].iter().take_while(|save| save.row == row);
         assert!(own.iter().all(|part| part.end <= states.sizes[layer]), "a state's part");
         let at = states.offsets[layer];
-        // SAFETY: the layer's part lies within a block; the rest is the caller's.
+        // SAFETY: the layer's part lies within a block; the caller guarantees the rest.
         unsafe {
             let state = states.block(slot).add(at);
             let mut done = tokens.start;
@@ -282,14 +282,14 @@ mod tests {
     }
 
     #[test]
-    fn a_state_goes_on_from_where_it_was_saved() {
+    fn state_continues_from_its_snapshot() {
         let mut states = States::new(&SIZES, 3, 2).unwrap();
         assert_eq!(states.size * 4, States::bytes_for(&SIZES));
         advance(&mut states, &step(&[1], &[4], &[[1, -1]], &[[0, 2, 1], [0, 4, 0]]), 0.0);
         assert_eq!(of(&states, 1), of(&states, 3), "the last was saved to checkpoint 0");
         let (whole, half) = (of(&states, 1), of(&states, 4));
         assert_ne!(whole, half);
-        // the other two tokens behind it, in another slot; the first begins with nothing at once
+        // continues after two tokens in another slot, while slot 0 begins with a zero state
         advance(&mut states, &step(&[0, 2], &[2, 2], &[[0, -1], [2, 1]], &[]), 0.0);
         assert_eq!(of(&states, 2), whole);
         assert_eq!(of(&states, 0), half);
@@ -297,21 +297,21 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_away_is_gone_on_with_and_saved_as_it_is() {
+    fn stored_snapshot_is_loaded_and_saved_unchanged() {
         let mut states = States::new(&SIZES, 3, 2).unwrap();
         advance(&mut states, &step(&[1], &[4], &[[1, -1]], &[[0, 2, 1]]), 0.0);
         let (whole, given) = (of(&states, 1), states.checkpoint(1));
         let mut other = States::new(&SIZES, 3, 2).unwrap();
         assert!(!other.load(3, &given) && !other.load(0, &given[1..]), "of another size");
         assert!(other.load(2, &given));
-        // the other two tokens behind it; they have the numbers 2 and 3 of the step here, too
+        // continues after two tokens; the rest are again tokens 2 and 3 of the step
         advance(&mut other, &step(&[0, 2], &[2, 2], &[[2, -2]], &[[1, 0, 0]]), 0.0);
         assert_eq!(of(&other, 2), whole);
         assert_eq!(other.checkpoint(0), given, "as the row began");
     }
 
     #[test]
-    fn what_points_out_of_bounds_is_refused() {
+    fn check_rejects_indices_out_of_bounds() {
         let states = States::new(&SIZES, 3, 2).unwrap();
         for (begins, saves) in [
             (vec![[3, -1]], vec![]),

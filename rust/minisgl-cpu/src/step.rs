@@ -66,7 +66,7 @@ pub struct StepLogprobs {
 /// Log probabilities of a part of a prompt.
 #[derive(Debug)]
 pub struct PromptLogprobs {
-    /// Request id.
+    /// Id of the request whose prompt this is.
     pub req_id: i64,
     /// Position of the first token.
     pub first: usize,
@@ -77,7 +77,7 @@ pub struct PromptLogprobs {
 /// Embedding (or score) of a prompt that ended in a step.
 #[derive(Debug, PartialEq)]
 pub struct Embedding {
-    /// Request id.
+    /// Id of the request that asked for the embedding.
     pub req_id: i64,
     /// Elements of the embedding, not normalized.
     pub numbers: Vec<f32>,
@@ -86,7 +86,7 @@ pub struct Embedding {
 /// Marker in place of a token for a row whose output is not finite (mirrors `python/minisgl/step.py`).
 pub const NOT_FINITE: i32 = -2;
 
-/// Result of a step.
+/// Result of an engine step: tokens, log probabilities, embeddings and failures.
 #[derive(Debug, Default)]
 pub struct Sampled {
     /// Token id of each row; -1 if the row does not sample, `NOT_FINITE` if its output is not finite.

@@ -119,7 +119,8 @@ struct Shared {
     sleepers: Vec<Sleeper>,
 }
 
-// SAFETY: `job` is written only while no thread runs one (before `generation` is released) and read after `generation` is acquired.
+// SAFETY: `job` is written only while no thread runs one (before `generation` is released) and read after `generation`
+// is acquired.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is only followed while `run` keeps its target alive.
 unsafe impl Send for Shared {}
@@ -260,7 +261,7 @@ struct Sleeper {
 impl Sleeper {
     /// Stores the thread's id. Called in the thread.
     fn begin(&self) {
-        // SAFETY: it asks for a number.
+        // SAFETY: the call has no arguments and only returns an id.
         self.id.store(unsafe { libc::gettid() }, Ordering::Release);
     }
 
@@ -272,7 +273,7 @@ impl Sleeper {
         if previous.is_some() {
             return;
         }
-        // SAFETY: numbers alone are handed over, and a set that outlives the call; one that is refused changes nothing.
+        // SAFETY: the arguments are integers and a set that outlives the call; a failed call changes nothing.
         unsafe {
             let (Some(all), Ok(here)) = (cores_of(id), usize::try_from(libc::sched_getcpu())) else {
                 return;
@@ -301,7 +302,7 @@ impl Sleeper {
 /// Returns the cores that a thread may use, `None` if the system call fails.
 #[cfg(target_os = "linux")]
 fn cores_of(id: i32) -> Option<libc::cpu_set_t> {
-    // SAFETY: a set of zeros is one, and has room for what is written.
+    // SAFETY: all zeros is a valid set, and its size is passed.
     unsafe {
         let mut all: libc::cpu_set_t = std::mem::zeroed();
         (libc::sched_getaffinity(id, size_of_val(&all), &raw mut all) == 0).then_some(all)
@@ -375,7 +376,8 @@ fn cores() -> Option<usize> {
 pub fn beside_others<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let done = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
-            // SAFETY: numbers alone are handed over; on Linux they are about this thread. Without it, it is only less kind.
+            // SAFETY: the arguments are integers; on Linux they refer to this thread. A failure only leaves the
+            // priority.
             #[cfg(target_os = "linux")]
             let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
             work()
@@ -390,7 +392,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_threads_see_what_was_written_before_a_barrier() {
+    fn writes_before_a_barrier_are_visible_after_it() {
         for threads in 1..5 {
             let mut pool = Pool::new(threads).unwrap();
             let cells: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
@@ -411,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn panic_becomes_an_error_and_the_pool_stays_usable() {
         let mut pool = Pool::new(3).unwrap();
         for thread_that_fails in 0..3 {
             let error = pool
@@ -433,8 +435,8 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_thread_that_sleeps_wakes_on_another_core_and_has_all_of_them_then() {
-        // SAFETY: it counts what it is given.
+    fn sleeping_thread_wakes_on_another_core_and_regains_its_affinity() {
+        // SAFETY: `cores` is a valid set.
         let count = |cores: Option<libc::cpu_set_t>| cores.map_or(0, |cores| unsafe { libc::CPU_COUNT(&cores) });
         let mut pool = Pool::new(2).unwrap();
         let (shared, all) = (Arc::clone(&pool.shared), count(cores_of(0)));
@@ -456,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_hands_each_piece_out_once() {
+    fn counter_hands_out_each_item_once() {
         let mut pool = Pool::new(4).unwrap();
         let (counter, taken) = (Counter::default(), Mutex::new(Vec::new()));
         pool.run(&|_, _| {
@@ -471,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_at_least_one_thread() {
+    fn default_threads_is_at_least_one() {
         assert!(default_threads() >= 1);
     }
 }

@@ -117,17 +117,17 @@ impl<'a> Plan<'a> {
         out.extend((4 + u64::from(self.architecture.is_some())).to_le_bytes());
         if let Some(name) = self.architecture {
             text(&mut out, ARCHITECTURE);
-            out.extend(8u32.to_le_bytes()); // a text
+            out.extend(8u32.to_le_bytes()); // type id of a string
             text(&mut out, name);
         }
         for (key, value) in [("general.alignment", ALIGNMENT as u32), (VERSION_KEY, VERSION)] {
             text(&mut out, key);
-            out.extend(4u32.to_le_bytes()); // of 32 bits
+            out.extend(4u32.to_le_bytes()); // type id of u32
             out.extend(value.to_le_bytes());
         }
         for (key, value) in [(SOURCE_KEY, self.fingerprint), (CHECKSUM_KEY, checksum)] {
             text(&mut out, key);
-            out.extend(10u32.to_le_bytes()); // of 64 bits
+            out.extend(10u32.to_le_bytes()); // type id of u64
             out.extend(value.to_le_bytes());
         }
         for planned in &self.tensors {

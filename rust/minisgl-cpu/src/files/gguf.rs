@@ -135,7 +135,8 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
     Ok(counts)
 }
 
-/// Returns `count` if the rest of the file can hold that many entries of at least `min_bytes` bytes each, else an error.
+/// Returns `count` if the rest of the file can hold that many entries of at least `min_bytes` bytes each, else an
+/// error.
 fn checked_count(reader: &Reader<'_>, what: &str, count: u64, min_bytes: usize) -> Result<usize> {
     let limit = reader.left() / min_bytes;
     let checked = usize::try_from(count).ok().filter(|&count| count <= limit);
@@ -394,9 +395,9 @@ pub enum Value<'a> {
     Signed(i64),
     /// Float of 32 or 64 bits.
     Float(f64),
-    /// Boolean.
+    /// Boolean metadata value.
     Bool(bool),
-    /// UTF-8 string.
+    /// UTF-8 string in the metadata.
     Text(&'a str),
     /// Array of values of one type (no nested arrays).
     List(List<'a>),

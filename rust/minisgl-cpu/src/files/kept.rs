@@ -94,7 +94,7 @@ impl Checksum {
             for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
                 let mut number = [0; 8];
                 number.copy_from_slice(word);
-                // odd, with its bits well mixed: each word changes all of its lane that comes after
+                // an odd multiplier with well mixed bits: each word changes all later bits of its lane
                 *lane = (*lane ^ u64::from_le_bytes(number))
                     .wrapping_mul(0x9e37_79b9_7f4a_7c15)
                     .rotate_left(29);
@@ -103,8 +103,8 @@ impl Checksum {
         self.lanes = lanes;
     }
 
-    /// Adds the fingerprint of a tensor: name, type, `usage`, shape, and 64 bytes at each of `num_samples` offsets. Does
-    /// not read the whole tensor.
+    /// Adds the fingerprint of a tensor: name, type, `usage`, shape, and 64 bytes at each of `num_samples` offsets.
+    /// Does not read the whole tensor.
     pub fn sample(&mut self, tensor: &TensorView<'_>, usage: &str, num_samples: usize) {
         const BYTES: usize = 64;
         self.add(tensor.name().as_bytes());

@@ -26,8 +26,8 @@ impl Mapping {
         if !metadata.is_file() {
             return Err(Error::file(format!("{name}: not a file")));
         }
-        // SAFETY: the mapping is private and only read. That the file is not written or shortened meanwhile is what
-        // every program that maps weights relies on; wrong bytes would be wrong numbers, every index is checked.
+        // SAFETY: the mapping is private and only read. As in every program that maps weights, the file must not be
+        // written or truncated meanwhile; wrong bytes would give wrong values, but indices are checked.
         let map = unsafe { Mmap::map(&file) }.map_err(bad)?;
         let changed = changed(&metadata).map_err(bad)?;
         Ok(Self { map, name, changed })
@@ -44,7 +44,7 @@ impl Mapping {
     /// none.
     #[must_use]
     pub fn with_huge_pages(self) -> Self {
-        // Without them it is slower where the processor looks up pages, nothing else.
+        // A failure is ignored: small pages only cost more TLB misses.
         #[cfg(target_os = "linux")]
         let _ = self.map.advise(memmap2::Advice::HugePage);
         self
@@ -70,7 +70,8 @@ impl Mapping {
     /// Drops the mapped pages from the process's memory; the system's page cache keeps them. A later access maps them
     /// again.
     pub fn release(&self) {
-        // SAFETY: pages of a file that nobody writes to come back as they were. Without the advice they only stay longer.
+        // SAFETY: pages of an unchanged file are read again with the same content. A failure is harmless: pages stay
+        // mapped.
         #[cfg(unix)]
         let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }

@@ -57,7 +57,7 @@ const OTHER_TOWERS: [&str; 7] = [
 /// names. Mirrors the rules of `python/minisgl/models/architectures.py`.
 fn text_model_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let has_two = |name: &&str| {
-        // what sees is called so beside a text half whose names have no prefix (Qwen2-VL of transformers 4)
+        // in Qwen2-VL checkpoints of transformers 4 the vision tower has a prefix, the language model has none
         let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_TOWERS[2], OTHER_TOWERS[3]];
         prefixes.iter().any(|prefix| name.starts_with(prefix))
     };

@@ -17,7 +17,7 @@ const INFINITE: u16 = 0x7c00;
 /// Weight quantization that the server was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantization {
-    /// 8-bit blocks (Q8_0).
+    /// Quantization to blocks of 8 bits (Q8_0).
     Q8,
     /// 4-bit blocks (Q4_1); embedding and LM head in Q8_0.
     Q4,
@@ -75,12 +75,12 @@ pub fn encode(kind: Kind, values: &[f32], out: &mut [u8]) -> bool {
         Kind::Q4_1 => q4_1,
         _ => panic!("no blocks of {kind:?} are made"),
     };
-    // all blocks, without leaving early: most weights are sound
+    // no early exit: nearly all weights are finite
     blocks.fold(true, |sound, (x, y)| each(x, y) & sound)
 }
 
 fn q8_0(x: &[f32], out: &mut [u8]) -> bool {
-    // sizes of floats are in the order of their bits, those that are not finite last
+    // magnitudes of floats order like their bits, and infinities and NaN come last
     let most = x.iter().fold(0, |most, v| (v.abs().to_bits() as i32).max(most));
     let d = f32::from_bits(most as u32) / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };

@@ -167,7 +167,7 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
             "F16" => Kind::F16,
             "BF16" => Kind::BF16,
             "U8" if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join_mxfp4`
-            "I64" if name.ends_with("_ids") => continue, // a list of positions, which encoders' files have beside weights
+            "I64" if name.ends_with("_ids") => continue, // position ids, which encoder checkpoints store as a tensor
             other => {
                 return Err(Error::unsupported(format!(
                     "tensor {name}: {other}: only F32, F16 and BF16 are supported"
@@ -176,10 +176,10 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
         };
         let (begin, end) = info.data_offsets;
         let entry = Entry {
-            bytes: start + begin..start + end, // `parse_header` has checked that they are in the file
+            bytes: start + begin..start + end, // within the file, as `parse_header` has checked
             name,
             kind,
-            shape: if info.shape.is_empty() { vec![1] } else { info.shape }, // a single number
+            shape: if info.shape.is_empty() { vec![1] } else { info.shape }, // a scalar
             file,
         };
         if kind != Kind::MXFP4 {

@@ -34,14 +34,14 @@ impl Worker<'_, '_> {
         let (attention, plan) = shared.attention.for_layer(layer);
         let counter = self.counter();
         while let Some(unit) = counter.claim(plan.units(layer)) {
-            // SAFETY: its piece; keys and values of this layer are written before the barrier.
+            // SAFETY: this thread's work item; keys and values of this layer are written before the barrier.
             unsafe { attention.run_unit(plan, unit, &call, self.scratch) };
         }
         self.barrier.wait();
         if plan.merges(layer) > 0 {
             let counter = self.counter();
             while let Some(unit) = counter.claim(plan.merges(layer)) {
-                // SAFETY: its piece; what units left is written before the barrier.
+                // SAFETY: this thread's work item; partial results are written before the barrier.
                 unsafe { attention.merge(plan, unit, &call) };
             }
             self.barrier.wait();
@@ -52,7 +52,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         each(self.counter(), shared.count(), shared.store_item_tokens(), |token| {
             for step in steps {
-                // SAFETY: its piece: the row of this token; angles were written before a barrier.
+                // SAFETY: this thread's work item: the row of this token; angles were written before a barrier.
                 unsafe { shared.token_step(step, token) };
             }
         });
@@ -63,7 +63,7 @@ impl Worker<'_, '_> {
         let (shared, buffers) = (self.shared, self.shared.buffers);
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let [gates, attended] = [&buffers.qkv, &buffers.attended].map(|grid| grid.at(token, 0));
-            // SAFETY: its piece: this token's numbers, written before a barrier.
+            // SAFETY: this thread's work item: this token's rows, written before a barrier.
             unsafe { plain::open(from_raw_parts_mut(attended, count), from_raw_parts(gates, count)) };
         });
         self.barrier.wait();
@@ -75,7 +75,7 @@ impl Worker<'_, '_> {
         let counter = self.counter();
         while let Some(piece) = counter.claim(shared.blocks() * heads) {
             let (rows, kernels) = shared.block(piece / heads);
-            // SAFETY: its piece: this head of these rows; what is read was written before a barrier.
+            // SAFETY: this thread's work item: this head of these rows; inputs were written before a barrier.
             unsafe { self.one_head(per_head, piece % heads, rows, kernels) };
         }
         self.barrier.wait();
@@ -91,7 +91,7 @@ impl Worker<'_, '_> {
         let (count, mode) = (rows.len(), shared.mode.with(matrix));
         let acts = self.own.of_head.writer_as(count, matrix.k(), mode);
         let (beside, rotation) = per_head.beside;
-        // SAFETY: the caller's; `acts` is this thread's.
+        // SAFETY: guaranteed by the caller; `acts` belongs to this thread.
         unsafe {
             for (row, token) in rows.clone().enumerate() {
                 kernels.prepare(from.0.at(token, from.1), acts, row);
@@ -118,20 +118,20 @@ impl Forward<'_> {
     unsafe fn token_step(&self, step: &TokenStep, token: usize) {
         let kernels = &self.kernels;
         let column = |at: usize| self.buffers.qkv.at(token, at);
-        // SAFETY: the caller's: columns of the row.
+        // SAFETY: guaranteed by the caller: columns of the row.
         let multiply = |heads: Heads, by: f32| unsafe {
             let numbers = from_raw_parts_mut(column(heads.at), heads.count * heads.size);
             numbers.iter_mut().for_each(|number| *number *= by);
         };
         match step {
             TokenStep::Copy(heads, to) => {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { column(*to).copy_from_nonoverlapping(column(heads.at), heads.count * heads.size) };
             }
             TokenStep::Norm(norm, heads, step) => {
                 let first = column(heads.at);
                 for head in 0..heads.count {
-                    // SAFETY: the caller's: columns of the row.
+                    // SAFETY: guaranteed by the caller: columns of the row.
                     unsafe {
                         let numbers = first.add(head * heads.size);
                         norm.apply(kernels, numbers, (head * step, heads.size), numbers);
@@ -141,7 +141,7 @@ impl Forward<'_> {
             TokenStep::Rotate(heads, by) => {
                 let ((cos, sin), first) = (self.angles(*by, token), column(heads.at));
                 for head in 0..heads.count {
-                    // SAFETY: the caller's: columns of the row; angles were written before a barrier.
+                    // SAFETY: guaranteed by the caller: columns of the row; angles were written before a barrier.
                     unsafe { kernels.rotate(first.add(head * heads.size), cos, sin, by.half) };
                 }
             }
@@ -152,7 +152,7 @@ impl Forward<'_> {
             }
             TokenStep::Store { layer, keys, values } => {
                 let slot = from_ref(&self.tokens.slots[token]);
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.kv.store(*layer, slot, column(*keys), column(*values), 0) };
             }
         }

@@ -23,7 +23,7 @@ pub(super) const TOKENS: usize = 128;
 
 /// Buffers that all threads share. A `Grid` has one row a token unless stated otherwise.
 pub struct Buffers {
-    /// Hidden states.
+    /// Hidden states of the step's tokens.
     pub x: Grid,
     /// Queries, keys and values, or the input projection of a recurrent layer.
     pub qkv: Grid,
@@ -52,7 +52,7 @@ pub struct Buffers {
     pub acts: Acts,
     /// Work counters, `COUNTERS` for each operation.
     pub counters: Vec<Counter>,
-    /// Buffers for adapters.
+    /// Shared buffers of the LoRA adapters.
     pub between: AdapterBuffers,
     /// Buffers for routed experts; `None` if the model has no experts.
     pub experts: Option<ExpertBuffers>,
@@ -64,17 +64,17 @@ pub struct Buffers {
     tokens: usize,
 }
 
-/// Buffers of one thread.
+/// Scratch buffers of one thread in the forward pass.
 pub struct ThreadBuffers {
     /// Prepared activations of a per-head matmul, for one block of tokens.
     pub of_head: Acts,
     /// Prepared activations of a token that is alone in its step.
     pub acts: Acts,
-    /// A normalized row.
+    /// A normalized row, as input of a matmul.
     pub row: Grid,
     /// Gate and up projection of some rows, side by side.
     pub gate_up: Grid,
-    /// Buffers for adapters.
+    /// This thread's buffers for LoRA adapters.
     pub between: ThreadAdapterBuffers,
 }
 
@@ -254,7 +254,7 @@ pub(super) struct Used {
 }
 
 impl ExpertBuffers {
-    /// Creates empty buffers.
+    /// Creates empty buffers for the experts of a model; `reserve` sizes them.
     pub fn new(config: &ModelConfig, moe: &MoeConfig, mode: Mode) -> Self {
         let widest = moe.intermediate_size.max(config.hidden_size);
         Self {

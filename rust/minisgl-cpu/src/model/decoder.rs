@@ -125,7 +125,7 @@ impl Decoder {
         memory.last.reserve(1);
         let (x, normed) = (memory.buffers.x.at(token, 0), memory.last.at(0, 0));
         let size = self.config.hidden_size;
-        // SAFETY: the forward that wrote `x` is done, and nobody else has `memory`.
+        // SAFETY: the forward that wrote `x` has ended, and `&mut memory` is exclusive.
         unsafe {
             let kernels = self.kernels.decoding();
             let Some(norm) = &self.weights.norm else {
@@ -153,7 +153,7 @@ impl Decoder {
             memory.last_acts = Acts::new(tokens.len(), self.config.hidden_size, activation_mode(self.mode));
         }
         memory.counters.iter().for_each(Counter::reset);
-        // one kernel for all: a token's logits do not depend on what it was
+        // same kernel for all, so that logits do not depend on whether a token was decode or prefill
         let kernels = self.kernels.decoding();
         let (head, config) = (&self.weights.head, &self.config);
         let acts = memory
@@ -164,7 +164,7 @@ impl Decoder {
         pool.run(&|_, barrier| {
             while let Some(row) = memory.counters[0].claim(tokens.len()) {
                 let (mut x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
-                // SAFETY: this row was handed out once; the forward that wrote `x` is done.
+                // SAFETY: each row is claimed once; the forward pass that wrote `x` has ended.
                 unsafe {
                     if let Some(norm) = &self.weights.norm {
                         norm.apply(&kernels, x, (0, config.hidden_size), normed);
@@ -179,7 +179,7 @@ impl Decoder {
                 let panels = groups.panels(group);
                 let to = out.at(0, panels.start * PANEL);
                 let width = panels.len() * PANEL;
-                // SAFETY: these columns were handed out once; `acts` was written before the barrier.
+                // SAFETY: each column is claimed once; `acts` was written before the barrier.
                 unsafe {
                     let first = panels.start * PANEL;
                     kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false);
@@ -197,7 +197,7 @@ impl Decoder {
     /// No other thread may use these logits meanwhile.
     unsafe fn finish(&self, logits: *mut f32, first: usize, width: usize) {
         let (scale, cap) = (self.config.logits_scale, self.config.logits_cap);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if let Some(bias) = &self.weights.head_bias {
                 self.kernels.decoding().add(logits, bias[first..].as_ptr(), width);

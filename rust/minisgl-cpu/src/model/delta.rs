@@ -13,7 +13,7 @@ use crate::model::config::DeltaNet;
 pub struct Delta {
     /// Layer index, which selects the state.
     pub layer: usize,
-    /// Sizes of the net.
+    /// Sizes of the delta net.
     pub net: DeltaNet,
     /// Convolution of queries, keys and values.
     pub convolution: Convolution,
@@ -25,7 +25,7 @@ pub struct Delta {
     pub step_bias: Vec<f32>,
     /// Weight of the norm of a head's output.
     pub norm: Vec<f32>,
-    /// Epsilon of that norm.
+    /// Epsilon of the output norm.
     pub eps: f32,
     /// True if value head i uses key head i % key_heads; false if consecutive value heads share one.
     pub tiled: bool,

@@ -33,7 +33,7 @@ impl Worker<'_, '_> {
         let normed = self.own.row.at(0, 0);
         each(self.counter(), assignments, ITEM_TOKENS, |index| {
             let token = order.assignments[index] as usize / experts.per_token;
-            // SAFETY: its piece: a row of `acts`; the choices were written before a barrier.
+            // SAFETY: this thread's work item: a row of `acts`; the choices were written before a barrier.
             unsafe {
                 let mut x = shared.normed(experts.norm.as_deref(), token, normed);
                 if experts.weighs_input {
@@ -59,7 +59,7 @@ impl Worker<'_, '_> {
         let acts = buffers.acts.writer_as(assignments, any.halves.inner, mode);
         each(self.counter(), assignments, ITEM_TOKENS, |index| {
             let kernels = order.kernels(shared, index);
-            // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
+            // SAFETY: this thread's work item: a row of `acts`; `inner` was written before the barrier.
             unsafe { kernels.prepare(buffers.inner.at(index, 0), acts, index) };
         });
         self.barrier.wait();
@@ -68,7 +68,7 @@ impl Worker<'_, '_> {
             let (column, width, stride) = (panels.start * PANEL, panels.len() * PANEL, buffers.out.stride());
             let (to, count) = (buffers.out.at(rows.start, column), rows.len());
             let (kernels, down) = (order.kernels(shared, rows.start), &experts.experts[expert].down);
-            // SAFETY: its piece: these columns of these rows.
+            // SAFETY: this thread's work item: these columns of these rows.
             unsafe {
                 kernels.matmul(&down.weight, panels, acts, rows, to, stride, false);
                 if let Some(bias) = &down.bias {
@@ -89,11 +89,11 @@ impl Worker<'_, '_> {
         let acts = buffers.router_acts.writer_as(shared.count(), shared.hidden, mode);
         let (normed, stride) = (self.own.row.at(0, 0), buffers.logits.stride());
         let panels = route.router.panels();
-        // one kernel for all, and one row at a time
+        // same kernel for all, one row at a time, so that the choice does not depend on the step
         let kernels = shared.kernels.decoding();
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let to = buffers.logits.at(token, 0);
-            // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token; `x` was written before a barrier.
             let logits = unsafe {
                 let x = shared.normed(route.norm.as_deref(), token, normed);
                 kernels.prepare(x, acts, token);
@@ -110,7 +110,7 @@ impl Worker<'_, '_> {
                 scaled.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
             }
             for (rank, choice) in choices.into_iter().enumerate() {
-                // SAFETY: its piece: the choices of this token.
+                // SAFETY: this thread's work item: the choices of this token.
                 unsafe { *buffers.chosen[token * moe.experts_per_token + rank].get() = choice };
             }
         });
@@ -152,7 +152,7 @@ impl Worker<'_, '_> {
         // SAFETY: written by thread 0 before a barrier.
         let order = unsafe { &*buffers.order.get() };
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe { shared.combine(combine, order, buffers, token) };
         });
         self.barrier.wait();
@@ -168,7 +168,7 @@ impl Forward<'_> {
         let (hidden, kernels) = (self.hidden, &self.kernels);
         let aside = self.buffers.side.at(token, 0);
         let mut sum = combine.sum_bias.clone().unwrap_or_else(|| vec![0.0; hidden]);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let add = |sum: &mut [f32], weight: f32, numbers: *const f32| {
                 let numbers = std::slice::from_raw_parts(numbers, hidden);
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_goes_through_each_chosen_expert_once() {
+    fn sort_lists_each_chosen_expert_once() {
         // two tokens that decode and two of prompts, with two experts each
         let chosen = [5, 2, 2, 7, 7, 5, 5, 2].map(|expert| UnsafeCell::new((expert, 0.5)));
         let mut order = Order::default();

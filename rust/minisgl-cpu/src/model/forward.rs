@@ -1,8 +1,8 @@
 //! Forward pass on all threads: from token ids to hidden states, operation by operation.
 //!
 //! An operation deals out work items through counters of its own, so each item belongs to one thread; data that one
-//! thread writes is read by others only after the next barrier. Every `unsafe` block that says "its piece" relies on
-//! this.
+//! thread writes is read by others only after the next barrier. Every `unsafe` block that says "this thread's work
+//! item" relies on this.
 //!
 //! Invariants: a token's result depends only on the tokens that it may attend to, not on how work is distributed to
 //! threads, nor on other rows of the step.
@@ -86,10 +86,10 @@ impl Worker<'_, '_> {
         let table = embed.table.as_ref().unwrap_or(&shared.weights.head);
         let buffers = shared.buffers;
         let width = buffers.x.stride();
-        // SAFETY: this thread's own row, as wide as the hidden numbers at least.
+        // SAFETY: a row of this thread, at least as wide as a hidden state.
         let learned = unsafe { std::slice::from_raw_parts_mut(self.own.row.at(0, 0), width) };
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
-            // SAFETY: its piece: the rows of its tokens.
+            // SAFETY: this thread's work item: the rows of its tokens.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.x.at(token, 0), width) };
             let id = (shared.tokens.ids[token] as usize).min(table.n() - 1);
             table.row(id, row);
@@ -111,7 +111,7 @@ impl Worker<'_, '_> {
             }
             if let Some(norm) = &embed.norm {
                 let at = row.as_mut_ptr();
-                // SAFETY: the row has as many numbers.
+                // SAFETY: the row has `hidden` elements.
                 unsafe { norm.apply(&shared.kernels, at, (0, shared.hidden), at) };
             }
             let (position, mut first) = (position as f32, 0);
@@ -120,7 +120,7 @@ impl Worker<'_, '_> {
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (position * frequency).sin_cos();
                     let at = first + i;
-                    // SAFETY: as above; `angles` has room for both halves of each table.
+                    // SAFETY: this thread's work item; `angles` has columns for cosines and sines of each table.
                     unsafe {
                         *buffers.angles.at(token, at) = cos * scale;
                         *buffers.angles.at(token, half + at) = sin * scale;
@@ -139,15 +139,15 @@ impl Worker<'_, '_> {
         let (of_model, of_id) = ((shared.hidden as f32).sqrt().recip(), (size as f32).sqrt());
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let mut embedding = vec![0.0_f32; buffers.per_layer.stride()];
-            // as transformers has it, an id beyond the table is the first
+            // like transformers: an id beyond the table counts as 0
             let id = Some(shared.tokens.ids[token] as usize).filter(|id| *id < sum.embedding.n());
             sum.embedding.row(id.unwrap_or(0), &mut embedding);
-            // SAFETY: its piece: the row of this token, written before a barrier.
+            // SAFETY: this thread's work item: the row of this token, written before a barrier.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.per_layer.at(token, 0), sum.layers * size) };
             row.iter_mut().for_each(|number| *number *= of_model);
             for (part, embedding) in row.chunks_mut(size).zip(embedding.chunks(size)) {
                 let at = part.as_mut_ptr();
-                // SAFETY: as many numbers as the norm has.
+                // SAFETY: the part has `size` elements, like the norm.
                 unsafe { sum.norm.apply(&shared.kernels, at, (0, size), at) };
                 for (number, embedding) in part.iter_mut().zip(embedding) {
                     *number = (*number + embedding * of_id) * std::f32::consts::FRAC_1_SQRT_2;
@@ -162,7 +162,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let x = &shared.buffers.x;
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
-            // SAFETY: written before a barrier; nobody writes now.
+            // SAFETY: written before a barrier; no thread writes now.
             if !unsafe { shared.kernels.finite(x.at(token, 0), shared.hidden) } {
                 let mut not_finite = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
                 not_finite.push(token);

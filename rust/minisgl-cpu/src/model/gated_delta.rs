@@ -27,14 +27,14 @@ impl Worker<'_, '_> {
         let counter = self.counter();
         shared.each_row(counter, heads + 1, |row, tokens, head| {
             if head == heads {
-                // SAFETY: its piece: these columns of this row's tokens, written before a barrier.
+                // SAFETY: this thread's work item: these columns of this row's tokens, written before a barrier.
                 tokens.for_each(|token| unsafe { self.decays_and_rates(delta, token) });
                 return;
             }
             let channels = delta.channels(head);
             let own = delta.convolution.of_tail(&channels);
             let (count, scales) = (channels.len(), delta.scales(head));
-            // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
+            // SAFETY: this thread's work item: these channels of this row; the input was written before a barrier.
             unsafe {
                 states.advance(index, (row, slots[row] as usize), tokens, &own, |tail, token| {
                     let at = buffers.qkv.at(token, channels.start);
@@ -54,7 +54,7 @@ impl Worker<'_, '_> {
         let (counter, blocks) = (self.counter(), net.value_heads * net.blocks());
         shared.each_row(counter, blocks, |row, tokens, piece| {
             let first = net.first_block() + piece * net.block();
-            // SAFETY: its piece: this block of this row; what is read was written before a barrier.
+            // SAFETY: this thread's work item: this block of this row; inputs were written before a barrier.
             unsafe {
                 let (own, of) = (first..first + net.block(), (row, slots[row] as usize));
                 states.advance_runs(index, of, tokens, &[own], |state, tokens| {
@@ -73,7 +73,7 @@ impl Worker<'_, '_> {
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             for head in 0..net.value_heads {
                 let (size, [gate, ..]) = (net.value_dim, delta.columns());
-                // SAFETY: its piece: this token's numbers, written before a barrier.
+                // SAFETY: this thread's work item: this token's rows, written before a barrier.
                 unsafe {
                     let read = buffers.attended.at(token, head * size);
                     let gate = buffers.qkv.at(token, gate + head * size);
@@ -95,7 +95,7 @@ impl Worker<'_, '_> {
         let [_, rates, steps] = delta.columns();
         for (head, (rate_of_decay, bias)) in delta.decay_rates.iter().zip(&delta.step_bias).enumerate() {
             let [rate, step] = [rates, steps].map(|column| self.shared.buffers.qkv.at(token, column + head));
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 *rate = plain::sigmoid(*rate);
                 *step = decay(*rate_of_decay, *step + bias);

@@ -18,7 +18,8 @@ pub struct Grid {
     stride: usize,
 }
 
-// SAFETY: the cells are reached through raw pointers only, by code that says why it is alone with what it touches.
+// SAFETY: the cells are reached through raw pointers only, by code that states why no other thread touches the same
+// elements.
 #[allow(unsafe_code)]
 unsafe impl Sync for Grid {}
 
@@ -63,7 +64,7 @@ impl Grid {
     pub fn rows(&mut self, count: usize) -> impl Iterator<Item = &mut [f32]> {
         self.at(count, 0);
         let (start, numbers) = (self.at(0, 0), count * self.stride);
-        // SAFETY: both ends are inside, and `&mut self` keeps others out.
+        // SAFETY: the range is within the memory, and `&mut self` is exclusive.
         #[allow(unsafe_code)]
         let all = unsafe { std::slice::from_raw_parts_mut(start, numbers) };
         all.chunks_exact_mut(self.stride)

@@ -5,9 +5,9 @@ use minisgl_kernels::{Kernels, plain};
 
 /// Weight matrix with an optional bias. Both are padded to whole panels.
 pub struct Linear {
-    /// Weight, [outputs, inputs].
+    /// Weight matrix, [outputs, inputs].
     pub weight: Matrix,
-    /// Bias, [outputs].
+    /// Bias, [outputs]; `None` if the layer has none.
     pub bias: Option<Vec<f32>>,
 }
 
@@ -31,7 +31,7 @@ impl Norm {
     #[allow(unsafe_code)]
     pub unsafe fn apply(&self, kernels: &Kernels, x: *const f32, (first, size): (usize, usize), out: *mut f32) {
         let weight = &self.weight[first..first + size];
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if self.layer_norm {
                 let bias = self.bias.as_ref().map(|bias| &bias[first..first + size]);

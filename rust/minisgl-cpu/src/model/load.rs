@@ -78,7 +78,7 @@ fn load_parts(
     let (next, done) = (Counter::default(), Counter::default());
     let load = |part: usize| -> Result<()> {
         let packing = packer.part(part);
-        // the largest first
+        // the tables first: they are the largest part
         let Some(layer) = part.checked_sub(1) else {
             let loaded = load_tables(tensors, config, &packing)?;
             *lock(&tables) = Some(loaded);
@@ -103,7 +103,7 @@ fn load_parts(
                 lock(&failed).get_or_insert(error);
                 return;
             }
-            // panels and file together would be twice the model
+            // otherwise panels plus file pages would take twice the model's memory
             tensors.release();
             if let Some(before) = done.claim(usize::MAX) {
                 progress(before + 1, parts);

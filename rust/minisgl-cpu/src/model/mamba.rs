@@ -23,7 +23,7 @@ impl Worker<'_, '_> {
         shared.each_row(counter, convolution.pieces(), |row, tokens, piece| {
             let channels = convolution.channels(piece);
             let (own, slot) = (convolution.of_tail(&channels), shared.rows.slots[row] as usize);
-            // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
+            // SAFETY: this thread's work item: these channels of this row; the input was written before a barrier.
             unsafe {
                 states.advance(index, (row, slot), tokens, &own, |tail, token| {
                     let at = buffers.qkv.at(token, inner + channels.start);
@@ -38,7 +38,7 @@ impl Worker<'_, '_> {
         shared.each_row(counter, sizes.heads, |row, tokens, head| {
             let (first, count) = (sizes.head_offset(head), sizes.size * sizes.head_dim);
             let (own, slot) = (first..first + count, shared.rows.slots[row] as usize);
-            // SAFETY: its piece: this head of this row; what is read was written before a barrier.
+            // SAFETY: this thread's work item: this head of this row; inputs were written before a barrier.
             unsafe {
                 states.advance(
                     index,
@@ -54,7 +54,7 @@ impl Worker<'_, '_> {
         });
         self.barrier.wait();
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
-            // SAFETY: its piece: this token's numbers, written before a barrier.
+            // SAFETY: this thread's work item: this token's rows, written before a barrier.
             let (gate, out) = unsafe {
                 (
                     std::slice::from_raw_parts(buffers.qkv.at(token, 0), inner),
@@ -75,7 +75,7 @@ impl Worker<'_, '_> {
         let (inner, size, dim) = (sizes.inner(), sizes.size, sizes.head_dim);
         let group = head / (sizes.heads / sizes.groups);
         let of_b = 2 * inner + group * size;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let dt = *buffers.qkv.at(token, sizes.projected() - sizes.heads + head);
             let dt = step(dt * sizes.factors[4] + mamba.step_bias[head], sizes.steps());

@@ -31,7 +31,7 @@ unsafe fn activate(
     n: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match activation {
             Activation::Silu => kernels.silu_mul(gate, up, n, out),
@@ -68,7 +68,7 @@ impl Worker<'_, '_> {
         let (shared, buffers) = (self.shared, self.shared.buffers);
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let (gate, up) = (buffers.inner.at(token, 0), buffers.per_layer.at(token, first));
-            // SAFETY: its piece: the row of this token in `inner`; both were written before a barrier.
+            // SAFETY: this thread's work item: the row of this token in `inner`; both were written before a barrier.
             unsafe { activate(activation, &shared.kernels, gate, up, size, gate) };
         });
         self.barrier.wait();
@@ -103,7 +103,7 @@ impl Worker<'_, '_> {
         let (gates, ups) = (&shared.buffers.inner, &shared.buffers.ups);
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let (gate, up) = (gates.at(token, 0), ups.at(token, 0));
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 plain::cut(std::slice::from_raw_parts_mut(gate, halves.inner), by);
                 activate(halves.activation, &shared.kernels, gate, up, count, gate);
@@ -126,7 +126,7 @@ impl Worker<'_, '_> {
         let (shared, width) = (self.shared, panels.len() * PANEL);
         self.own.gate_up.reserve(rows.len());
         let both = self.own.gate_up.at(0, 0);
-        // SAFETY: `both` is this thread's; `acts` was written before a barrier.
+        // SAFETY: `both` belongs to this thread; `acts` was written before a barrier.
         unsafe {
             match &halves.up {
                 None => {
@@ -167,7 +167,7 @@ impl Worker<'_, '_> {
         (out, row): (&Grid, usize),
     ) {
         let width = panels.len() * PANEL;
-        // numbers that lie side by side, and where those of the same kind go on
+        // adjacent elements of gate (or up), and the distance to the next ones
         let (some, next) = if halves.gated {
             (PANEL, 2 * PANEL)
         } else {
@@ -177,7 +177,7 @@ impl Worker<'_, '_> {
             let count = some.min(width - begin);
             let column = panels.start * PANEL * some / next + i * some;
             let to = out.at(row, column);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let gate = at.add(begin);
                 let up = if halves.gated { gate.add(PANEL) } else { ONES.as_ptr() };

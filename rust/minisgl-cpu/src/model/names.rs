@@ -24,7 +24,7 @@ pub enum Part {
     PerLayerEmbedding,
     /// Projection of embeddings to per-layer embeddings.
     PerLayerModel,
-    /// Norm of that projection.
+    /// Norm of the projection to per-layer embeddings.
     PerLayerNorm,
     /// Gate projection of per-layer embeddings.
     PerLayerGate,
@@ -54,7 +54,7 @@ pub enum Part {
     LaurelNorm,
     /// Scale of a layer's output.
     LayerScale,
-    /// Final norm.
+    /// Final norm, before the LM head.
     Norm,
     /// LM head: hidden states to logits.
     Head,
@@ -138,7 +138,7 @@ pub enum Part {
     ExpertScale,
     /// Norm before experts that run alongside a dense MLP.
     ExpertsNorm,
-    /// Norm after these experts.
+    /// Norm after experts that run alongside a dense MLP.
     ExpertsNormBehind,
     /// Norm after the dense MLP alongside experts.
     BesideNormBehind,
@@ -226,9 +226,9 @@ pub type Table = BTreeMap<Part, Vec<String>>;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Names {
-    /// Checkpoints of transformers.
+    /// Names and layouts in checkpoints of transformers.
     pub checkpoint: Files,
-    /// GGUF files.
+    /// Names and layouts in GGUF files.
     pub gguf: Files,
 }
 
@@ -236,7 +236,7 @@ pub struct Names {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
-    /// Names by part.
+    /// Tensor names by part.
     pub names: Table,
     /// True if rows of queries and keys interleave the two halves of RoPE pairs.
     pub interleaved: bool,

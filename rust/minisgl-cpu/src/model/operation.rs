@@ -60,9 +60,9 @@ pub enum Operation {
     Gate(usize),
     /// Short convolution between two gates.
     Convolve(Convolve),
-    /// Gated delta net.
+    /// Gated delta net, between its projections.
     Delta(Delta),
-    /// Mamba-2.
+    /// Mamba-2 layer, between its projections.
     Mamba(Mamba),
     /// Gate/up projection and activation of an MLP.
     GateUp(GateUp),
@@ -108,15 +108,15 @@ pub type Projections = Vec<(usize, Matrix)>;
 
 /// Matmul of some rows with weight matrices side by side.
 pub struct Project {
-    /// Norm of the input.
+    /// Norm of the matmul's input; `None` reads it unchanged.
     pub norm: Option<Arc<Norm>>,
-    /// Input.
+    /// Input buffer of the matmul.
     pub from: Rows,
     /// Weights: one matrix if all have the same element type, else several.
     pub matrices: Projections,
     /// Bias of all columns, padded to whole panels.
     pub bias: Option<Vec<f32>>,
-    /// Output.
+    /// Output buffer of the matmul.
     pub to: Rows,
     /// True if the result is added to the output, false if it overwrites it.
     pub adds: bool,
@@ -141,7 +141,7 @@ impl Project {
         }
     }
 
-    /// Returns the weight matrices.
+    /// Returns the weight matrices of the matmul.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.matrices.iter().map(|(_, matrix)| matrix)
     }
@@ -159,7 +159,7 @@ pub struct Embed {
     pub positions: Option<Matrix>,
     /// Row of position 0 in `positions`.
     pub first_position: usize,
-    /// Norm of the sums.
+    /// Norm of the embedding sums.
     pub norm: Option<Norm>,
     /// RoPE tables: radians per position, and the scale of cosines and sines.
     pub angles: Vec<(Vec<f32>, f32)>,
@@ -170,7 +170,7 @@ pub struct Embed {
 pub struct Heads {
     /// Column of the first head.
     pub at: usize,
-    /// Number of heads.
+    /// Number of adjacent heads.
     pub count: usize,
     /// Elements per head.
     pub size: usize,
@@ -222,13 +222,13 @@ pub struct PerHead {
 
 /// Attention of one layer.
 pub struct Attend {
-    /// Layer index.
+    /// Index of the attention layer.
     pub layer: usize,
     /// Layer whose keys and values are used, and its index in the KV pool.
     pub kv_of: (usize, usize),
     /// Buffer and first column of the queries.
     pub queries: (Rows, usize),
-    /// Output.
+    /// Output buffer of attention.
     pub to: Rows,
     /// Query heads, KV heads, elements per head.
     pub heads: [usize; 3],
@@ -244,7 +244,7 @@ pub struct Convolve {
     pub layer: usize,
     /// Convolution of the gated input.
     pub convolution: Convolution,
-    /// Number of channels.
+    /// Number of channels of the convolution.
     pub size: usize,
 }
 
@@ -252,7 +252,7 @@ pub struct Convolve {
 pub struct Mamba {
     /// Layer index, which selects the state.
     pub layer: usize,
-    /// Sizes and factors.
+    /// Sizes and factors of the Mamba layer.
     pub sizes: Mamba2,
     /// Convolution of x, B and C.
     pub convolution: Convolution,
@@ -284,9 +284,9 @@ impl Mamba {
 
 /// Gate/up projection and activation: activation(gate(x)) * up(x), or activation(up(x)).
 pub struct GateUp {
-    /// Norm of the input.
+    /// Norm of the MLP's input; `None` reads it unchanged.
     pub norm: Option<Arc<Norm>>,
-    /// Weights and activation.
+    /// Weights of gate and up, and the activation.
     pub halves: Halves,
     /// Layer of LoRA adapters that may apply.
     pub adapted: Option<usize>,
@@ -299,9 +299,9 @@ pub struct Halves {
     pub gate_up: Linear,
     /// Up projection, if it is not in `gate_up`.
     pub up: Option<Matrix>,
-    /// Intermediate size.
+    /// Intermediate size of the MLP, in elements.
     pub inner: usize,
-    /// Activation function.
+    /// Activation function of the MLP.
     pub activation: Activation,
     /// True if the MLP has a gate.
     pub gated: bool,
@@ -311,9 +311,9 @@ pub struct Halves {
 
 /// Weights of an MLP or an expert.
 pub struct Mlp {
-    /// Gate and up projection.
+    /// Gate and up projection with the activation.
     pub halves: Halves,
-    /// Down projection.
+    /// Down projection of the MLP.
     pub down: Linear,
 }
 
@@ -329,7 +329,7 @@ pub struct Route {
     pub choice_bias: Option<Vec<f32>>,
     /// Scale of each expert's weight.
     pub scales: Option<Vec<f32>>,
-    /// Rules of the choice.
+    /// Rules by which experts are chosen.
     pub by: Arc<MoeConfig>,
 }
 
@@ -337,9 +337,9 @@ pub struct Route {
 pub struct Experts {
     /// Norm of the experts' input.
     pub norm: Option<Arc<Norm>>,
-    /// All experts.
+    /// All experts of the layer, by index.
     pub experts: Vec<Mlp>,
-    /// Experts per token.
+    /// Number of experts that each token goes through.
     pub per_token: usize,
     /// True if weights multiply the experts' input, not their output.
     pub weighs_input: bool,
@@ -347,7 +347,7 @@ pub struct Experts {
 
 /// Weighted sum of each token's experts, added to the hidden states.
 pub struct Combine {
-    /// Experts per token.
+    /// Number of experts that each token goes through.
     pub per_token: usize,
     /// True if weights were applied to the experts' input.
     pub weighs_input: bool,
@@ -365,11 +365,11 @@ pub struct Combine {
 
 /// Addition to the hidden states.
 pub struct Add {
-    /// Norm of the addend.
+    /// Norm of the value that is added; `None` adds it unchanged.
     pub norm: Option<Norm>,
-    /// Scale of the addend.
+    /// Factor of the value that is added.
     pub scale: f32,
-    /// Scale of the sums.
+    /// Factor of the hidden states after the addition.
     pub last: f32,
 }
 
@@ -379,7 +379,7 @@ pub struct SumPerLayer {
     pub embedding: Matrix,
     /// Norm of each layer's part of the projection.
     pub norm: Norm,
-    /// Elements per layer.
+    /// Elements of a per-layer embedding, per layer.
     pub size: usize,
     /// Number of layers.
     pub layers: usize,

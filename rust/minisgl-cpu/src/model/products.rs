@@ -32,7 +32,8 @@ impl Worker<'_, '_> {
         let normed = self.own.row.at(0, 0);
         let mut one = |token: usize| {
             let mut at = from.at(token, 0);
-            // SAFETY: its piece: a row of `acts` (alone: of this thread's own); `from` was written before a barrier.
+            // SAFETY: this thread's work item: a row of `acts` (alone: of this thread's own); `from` was written before
+            // a barrier.
             unsafe {
                 if let Some(norm) = norm {
                     norm.apply(&shared.kernels, at, (0, width), normed);
@@ -62,7 +63,7 @@ impl Worker<'_, '_> {
         if let Some(at) = project.adapted {
             self.lora_shrink(at, from, norm, first.k());
         }
-        // one preparation serves all
+        // the activations are prepared once for all matrices
         let mode = shared.mode.with_all(project.matrices());
         let in_int8 = |matrix: &Matrix| shared.mode.int8_with(matrix.kind());
         let mode = if project.as_held && !mode.has_int8() && project.matrices().any(in_int8) {
@@ -85,7 +86,7 @@ impl Worker<'_, '_> {
             });
             if let Some(((column, matrix), groups)) = part {
                 let (rows, kernels) = shared.block(block);
-                // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
+                // SAFETY: this thread's work item: these columns of these rows; `acts` was written before a barrier.
                 unsafe {
                     shared.piece(
                         project,
@@ -106,7 +107,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = shared.buffers.x.at(token, 0);
-            // SAFETY: its piece: the row of this token, written before a barrier.
+            // SAFETY: this thread's work item: the row of this token, written before a barrier.
             unsafe { norm.apply(&shared.kernels, row, (0, shared.hidden), row) };
         });
         self.barrier.wait();
@@ -118,7 +119,7 @@ impl Worker<'_, '_> {
         let (from, to) = (&shared.buffers.side, &shared.buffers.x);
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = from.at(token, 0);
-            // SAFETY: its piece: the rows of this token; `side` was written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token; `side` was written before a barrier.
             unsafe {
                 if let Some(norm) = &add.norm {
                     norm.apply(&shared.kernels, row, (0, size), row);
@@ -142,7 +143,7 @@ impl Worker<'_, '_> {
 pub(crate) struct Groups {
     size: usize,
     panels: usize,
-    /// Number of work items.
+    /// Number of work items of the matmul.
     pub count: usize,
 }
 
@@ -191,7 +192,7 @@ impl Worker<'_, '_> {
             let (normed, low) = (self.own.row.at(0, 0), &self.own.between.low);
             let acts = self.own.between.from.writer_as(count, width, Mode::Exact);
             let to = shared.buffers.between.runs[piece].writer_as(count, factors.a.n(), Mode::Exact);
-            // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its piece; `from` was written before a
+            // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its work item; `from` was written before a
             // barrier.
             unsafe {
                 for (row, token) in run.tokens.clone().enumerate() {
@@ -210,7 +211,7 @@ impl Worker<'_, '_> {
             }
         }
         if shared.count() == 1 {
-            self.barrier.wait(); // `prepare` has none then
+            self.barrier.wait(); // for one token `prepare` has no barrier
         }
     }
 }
@@ -233,7 +234,7 @@ impl Forward<'_> {
         let its = first + panels.start..first + panels.end;
         let (at, width) = (column + panels.start * PANEL, panels.len() * PANEL);
         let to = out.at(rows.start, at);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             kernels.matmul(matrix, panels, acts, rows.clone(), to, stride, project.adds);
             if let Some(of) = project.adapted {
@@ -272,7 +273,7 @@ impl Forward<'_> {
             let own = start - run.tokens.start..end - run.tokens.start;
             let kernels = self.kernels_of(start);
             let acts = self.buffers.between.runs[piece].writer_as(run.tokens.len(), factors.a.n(), Mode::Exact);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let to = out.add((start - rows.start) * stride);
                 kernels.matmul(&factors.b, panels.clone(), acts, own, to, stride, true);

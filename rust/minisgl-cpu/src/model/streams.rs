@@ -44,7 +44,7 @@ impl Worker<'_, '_> {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 let first = from_raw_parts(buffers.x.at(token, 0), size);
                 for stream in &buffers.streams {
@@ -61,7 +61,7 @@ impl Worker<'_, '_> {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.laurel].map(|grid| grid.at(token, 0));
                 let (x, sum) = (from_raw_parts_mut(x, size), from_raw_parts_mut(sum, size));
@@ -95,7 +95,7 @@ impl Worker<'_, '_> {
             }
             let rows = rows(buffers, token);
             for at in 0..size {
-                // SAFETY: its piece: the rows of this token, written before a barrier.
+                // SAFETY: this thread's work item: the rows of this token, written before a barrier.
                 unsafe {
                     let mut old = [0.0; MAX_STREAMS];
                     for (old, row) in old.iter_mut().zip(&rows[..count]) {
@@ -125,7 +125,7 @@ impl Worker<'_, '_> {
             }
             let rows = rows(buffers, token);
             for at in 0..size {
-                // SAFETY: its piece: the rows of this token, written before a barrier.
+                // SAFETY: this thread's work item: the rows of this token, written before a barrier.
                 unsafe {
                     let predicted = *buffers.predicted.at(token, 0).add(at);
                     let new = *rows[0].add(at) - predicted;
@@ -146,7 +146,8 @@ impl Worker<'_, '_> {
         let scratch = self.own.row.at(0, 0);
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = shared.buffers.laurel.at(token, 0);
-            // SAFETY: its piece: the row of this token, written before a barrier; `scratch` is this thread's.
+            // SAFETY: this thread's work item: the row of this token, written before a barrier; `scratch` is this
+            // thread's.
             unsafe {
                 norm.apply(&shared.kernels, row, (0, size), row);
                 shared.kernels.add(row, shared.normed(before, token, scratch), size);
@@ -160,7 +161,7 @@ impl Worker<'_, '_> {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 let x = from_raw_parts_mut(buffers.x.at(token, 0), size);
                 let beside = from_raw_parts(buffers.laurel.at(token, 0), size);
@@ -178,7 +179,7 @@ impl Worker<'_, '_> {
         let (buffers, size) = (shared.buffers, shared.hidden);
         each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = buffers.side.at(token, 0);
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 norm.apply(&shared.kernels, row, (0, size), row);
                 for stream in &buffers.streams {
@@ -192,7 +193,7 @@ impl Worker<'_, '_> {
     /// Returns the router's output for a token: one mixing weight per stream, from the first stream.
     fn mix_weights(&self, part: &Mixing, token: usize) -> [f32; MAX_STREAMS] {
         let (shared, size) = (self.shared, self.shared.hidden);
-        // SAFETY: the row is this thread's; nobody else writes to the token's numbers.
+        // SAFETY: the row belongs to this thread; no other thread writes to the token's rows.
         let normed = unsafe {
             let normalized = shared.normed(Some(&part.norm), token, self.own.row.at(0, 0));
             from_raw_parts(normalized, size)

@@ -15,13 +15,13 @@ use crate::model::names::{At, Files, Part};
 /// Rows that are transposed together, so that their cache lines are reused.
 const TILE: usize = 32;
 
-/// Origin of the weights.
+/// Origin of a model's weights: files, or dummy values.
 pub enum Origin {
     /// A file or a folder of files.
     Files(Box<dyn Source>),
     /// Dummy weights: seeded noise, for benchmarks.
     Dummy {
-        /// Random seed.
+        /// Random seed of the dummy weights.
         seed: u64,
         /// Element type of matrices; vectors are f32. With MXFP4 only experts have it, other matrices are bf16.
         kind: Kind,
@@ -36,7 +36,7 @@ pub enum ModelTensor<'a> {
     Owned {
         /// Name of the tensor.
         name: String,
-        /// Element type.
+        /// Element type of the tensor.
         kind: Kind,
         /// Shape, outermost dimension first.
         shape: Vec<usize>,
@@ -151,7 +151,7 @@ impl Tensors {
                 .files
                 .candidates(part, at, what)
                 .any(|name| source.tensor(&name).is_some()),
-            // as packed checkpoints have them
+            // dummy MXFP4 weights look like packed checkpoints
             Origin::Dummy { kind, .. } => *kind == Kind::MXFP4 && self.files.candidates(part, at, what).any(is_mxfp4),
         }
     }
@@ -218,7 +218,7 @@ impl Tensors {
                     .tensor(name)
                     .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
                 if view.shape() != shape {
-                    // a row of its own or a vector, a matrix of all experts' rows: files differ
+                    // files differ: [1, n] or [n], a stack of matrices or one matrix with all rows
                     if have_same_layout(view.shape(), shape) {
                         return Ok(ModelTensor::Owned {
                             name: name.to_owned(),
@@ -243,8 +243,8 @@ impl Tensors {
         Ok(self.get(name, shape)?.view()?.decode())
     }
 
-    /// Errors if the file has tensors that were never requested, except those that `is_known` accepts and biases of zeros.
-    /// A model that ignores weights would not compute what its author meant.
+    /// Errors if the file has tensors that were never requested, except those that `is_known` accepts and biases of
+    /// zeros. A model that ignores weights would not compute what its author meant.
     pub fn check_all_used(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         let Origin::Files(source) = &self.origin else {
             return Ok(());
@@ -343,7 +343,7 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> ModelTensor<'sta
         (unit - 0.5) * 0.02 * 12.0_f32.sqrt()
     };
     if kind == Kind::MXFP4 && is_mxfp4(&name) {
-        // of 4-bit numbers from -6 to 6, whose scale is 2^-7
+        // 4-bit values from -6 to 6 with the scale 2^-7
         let (blocks, mut data) = (count / kind.block_len(), Vec::with_capacity(count / 32 * 17));
         for _ in 0..blocks {
             data.push(120);

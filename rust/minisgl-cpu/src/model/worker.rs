@@ -39,9 +39,9 @@ pub type Times = [f64; PARTS.len()];
 
 /// Tokens of a step, input of the forward pass.
 pub struct Tokens<'a> {
-    /// Token ids.
+    /// Token ids of the step.
     pub ids: &'a [u32],
-    /// Positions in their sequences.
+    /// Position of each token in its sequence.
     pub positions: &'a [u32],
     /// KV slot of each token: page * page_size + offset.
     pub slots: &'a [u32],
@@ -70,7 +70,7 @@ impl Attentions {
         let mut sizes_done: Vec<(usize, usize)> = Vec::new();
         let mut kinds = Vec::new();
         for (first, size) in sizes.iter().enumerate() {
-            // where no layer attends, a plan still goes over the rows
+            // a model without attention still needs one plan, which iterates over the rows
             if sizes_done.contains(size) || !(config.attends[first] || never_attends) {
                 continue;
             }
@@ -81,7 +81,7 @@ impl Attentions {
                 Some(latent) => attention.with_values_of_keys(latent.rank),
                 None => attention,
             };
-            // layers of other kinds ask for nothing that these do not
+            // layers of other sizes get the window of this one, so that they add no work to the plan
             let windows: Vec<_> = (0..sizes.len())
                 .map(|layer| config.windows[if sizes[layer] == *size { layer } else { first }])
                 .collect();
@@ -202,7 +202,7 @@ impl Forward<'_> {
         match norm {
             None => x,
             Some(norm) => {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { norm.apply(&self.kernels, x, (0, self.hidden), scratch) };
                 scratch
             }

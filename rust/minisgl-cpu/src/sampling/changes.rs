@@ -14,7 +14,7 @@ use super::params::Params;
 struct BadSequences {
     sequences: Vec<Vec<u32>>,
     recent: Vec<u32>,
-    longest: usize, // without the last
+    longest: usize, // ids of the longest sequence, without its last
 }
 
 /// Changes to the logits of one slot, for a request that has any.
@@ -23,12 +23,12 @@ pub(super) struct Changes {
     repetition: f32,
     frequency: f32,
     presence: f32,
-    seen: Option<HashMap<u32, u32>>, // of tokens in prompt or output: how often in the output
+    seen: Option<HashMap<u32, u32>>, // tokens of prompt and output, with their count in the output
     bias: Vec<(u32, f32)>,
     allowed: Option<Vec<u32>>,
     bad: Option<BadSequences>,
     ends: Vec<u32>,
-    first_free: u64, // the first position at which it may end
+    first_free: u64, // first position at which the output may end
 }
 
 impl Changes {
@@ -96,7 +96,7 @@ impl Changes {
             .collect();
         if !banned.is_empty() && logits.iter().all(|&x| x == f32::NEG_INFINITY) {
             for &(id, value) in banned.iter().rev() {
-                logits[id as usize] = value; // in turn: the first value of an id is its own
+                logits[id as usize] = value; // in reverse: the first saved value of an id is the original
             }
         }
     }
@@ -116,7 +116,7 @@ impl Changes {
         }
     }
 
-    /// Counts a sampled token.
+    /// Records a sampled token, for later penalties and bad words.
     pub fn record(&mut self, token: u32) {
         if let Some(bad) = &mut self.bad {
             bad.record(token);

@@ -35,7 +35,7 @@ const STEP_TIME: Duration = Duration::from_millis(5);
 pub(super) struct Masked {
     grammar: SharedGrammar,
     mask: Vec<u32>,
-    is_late: bool, // its mask took too long: it has no more tokens until it is bound again
+    is_late: bool, // true if the mask took too long: no tokens until the slot is bound again
 }
 
 impl Masked {

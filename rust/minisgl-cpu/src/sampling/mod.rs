@@ -25,9 +25,9 @@ pub use sampler::{Best, Scratch, argmax, sample, uniform};
 /// Request that takes over a slot, with its settings and its sequence so far.
 #[derive(Clone, Debug, Default)]
 pub struct Binding {
-    /// Request id.
+    /// Id of the request that owns the slot.
     pub req_id: i64,
-    /// Sampling parameters.
+    /// Sampling parameters of the request.
     pub params: Params,
     /// Token ids known so far: prompt, then output.
     pub tokens: Vec<i32>,
@@ -74,7 +74,7 @@ pub type SampleResult = (SampledToken, Option<String>);
 /// Prompt tokens of a step whose log probabilities are requested.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PromptPart<'a> {
-    /// Request id.
+    /// Id of the request whose prompt this is.
     pub req_id: i64,
     /// Position of the first of `tokens`. Its distribution is in the logits of the position before.
     pub first: usize,

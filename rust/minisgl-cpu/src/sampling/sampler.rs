@@ -18,7 +18,7 @@ const STRIDE: usize = 256;
 /// Argmax so far. The results of ranges of the vocabulary merge to that of the whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Best {
-    /// Largest logit.
+    /// Largest logit so far.
     pub value: f32,
     /// Lowest token id that has it.
     pub id: u32,
@@ -104,7 +104,7 @@ pub fn sample(params: &Params, position: u64, logits: &[f32], scratch: &mut Scra
     }
     scratch.probabilities.resize(logits.len(), 0.0);
     if !softmax::softmax(scratch.isa, logits, params.temperature, &mut scratch.probabilities) {
-        return argmax(logits, 0).id; // a temperature so low that only the best are left
+        return argmax(logits, 0).id; // the softmax is not finite, as at a temperature near 0
     }
     if params.min_p > 0.0 {
         let floor = softmax::max(&scratch.probabilities) * params.min_p;

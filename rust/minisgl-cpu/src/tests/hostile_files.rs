@@ -35,20 +35,20 @@ fn count(change: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size as isize); // for a moment there may be both
+        count(size as isize); // old and new block may exist at once
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -186,7 +186,7 @@ fn safetensors() -> Vec<u8> {
 /// Reads all tensors.
 fn read_all(source: &dyn Source) {
     for name in source.names() {
-        let tensor = source.tensor(name).unwrap(); // what is listed is there
+        let tensor = source.tensor(name).unwrap(); // every listed name exists
         assert_eq!(tensor.decode().len(), tensor.rows() * tensor.k());
         if let Ok(part) = tensor.slice(0) {
             assert_eq!(part.row_bytes() * part.rows(), part.data().len());
@@ -297,7 +297,7 @@ fn any_bytes_decode() {
 
 /// Parses many short keys, or tensors: the headers that cost the most memory per byte.
 #[test]
-fn long_headers_cost_a_few_times_their_size() {
+fn parsing_a_long_header_takes_bounded_memory() {
     for tensors in [false, true] {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
         let count = 50_000u64;

@@ -220,7 +220,7 @@ impl Packer {
         };
         let file = file_of(&cache, fingerprint);
         if whole {
-            // for who makes room; a folder that cannot be written to needs none
+            // marks the use for `evict`; a failure is harmless, since a read-only folder is never evicted
             let _ = File::open(&file).and_then(|file| file.set_modified(SystemTime::now()));
             return (None, !matrices.is_empty());
         }
@@ -348,7 +348,8 @@ impl Keeping {
         let Some(_lock) = self.lock(stop)? else {
             return Ok(None);
         };
-        let partial = Partial::for_file(&self.file)?; // behind the lock: who waits in this process, or has its id, has the same
+        // only with the lock: other writers of this process use the same name
+        let partial = Partial::for_file(&self.file)?;
         if !self.damaged && CacheFile::open(&self.file, self.fingerprint).is_some() {
             return Ok(Some(size));
         }
@@ -358,7 +359,7 @@ impl Keeping {
             return Ok(None);
         };
         let (fingerprint, file) = (self.fingerprint, self.file);
-        drop(self.matrices); // the disk may be slow, and the model may go
+        drop(self.matrices); // frees the model if it was closed meanwhile: syncing may take long
         out.finish(&head(fingerprint, &rows))?;
         partial.persist(&file)?;
         Ok(Some(size))

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn a_folder_of_safetensors_is_a_source() {
+fn safetensors_folder_lists_and_decodes_its_tensors() {
     let folder = Temporary::new("folder");
     let one = tiny_safetensors(&[("b", "BF16", "[1,2]", BF16_ONE_TWO), ("a", "F16", "[]", &[0, 0x3c])]);
     folder.file("x-1.safetensors", &one);
@@ -25,7 +25,7 @@ fn a_folder_of_safetensors_is_a_source() {
 }
 
 #[test]
-fn mxfp4_has_its_exponents_in_another_tensor_and_perhaps_another_file() {
+fn mxfp4_blocks_are_joined_with_scales_of_another_file() {
     let folder = Temporary::new("mxfp4");
     let blocks: Vec<u8> = (0..32u8).map(|i| i.wrapping_mul(37).wrapping_add(5)).collect();
     let scales = |name| (name, "U8", "[2,1,1]", [127, 120].as_slice());
@@ -59,7 +59,7 @@ fn mxfp4_has_its_exponents_in_another_tensor_and_perhaps_another_file() {
 
 #[cfg(unix)]
 #[test]
-fn links_are_followed_as_in_the_cache_of_a_hub() {
+fn open_follows_symbolic_links() {
     let folder = Temporary::new("hub");
     let (blobs, snapshot) = (folder.0.join("blobs"), folder.0.join("snapshot"));
     fs::create_dir(&blobs).unwrap();
@@ -74,7 +74,7 @@ fn links_are_followed_as_in_the_cache_of_a_hub() {
 }
 
 #[test]
-fn what_is_wrong_with_a_folder_is_named() {
+fn errors_of_a_damaged_folder_name_file_and_tensor() {
     let folder = Temporary::new("bad-folder");
     let error = || open(&folder.0).err().unwrap().to_string();
     assert!(error().ends_with("the folder has no *.safetensors"), "{}", error());
@@ -122,7 +122,7 @@ fn what_is_wrong_with_a_folder_is_named() {
 }
 
 #[test]
-fn header_that_does_not_describe_its_data_is_an_error() {
+fn header_that_does_not_match_its_data_is_rejected() {
     let folder = Temporary::new("bad-header");
     let opened = |bytes: &[u8]| {
         folder.file("model.safetensors", bytes);
@@ -213,7 +213,7 @@ fn header_that_does_not_describe_its_data_is_an_error() {
         let error = opened(&[&size.to_le_bytes(), b"{}".as_slice()].concat()).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    // one dtype is one number of bits: eight numbers of it are as many bytes
+    // eight elements of a dtype with n bits take n bytes
     for (bits, dtypes) in [
         (4, "F4"),
         (6, "F6_E2M3 F6_E3M2"),
@@ -234,7 +234,7 @@ fn header_that_does_not_describe_its_data_is_an_error() {
 }
 
 #[test]
-fn names_of_both_versions_become_those_of_a_text_model() {
+fn names_of_transformers_4_and_5_map_to_the_language_model() {
     for (stored, own) in [
         ("language_model.model.norm.weight", Some("model.norm.weight")),
         ("model.language_model.norm.weight", Some("model.norm.weight")),

@@ -4,7 +4,7 @@ use super::*;
 use crate::files::gguf::{File, Header, Value};
 
 #[test]
-fn a_gguf_header_is_read() {
+fn gguf_header_is_parsed() {
     let bytes = tiny_gguf();
     let header = Header::parse(&bytes).unwrap();
     let get = |key: &str| header.get(key).cloned().unwrap();
@@ -23,7 +23,7 @@ fn a_gguf_header_is_read() {
 }
 
 #[test]
-fn a_gguf_file_is_a_source() {
+fn gguf_file_lists_and_decodes_its_tensors() {
     let folder = Temporary::new("source");
     let path = folder.file("tiny.gguf", &tiny_gguf());
     let source = open(&path).unwrap();
@@ -60,7 +60,7 @@ fn changed(find: &str, skip: usize, with: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_wrong_with_a_gguf_file_is_named() {
+fn errors_of_a_damaged_gguf_file_name_key_or_tensor() {
     let huge = u64::MAX.to_le_bytes();
     for (bytes, expected) in [
         (vec![], "not a GGUF file"),
@@ -127,7 +127,7 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
 }
 
 #[test]
-fn what_is_there_twice_is_named() {
+fn duplicate_key_or_tensor_is_rejected() {
     let mut bytes = b"GGUF\x02\0\0\0".to_vec();
     bytes.extend(0u64.to_le_bytes());
     bytes.extend(2u64.to_le_bytes());
@@ -145,7 +145,7 @@ fn what_is_there_twice_is_named() {
 }
 
 #[test]
-fn types_and_parts_that_are_not_read_are_refused() {
+fn unsupported_type_and_missing_file_are_rejected() {
     let folder = Temporary::new("refused");
     let path = folder.file("m.gguf", &changed("norm.weight", 12, &[24]));
     let error = File::open(&path).unwrap_err();

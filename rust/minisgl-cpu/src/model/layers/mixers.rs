@@ -64,7 +64,7 @@ impl Loader<'_> {
         convolution.scale(inner..inner + of_groups, of_b);
         convolution.scale(inner + of_groups..channels, of_c);
         let is_checkpoint = self.tensors.is_checkpoint();
-        // GGUF has the norm by group
+        // GGUF stores the norm as [groups, size]
         let (whole, by_group) = ([inner], [sizes.groups, inner / sizes.groups]);
         let shape = if is_checkpoint { &whole[..] } else { &by_group[..] };
         let norm = if sizes.gating == Gating::Alone {

@@ -132,11 +132,11 @@ impl Loader<'_> {
         let mixer = state.map(|kind| self.mixer(kind, norm.clone())).transpose()?;
         match (attention, mixer) {
             (Some((attention, out)), Some((mixer, mixed))) => {
-                // the mixer is to see the hidden numbers as they are
+                // the recurrent layer must read the hidden states without attention's output
                 let out = Project { to: Rows::Aside, ..out };
                 first.extend(attention.into_iter().chain([Operation::Project(out)]));
                 first.extend(mixer.into_iter().chain(self.way_out(mixed, behind)));
-                first.push(self.add(None, 1.0)); // what attention gave
+                first.push(self.add(None, 1.0)); // adds attention's output
             }
             (Some((operations, out)), None) | (None, Some((operations, out))) => {
                 first.extend(operations.into_iter().chain(self.way_out(out, behind)));
@@ -146,7 +146,7 @@ impl Loader<'_> {
 
         let has_mlp = inner > 0 || experts.is_some();
         let own = norm_if(is_before && has_mlp && config.norms != Norms::Parallel, Part::MlpNorm)?;
-        // where both read the same, attention's is the only one
+        // in parallel layers both read the same input: attention's norm is used for both
         let mlp_norm = own.map(Arc::new).or_else(|| norm.clone().filter(|_| !is_behind));
         let behind = norm_if(is_behind, Part::MlpNormBehind)?;
         let scale = if config.layer_scales {
@@ -172,7 +172,7 @@ impl Loader<'_> {
     /// Returns the operations from the output of attention (or a recurrent layer) to the residual stream.
     fn way_out(&self, out: Project, norm: Option<Norm>) -> Vec<Operation> {
         if self.config.is_parallel() {
-            // the MLP is to see the hidden numbers as they are
+            // the MLP must read the hidden states without attention's output
             return vec![Operation::Project(Project { to: Rows::Aside, ..out })];
         }
         self.added(out, norm, 1.0)
@@ -214,7 +214,7 @@ impl Loader<'_> {
         let mut operations = vec![halves];
         if self.config.is_parallel() {
             let sum = Operation::Project(Project { adds: true, ..down });
-            operations.extend([sum, self.add(None, last)]); // what attention gave
+            operations.extend([sum, self.add(None, last)]); // adds attention's output
         } else {
             operations.extend(self.added(down, behind, last));
         }
