@@ -226,7 +226,7 @@ fn run_jobs(shared: &Shared, thread: usize) {
         }
         // SAFETY: `run` wrote the cell before it released `generation`, and keeps the job alive until `left` is 0.
         if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: as above.
+            // SAFETY: the pointer is valid, as above: `run` keeps the job alive.
             shared.work(thread, unsafe { &*job });
         }
         shared.left.0.fetch_sub(1, Ordering::AcqRel);
@@ -293,7 +293,7 @@ impl Sleeper {
     fn wake(&self) {
         self.asleep.store(false, Ordering::Release);
         if let Some(all) = self.cores.lock().unwrap_or_else(|e| e.into_inner()).take() {
-            // SAFETY: as above.
+            // SAFETY: the arguments are an integer and a set that outlives the call.
             unsafe { libc::sched_setaffinity(0, size_of_val(&all), &raw const all) };
         }
     }
