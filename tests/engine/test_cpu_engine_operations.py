@@ -28,8 +28,8 @@ def test_the_operations_of_a_model(held: Path, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("variant", "change", "named"),
     [
-        ("deepseek3-yarn", {"qkv_bias": True}, "attention_bias: 1: not with keys and values made of latents"),
-        ("qwen3-moe", {"norms": "parallel"}, "an MLP beside attention, with experts"),
+        ("deepseek3-yarn", {"qkv_bias": True}, "attention_bias: 1: not supported with latent attention"),
+        ("qwen3-moe", {"norms": "parallel"}, "an MLP parallel to attention is not supported"),
     ],
 )
 def test_models_without_an_operation_list_are_refused(

@@ -178,7 +178,7 @@ def test_the_classes_of_instruction_sets() -> None:
 def test_loading_an_unstaged_page_fails_the_step(small: Path, tmp_path: Path) -> None:
     engine = engine_of(small, cache_dir=str(tmp_path))
     none = _array([])
-    with pytest.raises(RuntimeError, match="page_loads: slot 1, page 0: is not at hand"):
+    with pytest.raises(RuntimeError, match="page_loads: slot 1, page 0: not staged"):
         engine.rust.step(*[none] * 9, 0, [], none, none, none, _array([1, 0, 2]))
     assert answer(engine, list(range(12)))[0][0] >= 0, "the engine goes on"
     engine.close()

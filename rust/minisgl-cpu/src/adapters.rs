@@ -1,6 +1,6 @@
-//! Adapters that a running engine has, and whose rows want which.
+//! LoRA adapters that a running engine has loaded, and the runs of tokens in a step that use them.
 //!
-//! Invariants: a run is of tokens side by side with the same adapter, of rows that decode or of others.
+//! Invariants: a run covers adjacent tokens with the same adapter, and never mixes decode rows with prefill rows.
 
 use std::collections::BTreeMap;
 
@@ -9,55 +9,56 @@ use crate::model::{Adapter, RUN, Run};
 use crate::sampling::Binding;
 use crate::step::Step;
 
-/// By number, and by slot.
+/// Registry of the loaded LoRA adapters by id, and of the adapter id that each slot uses (0: no adapter).
 pub struct Adapters {
-    by_number: BTreeMap<u32, Adapter>,
+    by_id: BTreeMap<u32, Adapter>,
     by_slot: Vec<u32>,
 }
 
 impl Adapters {
-    /// None at first.
+    /// Creates a registry without adapters for `num_slots` slots.
     pub fn new(num_slots: usize) -> Self {
         Self {
-            by_number: BTreeMap::new(),
+            by_id: BTreeMap::new(),
             by_slot: vec![0; num_slots],
         }
     }
 
-    /// For steps from now on.
-    pub fn add(&mut self, number: u32, adapter: Adapter) {
-        self.by_number.insert(number, adapter);
+    /// Registers `adapter` under `id`, replacing an old one. Later steps may use it.
+    pub fn add(&mut self, id: u32, adapter: Adapter) {
+        self.by_id.insert(id, adapter);
     }
 
-    /// No step from now on names it.
-    pub fn remove(&mut self, number: u32) {
-        self.by_number.remove(&number);
+    /// Drops the adapter `id`. A later step whose slot still uses it fails.
+    pub fn remove(&mut self, id: u32) {
+        self.by_id.remove(&id);
     }
 
-    /// A slot is of another request.
+    /// Sets the adapter of `slot` to that of the request that now owns the slot.
     pub fn bind(&mut self, slot: usize, binding: &Binding) {
         self.by_slot[slot] = binding.adapter;
     }
 
-    /// The runs of tokens with an adapter in a step whose rows begin at the tokens `starts`.
+    /// Returns the runs of adjacent tokens that share an adapter, at most `RUN` tokens each. Row `i` of the step has
+    /// the tokens `starts[i]..starts[i + 1]`. Errors if a slot's adapter is not loaded.
     pub fn runs(&self, step: &Step, starts: &[u32]) -> Result<Vec<Run<'_>>> {
-        let mut found: Vec<(u32, Run<'_>)> = Vec::new();
-        if self.by_number.is_empty() && self.by_slot.iter().all(|number| *number == 0) {
+        let mut runs: Vec<(u32, Run<'_>)> = Vec::new();
+        if self.by_id.is_empty() && self.by_slot.iter().all(|id| *id == 0) {
             return Ok(Vec::new());
         }
         for (row, slot) in step.req_slots.iter().enumerate() {
-            let number = self.by_slot[*slot as usize];
-            if number == 0 {
+            let id = self.by_slot[*slot as usize];
+            if id == 0 {
                 continue;
             }
-            let Some(adapter) = self.by_number.get(&number) else {
-                return Err(Error::step(format!("adapter {number} is not there")));
+            let Some(adapter) = self.by_id.get(&id) else {
+                return Err(Error::step(format!("adapter {id} is not loaded")));
             };
             let (mut start, end) = (starts[row] as usize, starts[row + 1] as usize);
-            let begins = row == step.num_decode_rows;
-            if let Some((of, last)) = found.last_mut()
-                && !begins
-                && (*of, last.tokens.end) == (number, start)
+            let starts_prefill = row == step.num_decode_rows;
+            if let Some((run_id, last)) = runs.last_mut()
+                && !starts_prefill
+                && (*run_id, last.tokens.end) == (id, start)
             {
                 let more = (end - start).min(RUN - last.tokens.len());
                 last.tokens.end += more;
@@ -65,9 +66,9 @@ impl Adapters {
             }
             for from in (start..end).step_by(RUN) {
                 let tokens = from..end.min(from + RUN);
-                found.push((number, Run { adapter, tokens }));
+                runs.push((id, Run { adapter, tokens }));
             }
         }
-        Ok(found.into_iter().map(|(_, run)| run).collect())
+        Ok(runs.into_iter().map(|(_, run)| run).collect())
     }
 }

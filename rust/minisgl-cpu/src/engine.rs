@@ -1,9 +1,9 @@
-//! The engine behind one call a step: page table, slots, forward, sampling.
+//! The engine behind one call a step: page table, slots, forward pass, sampling.
 //!
-//! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; an id that the
-//! host does not know yet is the token that the step before sampled for its slot; a step that fails leaves an engine
-//! that goes on, with its KV pool and its states wiped; a row that is not finite has no token, and no other row reads
-//! what it stored: attention reads beyond a row's end, so a page of it is wiped before somebody else writes there.
+//! Invariants: freed slots, bindings, page-table changes and rows of a step take effect in that order; a negative input
+//! id stands for the token that the previous step sampled for that slot; after a failed step the engine still works,
+//! with KV pool and states wiped; a row whose output is not finite gets no token, and no other row reads its KV
+//! entries: attention reads beyond a row's end, so its pages are wiped before another row writes to them.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -18,18 +18,18 @@ use crate::adapters::Adapters;
 use crate::error::{Error, Result};
 use crate::model::{Decoder, Grid, Memory, Times, Tokens};
 use crate::pooling::{Heads, Pools};
-use crate::sampling::{Binding, Followed, Scratch, Slots, TokenLogprobs, logprobs};
+use crate::sampling::{Binding, SampleResult, Scratch, Slots, TokenLogprobs, logprobs};
 use crate::states::{FROM_STORE, States};
 use crate::step::{Choices, Embedding, NOT_FINITE, PromptLogprobs, Sampled, Sizes, Step, StepLogprobs};
 use crate::threads::{Counter, Pool};
 
-/// Prompt positions that go through the head at once: a long prompt holds no [tokens, vocabulary] logits.
-const PIECE: usize = 128;
-const NO_TEXT: &str = "the model is an encoder: it gives embeddings of texts, and no text";
-const NOT_FINITE_TEXT: &str = "the model's output for it is not finite: numbers overflow (try --kv-dtype f32), \
-     or its adapter's do";
+/// Prompt positions per call of the LM head. A long prompt thus never needs all [tokens, vocabulary] logits at once.
+const HEAD_CHUNK: usize = 128;
+const NO_TEXT: &str = "the model is an encoder: it computes embeddings and cannot generate text";
+const NOT_FINITE_TEXT: &str = "the model's output for it is not finite: values overflow (try --kv-dtype f32), \
+     or those of its adapter do";
 
-/// A model that runs steps.
+/// CPU inference engine: one model with its thread pool, KV pool, slots and adapters. `step` runs one scheduler step.
 pub struct Engine {
     decoder: Decoder,
     pool: Pool,
@@ -45,12 +45,13 @@ pub struct Engine {
     pools: Pools,
     logits: Grid,
     scratch: Vec<Mutex<Scratch>>,
-    spoiled: BTreeSet<usize>, // pages that may hold what is not finite
+    dirty_pages: BTreeSet<usize>, // ids of pages that may hold values that are not finite
     keeper: Option<Keeper>,
 }
 
 impl Engine {
-    /// A decoder with its pool of threads and an empty KV pool.
+    /// Creates an engine that runs `decoder` on the threads of `pool`, with an empty KV pool. `eos_ids`: token ids that
+    /// end a sequence.
     pub fn new(decoder: Decoder, pool: Pool, sizes: Sizes, choices: Choices, eos_ids: &[u32]) -> Result<Self> {
         let config = &decoder.config;
         let kv = KvPool::new(choices.kv)?;
@@ -70,7 +71,7 @@ impl Engine {
             scratch: (0..pool.threads())
                 .map(|_| Mutex::new(Scratch::new(decoder.kernels.isa())))
                 .collect(),
-            spoiled: BTreeSet::new(),
+            dirty_pages: BTreeSet::new(),
             keeper: None,
             decoder,
             pool,
@@ -81,45 +82,48 @@ impl Engine {
         })
     }
 
-    /// The adapters that requests may name.
+    /// Returns the LoRA adapters that requests may use.
     pub fn adapters(&mut self) -> &mut Adapters {
         &mut self.adapters
     }
 
-    /// Pages that fill, and states that are saved behind them, go to `store` from now on, and what it has may be loaded.
+    /// Writes full KV pages and state snapshots to `store` from now on. Stored pages may be loaded in later steps.
     pub fn keep(&mut self, store: Arc<Store>) {
         self.keeper = Some(Keeper::new(store, self.sizes.max_rows + 1));
     }
 
-    /// What becomes of pooled numbers.
+    /// Sets the heads that pooled hidden states pass through (classifiers, dense layers). Errors if they do not fit the
+    /// model's hidden size.
     pub fn set_heads(&mut self, heads: Heads) -> Result<()> {
         heads.check(self.decoder.config.hidden_size)?;
         self.pools.set_heads(heads);
         Ok(())
     }
 
-    /// The model.
+    /// Returns the model that the engine runs.
     pub fn decoder(&self) -> &Decoder {
         &self.decoder
     }
 
-    /// Bytes of K and V of a token in all layers.
+    /// Returns the bytes of KV cache that one token takes in all layers.
     pub fn kv_token_bytes(&self) -> usize {
         let shape = self.kv.shape();
         KvPool::page_bytes(shape) / shape.page_size
     }
 
-    /// How many threads compute.
+    /// Returns the number of threads that compute.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Seconds by part of all forwards, if they are measured.
+    /// Returns the time spent in each part of the forward pass so far, in seconds. `None` if the engine was built
+    /// without timing.
     pub fn times(&self) -> Option<Times> {
         self.memory.times()
     }
 
-    /// Run a step. `bindings` are those of the slots that it binds, with the slots.
+    /// Runs one step of the scheduler and returns its sampled tokens. `bindings` are the (slot, binding) pairs of slots
+    /// that change owner. If the computation fails, the KV pool and the states are wiped; the engine stays usable.
     pub fn step(&mut self, step: &Step, bindings: Vec<(usize, Binding)>) -> Result<Sampled> {
         for slot in &step.freed {
             self.slots.free(*slot as usize);
@@ -129,7 +133,10 @@ impl Engine {
         }
         for (slot, mut binding) in bindings {
             if slot > self.sizes.max_rows {
-                return Err(Error::step(format!("binding: slot {slot} of {}", self.sizes.max_rows)));
+                return Err(Error::step(format!(
+                    "binding: slot {slot}: must be 0 to {}",
+                    self.sizes.max_rows
+                )));
             }
             self.pools.bind(slot, &binding);
             self.adapters.bind(slot, &binding);
@@ -142,42 +149,42 @@ impl Engine {
         if step.req_slots.is_empty() && step.page_loads.is_empty() {
             return Ok(Sampled::default());
         }
-        // a panic of any of the threads' own jobs is an error already; this is for what runs between them
+        // the pool turns a panic in a job into an error; this catches panics between jobs
         let run = || {
             self.load_pages(step)?;
             self.load_states(step)?;
-            let ids = self.checked(step)?;
+            let ids = self.checked_ids(step)?;
             let began = Instant::now();
-            let sampled = self.computed(step, &ids)?;
+            let sampled = self.compute(step, &ids)?;
             if let Some(keeper) = &self.keeper {
                 keeper.took(ids.len(), began.elapsed());
             }
-            self.keep_pages(step, &ids, &sampled);
+            self.store_pages(step, &ids, &sampled);
             Ok(sampled)
         };
         let done = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| Err(Error::step("the step panicked")));
         if done.is_err() {
             self.kv = KvPool::new(self.kv.shape().clone())?;
-            self.states = self.states.as_ref().map(States::wiped).transpose()?;
-            self.spoiled.clear();
+            self.states = self.states.as_ref().map(States::zeroed).transpose()?;
+            self.dirty_pages.clear();
         }
         done
     }
 
-    /// The logits at each of `tokens`, [tokens, vocabulary], as one prompt of a sequence of its own: for measurements, as
-    /// its keys and values take the place of whatever the first pages hold.
+    /// Computes `tokens` as one prompt and returns the logits at each position, [tokens, vocabulary]. Only for
+    /// measurements: overwrites the first KV pages.
     pub fn prompt_logits(&mut self, tokens: &[i32]) -> Result<Vec<f32>> {
         let count = tokens.len();
         if count == 0 || count > self.sizes.max_seq_len.min(self.sizes.num_pages * self.sizes.page_size) {
             return Err(Error::step(format!("prompt_logits: {count} tokens")));
         }
         let slot = self.sizes.max_rows as i32;
-        let places: Vec<i32> = (0..count as i32).collect();
+        let indices: Vec<i32> = (0..count as i32).collect();
         let pages = count.div_ceil(self.sizes.page_size) as i32;
         let step = Step {
             input_ids: tokens.to_vec(),
-            positions: places.clone(),
-            out_loc: places,
+            positions: indices.clone(),
+            out_loc: indices,
             req_slots: vec![slot],
             seq_lens: vec![count as i32],
             extend_lens: vec![count as i32],
@@ -188,16 +195,16 @@ impl Engine {
         };
         self.step(&step, Vec::new())?;
         let vocabulary = self.decoder.config.vocab_size;
-        let mut found = Vec::with_capacity(count * vocabulary);
-        for from in (0..count).step_by(PIECE) {
-            let places: Vec<usize> = (from..count.min(from + PIECE)).collect();
+        let mut logits = Vec::with_capacity(count * vocabulary);
+        for from in (0..count).step_by(HEAD_CHUNK) {
+            let indices: Vec<usize> = (from..count.min(from + HEAD_CHUNK)).collect();
             self.decoder
-                .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits, &|| ())?;
-            for row in self.logits.rows(places.len()) {
-                found.extend_from_slice(&row[..vocabulary]);
+                .logits(&mut self.pool, &mut self.memory, &indices, &mut self.logits, &|| ())?;
+            for row in self.logits.rows(indices.len()) {
+                logits.extend_from_slice(&row[..vocabulary]);
             }
         }
-        Ok(found)
+        Ok(logits)
     }
 
     fn change_pages(&mut self, step: &Step) -> Result<()> {
@@ -209,14 +216,14 @@ impl Engine {
             let row = self.page_table.get_mut(start..start.saturating_add(count));
             let (Some(pages), Some(row)) = (pages, row.filter(|_| column + count <= self.columns)) else {
                 return Err(Error::step(format!(
-                    "page table: slot {slot}, column {column}, {count} pages"
+                    "page_table_updates: slot {slot}, page index {column}, {count} pages: out of bounds"
                 )));
             };
             for (to, page) in row.iter_mut().zip(pages) {
                 *to = *page as u32;
                 if *to as usize > self.sizes.num_pages {
                     return Err(Error::step(format!(
-                        "page table: page {page} of {}",
+                        "page_ids: page {page}: must be 0 to {}",
                         self.sizes.num_pages
                     )));
                 }
@@ -226,30 +233,35 @@ impl Engine {
         Ok(())
     }
 
-    /// Fill pages with what is at hand for them.
+    /// Copies the staged pages of the store into the KV pool, as `step.page_loads` lists them. Errors if a page is not
+    /// staged.
     fn load_pages(&mut self, step: &Step) -> Result<()> {
         for load in &step.page_loads {
             let [slot, first, count] = load.map(|number| number as usize);
             for column in first..first.saturating_add(count) {
-                let place = slot.saturating_mul(self.columns).saturating_add(column);
+                let entry = slot.saturating_mul(self.columns).saturating_add(column);
                 let staged = self.keeper.as_ref().and_then(|keeper| keeper.staged(slot, column));
-                let (Some(page), Some(bytes)) = (self.page_table.get(place), staged) else {
+                let (Some(page), Some(bytes)) = (self.page_table.get(entry), staged) else {
                     return Err(Error::step(format!(
-                        "page_loads: slot {slot}, page {column}: is not at hand"
+                        "page_loads: slot {slot}, page {column}: not staged"
                     )));
                 };
                 let page = *page as usize;
                 if bytes.len() != KvPool::page_bytes(self.kv.shape()) {
-                    return Err(Error::step(format!("page_loads: {} bytes: no page", bytes.len())));
+                    return Err(Error::step(format!(
+                        "page_loads: {} bytes are not the size of a page",
+                        bytes.len()
+                    )));
                 }
                 self.kv.put(page, bytes);
-                self.spoiled.remove(&page);
+                self.dirty_pages.remove(&page);
             }
         }
         Ok(())
     }
 
-    /// Have slots go on with the states that are at hand for them.
+    /// Restores the recurrent state of each slot that begins from a stored snapshot. Errors if the snapshot is not
+    /// staged.
     fn load_states(&mut self, step: &Step) -> Result<()> {
         for [slot, _] in step.state_begins.iter().filter(|[_, from]| *from == FROM_STORE) {
             let slot = *slot as usize;
@@ -258,17 +270,15 @@ impl Engine {
                 .zip(self.states.as_mut())
                 .map(|(state, states)| states.load(slot, state));
             if loaded != Some(true) {
-                return Err(Error::step(format!(
-                    "state_begins: slot {slot}: its state is not at hand"
-                )));
+                return Err(Error::step(format!("state_begins: slot {slot}: no state is staged")));
             }
         }
         Ok(())
     }
 
-    /// Give away the pages that rows have filled, and the states that were saved at their ends. Of the rows of a slot the
-    /// first is the text's; others are a draft's.
-    fn keep_pages(&mut self, step: &Step, ids: &[u32], sampled: &Sampled) {
+    /// Hands the KV pages that rows have filled, and the state snapshots saved at their ends, to the page store. Only
+    /// the first row of a slot counts; its other rows are drafts.
+    fn store_pages(&mut self, step: &Step, ids: &[u32], sampled: &Sampled) {
         let Some(keeper) = &mut self.keeper else { return };
         let (mut seen, mut end) = (BTreeSet::new(), 0);
         for (row, (slot, count)) in step.req_slots.iter().zip(&step.extend_lens).enumerate() {
@@ -287,16 +297,17 @@ impl Engine {
             });
         }
         for [row, tokens, checkpoint] in step.state_saves.iter().map(|save| save.map(|number| number as usize)) {
-            let behind = step.seq_lens[row] - step.extend_lens[row] + tokens as i32;
+            let num_tokens = step.seq_lens[row] - step.extend_lens[row] + tokens as i32;
             if let (Some(states), true) = (&self.states, sampled.tokens[row] != NOT_FINITE) {
                 let slot = step.req_slots[row] as usize;
-                keeper.saved(slot, behind as usize, || states.checkpoint(checkpoint));
+                keeper.saved(slot, num_tokens as usize, || states.checkpoint(checkpoint));
             }
         }
     }
 
-    /// The ids of all tokens, once nothing in the step points out of bounds.
-    fn checked(&self, step: &Step) -> Result<Vec<u32>> {
+    /// Checks that all indices of `step` are in bounds, and returns the token id of each input position. Negative ids
+    /// are replaced by the token that the slot sampled last.
+    fn checked_ids(&self, step: &Step) -> Result<Vec<u32>> {
         let wrong = |what: &str, value: i32| Error::step(format!("step: {what}: {value}: out of bounds"));
         let within = |what: &str, values: &[i32], end: usize| {
             let outside = values.iter().find(|value| **value < 0 || **value as usize >= end);
@@ -320,30 +331,36 @@ impl Engine {
                 .zip(&step.seq_lens)
                 .any(|(new, all)| *new < 1 || new > all)
         {
-            return Err(Error::step("step: extend_lens: they are not those of its tokens"));
+            return Err(Error::step(
+                "step: extend_lens: must be 1 to seq_lens in each row and add up to the tokens of the step",
+            ));
         }
         match &self.states {
             Some(states) => states.check(step)?,
             None if step.state_begins.is_empty() && step.state_saves.is_empty() => {}
-            None => return Err(Error::step("step: state_begins: no layer keeps a state")),
+            None => {
+                return Err(Error::step(
+                    "step: state_begins, state_saves: the model has no recurrent layers",
+                ));
+            }
         }
         let vocabulary = self.decoder.config.vocab_size;
         step.input_ids
             .iter()
             .map(|id| {
-                let known = if *id < 0 {
+                let token_id = if *id < 0 {
                     self.last_token.get((-1 - *id) as usize).copied()
                 } else {
                     Some(*id as u32)
                 };
-                known
+                token_id
                     .filter(|id| (*id as usize) < vocabulary)
                     .ok_or_else(|| wrong("input_ids", *id))
             })
             .collect()
     }
 
-    fn computed(&mut self, step: &Step, ids: &[u32]) -> Result<Sampled> {
+    fn compute(&mut self, step: &Step, ids: &[u32]) -> Result<Sampled> {
         if self.decoder.config.both_ways {
             self.encode(step)
         } else {
@@ -351,9 +368,10 @@ impl Engine {
         }
     }
 
-    /// A step of an encoder: prompts that end in it are computed whole, of others nothing. No text comes.
+    /// Runs a step of an encoder model. A prompt is computed whole in the step in which it ends, and not before.
+    /// Samples no text.
     fn encode(&mut self, step: &Step) -> Result<Sampled> {
-        let mut found = Sampled {
+        let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],
             ..Sampled::default()
         };
@@ -363,44 +381,44 @@ impl Engine {
             let len = step.seq_lens[row] as usize;
             let prompt = self.pools.prompt(*slot as usize);
             let Some((prompt, is_scored)) = prompt.filter(|(prompt, _)| len <= prompt.len()) else {
-                found.tokens[row] = NOT_FINITE;
-                found.failures.push((row as i32, NO_TEXT.to_owned()));
+                sampled.tokens[row] = NOT_FINITE;
+                sampled.failures.push((row as i32, NO_TEXT.to_owned()));
                 continue;
             };
             if len < prompt.len() {
                 continue;
             }
             let (size, first) = (self.sizes.page_size, *slot as usize * self.columns);
-            let place = |at: usize| self.page_table[first + at / size] as usize * size + at % size;
+            let kv_slot = |at: usize| self.page_table[first + at / size] as usize * size + at % size;
             ids.extend_from_slice(prompt);
             let pair = is_scored && self.decoder.config.pair_types;
-            types.extend(if pair { of_a_pair(prompt) } else { vec![0; len] });
+            types.extend(if pair { pair_token_types(prompt) } else { vec![0; len] });
             whole.positions.extend(0..len as i32);
-            whole.out_loc.extend((0..len).map(|at| place(at) as i32));
+            whole.out_loc.extend((0..len).map(|at| kv_slot(at) as i32));
             whole.req_slots.push(*slot);
             whole.seq_lens.push(len as i32);
             whole.extend_lens.push(len as i32);
             rows.push(row);
         }
         if rows.is_empty() {
-            return Ok(found);
+            return Ok(sampled);
         }
         let computed = self.run(&whole, &ids, &types)?;
         for (row, token) in rows.iter().zip(computed.tokens) {
-            // a request ends with the token that it asks for, whatever that is
-            found.tokens[*row] = if token == NOT_FINITE { token } else { 0 };
+            // any token ends the request, which asks for a single one
+            sampled.tokens[*row] = if token == NOT_FINITE { token } else { 0 };
         }
         let failures = computed.failures.into_iter();
-        (found.failures).extend(failures.map(|(row, why)| (rows[row as usize] as i32, why)));
-        found.embeddings = computed.embeddings;
-        Ok(found)
+        (sampled.failures).extend(failures.map(|(row, why)| (rows[row as usize] as i32, why)));
+        sampled.embeddings = computed.embeddings;
+        Ok(sampled)
     }
 
-    /// `types`: kinds of tokens, if not all are of the first.
+    /// Runs the forward pass and sampling of `step`. `types`: token type id of each token (BERT); empty if all are 0.
     fn run(&mut self, step: &Step, ids: &[u32], types: &[u32]) -> Result<Sampled> {
-        let numbers = |values: &[i32]| values.iter().map(|value| *value as u32).collect::<Vec<u32>>();
-        let (positions, locations) = (numbers(&step.positions), numbers(&step.out_loc));
-        let (seq_lens, slots) = (numbers(&step.seq_lens), numbers(&step.req_slots));
+        let unsigned = |values: &[i32]| values.iter().map(|value| *value as u32).collect::<Vec<u32>>();
+        let (positions, locations) = (unsigned(&step.positions), unsigned(&step.out_loc));
+        let (seq_lens, slots) = (unsigned(&step.seq_lens), unsigned(&step.req_slots));
         let mut starts = vec![0_u32];
         for count in &step.extend_lens {
             starts.push(starts[starts.len() - 1] + *count as u32);
@@ -420,17 +438,17 @@ impl Engine {
         let tokens = Tokens {
             runs: &runs,
             types,
-            states: self.states.as_ref().map(|states| states.passing(&saves)),
+            states: self.states.as_ref().map(|states| states.for_step(&saves)),
             ids,
             positions: &positions,
             slots: &locations,
             decode: starts[step.num_decode_rows.min(seq_lens.len())] as usize,
         };
-        if !self.spoiled.is_empty() {
+        if !self.dirty_pages.is_empty() {
             for location in &step.out_loc {
-                let location = *location as usize; // a page is written from its start on
+                let location = *location as usize; // pages are filled from their start
                 let page = location / self.sizes.page_size;
-                if location.is_multiple_of(self.sizes.page_size) && self.spoiled.remove(&page) {
+                if location.is_multiple_of(self.sizes.page_size) && self.dirty_pages.remove(&page) {
                     self.kv.clear(page);
                 }
             }
@@ -438,7 +456,7 @@ impl Engine {
         let not_finite = self
             .decoder
             .forward(&mut self.pool, &mut self.memory, &self.kv, &rows, tokens)?;
-        let failed = self.spoil(step, &starts, &not_finite);
+        let failed = self.mark_dirty(step, &starts, &not_finite);
         let prompts = self.prompt_logprobs(step, &starts, &failed)?;
         let mut sampled = Sampled {
             tokens: vec![-1; step.req_slots.len()],
@@ -466,59 +484,62 @@ impl Engine {
         Ok(sampled)
     }
 
-    /// The rows of the tokens `not_finite`, whose pages must not be read by others.
-    fn spoil(&mut self, step: &Step, starts: &[u32], not_finite: &[usize]) -> BTreeSet<usize> {
+    /// Returns the rows that the tokens `not_finite` belong to, and marks the pages of these rows to be wiped before
+    /// reuse.
+    fn mark_dirty(&mut self, step: &Step, starts: &[u32], not_finite: &[usize]) -> BTreeSet<usize> {
         let row_of = |token: &usize| starts.partition_point(|start| *start as usize <= *token) - 1;
         let failed: BTreeSet<usize> = not_finite.iter().map(row_of).collect();
         for row in &failed {
             let count = (step.seq_lens[*row] as usize).div_ceil(self.sizes.page_size);
             let first = step.req_slots[*row] as usize * self.columns;
             let pages = &self.page_table[first..first + count];
-            self.spoiled.extend(pages.iter().map(|page| *page as usize));
+            self.dirty_pages.extend(pages.iter().map(|page| *page as usize));
         }
         failed
     }
 
-    /// Tokens of `rows`, whose logits and masks are there.
+    /// Samples one token for each of `rows` on all threads and adds it to `sampled`. Logits and grammar masks must be
+    /// ready.
     fn sample(&mut self, step: &Step, rows: &[usize], sampled: &mut Sampled) -> Result<()> {
-        let drawn: Vec<Mutex<Option<Followed>>> = rows.iter().map(|_| Mutex::new(None)).collect();
+        let results: Vec<Mutex<Option<SampleResult>>> = rows.iter().map(|_| Mutex::new(None)).collect();
         let (slots, scratch, next) = (&self.slots, &self.scratch, Counter::default());
         let vocabulary = self.decoder.config.vocab_size;
         let logits: Vec<Mutex<&mut [f32]>> = self.logits.rows(rows.len()).map(Mutex::new).collect();
         self.pool.run(&|thread, _| {
             let mut scratch = scratch[thread].lock().unwrap_or_else(|e| e.into_inner());
-            while let Some(index) = next.take(rows.len()) {
+            while let Some(index) = next.claim(rows.len()) {
                 let row = rows[index];
                 let mut logits = logits[index].lock().unwrap_or_else(|e| e.into_inner());
                 let (slot, position) = (step.req_slots[row] as usize, step.seq_lens[row] as u64);
-                let one = slots.follow(slot, position, &mut logits[..vocabulary], &mut scratch);
-                *drawn[index].lock().unwrap_or_else(|e| e.into_inner()) = Some(one);
+                let next_token = slots.sample_with_grammar(slot, position, &mut logits[..vocabulary], &mut scratch);
+                *results[index].lock().unwrap_or_else(|e| e.into_inner()) = Some(next_token);
             }
         })?;
-        let mut asked = StepLogprobs::default();
-        for (row, cell) in rows.iter().zip(drawn) {
-            let Some((one, failure)) = cell.into_inner().unwrap_or_else(|e| e.into_inner()) else {
+        let mut step_logprobs = StepLogprobs::default();
+        for (row, result) in rows.iter().zip(results) {
+            let Some((next_token, failure)) = result.into_inner().unwrap_or_else(|e| e.into_inner()) else {
                 return Err(Error::step("a row was not sampled"));
             };
             let slot = step.req_slots[*row] as usize;
-            self.slots.record(slot, one.token);
-            self.last_token[slot] = one.token;
-            sampled.tokens[*row] = one.token as i32;
+            self.slots.record(slot, next_token.token);
+            self.last_token[slot] = next_token.token;
+            sampled.tokens[*row] = next_token.token as i32;
             sampled.failures.extend(failure.map(|why| (*row as i32, why)));
-            if let Some(found) = one.logprobs {
-                asked.rows.push(*row as i32);
-                asked.tokens.push(found);
+            if let Some(logprobs) = next_token.logprobs {
+                step_logprobs.rows.push(*row as i32);
+                step_logprobs.tokens.push(logprobs);
             }
         }
-        sampled.logprobs = (!asked.rows.is_empty()).then_some(asked);
+        sampled.logprobs = (!step_logprobs.rows.is_empty()).then_some(step_logprobs);
         Ok(())
     }
 
-    /// The embeddings of the prompts that end in this step, for slots that asked.
+    /// Returns the embeddings of prompts that end in this step, for slots that requested one. Rows in `failed` are
+    /// skipped.
     fn embeddings(&mut self, step: &Step, starts: &[u32], failed: &BTreeSet<usize>) -> Vec<Embedding> {
-        let mut found = Vec::new();
+        let mut embeddings = Vec::new();
         if self.pools.is_empty() {
-            return found;
+            return embeddings;
         }
         for (row, slot) in step
             .req_slots
@@ -531,21 +552,22 @@ impl Engine {
                 let position = step.positions[token] as usize;
                 if self.pools.wants(slot, position) {
                     let hidden = self.decoder.hidden(&mut self.memory, token);
-                    found.extend(self.pools.add(slot, position, hidden));
+                    embeddings.extend(self.pools.add(slot, position, hidden));
                 }
             }
         }
-        found
+        embeddings
     }
 
-    /// The log probabilities of the prompt tokens that follow those computed in this step, for slots that asked.
+    /// Returns the log probabilities of prompt tokens that follow the positions of this step, for slots that requested
+    /// them.
     fn prompt_logprobs(
         &mut self,
         step: &Step,
         starts: &[u32],
         failed: &BTreeSet<usize>,
     ) -> Result<Vec<PromptLogprobs>> {
-        let mut found = Vec::new();
+        let mut prompts = Vec::new();
         for (row, slot) in step
             .req_slots
             .iter()
@@ -558,30 +580,31 @@ impl Engine {
                 continue;
             };
             let (req_id, first, count) = (part.req_id, part.first, part.count);
-            let wanted: Vec<u32> = part.tokens.iter().map(|token| *token as u32).collect();
-            let mut tokens = Vec::with_capacity(wanted.len());
-            for (piece, own) in wanted.chunks(PIECE).enumerate() {
-                let from = start + piece * PIECE;
-                let places: Vec<usize> = (from..from + own.len()).collect();
+            let ids: Vec<u32> = part.tokens.iter().map(|token| *token as u32).collect();
+            let mut tokens = Vec::with_capacity(ids.len());
+            for (chunk, chunk_ids) in ids.chunks(HEAD_CHUNK).enumerate() {
+                let from = start + chunk * HEAD_CHUNK;
+                let indices: Vec<usize> = (from..from + chunk_ids.len()).collect();
                 self.decoder
-                    .logits(&mut self.pool, &mut self.memory, &places, &mut self.logits, &|| ())?;
-                tokens.append(&mut self.logprobs_of(own, count)?);
+                    .logits(&mut self.pool, &mut self.memory, &indices, &mut self.logits, &|| ())?;
+                tokens.append(&mut self.logprobs_of(chunk_ids, count)?);
             }
-            found.push(PromptLogprobs { req_id, first, tokens });
+            prompts.push(PromptLogprobs { req_id, first, tokens });
         }
-        Ok(found)
+        Ok(prompts)
     }
 
-    /// The log probabilities of `own`, whose logits are there row by row, on all threads.
-    fn logprobs_of(&mut self, own: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
+    /// Returns log probabilities for the tokens `ids`, one for each row of the logits, with `count` alternatives
+    /// each.
+    fn logprobs_of(&mut self, ids: &[u32], count: usize) -> Result<Vec<TokenLogprobs>> {
         let vocabulary = self.decoder.config.vocab_size;
-        let rows: Vec<&[f32]> = self.logits.rows(own.len()).map(|row| &row[..vocabulary]).collect();
-        let cells: Vec<Mutex<TokenLogprobs>> = own.iter().map(|_| Mutex::default()).collect();
+        let rows: Vec<&[f32]> = self.logits.rows(ids.len()).map(|row| &row[..vocabulary]).collect();
+        let cells: Vec<Mutex<TokenLogprobs>> = ids.iter().map(|_| Mutex::default()).collect();
         let (next, isa) = (Counter::default(), self.decoder.kernels.isa());
         self.pool.run(&|_, _| {
-            while let Some(index) = next.take(own.len()) {
-                let found = logprobs(isa, rows[index], own[index], count);
-                *cells[index].lock().unwrap_or_else(|e| e.into_inner()) = found;
+            while let Some(index) = next.claim(ids.len()) {
+                let token_logprobs = logprobs(isa, rows[index], ids[index], count);
+                *cells[index].lock().unwrap_or_else(|e| e.into_inner()) = token_logprobs;
             }
         })?;
         Ok(cells
@@ -591,8 +614,9 @@ impl Engine {
     }
 }
 
-/// Kinds of the tokens of two texts: the second begins behind the first token that is the last one, too.
-fn of_a_pair(prompt: &[u32]) -> Vec<u32> {
+/// Returns the token type ids of a text pair: 0 up to the first token that equals the prompt's last (the separator),
+/// then 1.
+fn pair_token_types(prompt: &[u32]) -> Vec<u32> {
     let end = prompt.iter().position(|token| Some(token) == prompt.last());
     let first = end.unwrap_or_default() + 1;
     (0..prompt.len()).map(|at| u32::from(at >= first)).collect()

@@ -1,3 +1,3 @@
-//! Errors of the engine, which are those of its kernels.
+//! Error types of the engine, re-exported from `minisgl-kernels`.
 
 pub use minisgl_kernels::error::{Error, Fault, Result};

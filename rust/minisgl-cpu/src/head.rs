@@ -1,6 +1,6 @@
-//! One matrix by itself: the output head of a model whose other tensors another engine has.
+//! The LM head as a single matrix, for the torch engine, which holds the model's other tensors.
 //!
-//! Invariants: a row's products have the same bits for every number of rows and threads, as in the CPU engine.
+//! Invariants: a row's outputs have the same bits for every number of rows and threads, as in the CPU engine.
 
 #![allow(unsafe_code)]
 
@@ -12,14 +12,14 @@ use crate::model::Groups;
 use crate::openmp::OpenMp;
 use crate::threads::{Counter, Pool};
 
-/// Rows that are prepared in less time than threads are called.
+/// Row count below which one thread prepares all rows: waking the others would take longer.
 const FEW: usize = 64;
 
-/// Who multiplies.
+/// Threads that compute a head's matmul.
 pub enum Team {
-    /// Threads of its own.
+    /// Thread pool of its own.
     Own(Pool),
-    /// Those that the process has anyway.
+    /// OpenMP threads that the process already has.
     OpenMp(OpenMp),
 }
 
@@ -31,7 +31,7 @@ impl Team {
         }
     }
 
-    /// Call `job` on all threads at once.
+    /// Calls `job` on all threads at once. Returns after all have finished.
     fn run(&mut self, job: &(dyn Fn() + Sync)) -> Result<()> {
         match self {
             Self::Own(pool) => pool.run(&|_, _| job()),
@@ -40,7 +40,7 @@ impl Team {
     }
 }
 
-/// A matrix, `outputs` by `inputs`, and the threads that multiply by it.
+/// A packed weight matrix, [outputs, inputs], and the threads that multiply by it.
 pub struct Head {
     matrix: Matrix,
     kernels: Kernels,
@@ -50,10 +50,11 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head of numbers as they lie in a tensor, row after row. `isa` holds the instruction set down.
+    /// Packs the row-major `data` of a tensor with `shape` [outputs, inputs]. `isa` limits the instruction set. Errors
+    /// if the shape contains 0 or does not fit the data.
     pub fn new(kind: Kind, shape: [usize; 2], data: &[u8], isa: Option<&str>, team: Team) -> Result<Self> {
         if shape.contains(&0) {
-            return Err(Error::setting("a head without numbers"));
+            return Err(Error::setting("head: a dimension is 0"));
         }
         let table = TensorView::new("head", kind, &shape, data)?;
         let matrix = Matrix::pack(&[Part::new(table)], false, None)?;
@@ -66,21 +67,21 @@ impl Head {
         })
     }
 
-    /// Numbers of a row of products: those of the matrix, up to whole panels.
+    /// Returns the elements of an output row: the matrix's outputs, rounded up to whole panels.
     #[must_use]
     pub fn width(&self) -> usize {
         self.matrix.panels() * PANEL
     }
 
-    /// The products of [rows, inputs] into [rows, `width`]. `bf16`: the rows are bf16, so that less needs to be
-    /// multiplied; the last places of sums may be others then.
+    /// Multiplies `x`, [rows, inputs], and writes `out`, [rows, `width`]. `bf16`: `x` holds bf16 values, which allows a
+    /// faster kernel; sums may then differ in the last bits.
     pub fn product(&mut self, x: &[f32], out: &mut [f32], bf16: bool) -> Result<()> {
         let (inputs, width) = (self.matrix.k(), self.width());
         let rows = x.len() / inputs;
         if x.len() != rows * inputs || out.len() != rows * width {
             let (x, out) = (x.len(), out.len());
             return Err(Error::setting(format!(
-                "{x} numbers and room for {out}: not rows of {inputs} and {width}"
+                "head: {x} inputs and {out} outputs: must be rows of {inputs} and {width}"
             )));
         }
         if rows > self.rows {
@@ -91,13 +92,13 @@ impl Head {
         let bf16 = bf16 && matrix.kind() == Kind::BF16 && kernels.has_bf16();
         let mode = if bf16 { Mode::Bf16 } else { Mode::Exact };
         let acts = self.acts.writer_as(rows.max(1), inputs, mode);
-        let groups = Groups::of(matrix, self.team.threads());
+        let groups = Groups::new(matrix, self.team.threads());
         let counters: [Counter; 2] = Default::default();
         let to = Out(out.as_mut_ptr());
         let prepare = || {
-            while let Some(row) = counters[0].take(rows) {
+            while let Some(row) = counters[0].claim(rows) {
                 let from = x[row * inputs..].as_ptr();
-                // SAFETY: this row was handed out once; `x` has `inputs` numbers of it.
+                // SAFETY: each row is claimed once; `x` has `inputs` elements for it.
                 unsafe {
                     if bf16 {
                         kernels.prepare_bf16(from, acts, row);
@@ -114,9 +115,9 @@ impl Head {
         }
         self.team.run(&|| {
             let to = &to;
-            while let Some(group) = counters[1].take(groups.count) {
+            while let Some(group) = counters[1].claim(groups.count) {
                 let panels = groups.panels(group);
-                // SAFETY: these columns were handed out once; `out` has room for all rows, as checked above.
+                // SAFETY: each column is claimed once; `out` holds all rows, as checked above.
                 unsafe {
                     let at = to.0.add(panels.start * PANEL);
                     if bf16 {
@@ -130,10 +131,10 @@ impl Head {
     }
 }
 
-/// Where products go.
+/// Pointer to the output, shared by the threads.
 struct Out(*mut f32);
 
-// SAFETY: an address; threads write to columns of their own.
+// SAFETY: threads write to disjoint columns.
 unsafe impl Sync for Out {}
 
 #[cfg(test)]
@@ -146,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn products_are_those_of_the_numbers_whatever_the_rows() {
+    fn matmul_of_a_row_does_not_depend_on_other_rows() {
         let shape = [37, 45];
         let number = |i: usize| ((i * 2_654_435_761) % 2_001) as f32 / 1_000.0 - 1.0;
         let table: Vec<u16> = (0..shape[0] * shape[1]).map(|i| f32_to_bf16(number(i))).collect();
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_an_error() {
+    fn wrong_sizes_are_rejected() {
         let mut head = Head::new(Kind::F32, [3, 2], &[0; 24], None, team(1)).unwrap();
         assert!(head.product(&[0.0; 3], &mut [0.0; 16], false).is_err());
         assert!(head.product(&[0.0; 2], &mut [0.0; 3], false).is_err());

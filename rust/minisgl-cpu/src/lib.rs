@@ -1,11 +1,13 @@
-//! The CPU engine as pure Rust: it runs step plans of the scheduler on models from GGUF and safetensors files. What is
-//! computed on numbers, and how they lie in memory, belongs to `minisgl-kernels`.
+//! CPU inference engine in pure Rust: runs step plans of the scheduler on models from GGUF and safetensors files.
+//! Arithmetic and memory layouts belong to `minisgl-kernels`.
 //!
-//! Start with `engine`, the whole behind one call a step, then `model`, the one decoder of all architectures. `files` are
-//! read, `weights` packed once, `sampling` turns logits into tokens, `threads` is the pool; `head` serves the torch engine.
+//! Start with `engine`, which runs one step a call, then `model`, the one decoder of all architectures. `files` reads
+//! tensors, `weights` packs them once, `sampling` turns logits into tokens, `threads` is the pool, `head` serves the
+//! torch engine.
 //!
-//! Invariants: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
-//! an order of sums of their own), the number of threads and the other rows of the step; no input file and no request can crash the process.
+//! Invariants: equal input gives equal bits whatever the instruction set (except AMX, whose exact matmuls sum in
+//! another order), the number of threads and the other rows of the step; no input file and no request can crash the
+//! process.
 
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]

@@ -1,17 +1,17 @@
-//! What this machine can do at most: memory read, and multiply-adds by each instruction set.
+//! Hardware limits of this machine: memory bandwidth, and multiply-adds per second by instruction set.
 //!
-//! Invariants: every figure is the best of several short runs, all threads at once, by their CPU time; loops touch registers alone, or
-//! memory that no cache holds.
+//! Invariants: every figure is the best of several short runs on all threads, by CPU time; a loop touches registers
+//! only, or memory too large for any cache.
 
 use std::hint::black_box;
 use std::sync::Barrier;
 
 const RUNS: usize = 5;
-const MEMORY: usize = 1 << 30; // more than any cache
+const MEMORY: usize = 1 << 30; // bytes, larger than any cache
 const LOOPS: usize = 20_000;
 
-/// Best rate of `work` units a call, over all threads.
-fn best(threads: usize, seconds: f64, work: f64, call: impl Fn(usize) + Sync) -> f64 {
+/// Returns the best rate over all threads and several runs, in units per second; one `call` does `work` units.
+fn best_rate(threads: usize, seconds: f64, work: f64, call: impl Fn(usize) + Sync) -> f64 {
     (0..RUNS)
         .map(|_| rate(threads, seconds / RUNS as f64, work, &call))
         .fold(0.0, f64::max)
@@ -24,7 +24,7 @@ fn rate(threads: usize, seconds: f64, work: f64, call: &(impl Fn(usize) + Sync))
         let each: Vec<_> = (0..threads)
             .map(|thread| {
                 scope.spawn(move || {
-                    call(thread); // warm
+                    call(thread); // warm-up
                     barrier.wait();
                     let (began, mut calls) = (thread_seconds(), 0_u32);
                     while thread_seconds() - began < seconds || calls == 0 {
@@ -39,11 +39,11 @@ fn rate(threads: usize, seconds: f64, work: f64, call: &(impl Fn(usize) + Sync))
     })
 }
 
-/// CPU time of this thread: who else runs on the machine does not count.
+/// Returns the CPU time of this thread in seconds. Other load on the machine does not count.
 #[cfg(unix)]
 fn thread_seconds() -> f64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is a valid place for the answer.
+    // SAFETY: `time` is valid for writes.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
     time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64
 }
@@ -54,7 +54,7 @@ fn thread_seconds() -> f64 {
     BEGAN.get_or_init(std::time::Instant::now).elapsed().as_secs_f64()
 }
 
-/// In huge pages where the system has them, as the engine's weights are.
+/// Allocates `words` words of `value`, in huge pages where the system has them (like the engine's weights).
 fn filled(words: usize, value: u64) -> Vec<u64> {
     let mut memory = Vec::with_capacity(words);
     #[cfg(target_os = "linux")]
@@ -63,7 +63,7 @@ fn filled(words: usize, value: u64) -> Vec<u64> {
         let start = (memory.as_ptr() as usize).next_multiple_of(page);
         let end = (memory.as_ptr() as usize + 8 * words) / page * page;
         if start < end {
-            // SAFETY: an advice about memory of ours; it changes no content.
+            // SAFETY: an advice about our own memory, which does not change its content.
             unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_HUGEPAGE) };
         }
     }
@@ -71,7 +71,7 @@ fn filled(words: usize, value: u64) -> Vec<u64> {
     memory
 }
 
-/// A sum over memory that the compiler makes vectors of.
+/// Returns the wrapping sum of `words`, in a form that the compiler vectorizes.
 #[inline(always)]
 fn sum(words: &[u64]) -> u64 {
     let mut sums = [0_u64; 32];
@@ -83,15 +83,15 @@ fn sum(words: &[u64]) -> u64 {
     sums.iter().fold(0, |a, b| a.wrapping_add(*b))
 }
 
-/// GB/s of `bytes` that are shared out to the threads and read again and again.
+/// Returns the read bandwidth in GB/s. The threads share `bytes` of memory and read it repeatedly.
 fn read(threads: usize, seconds: f64, bytes: usize) -> f64 {
     let memory: Vec<Vec<u64>> = (0..threads)
         .map(|i| filled(bytes / threads / 8, i as u64 + 1))
         .collect();
-    best(threads, seconds, (bytes / threads) as f64, |thread| {
+    best_rate(threads, seconds, (bytes / threads) as f64, |thread| {
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has it.
+            // SAFETY: AVX2 was detected.
             black_box(unsafe { x86::sum_avx2(&memory[thread]) });
             return;
         }
@@ -101,12 +101,14 @@ fn read(threads: usize, seconds: f64, bytes: usize) -> f64 {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Loops over registers. `$n` accumulators hide the latency; the operands come out of `black_box`, so that nothing
-    //! is known of them.
+    //! Register-only loops. `$n` independent accumulators hide the latency; operands come from `black_box`, so that the
+    //! compiler cannot fold them.
     use std::arch::asm;
     use std::arch::x86_64::*;
     use std::hint::black_box;
 
+    /// Returns `sum` of `words`, compiled for AVX2.
+    ///
     /// # Safety
     /// The processor must have AVX2.
     #[target_feature(enable = "avx2")]
@@ -116,6 +118,8 @@ mod x86 {
 
     macro_rules! chains {
         ($name:ident, $features:literal, $n:literal, $zero:expr, $one:expr, |$acc:ident, $a:ident, $b:ident| $step:expr) => {
+            /// Runs `$n` independent multiply-add chains `loops` times.
+            ///
             /// # Safety
             /// The processor must have the named features.
             #[target_feature(enable = $features)]
@@ -174,7 +178,7 @@ mod x86 {
         |acc, a, b| _mm512_dpbusd_epi32(acc, a, b)
     );
 
-    /// bfloat16 pairs.
+    /// Runs 16 independent chains of bf16 dot products `loops` times.
     ///
     /// # Safety
     /// The processor must have avx512_bf16.
@@ -193,11 +197,11 @@ mod x86 {
     #[repr(C, align(64))]
     struct Tiles([u8; 64]);
 
-    /// Whether the system lets this process use tiles; asks for it.
+    /// Requests permission to use AMX tiles. Returns true if processor and system grant it.
     #[cfg(target_os = "linux")]
     pub fn tiles_allowed() -> bool {
         let info = __cpuid_count(7, 0);
-        const NEEDED: u32 = 1 << 24 | 1 << 25 | 1 << 22; // tiles, their int8, their bfloat16
+        const NEEDED: u32 = 1 << 24 | 1 << 25 | 1 << 22; // AMX tiles, int8 and bf16
         // SAFETY: a system call that changes what this process may use, and no memory.
         info.edx & NEEDED == NEEDED && unsafe { libc::syscall(libc::SYS_arch_prctl, 0x1023, 18) } == 0
     }
@@ -209,10 +213,10 @@ mod x86 {
 
     macro_rules! tiles {
         ($name:ident, $step:literal) => {
-            /// Four products of 16 x 16 x 64 bytes a loop.
+            /// Runs four AMX tile products (16 x 16 x 64 bytes) per loop.
             ///
             /// # Safety
-            /// `tiles_allowed` must have said so.
+            /// `tiles_allowed` must have returned true.
             pub unsafe fn $name(loops: usize) {
                 let mut config = Tiles([0; 64]);
                 config.0[0] = 1;
@@ -241,18 +245,18 @@ mod x86 {
     tiles!(bf16_amx, "tdpbf16ps");
 }
 
-/// (what is multiplied, instruction set, G multiply-adds a second)
+/// Measures multiply-adds. Returns (element type, instruction set, 1e9 multiply-adds per second).
 #[cfg(target_arch = "x86_64")]
 fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static str, f64)> {
-    let mut found = Vec::new();
+    let mut rates = Vec::new();
     let mut measure = |what, isa, has: bool, per_loop: usize, call: unsafe fn(usize)| {
         if has {
             let work = (LOOPS * per_loop) as f64;
-            // SAFETY: `has` says that the processor has what `call` needs.
-            found.push((
+            // SAFETY: `has` is true only if the processor has the instructions of `call`.
+            rates.push((
                 what,
                 isa,
-                best(threads, seconds, work, |_| unsafe { call(LOOPS) }) / 1e9,
+                best_rate(threads, seconds, work, |_| unsafe { call(LOOPS) }) / 1e9,
             ));
         }
     };
@@ -277,7 +281,7 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
         x86::bf16_avx512,
     );
     measure("bf16", "amx", tiles, 4 * 16 * 16 * 32, x86::bf16_amx);
-    found
+    rates
 }
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -292,14 +296,14 @@ fn multiply_adds(threads: usize, seconds: f64) -> Vec<(&'static str, &'static st
         }
         black_box(accs);
     };
-    vec![("f32", "as compiled", best(threads, seconds, work, call) / 1e9)]
+    vec![("f32", "as compiled", best_rate(threads, seconds, work, call) / 1e9)]
 }
 
-/// (what, by which instruction set, how much a second): `read` in GB/s from memory that no cache holds; `f32`, `int8`
-/// and `bf16` in G multiply-adds. All of `threads` threads, `seconds` a figure.
+/// Measures this machine's limits with `threads` threads and `seconds` per figure. Returns (quantity, instruction set,
+/// rate): `read` in GB/s from memory too large for caches; `f32`, `int8` and `bf16` in 1e9 multiply-adds per second.
 #[must_use]
 pub fn limits(threads: usize, seconds: f64) -> Vec<(&'static str, &'static str, f64)> {
-    let mut found = vec![("read", "", read(threads, seconds, MEMORY))];
-    found.extend(multiply_adds(threads, seconds));
-    found
+    let mut rates = vec![("read", "", read(threads, seconds, MEMORY))];
+    rates.extend(multiply_adds(threads, seconds));
+    rates
 }

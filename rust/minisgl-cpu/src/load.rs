@@ -1,6 +1,6 @@
-//! From settings to a ready engine.
+//! Loading: from the settings to an engine that is ready for steps.
 //!
-//! Invariants: what cannot be is told before anything large is read.
+//! Invariants: invalid settings are rejected before anything large is read.
 
 use std::path::PathBuf;
 
@@ -17,49 +17,49 @@ use crate::step::{Choices, Sizes};
 use crate::threads::{Pool, default_threads};
 use crate::weights::{Cache, Keeping, Packer};
 
-/// All that Python decides.
+/// Settings of the engine, as Python sends them in JSON.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Settings {
-    /// The numbers of the model.
+    /// Sizes and features of the model.
     pub model: ModelConfig,
-    /// What its files call the parts of it.
+    /// Tensor names of the model, in checkpoints and in GGUF files.
     pub names: Names,
-    /// A GGUF file or a folder of safetensors; none: seeded noise.
+    /// GGUF file or folder of safetensors; `None` for dummy weights.
     pub weights: Option<PathBuf>,
-    /// Where their panels are kept; none: they are packed at each start.
+    /// Cache of packed weights (panels); `None` packs them at each start.
     #[serde(default)]
     pub panels: Option<Cache>,
-    /// The seed of dummy weights.
+    /// Random seed of dummy weights.
     pub seed: u64,
-    /// bfloat16, mxfp4 (experts alone) or f32, of dummy weights.
+    /// Element type of dummy weights: bfloat16, mxfp4 (experts only) or f32.
     pub dummy_kind: Option<String>,
-    /// Ids that end a sequence.
+    /// Token ids that end a sequence.
     pub eos_ids: Vec<u32>,
-    /// None: as many as there are cores.
+    /// Number of threads that compute; `None` is one per core.
     pub num_threads: Option<usize>,
-    /// Holds the instruction set down: scalar, avx2, avx512, amx.
+    /// Highest instruction set to use: scalar, avx2, avx512 or amx. `None` is the best that the processor has.
     pub isa: Option<String>,
-    /// exact or int8.
+    /// Activation precision in matmuls: exact, bf16 or int8.
     pub activations: String,
-    /// f16, f32, q8 or q4.
+    /// Element type of the KV cache: f16, f32, q8 or q4.
     pub kv_dtype: String,
-    /// Pages of the pool.
+    /// Pages of the KV pool.
     pub num_pages: usize,
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_size: usize,
-    /// Requests with a slot.
+    /// Requests that may hold a slot at once.
     pub max_rows: usize,
-    /// Tokens of a sequence.
+    /// Maximum length of a sequence, in tokens.
     pub max_seq_len: usize,
-    /// States that are kept.
+    /// Maximum number of state snapshots (recurrent layers only).
     pub num_checkpoints: usize,
-    /// Measure the parts of forwards.
+    /// Measure the time of each part of the forward pass.
     pub timed: bool,
 }
 
 impl Settings {
-    /// From JSON.
+    /// Parses settings from JSON and checks the model's configuration.
     pub fn parse(text: &str) -> Result<Self> {
         let settings: Self =
             serde_json::from_str(text).map_err(|error| Error::setting(format!("engine settings: {error}")))?;
@@ -67,14 +67,14 @@ impl Settings {
         Ok(settings)
     }
 
-    /// Bytes of one page in all layers.
+    /// Returns the bytes of one KV page in all layers.
     pub fn page_bytes(&self) -> Result<usize> {
         Ok(KvPool::page_bytes(&self.kv_shape()?))
     }
 
-    /// Bytes of the state of one sequence; 0: no layer keeps any.
+    /// Returns the bytes of one sequence's recurrent state, 0 if no layer has one.
     pub fn state_bytes(&self) -> usize {
-        States::bytes_of(&self.model.state_sizes())
+        States::bytes_for(&self.model.state_sizes())
     }
 
     fn kv_shape(&self) -> Result<KvShape> {
@@ -127,24 +127,24 @@ impl Settings {
     }
 }
 
-/// The operations of the model, a line each. Of matrices only the sizes are read.
+/// Returns the model's operations as text, one a line. Reads only the shapes of matrices.
 pub fn operations(settings: &Settings) -> Result<String> {
     let (tensors, mut pool) = (settings.tensors()?, Pool::new(1)?);
     let weights = Weights::load((&tensors, &Packer::sketch()), &settings.model, &mut pool, &|_, _| ())?;
     Ok(weights.to_string())
 }
 
-/// What was loaded.
+/// Result of loading: the engine and the state of the panel cache.
 pub struct Loaded {
-    /// Ready for steps.
+    /// Engine that is ready for steps.
     pub engine: Engine,
-    /// Panels that are to be written into the cache behind the start.
+    /// Panels to be written to the cache in the background; `None` if there is nothing to write.
     pub keeping: Option<Keeping>,
-    /// All panels are in a file of the cache.
+    /// True if all panels came from a cache file.
     pub mapped: bool,
 }
 
-/// Read the weights and make an engine of them.
+/// Reads the weights and creates the engine. `progress` gets the progress of loading.
 pub fn load(settings: &Settings, progress: Progress<'_>) -> Result<Loaded> {
     let (mode, shape) = (settings.mode()?, settings.kv_shape()?);
     let isa = Isa::detect(settings.isa.as_deref())?;

@@ -1,9 +1,9 @@
-//! Work on the threads of the process's own OpenMP (GNU's), which other libraries compute with.
+//! Work on the process's own OpenMP threads (libgomp), which other libraries compute with.
 //!
-//! Those threads spin for milliseconds when they have nothing to do. A second set of threads beside them gets half of a
-//! core: measured, a product on two threads then took as long as on one.
+//! These threads spin for milliseconds when idle. A second thread pool next to them gets half of each core: measured, a
+//! matmul on two threads then took as long as on one.
 //!
-//! Invariants: no panic passes through C.
+//! Invariants: no panic unwinds into C.
 
 #![allow(unsafe_code)]
 
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::error::{Error, Result};
 
-/// `GOMP_parallel` of libgomp's interface to compilers: calls a function with its data on so many threads.
+/// Type of libgomp's `GOMP_parallel(function, data, threads, flags)`, which calls `function(data)` on all threads.
 type Parallel = unsafe extern "C" fn(unsafe extern "C" fn(*mut c_void), *mut c_void, c_uint, c_uint);
 
-/// Where the threads are.
+/// Handle to the process's OpenMP threads.
 pub struct OpenMp {
     parallel: Parallel,
     threads: c_uint,
@@ -28,23 +28,25 @@ struct Call<'a> {
 }
 
 impl OpenMp {
+    /// Creates a handle for `threads` threads. `None` if `address` is null.
+    ///
     /// # Safety
-    /// `address` is that of `GOMP_parallel`, in a library that stays loaded.
+    /// `address` must be that of `GOMP_parallel`, in a library that stays loaded.
     #[must_use]
     pub unsafe fn new(address: usize, threads: usize) -> Option<Self> {
         let threads = c_uint::try_from(threads.max(1)).ok()?;
-        // SAFETY: the caller's; a null pointer is None.
+        // SAFETY: guaranteed by the caller; a null pointer becomes `None`.
         let parallel: Option<Parallel> = unsafe { std::mem::transmute(address) };
         parallel.map(|parallel| Self { parallel, threads })
     }
 
-    /// How many there are.
+    /// Returns the number of threads.
     #[must_use]
     pub fn threads(&self) -> usize {
         self.threads as usize
     }
 
-    /// Call `job` on all of them at once. A panic is an error of the step.
+    /// Calls `job` on all threads at once and waits for them. A panic becomes an error.
     pub fn run(&self, job: &(dyn Fn() + Sync)) -> Result<()> {
         let mut call = Call {
             job,
@@ -53,7 +55,7 @@ impl OpenMp {
         // SAFETY: `call` lives until all threads are done, which is when the function returns.
         unsafe { (self.parallel)(run_one, (&raw mut call).cast(), self.threads, 0) };
         if call.panicked.into_inner() {
-            return Err(Error::step("the product panicked"));
+            return Err(Error::step("the matmul panicked"));
         }
         Ok(())
     }
@@ -73,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// As libgomp's, on threads that are made for the call.
+    /// Stands in for libgomp's `GOMP_parallel`, with threads created for the call.
     unsafe extern "C" fn parallel(
         function: unsafe extern "C" fn(*mut c_void),
         data: *mut c_void,
@@ -83,15 +85,15 @@ mod tests {
         let data = data as usize;
         std::thread::scope(|scope| {
             for _ in 0..threads {
-                // SAFETY: the caller's data, which is shared.
+                // SAFETY: the caller's data may be shared by threads.
                 scope.spawn(move || unsafe { function(data as *mut c_void) });
             }
         });
     }
 
     #[test]
-    fn a_job_runs_on_every_thread_and_a_panic_is_an_error() {
-        // SAFETY: as that function, it calls another one on some threads and waits for them.
+    fn run_calls_job_on_every_thread_and_returns_panics_as_errors() {
+        // SAFETY: `parallel` has the contract of GOMP_parallel: it calls the function on all threads and waits.
         let team = unsafe { OpenMp::new(parallel as *const () as usize, 3) }.unwrap();
         let calls = AtomicUsize::new(0);
         let count = || {
@@ -101,7 +103,7 @@ mod tests {
         assert_eq!((team.threads(), calls.load(Ordering::Relaxed)), (3, 3));
         assert!(team.run(&|| panic!("as a test wants it")).is_err());
         team.run(&count).unwrap();
-        // SAFETY: no address is no function.
+        // SAFETY: address 0 is rejected.
         assert!(unsafe { OpenMp::new(0, 3) }.is_none());
     }
 }

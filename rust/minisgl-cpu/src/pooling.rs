@@ -1,8 +1,8 @@
-//! Embeddings and scores of prompts: hidden numbers of their tokens, pooled over the steps that compute them, and what a
-//! head makes of that.
+//! Embeddings and scores of prompts: hidden states are pooled over the steps that compute them, then pass through a
+//! head.
 //!
-//! Invariants: what comes out does not depend on how a prompt was cut into steps, nor on the instruction set; a slot that is
-//! bound again begins anew.
+//! Invariants: the result does not depend on how a prompt was split into steps, nor on the instruction set; a slot that
+//! is bound again starts anew.
 
 use minisgl_kernels::{Isa, plain};
 
@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::sampling::{Binding, Pooling};
 use crate::step::Embedding;
 
-/// By request slot.
+/// Pools of hidden states, by request slot.
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
     slots: Vec<Option<Pool>>,
@@ -19,25 +19,25 @@ pub(crate) struct Pools {
     heads: Heads,
 }
 
-/// What is made of pooled numbers, step by step.
+/// Heads that pooled hidden states pass through.
 #[derive(Debug, Default)]
 pub struct Heads {
-    /// Of embeddings.
+    /// Steps of the embedding head.
     pub embedding: Vec<HeadStep>,
-    /// Of scores: of what tokens, and what; none if the model gives no scores.
+    /// Pooling and steps of the score head; `None` if the model gives no scores.
     pub score: Option<(Pooling, Vec<HeadStep>)>,
 }
 
-/// One step of a head.
+/// Step of a head: one layer or activation function.
 #[derive(Debug)]
 pub enum HeadStep {
-    /// [outputs, inputs], and perhaps [outputs].
+    /// Linear layer: weight [outputs, inputs] and bias [outputs], empty if there is none.
     Linear(Vec<f32>, Vec<f32>),
-    /// Weight, perhaps bias, epsilon.
+    /// Layer norm: weight, bias (empty if there is none), epsilon.
     LayerNorm(Vec<f32>, Vec<f32>, f32),
-    /// By number.
+    /// Elementwise tanh.
     Tanh,
-    /// By number, by the error function.
+    /// Elementwise exact GELU (by the error function).
     GeluErf,
 }
 
@@ -48,12 +48,12 @@ struct Pool {
     is_scored: bool,
     num_prompt: usize,
     sum: Vec<f32>,
-    /// Of an encoder: the whole prompt.
+    /// Whole prompt (encoders only).
     tokens: Vec<u32>,
 }
 
 impl Pools {
-    /// No requests yet. `keeps_prompts`: see [`Self::prompt`].
+    /// Creates empty pools. `keeps_prompts`: store prompts for [`Self::prompt`].
     pub fn new(num_slots: usize, keeps_prompts: bool) -> Self {
         Self {
             slots: (0..num_slots).map(|_| None).collect(),
@@ -63,17 +63,17 @@ impl Pools {
         }
     }
 
-    /// From now on.
+    /// Sets the heads of all later results.
     pub fn set_heads(&mut self, heads: Heads) {
         self.heads = heads;
     }
 
-    /// The slot forgets the request before. A score is none where the model has no head for it.
+    /// Resets the slot for a new request. A score request gets no result if the model has no score head.
     pub fn bind(&mut self, slot: usize, binding: &Binding) {
         let is_scored = binding.params.embedding == Some(Pooling::Score);
         let of_score = self.heads.score.as_ref().map(|(kind, _)| *kind);
         let kind = if is_scored { of_score } else { binding.params.embedding };
-        let made = kind.map(|kind| Pool {
+        let pool = kind.map(|kind| Pool {
             req_id: binding.req_id,
             kind,
             is_scored,
@@ -85,17 +85,17 @@ impl Pools {
                 Vec::new()
             },
         });
-        self.count += usize::from(made.is_some());
+        self.count += usize::from(pool.is_some());
         self.count -= usize::from(self.slots[slot].is_some());
-        self.slots[slot] = made;
+        self.slots[slot] = pool;
     }
 
-    /// Whether no slot wants any.
+    /// Returns true if no slot needs an embedding or score.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Whether the token at `position` of the slot's request is part of it.
+    /// Returns true if the hidden state at `position` is part of the slot's pool.
     pub fn wants(&self, slot: usize, position: usize) -> bool {
         self.slots[slot].as_ref().is_some_and(|pool| match pool.kind {
             Pooling::Mean => position < pool.num_prompt,
@@ -104,13 +104,15 @@ impl Pools {
         })
     }
 
-    /// The prompt of the slot's request, if it wants an embedding and prompts are kept; and whether that is a score.
+    /// Returns the prompt of the slot's request, and whether it wants a score. `None` without an embedding request or
+    /// stored prompts.
     pub fn prompt(&self, slot: usize) -> Option<(&[u32], bool)> {
         let pool = self.slots.get(slot)?.as_ref()?;
         Some((pool.tokens.get(..pool.num_prompt)?, pool.is_scored))
     }
 
-    /// The hidden numbers of a token that is wanted; with the last of the prompt comes the embedding.
+    /// Adds the hidden state of one prompt token to the slot's pool. Returns the embedding after the prompt's last
+    /// token.
     pub fn add(&mut self, slot: usize, position: usize, hidden: &[f32]) -> Option<Embedding> {
         let pool = self.slots[slot].as_mut()?;
         pool.sum.resize(hidden.len(), 0.0);
@@ -129,7 +131,7 @@ impl Pools {
         let mut numbers: Vec<f32> = pool.sum.drain(..).map(|sum| sum / count).collect();
         let of_score = self.heads.score.as_ref().filter(|_| pool.is_scored);
         for step in of_score.map_or(&self.heads.embedding, |(_, steps)| steps) {
-            numbers = step.of(&numbers);
+            numbers = step.apply(&numbers);
         }
         Some(Embedding {
             req_id: pool.req_id,
@@ -139,14 +141,16 @@ impl Pools {
 }
 
 impl Heads {
-    /// Raises where a step cannot read what is before it. `size`: of hidden numbers.
+    /// Checks that each step fits the output of the previous one, starting from `size` elements.
     pub fn check(&self, size: usize) -> Result<()> {
         let of_score = self.score.iter().map(|(_, steps)| steps);
         for steps in of_score.chain([&self.embedding]) {
             let mut width = size;
             for step in steps {
                 let next = step.width(width);
-                width = next.ok_or_else(|| Error::unsupported(format!("a head of {width} numbers: sizes differ")))?;
+                width = next.ok_or_else(|| {
+                    Error::unsupported(format!("head: a step does not fit its input of {width} elements"))
+                })?;
             }
         }
         Ok(())
@@ -154,7 +158,7 @@ impl Heads {
 }
 
 impl HeadStep {
-    /// How many numbers come of so many.
+    /// Returns the output size for `inputs` elements, `None` if the step does not fit.
     fn width(&self, inputs: usize) -> Option<usize> {
         match self {
             Self::Linear(weight, bias) => {
@@ -169,7 +173,7 @@ impl HeadStep {
         }
     }
 
-    fn of(&self, numbers: &[f32]) -> Vec<f32> {
+    fn apply(&self, numbers: &[f32]) -> Vec<f32> {
         match self {
             Self::Linear(weight, bias) => (weight.chunks_exact(numbers.len()).enumerate())
                 .map(|(row, weight)| plain::dot(weight, numbers) + bias.get(row).copied().unwrap_or_default())
@@ -191,13 +195,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_head_is_its_steps() {
+    fn head_applies_its_steps_in_order() {
         let steps = [
             HeadStep::Linear(vec![1.0, 2.0, -1.0, 0.5, 0.0, 3.0], vec![0.5, -0.5, 0.0]),
             HeadStep::Tanh,
             HeadStep::Linear(vec![1.0, 1.0, 1.0], Vec::new()),
         ];
-        let found = steps.iter().fold(vec![0.2, -0.4], |numbers, step| step.of(&numbers));
+        let found = steps.iter().fold(vec![0.2, -0.4], |numbers, step| step.apply(&numbers));
         let wanted = (-0.1_f64).tanh() + (-0.9_f64).tanh() + (-1.2_f64).tanh();
         assert!(
             (f64::from(found[0]) - wanted).abs() < 1e-6 && found.len() == 1,
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_that_differ_are_refused() {
+    fn check_rejects_steps_with_other_sizes() {
         let heads = |steps| Heads {
             score: Some((Pooling::First, steps)),
             ..Heads::default()

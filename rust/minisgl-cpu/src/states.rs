@@ -1,11 +1,11 @@
-//! States: what layers keep of each sequence in place of keys and values, in blocks of one size.
+//! Recurrent states of sequences (for layers without KV cache), in blocks of one size.
 //!
-//! Slots of requests come first: their states are those that forwards advance. Checkpoints are copies of them at some
-//! token, from which others begin. A layer's part of a block is its own business.
+//! The first blocks belong to request slots, and forward passes advance them. The others are snapshots: copies of a
+//! state after some token, from which other sequences can begin. Layers define the content of their part of a block.
 //!
-//! Memory is mapped at once and touched as it is used.
+//! Memory is reserved at once and used when it is first touched.
 //!
-//! Invariants: no two rows of a step have one state, and nothing is copied to one checkpoint twice in a step.
+//! Invariants: no two rows of a step share a state, and no snapshot is written twice in a step.
 
 #![allow(unsafe_code)]
 
@@ -17,12 +17,12 @@ use minisgl_kernels::memory::Reserved;
 use crate::error::{Error, Result};
 use crate::step::Step;
 
-/// In the place of a checkpoint with which a slot begins: what is at hand for it, which `load` puts there.
+/// Value of `state_begins` for a slot whose state comes from the page store, through `load`.
 pub const FROM_STORE: i32 = -2;
-/// Numbers of a cache line.
+/// Elements per cache line.
 const LINE: usize = 16;
 
-/// States of sequences.
+/// Recurrent states of all slots, and their snapshots.
 pub struct States {
     sizes: Vec<usize>,
     offsets: Vec<usize>,
@@ -32,23 +32,24 @@ pub struct States {
     memory: Reserved,
 }
 
-/// A copy that a step makes: behind so many tokens of a row.
+/// Snapshot that a step takes: of `row`, after its first `tokens` tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Save {
+pub struct Snapshot {
     row: usize,
     tokens: usize,
     checkpoint: usize,
 }
 
-/// States while a forward passes through its layers, and what it saves, by row and token.
+/// States during a forward pass, with the snapshots that it takes.
 #[derive(Clone, Copy)]
-pub struct Passing<'a> {
+pub struct StepStates<'a> {
     states: &'a States,
-    saves: &'a [Save],
+    saves: &'a [Snapshot],
 }
 
 impl States {
-    /// For layers of these sizes, 0: without. They take no memory until they are written.
+    /// Reserves states for layers with these sizes in elements (0: the layer has none). Memory is used only when
+    /// written. Errors if it does not fit.
     pub fn new(sizes: &[usize], slots: usize, checkpoints: usize) -> Result<Self> {
         let mut offsets = Vec::with_capacity(sizes.len());
         let size = sizes.iter().fold(0, |at, size| {
@@ -75,17 +76,17 @@ impl States {
         })
     }
 
-    /// Bytes of one state.
-    pub fn bytes_of(sizes: &[usize]) -> usize {
+    /// Returns the bytes of one state for layers with these sizes.
+    pub fn bytes_for(sizes: &[usize]) -> usize {
         sizes.iter().map(|size| 4 * size.next_multiple_of(LINE)).sum()
     }
 
-    /// As many of them, as they were at first.
-    pub fn wiped(&self) -> Result<Self> {
+    /// Returns new states of the same sizes, all zero.
+    pub fn zeroed(&self) -> Result<Self> {
         Self::new(&self.sizes, self.slots, self.checkpoints)
     }
 
-    /// Raises where a step points out of bounds, or twice to one place.
+    /// Checks that the state operations of a step are in bounds and that no state or snapshot is used twice.
     pub fn check(&self, step: &Step) -> Result<()> {
         let within = |value: i32, end: usize| value >= 0 && (value as usize) < end;
         let begins = step.state_begins.iter();
@@ -107,21 +108,23 @@ impl States {
                 step.state_saves.iter().map(|one| one[2]).collect(),
             )
         {
-            return Err(Error::step("step: req_slots, state_saves: one place twice"));
+            return Err(Error::step(
+                "step: req_slots, state_saves: a slot or checkpoint occurs twice",
+            ));
         }
         Ok(())
     }
 
-    /// Bytes of one of these.
+    /// Returns the bytes of one state.
     pub fn bytes(&self) -> usize {
         4 * self.size
     }
 
-    /// A slot goes on with a state that was copied before; whether both are there.
+    /// Overwrites the state of `slot` with a stored snapshot. Returns false if slot or size is wrong.
     pub fn load(&mut self, slot: usize, state: &[u8]) -> bool {
         let fits = slot < self.slots && state.len() == self.bytes();
         if fits {
-            // SAFETY: a whole block within the mapping, and nobody else has it.
+            // SAFETY: a whole block within the mapping, and `&mut self` is exclusive.
             unsafe {
                 let to = self.block(slot).cast::<u8>();
                 to.copy_from_nonoverlapping(state.as_ptr(), state.len());
@@ -130,18 +133,18 @@ impl States {
         fits
     }
 
-    /// A copy of a checkpoint, which no forward writes meanwhile.
+    /// Returns a copy of snapshot `index`. No forward pass may run meanwhile.
     pub fn checkpoint(&self, index: usize) -> Vec<u8> {
-        // SAFETY: a whole block within the mapping; any bits are bytes.
+        // SAFETY: a whole block within the mapping; any bit pattern is valid.
         unsafe { std::slice::from_raw_parts(self.block(self.slots + index).cast::<u8>(), self.bytes()) }.to_vec()
     }
 
-    /// Carry out the begins of a step that `check` let pass, but for those with what `load` has put there. Returns its
-    /// saves.
-    pub fn begin(&mut self, step: &Step) -> Vec<Save> {
+    /// Initializes the states that begin in a checked step, except those that `load` has set. Returns the snapshots to
+    /// take, sorted.
+    pub fn begin(&mut self, step: &Step) -> Vec<Snapshot> {
         for [slot, from] in step.state_begins.iter().filter(|[_, from]| *from != FROM_STORE) {
             let to = self.block(*slot as usize);
-            // SAFETY: whole blocks within the mapping, and nobody else has it.
+            // SAFETY: whole blocks within the mapping, and `&mut self` is exclusive.
             unsafe {
                 if *from < 0 {
                     to.write_bytes(0, self.size);
@@ -151,8 +154,8 @@ impl States {
             }
         }
         let saves = step.state_saves.iter().map(|one| one.map(|number| number as usize));
-        let mut saves: Vec<Save> = saves
-            .map(|[row, tokens, checkpoint]| Save {
+        let mut saves: Vec<Snapshot> = saves
+            .map(|[row, tokens, checkpoint]| Snapshot {
                 row,
                 tokens,
                 checkpoint,
@@ -162,12 +165,12 @@ impl States {
         saves
     }
 
-    /// For a forward that makes these copies, in their order.
-    pub fn passing<'a>(&'a self, saves: &'a [Save]) -> Passing<'a> {
-        Passing { states: self, saves }
+    /// Returns access to the states for a forward pass that takes these snapshots.
+    pub fn for_step<'a>(&'a self, saves: &'a [Snapshot]) -> StepStates<'a> {
+        StepStates { states: self, saves }
     }
 
-    /// The start of a block; checkpoints come behind the slots.
+    /// Returns the address of a block; snapshots follow the slots.
     fn block(&self, index: usize) -> *mut f32 {
         assert!(index < self.slots + self.checkpoints, "state {index}");
         // SAFETY: within the mapping.
@@ -175,12 +178,12 @@ impl States {
     }
 }
 
-impl Passing<'_> {
-    /// Take a row through a layer token by token: `work` gets the layer's part of the row's state, and each token. The
-    /// `own` of the part, which alone `work` may touch, are copied where that is to be saved.
+impl StepStates<'_> {
+    /// Passes a row through a layer token by token: `work` gets the layer's part of the row's state, and each token. It
+    /// may touch only the ranges `own`, which are copied where a snapshot is due.
     ///
     /// # Safety
-    /// Nobody else touches these numbers of the row's state meanwhile.
+    /// No other thread may touch these ranges of the row's state meanwhile.
     pub unsafe fn advance(
         &self,
         layer: usize,
@@ -190,15 +193,15 @@ impl Passing<'_> {
         mut work: impl FnMut(*mut f32, usize),
     ) {
         let each = |state, tokens: Range<usize>| tokens.for_each(|token| work(state, token));
-        // SAFETY: the caller's.
-        unsafe { self.runs(layer, row_and_slot, tokens, own, each) };
+        // SAFETY: guaranteed by the caller.
+        unsafe { self.advance_runs(layer, row_and_slot, tokens, own, each) };
     }
 
-    /// The same with all tokens at once between those that something is saved behind.
+    /// Passes a row through a layer like `advance`, but calls `work` with runs of tokens, split only at snapshots.
     ///
     /// # Safety
-    /// As of `advance`.
-    pub unsafe fn runs(
+    /// No other thread may touch the ranges `own` of the row's state meanwhile.
+    pub unsafe fn advance_runs(
         &self,
         layer: usize,
         (row, slot): (usize, usize),
@@ -211,7 +214,7 @@ impl Passing<'_> {
         let saves = self.saves[begin..].iter().take_while(|save| save.row == row);
         assert!(own.iter().all(|part| part.end <= states.sizes[layer]), "a state's part");
         let at = states.offsets[layer];
-        // SAFETY: the layer's part lies within a block; the rest is the caller's.
+        // SAFETY: the layer's part lies within a block; the caller guarantees the rest.
         unsafe {
             let state = states.block(slot).add(at);
             let mut done = tokens.start;
@@ -243,7 +246,7 @@ mod tests {
     fn advance(states: &mut States, step: &Step, add: f32) {
         states.check(step).unwrap();
         let saves = states.begin(step);
-        let passing = states.passing(&saves);
+        let for_step = states.for_step(&saves);
         let mut first = 0;
         for (row, (slot, count)) in step.req_slots.iter().zip(&step.extend_lens).enumerate() {
             for (layer, size) in SIZES.into_iter().enumerate().filter(|(_, size)| *size > 0) {
@@ -251,7 +254,7 @@ mod tests {
                 let own = std::slice::from_ref(&whole);
                 // SAFETY: one thread.
                 unsafe {
-                    passing.advance(layer, (row, *slot as usize), tokens, own, |state, token| {
+                    for_step.advance(layer, (row, *slot as usize), tokens, own, |state, token| {
                         for i in 0..size {
                             *state.add(i) = *state.add(i) * 3.0 + token as f32 + add + i as f32;
                         }
@@ -279,36 +282,36 @@ mod tests {
     }
 
     #[test]
-    fn a_state_goes_on_from_where_it_was_saved() {
+    fn state_continues_from_its_snapshot() {
         let mut states = States::new(&SIZES, 3, 2).unwrap();
-        assert_eq!(states.size * 4, States::bytes_of(&SIZES));
+        assert_eq!(states.size * 4, States::bytes_for(&SIZES));
         advance(&mut states, &step(&[1], &[4], &[[1, -1]], &[[0, 2, 1], [0, 4, 0]]), 0.0);
         assert_eq!(of(&states, 1), of(&states, 3), "the last was saved to checkpoint 0");
         let (whole, half) = (of(&states, 1), of(&states, 4));
         assert_ne!(whole, half);
-        // the other two tokens behind it, in another slot; the first begins with nothing at once
+        // continues after two tokens in another slot, while slot 0 begins with a zero state
         advance(&mut states, &step(&[0, 2], &[2, 2], &[[0, -1], [2, 1]], &[]), 0.0);
         assert_eq!(of(&states, 2), whole);
         assert_eq!(of(&states, 0), half);
-        assert_eq!(of(&states.wiped().unwrap(), 2), vec![0.0; states.size]);
+        assert_eq!(of(&states.zeroed().unwrap(), 2), vec![0.0; states.size]);
     }
 
     #[test]
-    fn what_was_given_away_is_gone_on_with_and_saved_as_it_is() {
+    fn stored_snapshot_is_loaded_and_saved_unchanged() {
         let mut states = States::new(&SIZES, 3, 2).unwrap();
         advance(&mut states, &step(&[1], &[4], &[[1, -1]], &[[0, 2, 1]]), 0.0);
         let (whole, given) = (of(&states, 1), states.checkpoint(1));
         let mut other = States::new(&SIZES, 3, 2).unwrap();
         assert!(!other.load(3, &given) && !other.load(0, &given[1..]), "of another size");
         assert!(other.load(2, &given));
-        // the other two tokens behind it; they have the numbers 2 and 3 of the step here, too
+        // continues after two tokens; the rest are again tokens 2 and 3 of the step
         advance(&mut other, &step(&[0, 2], &[2, 2], &[[2, -2]], &[[1, 0, 0]]), 0.0);
         assert_eq!(of(&other, 2), whole);
         assert_eq!(other.checkpoint(0), given, "as the row began");
     }
 
     #[test]
-    fn what_points_out_of_bounds_is_refused() {
+    fn check_rejects_indices_out_of_bounds() {
         let states = States::new(&SIZES, 3, 2).unwrap();
         for (begins, saves) in [
             (vec![[3, -1]], vec![]),

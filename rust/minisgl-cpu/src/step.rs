@@ -1,4 +1,4 @@
-//! What goes into a step of the engine and what comes out.
+//! Input and output of an engine step.
 //!
 //! Invariants: plain data, in the units of `python/minisgl/step.py` and `engine/api.py`.
 
@@ -6,107 +6,107 @@ use minisgl_kernels::kv::KvShape;
 
 use crate::sampling::TokenLogprobs;
 
-/// Sizes that the scheduler and the engine agree on.
+/// Sizes that scheduler and engine agree on.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Pages of the pool, the scratch page aside.
+    /// Pages of the KV pool, without the scratch page.
     pub num_pages: usize,
-    /// Tokens of a page.
+    /// Tokens per page.
     pub page_size: usize,
-    /// Requests that have a slot.
+    /// Requests that may hold a slot at once.
     pub max_rows: usize,
-    /// Tokens of a sequence.
+    /// Maximum length of a sequence, in tokens.
     pub max_seq_len: usize,
-    /// States that are kept, beside those of the slots; only for layers that keep some.
+    /// State snapshots, in addition to the states of slots; only for models with recurrent layers.
     pub num_checkpoints: usize,
 }
 
-/// The arrays of a step, as `python/minisgl/step.py` describes them, without padding rows.
+/// Arrays of a step, as `python/minisgl/step.py` describes them, without padding rows.
 #[derive(Clone, Debug, Default)]
 pub struct Step {
-    /// By token; -(slot + 1): what that slot sampled last.
+    /// Token id of each position; -(slot + 1) stands for the token that the slot sampled last.
     pub input_ids: Vec<i32>,
-    /// By token.
+    /// Position in its sequence, for each token.
     pub positions: Vec<i32>,
-    /// By token.
+    /// KV slot (page * page_size + offset), for each token.
     pub out_loc: Vec<i32>,
-    /// By row.
+    /// Request slot of each row.
     pub req_slots: Vec<i32>,
-    /// By row.
+    /// Sequence length of each row after the step, in tokens.
     pub seq_lens: Vec<i32>,
-    /// By row.
+    /// Tokens of each row in this step.
     pub extend_lens: Vec<i32>,
-    /// Rows that yield a token.
+    /// Rows that sample a token.
     pub sample_rows: Vec<i32>,
-    /// (slot, first column, count) over `page_ids`.
+    /// Changes of the page table as (slot, first page index, count), which consume `page_ids` in order.
     pub page_table_updates: Vec<[i32; 3]>,
-    /// Pages.
+    /// Page ids for `page_table_updates`.
     pub page_ids: Vec<i32>,
-    /// Rows that decode come first.
+    /// Number of decode rows, which come first.
     pub num_decode_rows: usize,
     /// Slots whose requests have ended.
     pub freed: Vec<i32>,
-    /// (slot, first column, count): pages that come from what is staged for the slot, before the forward.
+    /// Staged pages to load before the forward pass, as (slot, first page index, count).
     pub page_loads: Vec<[i32; 3]>,
-    /// (slot, the checkpoint that its state begins with; -1: nothing, -2: what is at hand for it), before the forward.
+    /// States to initialize before the forward pass, as (slot, snapshot); -1 zeroes the state, -2 loads the staged one.
     pub state_begins: Vec<[i32; 2]>,
-    /// (row, after how many of its tokens its state is copied, the checkpoint that it is copied to).
+    /// Snapshots to take, as (row, number of its tokens before the snapshot, snapshot index).
     pub state_saves: Vec<[i32; 3]>,
 }
 
 /// Log probabilities of sampled tokens.
 #[derive(Debug, Default)]
 pub struct StepLogprobs {
-    /// The rows that asked, ascending.
+    /// Rows that requested log probabilities, ascending.
     pub rows: Vec<i32>,
-    /// Theirs.
+    /// Log probabilities of these rows.
     pub tokens: Vec<TokenLogprobs>,
 }
 
-/// Log probabilities of a prompt's tokens.
+/// Log probabilities of a part of a prompt.
 #[derive(Debug)]
 pub struct PromptLogprobs {
-    /// Whose.
+    /// Id of the request whose prompt this is.
     pub req_id: i64,
-    /// The position of the first.
+    /// Position of the first token.
     pub first: usize,
-    /// From there on.
+    /// Log probabilities from that position on.
     pub tokens: Vec<TokenLogprobs>,
 }
 
-/// The embedding of a prompt that ended in a step.
+/// Embedding (or score) of a prompt that ended in a step.
 #[derive(Debug, PartialEq)]
 pub struct Embedding {
-    /// Whose.
+    /// Id of the request that asked for the embedding.
     pub req_id: i64,
-    /// Its numbers, of no particular length.
+    /// Elements of the embedding, not normalized.
     pub numbers: Vec<f32>,
 }
 
-/// See `python/minisgl/step.py`.
+/// Marker in place of a token for a row whose output is not finite (mirrors `python/minisgl/step.py`).
 pub const NOT_FINITE: i32 = -2;
 
-/// What a step gives.
+/// Result of an engine step: tokens, log probabilities, embeddings and failures.
 #[derive(Debug, Default)]
 pub struct Sampled {
-    /// By row; -1 where the row does not sample, `NOT_FINITE` where what was computed is no numbers.
+    /// Token id of each row; -1 if the row does not sample, `NOT_FINITE` if its output is not finite.
     pub tokens: Vec<i32>,
-    /// Log probabilities of the rows that asked.
+    /// Log probabilities of sampled tokens; `None` if no row requested them.
     pub logprobs: Option<StepLogprobs>,
-    /// Log probabilities of the prompts that asked.
+    /// Log probabilities of prompt tokens, for requests that want them.
     pub prompts: Vec<PromptLogprobs>,
-    /// Embeddings of the prompts that asked, with their last token.
+    /// Embeddings and scores of prompts that ended in this step.
     pub embeddings: Vec<Embedding>,
-    /// Rows that are not finite, or whose grammars let no token come, and why: the tokens of these are an end of
-    /// sequence. Empty: its mask takes long; it may go on where it was, once that is made.
+    /// Failed rows as (row, reason): output not finite, or the grammar allows no token (the row's token is then an end
+    /// of sequence). An empty reason means that the mask took too long; the request may continue once it is ready.
     pub failures: Vec<(i32, String)>,
 }
 
-/// Choices of a user.
+/// Engine settings that the user chooses.
 #[derive(Clone, Debug)]
 pub struct Choices {
-    /// The shape of the KV pool, its scratch page included.
+    /// Shape of the KV pool, with its scratch page.
     pub kv: KvShape,
-    /// Whether the parts of forwards are measured.
+    /// True if the parts of forward passes are timed.
     pub timed: bool,
 }

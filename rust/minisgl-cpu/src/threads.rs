@@ -1,8 +1,8 @@
-//! The threads that a step runs on: one job on all of them at once, with barriers inside.
+//! Thread pool of a step: runs one job on all threads at once, with barriers inside.
 //!
-//! Invariants: `run` returns only when every thread is done with the job; a thread that waits spins for microseconds,
-//! then gives way, then sleeps, so that other processes on the same cores get them; one that sleeps wakes on another core
-//! than the caller's; a panic in one thread ends the job on all of them and reaches the caller, none waits for ever.
+//! Invariants: `run` returns only when every thread has finished the job; a waiting thread spins for microseconds, then
+//! yields, then sleeps, so that other processes get its core; a sleeping thread wakes on another core than the
+//! caller's; a panic in one thread ends the job on all of them and reaches the caller, and no thread waits forever.
 
 #![allow(unsafe_code)]
 
@@ -15,24 +15,24 @@ use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
 
-/// How long a thread that waits keeps its core to itself: what pieces of work differ by. Longer, and a thread that
-/// shares its core with the one it waits for keeps that one from coming.
+/// Time that a waiting thread spins: how much work items differ. Longer spinning would block the awaited thread if both
+/// share a core.
 const SPIN: Duration = Duration::from_micros(5);
-/// How long it then offers its core to others before each look, which costs nothing where nobody wants it: about the
-/// gap between two steps of a loaded server.
+/// Time that a waiting thread then yields its core between checks, which is free on an idle machine: about the gap
+/// between two steps of a loaded server.
 const YIELD: Duration = Duration::from_micros(600);
-/// How long it sleeps at a time inside of a job. Between jobs it sleeps until it is woken.
+/// Length of one sleep within a job. Between jobs threads sleep until they are woken.
 const NAP: Duration = Duration::from_micros(100);
-/// Looks between two readings of the clock.
+/// Checks between two readings of the clock.
 const LOOKS: u32 = 32;
-/// Bytes of a thread's stack, as of the thread that calls: jobs may run code of others.
+/// Stack size of a thread in bytes, that of a main thread: jobs may run foreign code.
 const STACK: usize = 8 << 20;
 
-/// On lines of their own: neighbours that others write would slow each look down.
+/// Value with cache lines of its own: writes to neighbours would slow down each check.
 #[repr(align(128))]
 struct Padded<T>(T);
 
-/// Waits until `done`, politely. False if it took longer than spinning and giving way.
+/// Waits until `done` returns true, first spinning, then yielding. Returns false after `SPIN + YIELD`.
 fn wait_until(done: &impl Fn() -> bool) -> bool {
     let mut looks = 0_u32;
     let mut began = None;
@@ -55,11 +55,11 @@ fn wait_until(done: &impl Fn() -> bool) -> bool {
     }
 }
 
-/// All threads of a pool meet at `wait`, as often as they like.
+/// Barrier for all threads of a pool. It can be used any number of times.
 pub struct Barrier {
     threads: usize,
     arrived: Padded<AtomicUsize>,
-    turn: Padded<AtomicUsize>,
+    generation: Padded<AtomicUsize>,
     broken: AtomicBool,
 }
 
@@ -68,25 +68,27 @@ impl Barrier {
         Self {
             threads,
             arrived: Padded(AtomicUsize::new(0)),
-            turn: Padded(AtomicUsize::new(0)),
+            generation: Padded(AtomicUsize::new(0)),
             broken: AtomicBool::new(false),
         }
     }
 
-    /// Returns when all threads have called it; what each wrote before is seen by all after. Panics when another thread
-    /// of the job has panicked.
+    /// Blocks until all threads have called it; writes before it are visible to all threads after it.
+    ///
+    /// # Panics
+    /// If another thread of the job has panicked.
     #[inline]
     pub fn wait(&self) {
         if self.threads == 1 {
             return;
         }
-        let turn = self.turn.0.load(Ordering::Acquire);
+        let generation = self.generation.0.load(Ordering::Acquire);
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == self.threads {
             self.arrived.0.store(0, Ordering::Relaxed);
-            self.turn.0.store(turn.wrapping_add(1), Ordering::Release);
+            self.generation.0.store(generation.wrapping_add(1), Ordering::Release);
             return;
         }
-        let passed = || self.turn.0.load(Ordering::Acquire) != turn || self.broken.load(Ordering::Relaxed);
+        let passed = || self.generation.0.load(Ordering::Acquire) != generation || self.broken.load(Ordering::Relaxed);
         while !wait_until(&passed) {
             std::thread::sleep(NAP);
         }
@@ -96,28 +98,29 @@ impl Barrier {
         );
     }
 
-    /// Nobody waits here any more: `arrived` may have any value.
-    fn mend(&self) {
+    /// Resets the barrier after a job, when no thread waits.
+    fn reset_after_job(&self) {
         self.arrived.0.store(0, Ordering::Relaxed);
         self.broken.store(false, Ordering::Release);
     }
 }
 
-/// A job as the threads see it; `run` outlives its use.
+/// Pointer to a job that `run` keeps alive.
 type Job = *const (dyn Fn(usize, &Barrier) + Sync);
 
 struct Shared {
     job: UnsafeCell<Option<Job>>,
-    turn: Padded<AtomicUsize>,
+    generation: Padded<AtomicUsize>,
     left: Padded<AtomicUsize>,
     stop: AtomicBool,
     barrier: Barrier,
     panic: Mutex<Option<String>>,
-    /// Of each thread but the caller.
+    /// Sleep state of each thread but the caller.
     sleepers: Vec<Sleeper>,
 }
 
-// SAFETY: `job` is written only while no thread runs one (before `turn` is released) and read after `turn` is acquired.
+// SAFETY: `job` is written only while no thread runs one (before `generation` is released) and read after `generation`
+// is acquired.
 unsafe impl Sync for Shared {}
 // SAFETY: the pointer in `job` is only followed while `run` keeps its target alive.
 unsafe impl Send for Shared {}
@@ -137,19 +140,19 @@ impl Shared {
     }
 }
 
-/// `threads` threads, the caller of `run` among them.
+/// Pool of threads, one of which is the caller of `run`.
 pub struct Pool {
     shared: Arc<Shared>,
     others: Vec<JoinHandle<()>>,
 }
 
 impl Pool {
-    /// Threads are named for whoever looks at the process.
+    /// Starts `threads - 1` threads, named `cpu-engine-N`. Errors if the system refuses one.
     pub fn new(threads: usize) -> Result<Self> {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
             job: UnsafeCell::new(None),
-            turn: Padded(AtomicUsize::new(0)),
+            generation: Padded(AtomicUsize::new(0)),
             left: Padded(AtomicUsize::new(0)),
             stop: AtomicBool::new(false),
             barrier: Barrier::new(threads),
@@ -165,20 +168,20 @@ impl Pool {
             let handle = std::thread::Builder::new()
                 .name(format!("cpu-engine-{thread}"))
                 .stack_size(STACK)
-                .spawn(move || follow(&shared, thread))
+                .spawn(move || run_jobs(&shared, thread))
                 .map_err(|error| Error::setting(format!("--num-threads {threads}: {error}")))?;
             pool.others.push(handle);
         }
         Ok(pool)
     }
 
-    /// How many threads run a job.
+    /// Returns the number of threads that run a job.
     pub fn threads(&self) -> usize {
         self.others.len() + 1
     }
 
-    /// Call `job` with 0.. on all threads at once, and with the barrier at which they may meet meanwhile. A panic in
-    /// one of them is an error of the step.
+    /// Calls `job(thread, barrier)` on all threads at once, with `thread` from 0, and returns after all have finished.
+    /// A panic in one of them becomes an error.
     pub fn run(&mut self, job: &(dyn Fn(usize, &Barrier) + Sync)) -> Result<()> {
         let shared = &*self.shared;
         // SAFETY: only the lifetime is changed; all threads are done with `job` when this function returns.
@@ -187,8 +190,8 @@ impl Pool {
         unsafe { *shared.job.get() = Some(lasting) };
         shared.left.0.store(self.others.len(), Ordering::Relaxed);
         let asleep = |sleeper: &&Sleeper| sleeper.asleep.load(Ordering::Acquire);
-        shared.sleepers.iter().filter(asleep).for_each(Sleeper::leave_this_core);
-        shared.turn.0.fetch_add(1, Ordering::Release);
+        shared.sleepers.iter().filter(asleep).for_each(Sleeper::avoid_this_core);
+        shared.generation.0.fetch_add(1, Ordering::Release);
         for thread in &self.others {
             thread.thread().unpark();
         }
@@ -197,19 +200,21 @@ impl Pool {
         while !wait_until(&done) {
             std::thread::sleep(NAP);
         }
-        shared.barrier.mend();
+        shared.barrier.reset_after_job();
         let panic = shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
-        panic.map_or(Ok(()), |text| Err(Error::step(format!("the forward panicked: {text}"))))
+        panic.map_or(Ok(()), |text| {
+            Err(Error::step(format!("the forward pass panicked: {text}")))
+        })
     }
 }
 
-/// What every thread but the caller does.
-fn follow(shared: &Shared, thread: usize) {
+/// Runs jobs until the pool is dropped: the main loop of every thread but the caller.
+fn run_jobs(shared: &Shared, thread: usize) {
     let sleeper = &shared.sleepers[thread - 1];
     sleeper.begin();
     let mut seen = 0_usize;
     loop {
-        let called = || shared.turn.0.load(Ordering::Acquire) != seen;
+        let called = || shared.generation.0.load(Ordering::Acquire) != seen;
         while !wait_until(&called) {
             sleeper.asleep.store(true, Ordering::Release);
             std::thread::park();
@@ -219,9 +224,9 @@ fn follow(shared: &Shared, thread: usize) {
         if shared.stop.load(Ordering::Acquire) {
             return;
         }
-        // SAFETY: `run` wrote the cell before it released `turn`, and keeps the job alive until `left` is 0.
+        // SAFETY: `run` wrote the cell before it released `generation`, and keeps the job alive until `left` is 0.
         if let Some(job) = unsafe { *shared.job.get() } {
-            // SAFETY: as above.
+            // SAFETY: the pointer is valid, as above: `run` keeps the job alive.
             shared.work(thread, unsafe { &*job });
         }
         shared.left.0.fetch_sub(1, Ordering::AcqRel);
@@ -231,7 +236,7 @@ fn follow(shared: &Shared, thread: usize) {
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.turn.0.fetch_add(1, Ordering::Release);
+        self.shared.generation.0.fetch_add(1, Ordering::Release);
         for thread in self.others.drain(..) {
             thread.thread().unpark();
             let _ = thread.join();
@@ -239,12 +244,13 @@ impl Drop for Pool {
     }
 }
 
-/// A thread that sleeps between jobs. Linux may wake it on the core of the one who calls, where both take turns for
-/// milliseconds beside a core that is idle; a virtual machine of two cores did (worklog/2026-11-28-on-another-processor.md).
-/// So the caller removes its own core from the thread's affinity, which the thread restores when it wakes.
+/// Sleep state of a thread between jobs. Linux may wake a thread on the caller's core, where both then take turns for
+/// milliseconds while another core is idle (seen on a virtual machine with two cores,
+/// worklog/2026-11-28-on-another-processor.md). The caller therefore removes its own core from the thread's affinity,
+/// and the thread restores it on waking.
 #[derive(Default)]
 struct Sleeper {
-    /// As the system knows it; 0: not at all.
+    /// System's id of the thread; 0 if unknown.
     id: AtomicI32,
     asleep: AtomicBool,
     #[cfg(target_os = "linux")]
@@ -253,20 +259,21 @@ struct Sleeper {
 
 #[cfg(target_os = "linux")]
 impl Sleeper {
-    /// In the thread.
+    /// Stores the thread's id. Called in the thread.
     fn begin(&self) {
-        // SAFETY: it asks for a number.
+        // SAFETY: the call has no arguments and only returns an id.
         self.id.store(unsafe { libc::gettid() }, Ordering::Release);
     }
 
-    /// By the caller, before the turn: who sees that sees this, too.
-    fn leave_this_core(&self) {
+    /// Removes the current core from the sleeping thread's affinity. The caller does this before it starts the job, so
+    /// that the thread sees it.
+    fn avoid_this_core(&self) {
         let id = self.id.load(Ordering::Acquire);
-        let mut kept = self.cores.lock().unwrap_or_else(|e| e.into_inner());
-        if kept.is_some() {
+        let mut previous = self.cores.lock().unwrap_or_else(|e| e.into_inner());
+        if previous.is_some() {
             return;
         }
-        // SAFETY: numbers alone are handed over, and a set that outlives the call; one that is refused changes nothing.
+        // SAFETY: the arguments are integers and a set that outlives the call; a failed call changes nothing.
         unsafe {
             let (Some(all), Ok(here)) = (cores_of(id), usize::try_from(libc::sched_getcpu())) else {
                 return;
@@ -277,25 +284,25 @@ impl Sleeper {
             }
             let size = size_of_val(&others);
             if libc::CPU_COUNT(&others) > 0 && libc::sched_setaffinity(id, size, &raw const others) == 0 {
-                *kept = Some(all);
+                *previous = Some(all);
             }
         }
     }
 
-    /// In the thread: all of its cores are its own again.
+    /// Restores the thread's affinity. Called in the thread.
     fn wake(&self) {
         self.asleep.store(false, Ordering::Release);
         if let Some(all) = self.cores.lock().unwrap_or_else(|e| e.into_inner()).take() {
-            // SAFETY: as above.
+            // SAFETY: the arguments are an integer and a set that outlives the call.
             unsafe { libc::sched_setaffinity(0, size_of_val(&all), &raw const all) };
         }
     }
 }
 
-/// The cores that a thread may use, if the system tells.
+/// Returns the cores that a thread may use, `None` if the system call fails.
 #[cfg(target_os = "linux")]
 fn cores_of(id: i32) -> Option<libc::cpu_set_t> {
-    // SAFETY: a set of zeros is one, and has room for what is written.
+    // SAFETY: all zeros is a valid set, and its size is passed.
     unsafe {
         let mut all: libc::cpu_set_t = std::mem::zeroed();
         (libc::sched_getaffinity(id, size_of_val(&all), &raw mut all) == 0).then_some(all)
@@ -305,13 +312,13 @@ fn cores_of(id: i32) -> Option<libc::cpu_set_t> {
 #[cfg(not(target_os = "linux"))]
 impl Sleeper {
     fn begin(&self) {}
-    fn leave_this_core(&self) {}
+    fn avoid_this_core(&self) {}
     fn wake(&self) {
         self.asleep.store(false, Ordering::Release);
     }
 }
 
-/// Work that threads take from piece by piece: whoever is done early takes more.
+/// Work counter that hands out item indices to threads: a thread that finishes early takes more.
 pub struct Counter(Padded<AtomicUsize>);
 
 impl Default for Counter {
@@ -321,27 +328,27 @@ impl Default for Counter {
 }
 
 impl Counter {
-    /// From the start again; while no thread takes from it.
+    /// Restarts at 0. No thread may use the counter meanwhile.
     pub fn reset(&self) {
         self.0.0.store(0, Ordering::Relaxed);
     }
 
-    /// The next piece of `0..total`, if any is left.
+    /// Claims the next item of `0..total`. `None` if none are left.
     #[inline]
-    pub fn take(&self, total: usize) -> Option<usize> {
+    pub fn claim(&self, total: usize) -> Option<usize> {
         let next = self.0.0.fetch_add(1, Ordering::Relaxed);
         (next < total).then_some(next)
     }
 }
 
-/// As many threads as there are cores that this process may use: its affinity and its cgroup's quota count, and two
-/// hardware threads of one core count once, since they share what computes.
+/// Returns the number of cores that this process may use, by affinity and cgroup quota. Hardware threads of one core
+/// count once, since they share its arithmetic units.
 pub fn default_threads() -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     cores().map_or(allowed, |cores| allowed.min(cores)).max(1)
 }
 
-/// Distinct cores among the processors of the affinity mask, as Linux tells.
+/// Counts the physical cores in the affinity mask, `None` if Linux does not tell.
 #[cfg(target_os = "linux")]
 fn cores() -> Option<usize> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -364,12 +371,13 @@ fn cores() -> Option<usize> {
     None
 }
 
-/// Runs `work` in a thread that has the processor when others leave it, and little of it otherwise: some, since others may
-/// wait for what the system does in its name.
+/// Runs `work` in a thread of the lowest priority and waits for it. It gets little CPU time when others compete, but
+/// some, since others may wait for locks that it holds in the kernel.
 pub fn beside_others<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     let done = std::thread::scope(|scope| {
         let worker = scope.spawn(|| {
-            // SAFETY: numbers alone are handed over; on Linux they are about this thread. Without it, it is only less kind.
+            // SAFETY: the arguments are integers; on Linux they refer to this thread. A failure only leaves the
+            // priority.
             #[cfg(target_os = "linux")]
             let _ = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, 19) };
             work()
@@ -384,7 +392,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_threads_see_what_was_written_before_a_barrier() {
+    fn writes_before_a_barrier_are_visible_after_it() {
         for threads in 1..5 {
             let mut pool = Pool::new(threads).unwrap();
             let cells: Vec<AtomicUsize> = (0..threads).map(|_| AtomicUsize::new(0)).collect();
@@ -405,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_goes_on() {
+    fn panic_becomes_an_error_and_the_pool_stays_usable() {
         let mut pool = Pool::new(3).unwrap();
         for thread_that_fails in 0..3 {
             let error = pool
@@ -427,8 +435,8 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_thread_that_sleeps_wakes_on_another_core_and_has_all_of_them_then() {
-        // SAFETY: it counts what it is given.
+    fn sleeping_thread_wakes_on_another_core_and_regains_its_affinity() {
+        // SAFETY: `cores` is a valid set.
         let count = |cores: Option<libc::cpu_set_t>| cores.map_or(0, |cores| unsafe { libc::CPU_COUNT(&cores) });
         let mut pool = Pool::new(2).unwrap();
         let (shared, all) = (Arc::clone(&pool.shared), count(cores_of(0)));
@@ -436,7 +444,7 @@ mod tests {
         while !sleeper.asleep.load(Ordering::Acquire) {
             std::thread::yield_now();
         }
-        sleeper.leave_this_core();
+        sleeper.avoid_this_core();
         let left = count(cores_of(sleeper.id.load(Ordering::Acquire)));
         assert_eq!(left, if all > 1 { all - 1 } else { 1 });
         let awake = AtomicI32::new(0);
@@ -450,11 +458,11 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_hands_each_piece_out_once() {
+    fn counter_hands_out_each_item_once() {
         let mut pool = Pool::new(4).unwrap();
         let (counter, taken) = (Counter::default(), Mutex::new(Vec::new()));
         pool.run(&|_, _| {
-            while let Some(piece) = counter.take(1000) {
+            while let Some(piece) = counter.claim(1000) {
                 taken.lock().unwrap().push(piece);
             }
         })
@@ -465,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_at_least_one_thread() {
+    fn default_threads_is_at_least_one() {
         assert!(default_threads() >= 1);
     }
 }

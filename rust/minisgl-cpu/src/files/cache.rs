@@ -1,9 +1,9 @@
-//! Quantized weights kept in a file: made once, read by mmap from then on.
+//! Cache file of quantized weights: written once, then mapped by later starts.
 //!
-//! Invariants: the file appears whole or not at all; it is used only if its header, its checksum, its version and the
-//! fingerprint of what it was made from are right, and made again otherwise.
+//! Invariants: the file appears whole or not at all; it is used only if its header, checksum, version and the
+//! fingerprint of its source match, and is rebuilt otherwise.
 //!
-//! It is a GGUF file with the names, and the architecture, of its source.
+//! The file is GGUF, with the tensor names and the architecture of its source.
 
 use std::fs;
 use std::io::{BufWriter, Seek, SeekFrom, Write};
@@ -21,16 +21,16 @@ use crate::{Error, Result};
 const VERSION: u32 = 2;
 const ALIGNMENT: usize = 64;
 const MAX_DIMS: usize = 4;
-/// Of a tensor, whose bytes tell it from others.
-const PLACES: usize = 16;
-/// Numbers that one thread quantizes at once.
-const PIECE: usize = 1 << 20;
+/// Samples of a tensor's bytes that enter its fingerprint.
+const FINGERPRINT_SAMPLES: usize = 16;
+/// Elements that one thread quantizes per work item.
+const ITEM_ELEMENTS: usize = 1 << 20;
 const VERSION_KEY: &str = "minisgl.version";
 const SOURCE_KEY: &str = "minisgl.source";
 const CHECKSUM_KEY: &str = "minisgl.checksum";
 
-/// `source` in blocks, from `file` if it is there and right, else made now and kept there. `progress` gets the bytes
-/// done and all bytes, and ends the work by an error of its own. None: there is nothing in it to be quantized.
+/// Returns `source` quantized, from the cache `file` if that is valid; otherwise quantizes now and writes `file`.
+/// `progress(done, total)` counts bytes and may abort with an error. `None` if no tensor needs quantizing.
 pub fn quantized(
     source: &dyn Source,
     quantization: Quantization,
@@ -38,23 +38,23 @@ pub fn quantized(
     progress: &mut dyn FnMut(usize, usize) -> Result<()>,
 ) -> Result<Option<File>> {
     let plan = Plan::new(source, quantization);
-    let is_kept = |planned: &Planned<'_>| planned.kind == planned.tensor.kind();
-    if plan.tensors.iter().all(is_kept) {
+    let is_unchanged = |planned: &Planned<'_>| planned.kind == planned.tensor.kind();
+    if plan.tensors.iter().all(is_unchanged) {
         return Ok(None);
     }
-    if let Ok(found) = File::open(file)
-        && is_right(&found, plan.fingerprint)
+    if let Ok(cached) = File::open(file)
+        && is_valid(&cached, plan.fingerprint)
     {
-        return Ok(Some(found));
+        return Ok(Some(cached));
     }
-    let partial = Partial::beside(file)?;
+    let partial = Partial::for_file(file)?;
     plan.write(partial.path(), progress)?;
-    partial.become_file(file)?;
+    partial.persist(file)?;
     File::open(file).map(Some)
 }
 
-fn is_right(found: &File, fingerprint: u64) -> bool {
-    let bytes = found.mapping().bytes();
+fn is_valid(file: &File, fingerprint: u64) -> bool {
+    let bytes = file.mapping().bytes();
     let Ok(header) = Header::parse(bytes) else {
         return false;
     };
@@ -64,7 +64,7 @@ fn is_right(found: &File, fingerprint: u64) -> bool {
         && is(CHECKSUM_KEY, checksum(&bytes[header.head_bytes..]))
 }
 
-/// What goes where.
+/// Layout of a cache file: its tensors with their formats and offsets, and the fingerprint of the source.
 struct Plan<'a> {
     architecture: Option<&'a str>,
     tensors: Vec<Planned<'a>>,
@@ -79,7 +79,8 @@ struct Planned<'a> {
 }
 
 impl<'a> Plan<'a> {
-    /// Tensors of more dimensions than GGUF has, of images, are left out, and so are empty ones.
+    /// Plans the file. Leaves out empty tensors, and those with more dimensions than GGUF allows (they belong to
+    /// images).
     fn new(source: &'a dyn Source, quantization: Quantization) -> Self {
         let mut fingerprint = Checksum::new();
         fingerprint.add(source.architecture().unwrap_or_default().as_bytes());
@@ -90,7 +91,7 @@ impl<'a> Plan<'a> {
             }
             let kind = quantization.kind_of(&tensor);
             let size = tensor.rows() * kind.bytes_of(tensor.k()).unwrap_or(0);
-            fingerprint.sample(&tensor, kind.name(), PLACES);
+            fingerprint.sample(&tensor, kind.name(), FINGERPRINT_SAMPLES);
             tensors.push(Planned {
                 tensor,
                 kind,
@@ -106,7 +107,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    fn head(&self, checksum: u64) -> Vec<u8> {
+    fn header_bytes(&self, checksum: u64) -> Vec<u8> {
         let mut out = b"GGUF\x03\0\0\0".to_vec();
         let text = |out: &mut Vec<u8>, text: &str| {
             out.extend((text.len() as u64).to_le_bytes());
@@ -116,17 +117,17 @@ impl<'a> Plan<'a> {
         out.extend((4 + u64::from(self.architecture.is_some())).to_le_bytes());
         if let Some(name) = self.architecture {
             text(&mut out, ARCHITECTURE);
-            out.extend(8u32.to_le_bytes()); // a text
+            out.extend(8u32.to_le_bytes()); // type id of a string
             text(&mut out, name);
         }
         for (key, value) in [("general.alignment", ALIGNMENT as u32), (VERSION_KEY, VERSION)] {
             text(&mut out, key);
-            out.extend(4u32.to_le_bytes()); // of 32 bits
+            out.extend(4u32.to_le_bytes()); // type id of u32
             out.extend(value.to_le_bytes());
         }
         for (key, value) in [(SOURCE_KEY, self.fingerprint), (CHECKSUM_KEY, checksum)] {
             text(&mut out, key);
-            out.extend(10u32.to_le_bytes()); // of 64 bits
+            out.extend(10u32.to_le_bytes()); // type id of u64
             out.extend(value.to_le_bytes());
         }
         for planned in &self.tensors {
@@ -145,33 +146,33 @@ impl<'a> Plan<'a> {
 
     fn write(&self, path: &Path, progress: &mut dyn FnMut(usize, usize) -> Result<()>) -> Result<()> {
         let file = fs::File::create(path).map_err(|error| at(path, &error))?;
-        let mut out = Out {
+        let mut out = CacheWriter {
             file: BufWriter::with_capacity(1 << 20, file),
             checksum: Checksum::new(),
             data: 0,
             path,
         };
-        out.plain(&self.head(0))?;
+        out.write_bytes(&self.header_bytes(0))?;
         for planned in &self.tensors {
             out.pad_to(planned.offset)?;
             planned.write(&mut out, &mut |done| progress(done, self.bytes))?;
         }
         out.pad_to(self.bytes)?;
         progress(self.bytes, self.bytes)?;
-        let head = self.head(out.checksum.end());
-        out.finish(&head)
+        let header_bytes = self.header_bytes(out.checksum.end());
+        out.finish(&header_bytes)
     }
 }
 
 impl Planned<'_> {
-    fn write(&self, out: &mut Out<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
+    fn write(&self, out: &mut CacheWriter<'_>, progress: &mut dyn FnMut(usize) -> Result<()>) -> Result<()> {
         if self.kind == self.tensor.kind() {
             progress(out.data)?;
             return (0..self.tensor.rows()).try_for_each(|r| out.data(&self.tensor.row(r)));
         }
         let (tensor, kind) = (&self.tensor, self.kind);
         let threads = thread::available_parallelism().map_or(1, usize::from);
-        let rows = (PIECE / tensor.k()).clamp(1, tensor.rows());
+        let rows = (ITEM_ELEMENTS / tensor.k()).clamp(1, tensor.rows());
         let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);
         let mut pieces = vec![vec![0u8; rows * row_bytes]; threads];
         for first in (0..tensor.rows()).step_by(rows * threads) {
@@ -187,7 +188,7 @@ impl Planned<'_> {
             });
             if sound.contains(&false) {
                 return Err(Error::file(format!(
-                    "tensor {}: a number in it is not finite, or too large to be quantized",
+                    "tensor {}: an element is not finite or is too large to quantize",
                     tensor.name()
                 )));
             }
@@ -198,7 +199,8 @@ impl Planned<'_> {
     }
 }
 
-/// Rows from `start` on, as many as `out` has room for.
+/// Quantizes as many rows of `tensor` from `start` on as `out` can hold. Returns false if an element is not finite or
+/// too large for a scale.
 fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u8]) -> bool {
     let mut row = vec![0.0; tensor.k()];
     let row_bytes = kind.bytes_of(tensor.k()).unwrap_or(0);
@@ -210,16 +212,16 @@ fn quantize_rows(tensor: &TensorView<'_>, kind: Kind, start: usize, out: &mut [u
     sound
 }
 
-/// The file that is written; all of it but the head counts for the checksum.
-struct Out<'a> {
+/// Writer of a cache file. The checksum covers the data, not the header.
+struct CacheWriter<'a> {
     file: BufWriter<fs::File>,
     checksum: Checksum,
     data: usize,
     path: &'a Path,
 }
 
-impl Out<'_> {
-    fn plain(&mut self, bytes: &[u8]) -> Result<()> {
+impl CacheWriter<'_> {
+    fn write_bytes(&mut self, bytes: &[u8]) -> Result<()> {
         let written = self.file.write_all(bytes);
         written.map_err(|error| at(self.path, &error))
     }
@@ -227,18 +229,18 @@ impl Out<'_> {
     fn data(&mut self, bytes: &[u8]) -> Result<()> {
         self.data += bytes.len();
         self.checksum.add(bytes);
-        self.plain(bytes)
+        self.write_bytes(bytes)
     }
 
     fn pad_to(&mut self, offset: usize) -> Result<()> {
         self.data(&[0; ALIGNMENT][..offset - self.data])
     }
 
-    /// With the head that is known only now. What a rename makes visible has to be on the disk.
-    fn finish(mut self, head: &[u8]) -> Result<()> {
+    /// Writes the final header and syncs the file to disk, since the rename that follows makes it visible.
+    fn finish(mut self, header_bytes: &[u8]) -> Result<()> {
         let placed = self.file.seek(SeekFrom::Start(0));
         placed.map_err(|error| at(self.path, &error))?;
-        self.plain(head)?;
+        self.write_bytes(header_bytes)?;
         let file = self.file.into_inner().map_err(std::io::Error::from);
         let synced = file.and_then(|file| file.sync_all());
         synced.map_err(|error| at(self.path, &error))

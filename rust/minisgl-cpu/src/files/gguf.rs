@@ -1,11 +1,11 @@
-//! GGUF files: the header checked once, tensors where they lie.
+//! GGUF files: a header that is checked once, and tensors that stay in the mapped file.
 //!
-//! Invariants: nothing is allocated in proportion to a count before the bytes that it counts are known to be there;
-//! tensors lie within the file and do not overlap; what is said twice, or wrongly, is an error that names key or tensor.
+//! Invariants: nothing is allocated in proportion to a count until the file is known to be long enough for it; tensors
+//! lie within the file and do not overlap; a duplicate or invalid entry is an error that names the key or tensor.
 //!
-//! Versions 2 and 3, little endian. The header: magic, version, count of tensors, count of keys; keys with values;
-//! for each tensor its name, dimensions (innermost first), type, and offset from where the data begins, which is the
-//! next multiple of the alignment after the header.
+//! Supported are versions 2 and 3, little endian. Header: magic, version, count of tensors, count of keys; keys with
+//! values; for each tensor its name, dimensions (innermost first), type, and offset from the start of the data, which
+//! is the next multiple of the alignment after the header.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -20,15 +20,15 @@ pub(super) const ARCHITECTURE: &str = "general.architecture";
 const MAGIC: &[u8] = b"GGUF";
 const DEFAULT_ALIGNMENT: usize = 32;
 const MAX_DIMS: usize = 4;
-/// Files have a few dozen keys and some thousand tensors; more than this is no model.
+/// Maximum number of keys. Real files have a few dozen keys and some thousand tensors.
 const MAX_KEYS: u64 = 1 << 16;
 const MAX_TENSORS: u64 = 1 << 20;
-/// Length of the name, type, value.
-const LEAST_KEY: usize = 8 + 4 + 1;
-/// Length of the name, a byte of it, number of dimensions, one dimension, type, offset.
-const LEAST_TENSOR: usize = 8 + 1 + 4 + 8 + 4 + 8;
+/// Minimum bytes of a key: length of the name, type, value.
+const MIN_KEY_BYTES: usize = 8 + 4 + 1;
+/// Minimum bytes of a tensor's entry: length of the name, one byte of name, rank, one dimension, type, offset.
+const MIN_TENSOR_BYTES: usize = 8 + 1 + 4 + 8 + 4 + 8;
 
-/// ggml's types that have no `Kind`: number, name, length and bytes of a block.
+/// ggml types that this crate has no `Kind` for: (id, name, elements per block, bytes per block).
 const OTHER_TYPES: [(u32, &str, usize, usize); 14] = [
     (9, "Q8_1", 32, 40),
     (15, "Q8_K", 256, 292),
@@ -46,55 +46,55 @@ const OTHER_TYPES: [(u32, &str, usize, usize); 14] = [
     (29, "IQ1_M", 256, 56),
 ];
 
-/// One tensor as the header has it.
+/// Header entry of one tensor.
 #[derive(Clone, Debug)]
 pub struct TensorInfo<'a> {
-    /// Its name.
+    /// Name of the tensor.
     pub name: &'a str,
-    /// ggml's name of its type.
+    /// Name of the tensor's type in ggml, such as "Q4_K".
     pub type_name: &'static str,
-    /// The type, if this crate has a decoder for it.
+    /// Element type, `None` if this crate has no decoder for it.
     pub kind: Option<Kind>,
-    /// Where it lies, from the beginning of the file.
+    /// Byte range of the tensor's data in the file.
     pub bytes: Range<usize>,
     dims: [usize; MAX_DIMS],
     num_dims: usize,
 }
 
 impl TensorInfo<'_> {
-    /// Outermost dimension first.
+    /// Returns the dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.dims[MAX_DIMS - self.num_dims..]
     }
 }
 
-/// Everything before the data.
+/// Header of a GGUF file: metadata and tensor entries, all checked.
 #[derive(Debug)]
 pub struct Header<'a> {
-    /// By key, in the file's order.
+    /// Metadata as (key, value), in the file's order.
     pub metadata: Vec<(&'a str, Value<'a>)>,
-    /// In the file's order.
+    /// Tensor entries, in the file's order.
     pub tensors: Vec<TensorInfo<'a>>,
-    /// Where the data begins.
+    /// Offset of the data in the file, in bytes.
     pub head_bytes: usize,
 }
 
 impl<'a> Header<'a> {
-    /// Reads and checks the header of the file with these `bytes`. Errors do not name the file.
+    /// Parses and checks the header of a file with the content `bytes`. Errors do not name the file.
     pub fn parse(bytes: &'a [u8]) -> Result<Self> {
         let mut reader = Reader::new(bytes);
         let (num_tensors, num_keys) = preamble(&mut reader)?;
         let metadata = read_metadata(&mut reader, num_keys)?;
         let alignment = alignment(&metadata)?;
-        let mut tensors = read_infos(&mut reader, num_tensors)?;
+        let mut tensors = read_tensors(&mut reader, num_tensors)?;
         let end = reader.position();
         let head_bytes = if tensors.is_empty() {
             end
         } else {
             end.next_multiple_of(alignment)
         };
-        place(&mut tensors, head_bytes, alignment, bytes.len())?;
+        locate_data(&mut tensors, head_bytes, alignment, bytes.len())?;
         Ok(Self {
             metadata,
             tensors,
@@ -102,11 +102,11 @@ impl<'a> Header<'a> {
         })
     }
 
-    /// The value of `key`.
+    /// Returns the metadata value of `key`, `None` if the key is missing.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value<'a>> {
-        let found = self.metadata.iter().find(|(name, _)| *name == key);
-        found.map(|(_, value)| value)
+        let entry = self.metadata.iter().find(|(name, _)| *name == key);
+        entry.map(|(_, value)| value)
     }
 }
 
@@ -118,39 +118,38 @@ fn preamble(reader: &mut Reader<'_>) -> Result<(u64, u64)> {
     match version {
         2 | 3 => {}
         _ if version.swap_bytes() < 1 << 16 && version >= 1 << 16 => {
-            return Err(Error::unsupported("a big-endian GGUF file: not supported"));
+            return Err(Error::unsupported("big-endian GGUF files are not supported"));
         }
         _ => {
             return Err(Error::unsupported(format!(
-                "GGUF version {version}: only 2 and 3 are known"
+                "GGUF version {version}: only 2 and 3 are supported"
             )));
         }
     }
     let counts = (reader.u64("the counts")?, reader.u64("the counts")?);
-    for (what, count, most) in [("tensors", counts.0, MAX_TENSORS), ("keys", counts.1, MAX_KEYS)] {
-        if count > most {
-            return Err(Error::file(format!(
-                "it claims {count} {what}: more than {most} are not read"
-            )));
+    for (what, count, limit) in [("tensors", counts.0, MAX_TENSORS), ("keys", counts.1, MAX_KEYS)] {
+        if count > limit {
+            return Err(Error::file(format!("it claims {count} {what}; the limit is {limit}")));
         }
     }
     Ok(counts)
 }
 
-/// `count`, if what is left of the file can hold so many of at least so many bytes.
-fn room(reader: &Reader<'_>, what: &str, count: u64, least: usize) -> Result<usize> {
-    let most = reader.left() / least;
-    let found = usize::try_from(count).ok().filter(|&count| count <= most);
-    found.ok_or_else(|| Error::file(format!("it claims {count} {what}, the file has room for {most}")))
+/// Returns `count` if the rest of the file can hold that many entries of at least `min_bytes` bytes each, else an
+/// error.
+fn checked_count(reader: &Reader<'_>, what: &str, count: u64, min_bytes: usize) -> Result<usize> {
+    let limit = reader.left() / min_bytes;
+    let checked = usize::try_from(count).ok().filter(|&count| count <= limit);
+    checked.ok_or_else(|| Error::file(format!("it claims {count} {what}; the file can hold at most {limit}")))
 }
 
 fn read_metadata<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<(&'a str, Value<'a>)>> {
-    let room = room(reader, "keys", count, LEAST_KEY)?;
-    let (mut metadata, mut seen) = (Vec::with_capacity(room), HashSet::with_capacity(room));
+    let capacity = checked_count(reader, "keys", count, MIN_KEY_BYTES)?;
+    let (mut metadata, mut seen) = (Vec::with_capacity(capacity), HashSet::with_capacity(capacity));
     for i in 0..count {
         let key = reader.text(&format!("the name of key {i}"))?;
         if !seen.insert(key) {
-            return Err(Error::file(format!("key {key}: there twice")));
+            return Err(Error::file(format!("key {key}: occurs twice")));
         }
         metadata.push((key, Value::read(reader, key)?));
     }
@@ -168,34 +167,34 @@ fn alignment(metadata: &[(&str, Value<'_>)]) -> Result<usize> {
     }
 }
 
-/// The tensors as the header lists them; `bytes` is still relative to the data.
-fn read_infos<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<'a>>> {
-    let room = room(reader, "tensors", count, LEAST_TENSOR)?;
-    let (mut tensors, mut seen) = (Vec::with_capacity(room), HashSet::with_capacity(room));
+/// Reads the entries of `count` tensors. Their `bytes` are still relative to the start of the data.
+fn read_tensors<'a>(reader: &mut Reader<'a>, count: u64) -> Result<Vec<TensorInfo<'a>>> {
+    let capacity = checked_count(reader, "tensors", count, MIN_TENSOR_BYTES)?;
+    let (mut tensors, mut seen) = (Vec::with_capacity(capacity), HashSet::with_capacity(capacity));
     for i in 0..count {
         let name = reader.text(&format!("the name of tensor {i}"))?;
         if name.is_empty() {
-            return Err(Error::file(format!("tensor {i}: it has no name")));
+            return Err(Error::file(format!("tensor {i}: its name is empty")));
         }
         if !seen.insert(name) {
-            return Err(Error::file(format!("tensor {name}: there twice")));
+            return Err(Error::file(format!("tensor {name}: occurs twice")));
         }
-        tensors.push(read_info(reader, name)?);
+        tensors.push(read_tensor(reader, name)?);
     }
     Ok(tensors)
 }
 
-fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a>> {
+fn read_tensor<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a>> {
     let bad = |what: String| Error::file(format!("tensor {name}: {what}"));
     let what = format!("tensor {name}");
     let num_dims = reader.u32(&what)? as usize;
     if !(1..=MAX_DIMS).contains(&num_dims) {
-        return Err(bad(format!("{num_dims} dimensions, not 1 to {MAX_DIMS}")));
+        return Err(bad(format!("{num_dims} dimensions; must be 1 to {MAX_DIMS}")));
     }
     let mut dims = [1; MAX_DIMS];
     for dim in dims.iter_mut().rev().take(num_dims) {
         let n = reader.u64(&what)?;
-        *dim = usize::try_from(n).map_err(|_| bad(format!("a dimension of {n}")))?;
+        *dim = usize::try_from(n).map_err(|_| bad(format!("dimension {n} is too large")))?;
     }
     let shape = &dims[MAX_DIMS - num_dims..];
     let type_id = reader.u32(&what)?;
@@ -203,13 +202,13 @@ fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a
     let read = kind.map(|kind| (kind.name(), kind.block_len(), kind.block_bytes()));
     let other = OTHER_TYPES.iter().find(|other| other.0 == type_id);
     let Some((type_name, block_len, block_bytes)) = read.or(other.map(|other| (other.1, other.2, other.3))) else {
-        return Err(bad(format!("type {type_id} is not known")));
+        return Err(bad(format!("type {type_id} is unknown")));
     };
     let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
     let size = count.and_then(|n| (n / block_len).checked_mul(block_bytes));
     let Some(size) = size.filter(|&size| size > 0 && dims[MAX_DIMS - 1].is_multiple_of(block_len)) else {
         return Err(bad(format!(
-            "its shape {shape:?} cannot be in {type_name}, blocks of {block_len}"
+            "its shape {shape:?} does not fit {type_name}, which has blocks of {block_len}"
         )));
     };
     let offset = reader.u64(&what)?;
@@ -226,21 +225,21 @@ fn read_info<'a>(reader: &mut Reader<'a>, name: &'a str) -> Result<TensorInfo<'a
     })
 }
 
-/// Makes places absolute, and checks that they lie in the file, aligned, one beside the other.
-fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usize) -> Result<()> {
+/// Makes the byte ranges absolute. Errors if one is misaligned, not within the file, or overlaps another.
+fn locate_data(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usize) -> Result<()> {
     for tensor in tensors.iter_mut() {
         let bad = |what: &str| {
             let (name, Range { start, end }) = (tensor.name, &tensor.bytes);
             Error::file(format!("tensor {name}: its bytes {start} to {end} of the data {what}"))
         };
         if !tensor.bytes.start.is_multiple_of(alignment) {
-            return Err(bad(&format!("do not begin at a multiple of {alignment}")));
+            return Err(bad(&format!("do not start at a multiple of {alignment}")));
         }
         match tensor.bytes.end.checked_add(data) {
             Some(end) if end <= len => tensor.bytes = tensor.bytes.start + data..end,
             _ => {
                 let have = len.saturating_sub(data);
-                return Err(bad(&format!("are not all there: the file has {have} of data")));
+                return Err(bad(&format!("exceed the {have} bytes in the file")));
             }
         }
     }
@@ -257,11 +256,11 @@ fn place(tensors: &mut [TensorInfo<'_>], data: usize, alignment: usize, len: usi
     Ok(())
 }
 
-/// The files of the model that begins in `path`, in order: that one alone, or all its parts, which lie beside it and are
-/// known by their names, `NAME-00001-of-00003.gguf`.
+/// Maps all files of the model whose first file is `path`: that file alone, or the parts `NAME-00001-of-00003.gguf` and
+/// so on in its folder. Errors if a part is missing or `path` is not the first.
 pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     let first = Mapping::open(path)?;
-    let (number, count) = first.named(|bytes| Ok(split(&Header::parse(bytes)?)))?;
+    let (number, count) = first.named(|bytes| Ok(part_number(&Header::parse(bytes)?)))?;
     if count <= 1 {
         return Ok(vec![(path.to_owned(), first)]);
     }
@@ -269,33 +268,33 @@ pub fn parts(path: &Path) -> Result<Vec<(PathBuf, Mapping)>> {
     let end = format!("-{:05}-of-{count:05}.gguf", number.saturating_add(1));
     let Some(stem) = first.name().strip_suffix(&end).filter(|_| count < 100_000) else {
         return Err(bad(format!(
-            "part {number} (from 0) of {count}: its name has to end in {end}"
+            "part {number} (from 0) of {count}: its name must end in {end}"
         )));
     };
     let named = |i: u64| format!("{stem}-{:05}-of-{count:05}.gguf", i + 1);
     if number != 0 {
         return Err(bad(format!("a later part of a model: name the first, {}", named(0))));
     }
-    let mut found = Vec::new();
+    let mut files = Vec::new();
     for i in 1..count {
         let path = path.with_file_name(named(i));
         if !path.exists() {
             return Err(bad(format!("one of {count} parts: {} is missing beside it", named(i))));
         }
         let part = Mapping::open(&path)?;
-        let (number, parts) = part.named(|bytes| Ok(split(&Header::parse(bytes)?)))?;
+        let (number, parts) = part.named(|bytes| Ok(part_number(&Header::parse(bytes)?)))?;
         if (number, parts) != (i, count) {
             let text = format!("split.no {number} and split.count {parts}: its name says {i} and {count}");
             return Err(Error::file(text).within(part.name()));
         }
-        found.push((path, part));
+        files.push((path, part));
     }
-    found.insert(0, (path.to_owned(), first));
-    Ok(found)
+    files.insert(0, (path.to_owned(), first));
+    Ok(files)
 }
 
-/// Which part of a model this is, from 0, and of how many.
-fn split(header: &Header<'_>) -> (u64, u64) {
+/// Returns the index of this part (from 0) and the number of parts of the model: (0, 1) for a single file.
+fn part_number(header: &Header<'_>) -> (u64, u64) {
     let whole = |key, default| match header.get(key) {
         Some(Value::Unsigned(n)) => *n,
         Some(Value::Signed(n)) => u64::try_from(*n).unwrap_or(default),
@@ -304,7 +303,7 @@ fn split(header: &Header<'_>) -> (u64, u64) {
     (whole("split.no", 0), whole("split.count", 1))
 }
 
-/// A model in a GGUF file, or in several, as a source of tensors. Every one of them has a decoder.
+/// Tensor source of a GGUF model, in one file or several parts. Every tensor has a type that can be decoded.
 #[derive(Debug)]
 pub struct File {
     mappings: Vec<Mapping>,
@@ -314,7 +313,7 @@ pub struct File {
 }
 
 impl File {
-    /// Maps the file, or the parts of which it is the first, and checks their headers.
+    /// Maps the file at `path`, or all parts if it is the first of several, and checks their headers.
     pub fn open(path: &Path) -> Result<Self> {
         let mappings: Vec<Mapping> = parts(path)?.into_iter().map(|(_, mapping)| mapping).collect();
         let (mut all, mut by_name, mut architecture) = (Vec::new(), HashMap::new(), None);
@@ -341,7 +340,7 @@ impl File {
         })
     }
 
-    /// The mapped first file; its header can be parsed again for the metadata.
+    /// Returns the mapping of the first file. Its header can be parsed again for the metadata.
     #[must_use]
     pub fn mapping(&self) -> &Mapping {
         &self.mappings[0]
@@ -387,24 +386,24 @@ impl Source for File {
     }
 }
 
-/// One value.
+/// Metadata value of a GGUF file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value<'a> {
-    /// A whole number of 8 to 64 bits.
+    /// Unsigned integer of 8 to 64 bits.
     Unsigned(u64),
-    /// A whole number of 8 to 64 bits.
+    /// Signed integer of 8 to 64 bits.
     Signed(i64),
-    /// A float of 32 or 64 bits.
+    /// Float of 32 or 64 bits.
     Float(f64),
-    /// True or false.
+    /// Boolean metadata value.
     Bool(bool),
-    /// A text.
+    /// UTF-8 string in the metadata.
     Text(&'a str),
-    /// A list of one type.
+    /// Array of values of one type (no nested arrays).
     List(List<'a>),
 }
 
-/// Values of one type, one after the other; checked, so that going through them cannot fail.
+/// Array of a GGUF file's metadata, checked when it was parsed: iteration cannot fail.
 #[derive(Clone, PartialEq)]
 pub struct List<'a> {
     element: Type,
@@ -450,11 +449,11 @@ impl Type {
         let found = ALL.get(number as usize);
         found
             .copied()
-            .ok_or_else(|| Error::file(format!("{what}: type {number} is not known")))
+            .ok_or_else(|| Error::file(format!("{what}: type {number} is unknown")))
     }
 
-    /// Bytes of one value, at least.
-    fn least_bytes(self) -> usize {
+    /// Returns the minimum bytes of one value of this type.
+    fn min_bytes(self) -> usize {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
             Self::U16 | Self::I16 => 2,
@@ -466,16 +465,16 @@ impl Type {
 }
 
 impl<'a> Value<'a> {
-    /// Type and value of `key`.
+    /// Reads the type and the value of `key`.
     pub(super) fn read(reader: &mut Reader<'a>, key: &str) -> Result<Self> {
         let what = format!("key {key}");
         match Type::read(reader, &what)? {
             Type::List => Ok(Self::List(List::read(reader, &what)?)),
-            one => Self::read_one(reader, one, &what),
+            one => Self::read_scalar(reader, one, &what),
         }
     }
 
-    fn read_one(reader: &mut Reader<'a>, kind: Type, what: &str) -> Result<Self> {
+    fn read_scalar(reader: &mut Reader<'a>, kind: Type, what: &str) -> Result<Self> {
         Ok(match kind {
             Type::U8 => Self::Unsigned(u8::from_le_bytes(reader.array(what)?).into()),
             Type::U16 => Self::Unsigned(u16::from_le_bytes(reader.array(what)?).into()),
@@ -493,7 +492,7 @@ impl<'a> Value<'a> {
                 other => return Err(Error::file(format!("{what}: {other} is not a bool"))),
             },
             Type::Text => Self::Text(reader.text(what)?),
-            Type::List => return Err(Error::file(format!("{what}: a list of lists"))),
+            Type::List => return Err(Error::file(format!("{what}: nested lists are not supported"))),
         })
     }
 }
@@ -502,55 +501,55 @@ impl<'a> List<'a> {
     fn read(reader: &mut Reader<'a>, what: &str) -> Result<Self> {
         let element = Type::read(reader, what)?;
         if element == Type::List {
-            return Err(Error::file(format!("{what}: a list of lists")));
+            return Err(Error::file(format!("{what}: nested lists are not supported")));
         }
         let count = reader.u64(what)?;
-        let most = reader.left() / element.least_bytes();
+        let most = reader.left() / element.min_bytes();
         let Some(len) = usize::try_from(count).ok().filter(|&len| len <= most) else {
             return Err(Error::file(format!(
-                "{what}: it claims {count} values, the file has room for {most}"
+                "{what}: it claims {count} values; the file can hold at most {most}"
             )));
         };
         let rest = reader.rest();
         let start = reader.position();
         if matches!(element, Type::Text | Type::Bool) {
             for _ in 0..len {
-                Value::read_one(reader, element, what)?;
+                Value::read_scalar(reader, element, what)?;
             }
         } else {
-            reader.take(len * element.least_bytes(), what)?;
+            reader.take(len * element.min_bytes(), what)?;
         }
         let bytes = &rest[..reader.position() - start];
         Ok(Self { element, len, bytes })
     }
 
-    /// How many values.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is none.
+    /// Returns true if the array has no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The values in order.
+    /// Returns the values in order.
     pub fn iter(&self) -> impl Iterator<Item = Value<'a>> + use<'a> {
         let (mut reader, element) = (Reader::new(self.bytes), self.element);
-        (0..self.len).map_while(move |_| Value::read_one(&mut reader, element, "a list").ok())
+        (0..self.len).map_while(move |_| Value::read_scalar(&mut reader, element, "a list").ok())
     }
 }
 
-/// Without the values, of which there may be many.
+/// Prints length and element type only, as arrays may have very many values.
 impl std::fmt::Debug for List<'_> {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(out, "a list of {} {:?}", self.len, self.element)
     }
 }
 
-/// What is left of a file.
+/// Cursor over the bytes of a file, with checked reads.
 pub(super) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -569,19 +568,19 @@ impl<'a> Reader<'a> {
         self.bytes.len() - self.at
     }
 
-    /// All that is left, not yet taken.
+    /// Returns the unread bytes without consuming them.
     pub(super) fn rest(&self) -> &'a [u8] {
         &self.bytes[self.at..]
     }
 
-    /// The next `count` bytes, or an error that says in what the file ends.
+    /// Consumes and returns the next `count` bytes. The error of a file that is too short names `what`.
     pub(super) fn take(&mut self, count: usize, what: &str) -> Result<&'a [u8]> {
         if count > self.left() {
             return Err(Error::file(format!("the file ends in {what}")));
         }
-        let taken = &self.bytes[self.at..self.at + count];
+        let bytes = &self.bytes[self.at..self.at + count];
         self.at += count;
-        Ok(taken)
+        Ok(bytes)
     }
 
     pub(super) fn array<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
@@ -598,13 +597,13 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(self.array(what)?))
     }
 
-    /// A length and so many bytes of UTF-8.
+    /// Reads a string: its length in bytes (u64), then UTF-8.
     pub(super) fn text(&mut self, what: &str) -> Result<&'a str> {
         let len = self.u64(what)?;
         let left = self.left();
         let Some(len) = usize::try_from(len).ok().filter(|&len| len <= left) else {
             return Err(Error::file(format!(
-                "the file ends in {what}: a text of {len} bytes, {left} are left"
+                "the file ends in {what}: a string of {len} bytes with {left} bytes left"
             )));
         };
         std::str::from_utf8(self.take(len, what)?).map_err(|error| Error::file(format!("{what} is not UTF-8: {error}")))

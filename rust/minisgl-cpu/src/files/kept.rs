@@ -1,4 +1,4 @@
-//! What files of the cache have in common: they appear whole or not at all, and a checksum finds damage.
+//! Helpers for cache files: a file appears whole or not at all (`Partial`), and a checksum detects damage (`Checksum`).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,15 +7,15 @@ use minisgl_kernels::TensorView;
 
 use crate::{Error, Result};
 
-/// How the names of files end that are not whole.
+/// File name extension of incomplete cache files.
 pub(crate) const PARTIAL: &str = ".partial";
 
-/// A file of this process that goes when it was not renamed.
+/// Temporary file of this process, deleted on drop unless it was renamed to its final name.
 pub(crate) struct Partial(PathBuf);
 
 impl Partial {
-    /// `file` with another ending, in its folder, which is made.
-    pub fn beside(file: &Path) -> Result<Self> {
+    /// Names a temporary file next to `file`. Creates the folder if needed, but not the file.
+    pub fn for_file(file: &Path) -> Result<Self> {
         let folder = file.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
         let mut name = file.file_name().unwrap_or_default().to_os_string();
@@ -23,13 +23,13 @@ impl Partial {
         Ok(Self(folder.join(name)))
     }
 
-    /// Where it is written.
+    /// Returns the path of the temporary file.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// From now on it is `file`, in place of what was there: whoever has that mapped keeps it.
-    pub fn become_file(self, file: &Path) -> Result<()> {
+    /// Renames the temporary file to `file`, atomically. Processes that have the old file mapped keep its content.
+    pub fn persist(self, file: &Path) -> Result<()> {
         fs::rename(&self.0, file).map_err(|error| at(file, &error))
     }
 }
@@ -40,19 +40,19 @@ impl Drop for Partial {
     }
 }
 
-/// What the system says about a file.
+/// Converts an I/O error into a file error with the path in its text.
 pub(crate) fn at(path: &Path, error: &std::io::Error) -> Error {
     Error::file(format!("{}: {error}", path.display()))
 }
 
-/// Of bytes in one piece.
+/// Returns the checksum of `bytes`.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     let mut sum = Checksum::new();
     sum.add(bytes);
     sum.end()
 }
 
-/// A checksum of bytes, however they are cut: it finds damage, not malice.
+/// Incremental checksum, the same however the bytes are split into calls. It detects damage, not tampering.
 pub(crate) struct Checksum {
     lanes: [u64; 4],
     rest: Vec<u8>,
@@ -70,7 +70,7 @@ impl Checksum {
         }
     }
 
-    /// Bytes that follow those before.
+    /// Appends bytes to the checksummed data.
     pub fn add(&mut self, mut bytes: &[u8]) {
         self.len += bytes.len() as u64;
         if !self.rest.is_empty() {
@@ -94,7 +94,7 @@ impl Checksum {
             for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(8)) {
                 let mut number = [0; 8];
                 number.copy_from_slice(word);
-                // odd, with its bits well mixed: each word changes all of its lane that comes after
+                // an odd multiplier with well mixed bits: each word changes all later bits of its lane
                 *lane = (*lane ^ u64::from_le_bytes(number))
                     .wrapping_mul(0x9e37_79b9_7f4a_7c15)
                     .rotate_left(29);
@@ -103,24 +103,24 @@ impl Checksum {
         self.lanes = lanes;
     }
 
-    /// What tells a tensor from others of its shape without reading it all: bytes from some places. `use_of_it` is told apart,
-    /// too.
-    pub fn sample(&mut self, tensor: &TensorView<'_>, use_of_it: &str, places: usize) {
+    /// Adds the fingerprint of a tensor: name, type, `usage`, shape, and 64 bytes at each of `num_samples` offsets.
+    /// Does not read the whole tensor.
+    pub fn sample(&mut self, tensor: &TensorView<'_>, usage: &str, num_samples: usize) {
         const BYTES: usize = 64;
         self.add(tensor.name().as_bytes());
         self.add(tensor.kind().name().as_bytes());
-        self.add(use_of_it.as_bytes());
+        self.add(usage.as_bytes());
         for dim in tensor.shape() {
             self.add(&(*dim as u64).to_le_bytes());
         }
         let data = tensor.data();
-        for place in 0..places {
-            let start = data.len() / places * place;
+        for index in 0..num_samples {
+            let start = data.len() / num_samples * index;
             self.add(&data[start..data.len().min(start + BYTES)]);
         }
     }
 
-    /// Of all that was added.
+    /// Returns the checksum of all bytes added so far.
     pub fn end(&self) -> u64 {
         let mut last = self.rest.clone();
         last.resize(Self::BYTES, 0);

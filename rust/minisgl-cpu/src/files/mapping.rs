@@ -1,4 +1,4 @@
-//! A file mapped for reading: the one place of `files` that needs `unsafe`.
+//! Read-only file mappings: the only module of `files` that needs `unsafe`.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use memmap2::Mmap;
 
 use crate::{Error, Result};
 
-/// A whole file as bytes, read by the system as they are touched.
+/// Read-only memory mapping of a whole file. The system reads pages when they are touched.
 #[derive(Debug)]
 pub struct Mapping {
     map: Mmap,
@@ -16,7 +16,7 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// Maps a regular file; links are followed.
+    /// Maps a regular file. Follows symbolic links.
     pub fn open(path: &Path) -> Result<Self> {
         let name = path.file_name().unwrap_or(path.as_os_str());
         let name = name.to_string_lossy().into_owned();
@@ -26,30 +26,33 @@ impl Mapping {
         if !metadata.is_file() {
             return Err(Error::file(format!("{name}: not a file")));
         }
-        // SAFETY: the mapping is private and only read. That the file is not written or shortened meanwhile is what
-        // every program that maps weights relies on; wrong bytes would be wrong numbers, every index is checked.
+        // SAFETY: the mapping is private and only read. As in every program that maps weights, the file must not be
+        // written or truncated meanwhile; wrong bytes would give wrong values, but indices are checked.
         let map = unsafe { Mmap::map(&file) }.map_err(bad)?;
         let changed = changed(&metadata).map_err(bad)?;
         Ok(Self { map, name, changed })
     }
 
-    /// When it was changed last, by a clock that nobody sets back where the system has such a one.
+    /// Returns the time of the file's last change in nanoseconds: ctime on Unix, which programs cannot set back, else
+    /// mtime.
     #[must_use]
     pub fn changed(&self) -> i128 {
         self.changed
     }
 
-    /// Asks for large pages, which the system has for files of some file systems: all of it will be read often.
+    /// Advises the system to use huge pages, for a file that is read often. Has no effect where the file system has
+    /// none.
     #[must_use]
-    pub fn in_large_pages(self) -> Self {
-        // Without them it is slower where the processor looks up pages, nothing else.
+    pub fn with_huge_pages(self) -> Self {
+        // A failure is ignored: small pages only cost more TLB misses.
         #[cfg(target_os = "linux")]
         let _ = self.map.advise(memmap2::Advice::HugePage);
         self
     }
 
-    /// Whether only places of it are read from now on: then the system does not read around them, which may be megabytes.
-    pub fn read_in_places(&self, yes: bool) {
+    /// Switches readahead off (`yes`) for sparse reads, or back on. Readahead may otherwise read megabytes around each
+    /// access.
+    pub fn set_random_access(&self, yes: bool) {
         #[cfg(unix)]
         let _ = self.map.advise(if yes {
             memmap2::Advice::Random
@@ -58,26 +61,28 @@ impl Mapping {
         });
     }
 
-    /// The content.
+    /// Returns the content of the file.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// Lets go of what was read: of the process's memory, not of the system's. It is read again where it is touched again.
+    /// Drops the mapped pages from the process's memory; the system's page cache keeps them. A later access maps them
+    /// again.
     pub fn release(&self) {
-        // SAFETY: pages of a file that nobody writes to come back as they were. Without the advice they only stay longer.
+        // SAFETY: pages of an unchanged file are read again with the same content. A failure is harmless: pages stay
+        // mapped.
         #[cfg(unix)]
         let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
     }
 
-    /// The file's name without its folder, for errors.
+    /// Returns the file name without its folder, for error texts.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What `read` makes of the content; its error with the file's name before it.
+    /// Calls `read` on the content and puts the file name in front of its error.
     pub fn named<T>(&self, read: impl FnOnce(&[u8]) -> Result<T>) -> Result<T> {
         read(self.bytes()).map_err(|error| error.within(&self.name))
     }

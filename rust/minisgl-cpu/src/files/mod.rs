@@ -1,10 +1,10 @@
-//! Tensors in files: GGUF and safetensors by mmap, one way to ask for both.
+//! Tensors in mapped files: one interface (`Source`) for GGUF and safetensors.
 //!
-//! Invariants: what a `TensorView` says about itself is checked against its bytes, so reading rows of it cannot go
-//! beyond them; a file that is damaged is an error that names the tensor or key, never a panic, and costs no memory
-//! in proportion to what it claims.
+//! Invariants: the shape and type of a `TensorView` are checked against its bytes, so reading rows cannot go out of
+//! bounds; a damaged file gives an error that names the tensor or key, never a panic, and costs no memory in proportion
+//! to its claims.
 //!
-//! A mapped file that somebody shortens while it is mapped ends the process (SIGBUS), as in every program that maps.
+//! A file that is truncated while it is mapped ends the process (SIGBUS), as in every program that maps files.
 
 pub mod cache;
 pub mod gguf;
@@ -25,23 +25,25 @@ pub use minisgl_kernels::{Kind, TensorView, blocks};
 pub(crate) use source::Entry;
 pub use source::Source;
 
-/// A GGUF file, or a folder of safetensors; of models with two halves the text half.
+/// Opens a GGUF file or a folder of safetensors. For models with a vision or audio tower only the language model is
+/// visible.
 pub fn open(path: &Path) -> Result<Box<dyn Source>> {
     let source: Box<dyn Source> = if path.is_dir() {
         Box::new(safetensors::Folder::open(path)?)
     } else {
         Box::new(gguf::File::open(path)?)
     };
-    Ok(text_half_of(source))
+    Ok(text_model_of(source))
 }
 
-/// transformers has written the first and the third (version 4), and the second (5).
+/// Name prefixes of a language model within a larger one, and their replacements. transformers 4 writes the first and
+/// third, transformers 5 the second.
 const PREFIXES: [(&str, &str); 3] = [
     ("language_model.model.", "model."),
     ("model.language_model.", "model."),
     ("language_model.", ""),
 ];
-const OTHER_HALF: [&str; 7] = [
+const OTHER_TOWERS: [&str; 7] = [
     "vision_tower.",
     "vision_model.",
     "multi_modal_projector.",
@@ -51,12 +53,12 @@ const OTHER_HALF: [&str; 7] = [
     "embed_audio.",
 ];
 
-/// `source` as it is, unless it has a vision tower: then the tensors of its text model, by the names that a text model's
-/// have. `python/minisgl/models/architectures.py` has the same rules.
-fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
+/// Returns `source`, or for a model with a vision tower a view of its language model with that model's usual tensor
+/// names. Mirrors the rules of `python/minisgl/models/architectures.py`.
+fn text_model_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let has_two = |name: &&str| {
-        // what sees is called so beside a text half whose names have no prefix (Qwen2-VL of transformers 4)
-        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_HALF[2], OTHER_HALF[3]];
+        // in Qwen2-VL checkpoints of transformers 4 the vision tower has a prefix, the language model has none
+        let prefixes = [PREFIXES[1].0, PREFIXES[2].0, OTHER_TOWERS[2], OTHER_TOWERS[3]];
         prefixes.iter().any(|prefix| name.starts_with(prefix))
     };
     if source.architecture().is_some() || !source.names().iter().any(has_two) {
@@ -65,15 +67,16 @@ fn text_half_of(source: Box<dyn Source>) -> Box<dyn Source> {
     let stored = source
         .names()
         .into_iter()
-        .filter_map(|name| Some((own_name(name)?, name.to_owned())))
+        .filter_map(|name| Some((text_model_name(name)?, name.to_owned())))
         .collect();
-    Box::new(TextHalf { source, stored })
+    Box::new(TextModel { source, stored })
 }
 
-/// None: of the other half.
-fn own_name(name: &str) -> Option<String> {
+/// Returns the language model's name for the stored tensor `name`, `None` if the tensor belongs to a vision or audio
+/// tower.
+fn text_model_name(name: &str) -> Option<String> {
     let inner = name.strip_prefix("model.").unwrap_or(name);
-    if OTHER_HALF.iter().any(|part| inner.starts_with(part)) {
+    if OTHER_TOWERS.iter().any(|part| inner.starts_with(part)) {
         return None;
     }
     for (prefix, own) in PREFIXES {
@@ -84,13 +87,13 @@ fn own_name(name: &str) -> Option<String> {
     Some(name.to_owned())
 }
 
-struct TextHalf {
+struct TextModel {
     source: Box<dyn Source>,
-    /// Own name -> the name in the file.
+    /// Tensor names of the language model, mapped to the names in the file.
     stored: BTreeMap<String, String>,
 }
 
-impl Source for TextHalf {
+impl Source for TextModel {
     fn tensor(&self, name: &str) -> Option<TensorView<'_>> {
         let (own, stored) = self.stored.get_key_value(name)?;
         Some(self.source.tensor(stored)?.renamed(own))

@@ -1,10 +1,10 @@
-//! Numbers as blocks of 8 or 4 bits: what `--quantization q8|q4` makes of full weights.
+//! Quantization of weights to blocks of 8 or 4 bits, for `--quantization q8|q4`.
 //!
-//! Invariants: blocks are bit for bit those of ggml's reference quantization: Q8_0 and Q4_1, each 32 numbers by
-//! themselves, rounded to nearest.
+//! Invariants: blocks equal ggml's reference quantization bit for bit: Q8_0 and Q4_1, 32 elements each, rounded to
+//! nearest.
 //!
-//! What is lost: with q8 a number is off by at most 1/254 of the largest in its block, with q4 by 1/30 of the distance
-//! between the smallest and the largest, and what half precision rounds off scale and minimum.
+//! Error of an element: with q8 at most 1/254 of the largest magnitude in its block; with q4 at most 1/30 of the range
+//! of its block; plus the rounding of scale and minimum to half precision.
 
 use minisgl_kernels::blocks::f32_to_f16;
 use minisgl_kernels::{Kind, TensorView};
@@ -14,26 +14,26 @@ use crate::{Error, Result};
 const BLOCK: usize = 32;
 const INFINITE: u16 = 0x7c00;
 
-/// How many bits weights get.
+/// Weight quantization that the server was started with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Quantization {
-    /// Q8_0.
+    /// Quantization to blocks of 8 bits (Q8_0).
     Q8,
-    /// Q4_1; the embedding and the head Q8_0.
+    /// 4-bit blocks (Q4_1); embedding and LM head in Q8_0.
     Q4,
 }
 
 impl Quantization {
-    /// By the flag's value.
+    /// Parses the value of `--quantization`: "q8" or "q4".
     pub fn parse(text: &str) -> Result<Self> {
         match text {
             "q8" => Ok(Self::Q8),
             "q4" => Ok(Self::Q4),
-            _ => Err(Error::setting(format!("quantization: {text:?}: only q8 and q4"))),
+            _ => Err(Error::setting(format!("quantization: {text:?}: must be q8 or q4"))),
         }
     }
 
-    /// The blocks that weights become.
+    /// Returns the block format of most weight matrices.
     #[must_use]
     pub fn kind(self) -> Kind {
         match self {
@@ -42,8 +42,8 @@ impl Quantization {
         }
     }
 
-    /// What `tensor` is kept as. Vectors and routers stay as they are: they are small, and much hangs on them; so does
-    /// what is in blocks already. The embedding and the head have 8 bits at least: every token's choice goes through them.
+    /// Returns the format that `tensor` is stored in. Vectors, routers and tensors that are quantized already keep
+    /// their format. Embedding and LM head have at least 8 bits, since every token depends on them.
     #[must_use]
     pub fn kind_of(self, tensor: &TensorView<'_>) -> Kind {
         let full = matches!(tensor.kind(), Kind::F32 | Kind::F16 | Kind::BF16);
@@ -62,10 +62,10 @@ impl Quantization {
     }
 }
 
-/// `values` as blocks, whole ones, into `out`; false if some number is not finite or too large for a scale.
+/// Quantizes `values` to blocks in `out`. Returns false if a value is not finite or too large for a scale.
 ///
 /// # Panics
-/// If `out` does not fit or `kind` is neither Q8_0 nor Q4_1: a caller's mistake.
+/// If `out` has the wrong length, or `kind` is neither Q8_0 nor Q4_1.
 #[must_use]
 pub fn encode(kind: Kind, values: &[f32], out: &mut [u8]) -> bool {
     assert_eq!(kind.bytes_of(values.len()), Some(out.len()), "{kind:?}");
@@ -75,12 +75,12 @@ pub fn encode(kind: Kind, values: &[f32], out: &mut [u8]) -> bool {
         Kind::Q4_1 => q4_1,
         _ => panic!("no blocks of {kind:?} are made"),
     };
-    // all blocks, without leaving early: most weights are sound
+    // no early exit: nearly all weights are finite
     blocks.fold(true, |sound, (x, y)| each(x, y) & sound)
 }
 
 fn q8_0(x: &[f32], out: &mut [u8]) -> bool {
-    // sizes of floats are in the order of their bits, those that are not finite last
+    // magnitudes of floats order like their bits, and infinities and NaN come last
     let most = x.iter().fold(0, |most, v| (v.abs().to_bits() as i32).max(most));
     let d = f32::from_bits(most as u32) / 127.0;
     let inverse = if d == 0.0 { 0.0 } else { 1.0 / d };
@@ -107,10 +107,10 @@ fn q4_1(x: &[f32], out: &mut [u8]) -> bool {
     finite(x) && halves.0 < INFINITE && halves.1 & 0x7fff < INFINITE
 }
 
-/// Half away from zero, as C's `roundf`; numbers here are within 127. Several at once, which neither `trunc` (a call on
-/// x86-64) nor a saturating cast are: both were most of what a Q6_K file took to load.
+/// Rounds to the nearest integer, ties away from zero like C's `roundf`; `value` is within +-127. The loop vectorizes;
+/// with `trunc` or a saturating cast most of a Q6_K file's load time was spent here.
 fn round(value: f32) -> u8 {
-    /// 1.5 * 2^23: what is added to it is rounded to a whole number, ties to even, in its last bits.
+    /// 1.5 * 2^23: adding it rounds a float to an integer (ties to even) in its low mantissa bits.
     const WHOLE: f32 = 12_582_912.0;
     let even = value + WHOLE;
     let rest = value - (even - WHOLE);

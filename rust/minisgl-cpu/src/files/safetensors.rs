@@ -1,7 +1,7 @@
-//! A folder of safetensors files, as hubs and training write them.
+//! Folders of safetensors files, as Hugging Face hubs and training frameworks write them.
 //!
-//! Invariants: the same files are read that the Python side reads: those of the index, else `model.safetensors`, else
-//! all; every tensor is there once and of a type that can be computed with, lists of ids aside, which are left out.
+//! Invariants: reads the same files as the Python side: those in the index, else `model.safetensors`, else all; every
+//! tensor exists once and has a floating-point type or MXFP4 (lists of ids are left out).
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Formatter;
@@ -16,44 +16,46 @@ use crate::{Error, Result};
 
 const INDEX: &str = "model.safetensors.index.json";
 const SINGLE: &str = "model.safetensors";
-/// What MXFP4 is in: bytes of two numbers each, and an exponent for 16 of them.
+/// Name endings of the two tensors of an MXFP4 matrix: bytes with two 4-bit elements each, and an exponent for 16 of
+/// these bytes.
 const BLOCKS: &str = "_blocks";
 const SCALES: &str = "_scales";
 const SUFFIX: &str = "safetensors";
 const METADATA: &str = "__metadata__";
-/// The limit that the format's makers set for a header.
+/// Maximum header size, as the safetensors format defines it.
 const HEADER_BYTES: u64 = 100_000_000;
 
-/// The folder's files, mapped.
+/// Tensor source of a folder with mapped safetensors files.
 #[derive(Debug)]
 pub struct Folder {
     mappings: Vec<Mapping>,
     entries: Vec<Entry>,
-    /// By entry: the scales of MXFP4, which have a tensor of their own.
+    /// Scales of MXFP4 tensors, by index in `entries`.
     scales: HashMap<usize, Entry>,
     by_name: HashMap<String, usize>,
 }
 
 impl Folder {
-    /// Maps the files of `folder` and checks their headers.
+    /// Maps the safetensors files of `folder` and checks their headers.
     pub fn open(folder: &Path) -> Result<Self> {
         let name = folder.file_name().unwrap_or(folder.as_os_str());
-        let paths = paths(folder).map_err(|error| error.within(&name.to_string_lossy()))?;
+        let model_files = model_files(folder).map_err(|error| error.within(&name.to_string_lossy()))?;
         let mut read = Self {
             mappings: Vec::new(),
             entries: Vec::new(),
             scales: HashMap::new(),
             by_name: HashMap::new(),
         };
-        for path in &paths {
+        for path in &model_files {
             read.add(Mapping::open(path)?)?;
         }
-        read.join()?;
+        read.join_mxfp4()?;
         Ok(read)
     }
 
-    /// MXFP4 as OpenAI writes it: `*_blocks` gets the shape of its numbers, `*_scales` belongs to it.
-    fn join(&mut self) -> Result<()> {
+    /// Joins OpenAI's MXFP4 pairs: `*_blocks` gets its logical shape and the scales of `*_scales`. Errors if one of a
+    /// pair is missing or has the wrong shape.
+    fn join_mxfp4(&mut self) -> Result<()> {
         let is_scales = |entry: &Entry| entry.kind == Kind::MXFP4 && entry.name.ends_with(SCALES);
         let (scales, entries): (Vec<_>, Vec<_>) = std::mem::take(&mut self.entries).into_iter().partition(is_scales);
         let stem = |name: &str| name[..name.len() - SCALES.len()].to_owned();
@@ -68,7 +70,7 @@ impl Folder {
             let Some(own) = own.filter(fits) else {
                 let (name, shape) = (&entry.name, &entry.shape);
                 return Err(Error::file(format!(
-                    "tensor {name}: {shape:?}: MXFP4 has 16 bytes a block, and a tensor *{SCALES} with a number for each"
+                    "tensor {name}: {shape:?}: MXFP4 needs 16 bytes a block and a tensor *{SCALES} with a scale for each block"
                 )));
             };
             entry.shape.pop();
@@ -78,7 +80,7 @@ impl Folder {
             self.scales.insert(at, own);
         }
         if let Some(entry) = scales.values().next() {
-            return Err(Error::file(format!("tensor {}: no *{BLOCKS} beside it", entry.name)));
+            return Err(Error::file(format!("tensor {}: has no matching *{BLOCKS}", entry.name)));
         }
         let names = self.entries.iter().map(|entry| entry.name.clone());
         self.by_name = names.zip(0..).collect();
@@ -95,7 +97,7 @@ impl Folder {
                     _ => "the same file",
                 };
                 return Err(Error::file(format!(
-                    "{}: tensor {}: in {other}, too",
+                    "{}: tensor {}: also in {other}",
                     mapping.name(),
                     entry.name
                 )));
@@ -107,12 +109,12 @@ impl Folder {
     }
 }
 
-/// The files to read.
-fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
+/// Returns the safetensors files of the model: those in the index, else `model.safetensors`, else all, sorted.
+fn model_files(folder: &Path) -> Result<Vec<PathBuf>> {
     let index = folder.join(INDEX);
     if index.is_file() {
         let mapping = Mapping::open(&index)?;
-        let names = mapping.named(indexed)?;
+        let names = mapping.named(files_of_index)?;
         return Ok(names.iter().map(|name| folder.join(name)).collect());
     }
     let single = folder.join(SINGLE);
@@ -121,27 +123,29 @@ fn paths(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     let listed = folder.read_dir().and_then(Iterator::collect::<std::io::Result<Vec<_>>>);
     let listed = listed.map_err(|error| Error::file(error.to_string()))?;
-    let mut paths: Vec<PathBuf> = listed.into_iter().map(|entry| entry.path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|end| end == SUFFIX));
-    if paths.is_empty() {
-        return Err(Error::file("no *.safetensors in it"));
+    let mut model_files: Vec<PathBuf> = listed.into_iter().map(|entry| entry.path()).collect();
+    model_files.retain(|path| path.extension().is_some_and(|end| end == SUFFIX));
+    if model_files.is_empty() {
+        return Err(Error::file("the folder has no *.safetensors"));
     }
-    paths.sort();
-    Ok(paths)
+    model_files.sort();
+    Ok(model_files)
 }
 
-/// The files that an index names, which have to be below its folder.
-fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
+/// Returns the file names in a safetensors index. Errors if one is not inside the index's folder.
+fn files_of_index(bytes: &[u8]) -> Result<Vec<String>> {
     let bad = |what: &str| Error::file(format!("not a safetensors index: {what}"));
     let index: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| bad(&error.to_string()))?;
     let map = index.get("weight_map").and_then(|map| map.as_object());
     let map = map.ok_or_else(|| bad("no weight_map"))?;
     let mut names = Vec::new();
     for (tensor, file) in map {
-        let file = file.as_str().ok_or_else(|| bad(&format!("the file of {tensor}")))?;
+        let file = file
+            .as_str()
+            .ok_or_else(|| bad(&format!("the file name of {tensor} is not a string")))?;
         let mut parts = Path::new(file).components();
         if file.is_empty() || !parts.all(|part| matches!(part, Component::Normal(_))) {
-            return Err(bad(&format!("{file:?} is not a name of a file beside it")));
+            return Err(bad(&format!("{file:?} is not a file name within the folder")));
         }
         names.push(file.to_owned());
     }
@@ -153,29 +157,29 @@ fn indexed(bytes: &[u8]) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// The tensors of one file, in the order of its data.
+/// Returns the tensors of one file, in the order of their data.
 fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
-    let (start, tensors) = described(bytes)?;
+    let (start, tensors) = parse_header(bytes)?;
     let mut entries = Vec::new();
     for (name, info) in tensors {
         let kind = match info.dtype.as_str() {
             "F32" => Kind::F32,
             "F16" => Kind::F16,
             "BF16" => Kind::BF16,
-            "U8" if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join`
-            "I64" if name.ends_with("_ids") => continue, // a list of positions, which encoders' files have beside weights
+            "U8" if name.ends_with(BLOCKS) || name.ends_with(SCALES) => Kind::MXFP4, // see `join_mxfp4`
+            "I64" if name.ends_with("_ids") => continue, // position ids, which encoder checkpoints store as a tensor
             other => {
                 return Err(Error::unsupported(format!(
-                    "tensor {name}: {other}: only F32, F16 and BF16 can be computed with"
+                    "tensor {name}: {other}: only F32, F16 and BF16 are supported"
                 )));
             }
         };
         let (begin, end) = info.data_offsets;
         let entry = Entry {
-            bytes: start + begin..start + end, // `described` has checked that they are in the file
+            bytes: start + begin..start + end, // within the file, as `parse_header` has checked
             name,
             kind,
-            shape: if info.shape.is_empty() { vec![1] } else { info.shape }, // a single number
+            shape: if info.shape.is_empty() { vec![1] } else { info.shape }, // a scalar
             file,
         };
         if kind != Kind::MXFP4 {
@@ -186,17 +190,17 @@ fn entries(bytes: &[u8], file: usize) -> Result<Vec<Entry>> {
     Ok(entries)
 }
 
-/// A tensor as a header describes it.
+/// Header entry of one tensor.
 #[derive(Deserialize)]
-struct Info {
+struct TensorEntry {
     dtype: String,
     shape: Vec<usize>,
-    /// The first byte and the end of the tensor, counted from the end of the header.
+    /// Start and end of the tensor's data, in bytes after the header.
     data_offsets: (usize, usize),
 }
 
-/// A header: the tensors by name.
-struct Header(BTreeMap<String, Info>);
+/// Header of a safetensors file: tensor entries by name.
+struct Header(BTreeMap<String, TensorEntry>);
 
 impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
@@ -204,7 +208,7 @@ impl<'de> Deserialize<'de> for Header {
     }
 }
 
-/// Refuses names that are there twice, which a map that is derived would not.
+/// Deserializer of a header that rejects duplicate names, which a derived map would accept.
 struct HeaderVisitor;
 
 impl<'de> Visitor<'de> for HeaderVisitor {
@@ -221,7 +225,7 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 map.next_value::<Option<HashMap<String, String>>>()?;
                 std::mem::replace(&mut has_metadata, true)
             } else {
-                let info = map.next_value::<Info>().map_err(|error| {
+                let info = map.next_value::<TensorEntry>().map_err(|error| {
                     A::Error::custom(format!(
                         "tensor {name}: its entry has no dtype, shape and data_offsets: {error}"
                     ))
@@ -229,16 +233,16 @@ impl<'de> Visitor<'de> for HeaderVisitor {
                 tensors.insert(name.clone(), info).is_some()
             };
             if is_second {
-                return Err(A::Error::custom(format!("{name} is there twice")));
+                return Err(A::Error::custom(format!("{name} occurs twice")));
             }
         }
         Ok(Header(tensors))
     }
 }
 
-/// Returns where the data of a file begins, and its tensors in the data's order. Their bytes are checked to cover the
-/// data without gaps and to fit their shapes.
-fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
+/// Parses a file's header. Returns the offset of the data and the tensors in data order. Checks that their bytes cover
+/// the data without gaps and fit their shapes.
+fn parse_header(bytes: &[u8]) -> Result<(usize, Vec<(String, TensorEntry)>)> {
     let (size, rest) = bytes
         .split_first_chunk()
         .ok_or_else(|| Error::file("header too small: a safetensors file begins with 8 bytes"))?;
@@ -270,32 +274,32 @@ fn described(bytes: &[u8]) -> Result<(usize, Vec<(String, Info)>)> {
     Ok((bytes.len() - data.len(), tensors))
 }
 
-impl Info {
-    /// Returns why the entry cannot be read, `None` if it can. The tensors before it cover the first `covered` bytes of
-    /// the data, which has `len` bytes.
+impl TensorEntry {
+    /// Returns why the entry is invalid, `None` if it is valid. The preceding tensors cover the first `covered` of the
+    /// data's `len` bytes.
     fn wrong(&self, covered: usize, len: usize) -> Option<String> {
         let (dtype, shape, (start, end)) = (&self.dtype, &self.shape, self.data_offsets);
         if end > len {
             return Some(format!(
-                "its bytes {start} to {end} of the data are not all there: the file has {len}"
+                "its bytes {start} to {end} exceed the {len} bytes of data in the file"
             ));
         }
         let Some(bits) = bits(dtype) else {
-            return Some(format!("dtype {dtype} is not known"));
+            return Some(format!("dtype {dtype} is unknown"));
         };
         let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
-        let wanted = count.and_then(|n| n.checked_mul(bits));
-        if wanted.is_none() || wanted != end.checked_sub(start).and_then(|n| n.checked_mul(8)) {
+        let num_bits = count.and_then(|n| n.checked_mul(bits));
+        if num_bits.is_none() || num_bits != end.checked_sub(start).and_then(|n| n.checked_mul(8)) {
             return Some(format!(
                 "its bytes {start} to {end} do not fit its shape {shape:?} in {dtype}"
             ));
         }
         (start != covered)
-            .then(|| format!("its bytes {start} to {end} do not begin where those before end, at {covered}"))
+            .then(|| format!("its bytes {start} to {end} do not start where the previous tensor ends, at {covered}"))
     }
 }
 
-/// The bits of a number in each type of the format.
+/// Returns the bits per element of a safetensors dtype, `None` if the dtype is unknown.
 fn bits(dtype: &str) -> Option<usize> {
     Some(match dtype {
         "F4" => 4,

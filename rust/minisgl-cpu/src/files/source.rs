@@ -1,47 +1,48 @@
-//! Where tensors come from.
+//! Common interface of tensor sources.
 
 use minisgl_kernels::{Kind, TensorView};
 
 use super::Mapping;
 use crate::{Error, Result};
 
-/// Tensors by name, wherever they come from.
+/// Named tensors of a model, from mapped files or elsewhere.
 pub trait Source: Send + Sync {
-    /// The tensor of that name.
+    /// Returns the tensor `name`, `None` if it does not exist.
     fn tensor(&self, name: &str) -> Option<TensorView<'_>>;
 
-    /// All names, in the order of the data.
+    /// Returns all tensor names, in the order of the data.
     fn names(&self) -> Vec<&str>;
 
-    /// ggml's name of the architecture, whose names and order of rows the tensors have; none: those of checkpoints.
+    /// Returns ggml's architecture name, if tensor names and row order are ggml's. `None`: they are those of Hugging
+    /// Face checkpoints.
     fn architecture(&self) -> Option<&str> {
         None
     }
 
-    /// The files, where they are mapped.
+    /// Returns the mapped files; empty if the tensors are not mapped.
     fn mappings(&self) -> &[Mapping] {
         &[]
     }
 
-    /// Lets go of the memory of what was read so far.
+    /// Drops mapped pages that were read so far from the process's memory.
     fn release(&self) {
         self.mappings().iter().for_each(Mapping::release);
     }
 
-    /// Bytes of all tensors.
+    /// Returns the total bytes of all tensors.
     fn bytes(&self) -> usize {
         let sizes = self.names().into_iter().filter_map(|name| self.tensor(name));
         sizes.map(|tensor| tensor.data().len()).sum()
     }
 }
 
-/// A tensor's place in a mapped file.
+/// Location of a tensor in a mapped file.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub name: String,
     pub kind: Kind,
     pub shape: Vec<usize>,
-    /// Which of several files.
+    /// Index of the file that holds the tensor.
     pub file: usize,
     pub bytes: std::ops::Range<usize>,
 }

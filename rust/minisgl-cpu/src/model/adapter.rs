@@ -1,7 +1,7 @@
-//! Adapters: B (A x) beside the products of a layer, for each token its own or none.
+//! LoRA adapters: B (A x) is added to the outputs of a layer, with a separate adapter, or none, for each token.
 //!
-//! Invariants: what a token gets is computed as a product of exact numbers, whatever the others of the step have and
-//! whatever the weights are multiplied with.
+//! Invariants: a token's adapter output is computed in full precision; it does not depend on the other tokens of the
+//! step or on the precision of the weights' matmuls.
 
 #![allow(unsafe_code)]
 
@@ -14,77 +14,77 @@ use crate::error::{Error, Result};
 use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
 
-/// Tokens of a run.
+/// Maximum number of tokens in a run.
 pub const RUN: usize = 32;
 
-/// A and B of one linear layer of the model, as they come: A [rank, inputs], B [outputs, rank] with its scale.
+/// LoRA factors of one linear layer: A [rank, inputs], and B [outputs, rank] with the scale multiplied in.
 #[derive(Clone, Debug)]
 pub struct Pair {
-    /// The layer of the model.
+    /// Layer index in the model.
     pub layer: usize,
-    /// Such as `q_proj`.
+    /// Linear layer, such as `q_proj`.
     pub part: String,
-    /// Row after row.
+    /// A, row-major [rank, inputs].
     pub a: Vec<f32>,
-    /// Row after row.
+    /// B, row-major [outputs, rank].
     pub b: Vec<f32>,
 }
 
-/// Where the products of a layer are that several linear layers share.
+/// Matmul of a layer that adapters change; several linear layers may share one.
 #[derive(Clone, Copy, Debug)]
 pub enum Site {
-    /// Queries, keys, values.
+    /// Projection to queries, keys and values.
     Qkv,
-    /// Out of attention.
+    /// Output projection of attention.
     Out,
-    /// Gate and up.
+    /// Gate and up projection of the MLP.
     GateUp,
-    /// Out of the MLP.
+    /// Down projection of the MLP.
     Down,
 }
 
-/// All A of a site side by side, and B with the columns of the site's output.
+/// LoRA factors of one site: the A of its linear layers concatenated, and B with the site's output columns.
 pub(super) struct Factors {
     pub a: Matrix,
     pub b: Matrix,
 }
 
-/// What changes a model for those who name it.
+/// LoRA adapter, packed for this model. It applies only to requests that select it.
 pub struct Adapter {
     layers: Vec<[Option<Factors>; 4]>,
     rank: usize,
 }
 
-/// Tokens side by side that have the same one.
+/// Run of adjacent tokens with the same adapter.
 pub struct Run<'a> {
-    /// Theirs.
+    /// Adapter of the tokens.
     pub adapter: &'a Adapter,
-    /// The tokens of the step that have it.
+    /// Token indices within the step.
     pub tokens: Range<usize>,
 }
 
-/// What is between A and B: by run, and of a thread.
+/// Shared buffers for the activations between A and B, one for each run.
 #[derive(Default)]
-pub struct Between {
+pub struct AdapterBuffers {
     pub(super) runs: Vec<Acts>,
     rank: usize,
 }
 
-/// One thread's own memory for adapters.
-pub struct OwnBetween {
+/// Buffers of one thread for adapters.
+pub struct ThreadAdapterBuffers {
     pub(super) from: Acts,
     pub(super) low: Grid,
     rank: usize,
 }
 
 impl Adapter {
-    /// An adapter of `pairs`, whose sizes the caller has checked against the model, and which are checked again.
+    /// Packs an adapter from `pairs`. Errors if a pair does not fit the model's sizes or no pair applies to this model.
     pub fn new(config: &ModelConfig, pairs: &[Pair]) -> Result<Self> {
         let mut layers = Vec::with_capacity(config.num_layers);
         for layer in 0..config.num_layers {
             let of = |part: &'static str, inputs, outputs| {
                 let found = pairs.iter().find(|one| one.layer == layer && one.part == part);
-                Block::of(found, part, inputs, outputs)
+                SiteLayer::of(found, part, inputs, outputs)
             };
             let (hidden, inner) = (config.hidden_size, config.intermediate_sizes[layer]);
             let [q, k, v] = config.widths(layer);
@@ -95,25 +95,25 @@ impl Adapter {
                 }
             }
             let mut sites = [
-                joined(&qkv, false)?,
-                joined(&[of("o_proj", q, hidden)?], false)?,
+                join_factors(&qkv, false)?,
+                join_factors(&[of("o_proj", q, hidden)?], false)?,
                 None,
                 None,
             ];
             if config.experts_of(layer).is_none() {
                 sites[2] = if config.gated {
-                    joined(&[of("gate_proj", hidden, inner)?, of("up_proj", hidden, inner)?], true)?
+                    join_factors(&[of("gate_proj", hidden, inner)?, of("up_proj", hidden, inner)?], true)?
                 } else {
-                    joined(&[of("up_proj", hidden, inner)?], false)?
+                    join_factors(&[of("up_proj", hidden, inner)?], false)?
                 };
-                sites[3] = joined(&[of("down_proj", inner, hidden)?], false)?;
+                sites[3] = join_factors(&[of("down_proj", inner, hidden)?], false)?;
             }
             layers.push(sites);
         }
         let all = layers.iter().flatten().flatten();
         let rank = all.map(|one| one.a.n()).max().unwrap_or(0);
         if rank == 0 {
-            return Err(Error::setting("an adapter without any A and B for this model"));
+            return Err(Error::setting("the adapter has no A and B for this model"));
         }
         Ok(Self { layers, rank })
     }
@@ -123,15 +123,15 @@ impl Adapter {
     }
 }
 
-/// One linear layer of a site.
-struct Block<'a> {
+/// A linear layer of a site, with its LoRA pair if the adapter has one.
+struct SiteLayer<'a> {
     pair: Option<&'a Pair>,
     rank: usize,
     inputs: usize,
     outputs: usize,
 }
 
-impl<'a> Block<'a> {
+impl<'a> SiteLayer<'a> {
     fn of(pair: Option<&'a Pair>, part: &str, inputs: usize, outputs: usize) -> Result<Self> {
         let rank = pair.map_or(0, |pair| pair.a.len() / inputs);
         if let Some(pair) = pair
@@ -139,7 +139,7 @@ impl<'a> Block<'a> {
         {
             let (a, b) = (pair.a.len(), pair.b.len());
             return Err(Error::setting(format!(
-                "{part}: {a} and {b} numbers do not fit {outputs} x {inputs}"
+                "{part}: A with {a} and B with {b} elements do not fit {outputs} x {inputs}"
             )));
         }
         Ok(Self {
@@ -150,7 +150,7 @@ impl<'a> Block<'a> {
         })
     }
 
-    /// B in the columns from `first` on of `width`.
+    /// Returns B as [outputs, width] with its values in the columns from `first` on, zeros elsewhere.
     fn spread(&self, first: usize, width: usize) -> Vec<f32> {
         let mut rows = vec![0.0; self.outputs * width];
         if let Some(pair) = self.pair {
@@ -162,8 +162,9 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The factors of a site whose linear layers share its output side by side, or panel by panel in turns.
-fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
+/// Packs the factors of a site. The linear layers share the output side by side, or interleaved panel by panel. `None`
+/// if the adapter changes none of them.
+fn join_factors(blocks: &[SiteLayer<'_>], interleave: bool) -> Result<Option<Factors>> {
     let rank: usize = blocks.iter().map(|block| block.rank).sum();
     if rank == 0 {
         return Ok(None);
@@ -174,8 +175,8 @@ fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
         b.push(block.spread(first, rank));
         first += block.rank;
     }
-    let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|one| one.to_le_bytes()).collect() };
-    let (a, b): (Vec<u8>, Vec<Vec<u8>>) = (bytes(&a), b.iter().map(|one| bytes(one)).collect());
+    let bytes = |numbers: &[f32]| -> Vec<u8> { numbers.iter().flat_map(|factor| factor.to_le_bytes()).collect() };
+    let (a, b): (Vec<u8>, Vec<Vec<u8>>) = (bytes(&a), b.iter().map(|factor| bytes(factor)).collect());
     let shapes: Vec<[usize; 2]> = blocks.iter().map(|block| [block.outputs, rank]).collect();
     let parts = b
         .iter()
@@ -190,10 +191,10 @@ fn joined(blocks: &[Block<'_>], interleave: bool) -> Result<Option<Factors>> {
     }))
 }
 
-impl Between {
-    /// Before a step with these runs.
+impl AdapterBuffers {
+    /// Grows the buffers for a step with `runs`. Returns the rank that buffers are sized for.
     pub fn reserve(&mut self, runs: &[Run<'_>]) -> usize {
-        let rank = widest(runs);
+        let rank = max_rank(runs);
         if rank > self.rank {
             self.runs.clear();
             self.rank = rank;
@@ -205,12 +206,12 @@ impl Between {
     }
 }
 
-fn widest(runs: &[Run<'_>]) -> usize {
+fn max_rank(runs: &[Run<'_>]) -> usize {
     runs.iter().map(|run| run.adapter.rank).max().unwrap_or(0)
 }
 
-impl OwnBetween {
-    /// For products whose widest input is `widest`.
+impl ThreadAdapterBuffers {
+    /// Creates buffers for matmuls with at most `widest` inputs.
     pub fn new(widest: usize) -> Self {
         Self {
             from: Acts::new(1, widest, Mode::Exact),
@@ -219,7 +220,7 @@ impl OwnBetween {
         }
     }
 
-    /// Before a step with adapters of up to `rank`.
+    /// Grows the buffers for a step with adapters of at most `rank`.
     pub fn reserve(&mut self, rank: usize, widest: usize) {
         if rank > self.rank {
             self.rank = rank;

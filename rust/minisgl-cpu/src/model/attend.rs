@@ -1,4 +1,5 @@
-//! Attention and what is around it: what becomes of a token's queries, keys and values, products of each head's own, gates.
+//! Attention and the work around it: norms, RoPE and storage of queries, keys and values, per-head matmuls, output
+//! gates.
 //!
 //! Invariants: keys and values of a step are in their pages before any of its rows reads them.
 
@@ -11,7 +12,7 @@ use minisgl_kernels::attention::Call;
 use minisgl_kernels::{Kernels, plain};
 
 use crate::model::operation::{Attend, Heads, PerHead, TokenStep};
-use crate::model::worker::{FEW, Forward, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, Worker, each};
 
 impl Worker<'_, '_> {
     pub(super) fn attend(&mut self, attend: &Attend) {
@@ -30,17 +31,17 @@ impl Worker<'_, '_> {
             sinks: attend.sinks.as_deref(),
             distances: shared.weights.distances.as_ref(),
         };
-        let (attention, plan) = shared.attention.of(layer);
+        let (attention, plan) = shared.attention.for_layer(layer);
         let counter = self.counter();
-        while let Some(unit) = counter.take(plan.units(layer)) {
-            // SAFETY: its piece; keys and values of this layer are written before the barrier.
+        while let Some(unit) = counter.claim(plan.units(layer)) {
+            // SAFETY: this thread's work item; keys and values of this layer are written before the barrier.
             unsafe { attention.run_unit(plan, unit, &call, self.scratch) };
         }
         self.barrier.wait();
         if plan.merges(layer) > 0 {
             let counter = self.counter();
-            while let Some(unit) = counter.take(plan.merges(layer)) {
-                // SAFETY: its piece; what units left is written before the barrier.
+            while let Some(unit) = counter.claim(plan.merges(layer)) {
+                // SAFETY: this thread's work item; partial results are written before the barrier.
                 unsafe { attention.merge(plan, unit, &call) };
             }
             self.barrier.wait();
@@ -49,9 +50,9 @@ impl Worker<'_, '_> {
 
     pub(super) fn each_token(&mut self, steps: &[TokenStep]) {
         let shared = self.shared;
-        each(self.counter(), shared.count(), shared.stored_together(), |token| {
+        each(self.counter(), shared.count(), shared.store_item_tokens(), |token| {
             for step in steps {
-                // SAFETY: its piece: the row of this token; angles were written before a barrier.
+                // SAFETY: this thread's work item: the row of this token; angles were written before a barrier.
                 unsafe { shared.token_step(step, token) };
             }
         });
@@ -60,37 +61,37 @@ impl Worker<'_, '_> {
 
     pub(super) fn gate(&mut self, count: usize) {
         let (shared, buffers) = (self.shared, self.shared.buffers);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let [gates, attended] = [&buffers.qkv, &buffers.attended].map(|grid| grid.at(token, 0));
-            // SAFETY: its piece: this token's numbers, written before a barrier.
+            // SAFETY: this thread's work item: this token's rows, written before a barrier.
             unsafe { plain::open(from_raw_parts_mut(attended, count), from_raw_parts(gates, count)) };
         });
         self.barrier.wait();
     }
 
-    /// Heads and blocks of tokens are dealt out.
+    /// Runs the matmuls of each head. Work items are (head, block of tokens).
     pub(super) fn per_head(&mut self, per_head: &PerHead) {
         let (shared, heads) = (self.shared, per_head.matrices.len());
         let counter = self.counter();
-        while let Some(piece) = counter.take(shared.blocks() * heads) {
+        while let Some(piece) = counter.claim(shared.blocks() * heads) {
             let (rows, kernels) = shared.block(piece / heads);
-            // SAFETY: its piece: this head of these rows; what is read was written before a barrier.
+            // SAFETY: this thread's work item: this head of these rows; inputs were written before a barrier.
             unsafe { self.one_head(per_head, piece % heads, rows, kernels) };
         }
         self.barrier.wait();
     }
 
-    /// One head's product of the numbers of `rows`, and what stands beside it.
+    /// Multiplies the columns of one head for `rows`, and copies (and rotates) the RoPE columns next to the output.
     ///
     /// # Safety
-    /// Nobody writes to the numbers that it reads meanwhile, and nobody else uses the others.
+    /// No other thread may write to the inputs or use the outputs meanwhile.
     unsafe fn one_head(&self, per_head: &PerHead, head: usize, rows: Range<usize>, kernels: Kernels) {
         let (shared, matrix) = (self.shared, &per_head.matrices[head]);
         let [from, to] = [per_head.from, per_head.to].map(|(rows, size)| (shared.buffers.grid(rows), head * size));
         let (count, mode) = (rows.len(), shared.mode.with(matrix));
         let acts = self.own.of_head.writer_as(count, matrix.k(), mode);
         let (beside, rotation) = per_head.beside;
-        // SAFETY: the caller's; `acts` is this thread's.
+        // SAFETY: guaranteed by the caller; `acts` belongs to this thread.
         unsafe {
             for (row, token) in rows.clone().enumerate() {
                 kernels.prepare(from.0.at(token, from.1), acts, row);
@@ -110,27 +111,27 @@ impl Worker<'_, '_> {
 }
 
 impl Forward<'_> {
-    /// One step of what is done with a token's projected numbers.
+    /// Runs one operation on the projected row of one token (copy, norm, RoPE, scale or KV store).
     ///
     /// # Safety
-    /// The row is the caller's piece.
+    /// No other thread may use the token's row meanwhile.
     unsafe fn token_step(&self, step: &TokenStep, token: usize) {
         let kernels = &self.kernels;
         let column = |at: usize| self.buffers.qkv.at(token, at);
-        // SAFETY: the caller's: columns of the row.
+        // SAFETY: guaranteed by the caller: columns of the row.
         let multiply = |heads: Heads, by: f32| unsafe {
             let numbers = from_raw_parts_mut(column(heads.at), heads.count * heads.size);
             numbers.iter_mut().for_each(|number| *number *= by);
         };
         match step {
             TokenStep::Copy(heads, to) => {
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { column(*to).copy_from_nonoverlapping(column(heads.at), heads.count * heads.size) };
             }
             TokenStep::Norm(norm, heads, step) => {
                 let first = column(heads.at);
                 for head in 0..heads.count {
-                    // SAFETY: the caller's: columns of the row.
+                    // SAFETY: guaranteed by the caller: columns of the row.
                     unsafe {
                         let numbers = first.add(head * heads.size);
                         norm.apply(kernels, numbers, (head * step, heads.size), numbers);
@@ -140,7 +141,7 @@ impl Forward<'_> {
             TokenStep::Rotate(heads, by) => {
                 let ((cos, sin), first) = (self.angles(*by, token), column(heads.at));
                 for head in 0..heads.count {
-                    // SAFETY: the caller's: columns of the row; angles were written before a barrier.
+                    // SAFETY: guaranteed by the caller: columns of the row; angles were written before a barrier.
                     unsafe { kernels.rotate(first.add(head * heads.size), cos, sin, by.half) };
                 }
             }
@@ -151,7 +152,7 @@ impl Forward<'_> {
             }
             TokenStep::Store { layer, keys, values } => {
                 let slot = from_ref(&self.tokens.slots[token]);
-                // SAFETY: the caller's.
+                // SAFETY: guaranteed by the caller.
                 unsafe { self.kv.store(*layer, slot, column(*keys), column(*values), 0) };
             }
         }

@@ -1,6 +1,6 @@
-//! The memory of a forward, made once and grown when a step has more tokens than any before.
+//! Buffers of a forward pass, allocated once and grown when a step has more tokens than any before.
 //!
-//! Invariants: nothing is allocated within a forward.
+//! Invariants: nothing is allocated within a forward pass.
 
 #![allow(unsafe_code)]
 
@@ -8,87 +8,87 @@ use std::cell::UnsafeCell;
 
 use minisgl_kernels::{Acts, Mode};
 
-use crate::model::adapter::{Between, OwnBetween};
+use crate::model::adapter::{AdapterBuffers, ThreadAdapterBuffers};
 use crate::model::config::{ModelConfig, MoeConfig, StateKind};
 use crate::model::grid::Grid;
 use crate::model::operation::{Operation, Rows};
 use crate::model::weights::Weights;
 use crate::threads::Counter;
 
-/// Counters that an operation may take.
+/// Work counters that each operation owns.
 pub(super) const COUNTERS: usize = 4;
 
-/// Tokens whose prepared activations stay in a core's cache while panels pass.
+/// Tokens per block, so that prepared activations stay in a core's cache while weight panels stream through.
 pub(super) const TOKENS: usize = 128;
 
-/// What all threads share.
+/// Buffers that all threads share. A `Grid` has one row a token unless stated otherwise.
 pub struct Buffers {
-    /// Hidden numbers of each token.
+    /// Hidden states of the step's tokens.
     pub x: Grid,
-    /// Queries, keys, values; or what else a layer's first products give.
+    /// Queries, keys and values, or the input projection of a recurrent layer.
     pub qkv: Grid,
-    /// What attention read, or what a layer made of its state.
+    /// Output of attention or of a recurrent layer, before the output projection.
     pub attended: Grid,
-    /// Where pages hold latents: queries as they are made of their own latent, queries made fit for latents, and the
-    /// latents that attention read.
+    /// Latent attention (MLA): queries from their own latent, queries mapped to the KV latent space, and attended
+    /// latents.
     pub latents: [Grid; 3],
-    /// Between the halves of the MLP.
+    /// Activations of the MLP between up and down projection.
     pub inner: Grid,
-    /// By table of frequencies: cosines, then sines.
+    /// RoPE values by frequency table: cosines, then sines.
     pub angles: Grid,
-    /// What attention or the MLP gives, where it is changed before it is added, or added later.
-    pub behind: Grid,
-    /// By layer: the numbers of each token that it alone adds.
+    /// Output of attention or MLP that is changed before it is added to the hidden states, or added later.
+    pub side: Grid,
+    /// Embeddings that each layer adds, by layer.
     pub per_layer: Grid,
-    /// Hidden numbers of the streams behind the first.
+    /// Hidden states of the residual streams after the first (AltUp).
     pub streams: Vec<Grid>,
-    /// The first one as it was predicted; in the end, the sum of all.
+    /// Predicted first stream (AltUp); at the end, the sum of all streams.
     pub predicted: Grid,
-    /// What goes beside attention.
-    pub beside: Grid,
-    /// What gates are multiplied with, where these are cut first.
+    /// Residual of low rank, alongside attention (Laurel).
+    pub laurel: Grid,
+    /// Up projection, in layers that sparsify gates before multiplying.
     pub ups: Grid,
-    /// What a product reads.
+    /// Activations prepared as matmul input.
     pub acts: Acts,
-    /// `COUNTERS` for each operation.
+    /// Work counters, `COUNTERS` for each operation.
     pub counters: Vec<Counter>,
-    /// What adapters need.
-    pub between: Between,
-    /// What routed experts need, if there are any.
+    /// Shared buffers of the LoRA adapters.
+    pub between: AdapterBuffers,
+    /// Buffers for routed experts; `None` if the model has no experts.
     pub experts: Option<ExpertBuffers>,
-    /// Numbers of the widest input of a product.
+    /// Largest number of inputs of a matmul.
     pub widest: usize,
-    /// Numbers of the widest input of a product of one head.
+    /// Largest number of inputs of a per-head matmul.
     of_heads: usize,
     mode: Mode,
     tokens: usize,
 }
 
-/// One thread's own.
-pub struct Own {
-    /// What a product of one head reads, of some tokens.
+/// Scratch buffers of one thread in the forward pass.
+pub struct ThreadBuffers {
+    /// Prepared activations of a per-head matmul, for one block of tokens.
     pub of_head: Acts,
-    /// What a product reads, of a token that is alone in its step.
+    /// Prepared activations of a token that is alone in its step.
     pub acts: Acts,
-    /// A normalised row.
+    /// A normalized row, as input of a matmul.
     pub row: Grid,
-    /// Gate and up of some rows, side by side.
-    pub both: Grid,
-    /// What adapters need.
-    pub between: OwnBetween,
+    /// Gate and up projection of some rows, side by side.
+    pub gate_up: Grid,
+    /// This thread's buffers for LoRA adapters.
+    pub between: ThreadAdapterBuffers,
 }
 
 impl Buffers {
-    /// For steps of no tokens yet. What no operation uses has no room.
+    /// Creates empty buffers. Buffers that no operation of the model uses have width 0.
     pub fn new(config: &ModelConfig, weights: &Weights, mode: Mode) -> Self {
         let writes = |rows: Rows| {
             let mut all = weights.operations();
             all.any(|one| matches!(one, Operation::Project(project) if project.to == rows))
         };
         let if_written = |rows| if writes(rows) { config.hidden_size } else { 0 };
-        let is_cut = |one: &Operation| matches!(one, Operation::GateUp(mlp) if mlp.halves.cut.is_some());
-        let cut = if weights.operations().any(is_cut) {
-            config.widest_inner()
+        let is_sparse = |one: &Operation| matches!(one, Operation::GateUp(mlp) if mlp.halves.cut.is_some());
+        let cut = if weights.operations().any(is_sparse) {
+            config.max_inner()
         } else {
             0
         };
@@ -107,12 +107,12 @@ impl Buffers {
             };
             [own, heads * config.heads[0].head_dim, heads * latent.rank]
         });
-        let widest = config.widest_inner().max(config.hidden_size).max(attended);
+        let widest = config.max_inner().max(config.hidden_size).max(attended);
         let widest = config
             .latent
             .as_ref()
             .map_or(widest, |latent| widest.max(latent.query_rank));
-        let mode = held(mode);
+        let mode = activation_mode(mode);
         Self {
             x: Grid::new(config.hidden_size),
             qkv: Grid::new(projected),
@@ -122,21 +122,21 @@ impl Buffers {
                 .latent
                 .as_ref()
                 .map_or(1, |latent| latent.plain_dim.max(latent.rank)),
-            inner: Grid::new(config.widest_inner()),
+            inner: Grid::new(config.max_inner()),
             angles: Grid::new(config.angles_at(config.inverse_frequencies.len())),
-            behind: Grid::new(if_written(Rows::Aside)),
+            side: Grid::new(if_written(Rows::Aside)),
             per_layer: Grid::new(config.per_layer.map_or(0, |one| one.size * config.num_layers)),
             streams: (1..config.streams.map_or(1, |streams| streams.count))
                 .map(|_| Grid::new(config.hidden_size))
                 .collect(),
             predicted: Grid::new(if_written(Rows::Beside)),
-            beside: Grid::new(if_written(Rows::Beside)),
+            laurel: Grid::new(if_written(Rows::Beside)),
             ups: Grid::new(cut),
             acts: Acts::new(1, widest, mode),
             counters: (0..weights.operations().count() * COUNTERS)
                 .map(|_| Counter::default())
                 .collect(),
-            between: Between::default(),
+            between: AdapterBuffers::default(),
             experts: config.moe.as_ref().map(|moe| ExpertBuffers::new(config, moe, mode)),
             widest,
             mode,
@@ -144,20 +144,20 @@ impl Buffers {
         }
     }
 
-    /// Before a step of so many tokens.
+    /// Resets the counters and grows the buffers for a step of `tokens` tokens.
     pub fn begin(&mut self, tokens: usize) {
         self.counters.iter().for_each(Counter::reset);
         if tokens <= self.tokens {
             return;
         }
         self.tokens = tokens;
-        let of_streams = self.streams.iter_mut().chain([&mut self.predicted, &mut self.beside]);
+        let of_streams = self.streams.iter_mut().chain([&mut self.predicted, &mut self.laurel]);
         let of_layers = [
             &mut self.qkv,
             &mut self.attended,
             &mut self.inner,
             &mut self.ups,
-            &mut self.behind,
+            &mut self.side,
         ];
         let of_all = [&mut self.x, &mut self.angles, &mut self.per_layer].into_iter();
         of_all
@@ -171,7 +171,7 @@ impl Buffers {
         }
     }
 
-    /// Where these numbers are.
+    /// Returns the buffer that `rows` names.
     pub fn grid(&self, rows: Rows) -> &Grid {
         match rows {
             Rows::Hidden => &self.x,
@@ -181,45 +181,46 @@ impl Buffers {
             Rows::Fitted => &self.latents[1],
             Rows::Latents => &self.latents[2],
             Rows::Inner => &self.inner,
-            Rows::Aside => &self.behind,
+            Rows::Aside => &self.side,
             Rows::PerLayer => &self.per_layer,
             Rows::Stream(stream) => &self.streams[stream],
-            Rows::Beside => &self.beside,
+            Rows::Beside => &self.laurel,
         }
     }
 
-    /// A thread's own part.
-    pub fn own(&self) -> Own {
+    /// Creates the buffers of one thread.
+    pub fn own(&self) -> ThreadBuffers {
         let mut row = Grid::new(self.widest);
         row.reserve(1);
-        Own {
+        ThreadBuffers {
             of_head: Acts::new(TOKENS, self.of_heads, self.mode),
             acts: Acts::new(1, self.widest, self.mode),
             row,
-            both: Grid::new(32 * 16),
-            between: OwnBetween::new(self.widest),
+            gate_up: Grid::new(32 * 16),
+            between: ThreadAdapterBuffers::new(self.widest),
         }
     }
 }
 
-/// What activations are held as where integer matrices are multiplied in `mode`: others need them as they are.
-pub(super) fn held(mode: Mode) -> Mode {
+/// Returns the mode that shared activations are prepared in. With int8 they are kept in both forms, since matrices of
+/// floats need exact ones.
+pub(super) fn activation_mode(mode: Mode) -> Mode {
     if mode == Mode::Int8 { Mode::Both } else { mode }
 }
 
-/// Memory for steps through experts. An assignment is a token and one of its experts.
+/// Buffers for routed experts. An assignment is a (token, chosen expert) pair.
 pub struct ExpertBuffers {
-    /// The router's logits, [tokens, experts].
+    /// Router logits, [tokens, experts].
     pub(super) logits: Grid,
-    /// Between the halves, [assignments, inner].
+    /// Activations between up and down projection, [assignments, inner].
     pub(super) inner: Grid,
-    /// What comes out, [assignments, hidden].
+    /// Outputs of the experts, [assignments, hidden].
     pub(super) out: Grid,
     pub(super) acts: Acts,
     pub(super) router_acts: Acts,
-    /// By token and rank: expert, weight.
+    /// Chosen (expert, weight) of each assignment, in the order token * per_token + rank.
     pub(super) chosen: Vec<UnsafeCell<(u32, f32)>>,
-    /// Written by one thread between two barriers.
+    /// Assignments sorted by expert. One thread writes it between two barriers.
     pub(super) order: UnsafeCell<Order>,
     per_token: usize,
     hidden: usize,
@@ -229,31 +230,31 @@ pub struct ExpertBuffers {
 // SAFETY: the cells are written by one thread a piece, or by one thread alone, and read after a barrier.
 unsafe impl Sync for ExpertBuffers {}
 
-/// Assignments sorted by expert.
+/// Assignments of a step, sorted by expert.
 #[derive(Default)]
 pub(super) struct Order {
-    /// By sorted place: token * per_token + rank.
+    /// Assignment (token * per_token + rank) at each sorted index.
     pub(super) assignments: Vec<u32>,
-    /// By token * per_token + rank: sorted place.
-    pub(super) places: Vec<u32>,
-    /// Each expert that some token chose, once: its tokens that decode, then those of prompts.
+    /// Sorted index of each assignment.
+    pub(super) sorted_index: Vec<u32>,
+    /// Chosen experts of the step, each once, with decode tokens first, then prefill tokens.
     pub(super) used: Vec<Used>,
-    /// Assignments from here on are of prompts.
+    /// First assignment that belongs to a prefill token.
     pub(super) prompts: u32,
 }
 
-/// An expert of a step, with the sorted places of its tokens.
+/// An expert that some token of the step chose, with the sorted indices of its assignments.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Used {
     pub(super) expert: usize,
     pub(super) start: usize,
-    /// Places from here on are of prompts.
+    /// Sorted index of the first prefill assignment.
     pub(super) prompts: usize,
     pub(super) end: usize,
 }
 
 impl ExpertBuffers {
-    /// For steps of no tokens yet.
+    /// Creates empty buffers for the experts of a model; `reserve` sizes them.
     pub fn new(config: &ModelConfig, moe: &MoeConfig, mode: Mode) -> Self {
         let widest = moe.intermediate_size.max(config.hidden_size);
         Self {
@@ -270,7 +271,7 @@ impl ExpertBuffers {
         }
     }
 
-    /// Before a step of more tokens than any before.
+    /// Grows the buffers for a step of `tokens` tokens.
     pub fn reserve(&mut self, tokens: usize, mode: Mode) {
         let assignments = tokens * self.per_token;
         self.logits.reserve(tokens);

@@ -1,6 +1,6 @@
-//! The numbers of a model, as Python read them from its config.json.
+//! Model configuration, as Python reads it from config.json.
 //!
-//! `layers/` checks them, each part beside what it makes of them.
+//! `layers/` validates it, each part next to the code that uses it.
 
 use minisgl_kernels::convolution::CHANNELS;
 use minisgl_kernels::delta_rule::BLOCK;
@@ -8,14 +8,14 @@ use minisgl_kernels::mamba::Gating;
 use minisgl_kernels::panels::PANEL;
 use serde::Deserialize;
 
-/// Sizes beyond these are no model of today, but a damaged file.
+/// Maximum number of layers (and of some other sizes). A larger value means a damaged file.
 pub(super) const MAX_LAYERS: usize = 4096;
 pub(super) const MAX_STATE: usize = 1 << 28;
-/// Streams of hidden numbers.
+/// Maximum number of residual streams.
 pub(super) const MAX_STREAMS: usize = 8;
 
-/// One decoder for all architectures: what differs between them is in here. python/minisgl/models/config.py documents
-/// the fields, and `architectures.py` there those of its parts.
+/// Model configuration: all that differs between architectures, which share one decoder. Fields are documented in
+/// `python/minisgl/models/config.py`, those of the parts in `architectures.py` there.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -77,7 +77,7 @@ pub struct ModelConfig {
     pub moe: Option<MoeConfig>,
 }
 
-/// What is added to scores by distance.
+/// Attention bias by distance between query and key.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
@@ -86,8 +86,8 @@ pub enum ByDistance {
     Slopes(Slopes),
 }
 
-/// Each head adds its slope, less than 0, times the distance of a key from its query, on either side (ALiBi, arXiv
-/// 2108.12409).
+/// ALiBi (arXiv 2108.12409): each head adds its slope (below 0) times the distance between query and key, on both
+/// sides.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -96,8 +96,8 @@ pub struct Slopes {
     pub positions: usize,
 }
 
-/// Ranges of distances between tokens that have a number of each head in common: half of them for keys before their
-/// query, half for those behind.
+/// Relative position buckets (T5): distances in one bucket share a bias per head. Half of the buckets are for keys
+/// before the query, half for keys after it.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -108,9 +108,9 @@ pub struct Ranges {
 }
 
 impl Ranges {
-    /// Of keys so far behind their query: short distances have ranges of their own, longer ones are told apart by their
-    /// logarithm.
-    pub fn of(&self, behind: i64) -> usize {
+    /// Returns the bucket of a key `behind` tokens after its query (negative: before). Short distances have their own
+    /// buckets, longer ones are grouped by logarithm.
+    pub fn bucket_of(&self, behind: i64) -> usize {
         let side = self.count / 2;
         let (away, exact) = (behind.unsigned_abs() as usize, side / 2);
         let within = if away < exact {
@@ -123,8 +123,8 @@ impl Ranges {
     }
 }
 
-/// Attention over latents. In the description around it there is one key/value head, whose keys are a latent and the
-/// numbers that are rotated, and whose values are the latent.
+/// Latent attention (MLA). The surrounding configuration then describes one KV head, whose key is the latent plus the
+/// RoPE columns, and whose value is the latent.
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -136,7 +136,7 @@ pub struct LatentConfig {
     pub norm_eps: f32,
 }
 
-/// What a layer keeps of a sequence: of one size, whatever its length, and true behind one of its tokens.
+/// Recurrent state of a layer: of constant size, and valid after one specific token of the sequence.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
@@ -146,7 +146,7 @@ pub enum StateKind {
     Mamba2(Mamba2),
 }
 
-/// A gated delta net (arXiv 2412.06464).
+/// Gated delta net (arXiv 2412.06464).
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -158,7 +158,7 @@ pub struct DeltaNet {
     pub length: usize,
 }
 
-/// A convolution over the last tokens, channel by channel, between two gates (LFM2).
+/// Short convolution over the last tokens, per channel, between two gates (LFM2).
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -167,7 +167,7 @@ pub struct ShortConv {
     pub bias: bool,
 }
 
-/// Mamba-2 (arXiv 2405.21060).
+/// Mamba-2 layer (arXiv 2405.21060).
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
@@ -186,7 +186,7 @@ pub struct Mamba2 {
     pub out_scale: f32,
 }
 
-/// The names of [`Gating`].
+/// Names of the [`Gating`] variants in JSON.
 #[derive(Deserialize)]
 #[serde(remote = "Gating", rename_all = "snake_case")]
 enum GatingName {
@@ -195,7 +195,7 @@ enum GatingName {
     BehindNorm,
 }
 
-/// Sizes of one layer's attention.
+/// Attention sizes of one layer.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -206,7 +206,7 @@ pub struct Heads {
     pub values_are_keys: bool,
 }
 
-/// Embeddings that are added by layer.
+/// Embeddings that are added in each layer (Gemma 3n).
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -215,7 +215,7 @@ pub struct PerLayer {
     pub vocab_size: usize,
 }
 
-/// Hidden numbers in several streams (AltUp, arXiv 2301.13310), with a residual of low rank (Laurel, arXiv 2411.07501).
+/// Several residual streams (AltUp, arXiv 2301.13310) with a low-rank residual (Laurel, arXiv 2411.07501).
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
@@ -224,7 +224,7 @@ pub struct Streams {
     pub rank: usize,
 }
 
-/// The activation function of an MLP.
+/// Activation function of an MLP.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq)]
 #[serde(rename_all = "snake_case")]
@@ -237,7 +237,7 @@ pub enum Activation {
     ClampedSwiglu { alpha: f32, limit: f32 },
 }
 
-/// Where a layer has norms.
+/// Placement of the norms in a layer.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
@@ -263,7 +263,7 @@ pub enum HeadNorms {
     Plain,
 }
 
-/// The query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every)).
+/// Query scaling by position: the query at position p is multiplied by 1 + beta ln(1 + floor((p + first) / every)).
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -274,7 +274,7 @@ pub struct QueryGrowth {
     pub unrotated: bool,
 }
 
-/// Routed experts.
+/// Routed experts (mixture of experts).
 #[allow(missing_docs)]
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -302,7 +302,7 @@ pub struct MoeConfig {
     pub router_norm: bool,
 }
 
-/// What a router's logits become.
+/// Function that turns router logits into scores.
 #[allow(missing_docs)]
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
@@ -312,19 +312,22 @@ pub enum Score {
 }
 
 impl ModelConfig {
-    /// The layers that have keys and values of their own.
+    /// Returns the layers that store their own keys and values, with their attention sizes.
     pub fn kv_owners(&self) -> impl Iterator<Item = (usize, &Heads)> {
         let attending = self.heads.iter().enumerate().filter(|(layer, _)| self.attends[*layer]);
         attending.filter(|(layer, heads)| heads.kv_of == *layer)
     }
 
-    /// Where the pool has the keys and values that a layer attends to.
+    /// Returns the index in the KV pool of the keys and values that `layer` attends to (possibly those of another
+    /// layer).
     pub fn kv_layer(&self, layer: usize) -> usize {
         let owner = self.heads[layer].kv_of;
-        self.kv_owners().position(|(one, _)| one == owner).unwrap_or(0)
+        self.kv_owners()
+            .position(|(candidate, _)| candidate == owner)
+            .unwrap_or(0)
     }
 
-    /// Numbers of the state of each layer.
+    /// Returns the elements of each layer's recurrent state, 0 for layers without one.
     pub fn state_sizes(&self) -> Vec<usize> {
         let size = self.state.map_or(0, |kind| kind.size(self));
         self.state_layers
@@ -333,12 +336,12 @@ impl ModelConfig {
             .collect()
     }
 
-    /// How many numbers of each head a layer rotates.
+    /// Returns how many columns of each head RoPE rotates in `layer`.
     pub fn rotary_dim(&self, layer: usize) -> usize {
         self.rotary[layer].map_or(0, |table| 2 * self.inverse_frequencies[table].len())
     }
 
-    /// Where the cosines of a table lie among the angles of a position; sines follow.
+    /// Returns the column of the cosines of RoPE table `table` in the angles buffer. The sines follow.
     pub fn angles_at(&self, table: usize) -> usize {
         self.inverse_frequencies[..table]
             .iter()
@@ -346,7 +349,7 @@ impl ModelConfig {
             .sum()
     }
 
-    /// Columns of queries, keys and values that a layer projects to.
+    /// Returns the columns of queries, keys and values that `layer` projects to.
     pub fn widths(&self, layer: usize) -> [usize; 3] {
         let heads = self.heads[layer];
         let keys = if heads.kv_of == layer {
@@ -358,18 +361,18 @@ impl ModelConfig {
         [self.num_heads * heads.head_dim, keys, values]
     }
 
-    /// Columns of gates of what attention gives, before those of queries.
+    /// Returns the columns of attention's output gates, which precede the queries; 0 if it has none.
     pub fn gates(&self, layer: usize) -> usize {
         if self.attention_gates { self.widths(layer)[0] } else { 0 }
     }
 
-    /// Numbers that go into attention's way out.
+    /// Returns the inputs of the output projection of attention.
     pub fn attended(&self, layer: usize) -> usize {
         let dim = self.heads[layer].head_dim;
         self.num_heads * self.latent.as_ref().map_or(dim, |latent| latent.value_dim)
     }
 
-    /// Numbers of a head's query before it is made fit for latents.
+    /// Returns the elements of one head's query before it is mapped to the latent space.
     pub fn query_dim(&self, layer: usize) -> usize {
         let dim = self.heads[layer].head_dim;
         self.latent
@@ -377,8 +380,8 @@ impl ModelConfig {
             .map_or(dim, |latent| latent.plain_dim + dim - latent.rank)
     }
 
-    /// Numbers of a token that the first products of attention give, with room for values: queries, or what they are
-    /// made of, then keys and values.
+    /// Returns the columns of attention's first projection: gates and queries (or the query latent), keys, and space
+    /// for values.
     pub fn projected(&self, layer: usize) -> usize {
         let key = self.heads[layer].head_dim;
         match &self.latent {
@@ -391,8 +394,8 @@ impl ModelConfig {
         }
     }
 
-    /// Numbers between the halves of the largest MLP that is no routed expert.
-    pub fn widest_inner(&self) -> usize {
+    /// Returns the largest intermediate size of the dense MLPs, shared experts and low-rank parts.
+    pub fn max_inner(&self) -> usize {
         let shared = self.moe.as_ref().map_or(0, |moe| moe.shared_size);
         let per_layer = self.per_layer.map_or(0, |per_layer| per_layer.size);
         let rank = self.streams.map_or(0, |streams| streams.rank);
@@ -402,29 +405,30 @@ impl ModelConfig {
             .fold(shared.max(per_layer).max(rank), usize::max)
     }
 
-    /// By how many deviations above their mean a layer's gates are cut, if they are.
-    pub fn gate_cut(&self, layer: usize) -> Option<f32> {
+    /// Returns the sparsity threshold of the layer's gates, in standard deviations above their mean. `None` if the
+    /// gates are not sparsified.
+    pub fn gate_threshold(&self, layer: usize) -> Option<f32> {
         self.gate_cuts.get(layer).copied().filter(|cut| *cut != 0.0)
     }
 
-    /// Whether the MLP reads the hidden numbers without what attention adds.
+    /// Returns true if the MLP reads the hidden states without attention's output.
     pub fn is_parallel(&self) -> bool {
         matches!(self.norms, Norms::Parallel | Norms::Apart)
     }
 
-    /// Whether what attention and the MLP give is changed before it is added.
+    /// Returns true if outputs of attention and MLP are normalized or scaled before they are added.
     pub fn has_behind(&self) -> bool {
         matches!(self.norms, Norms::Behind | Norms::Both) || self.residual_scale != 1.0
     }
 
-    /// Whether a layer's MLP is made of experts.
+    /// Returns the experts of `layer`, `None` if its MLP is dense.
     pub fn experts_of(&self, layer: usize) -> Option<&MoeConfig> {
         self.moe.as_ref().filter(|moe| moe.layers.contains(&layer))
     }
 }
 
 impl StateKind {
-    /// Numbers of a layer's state.
+    /// Returns the elements of one layer's state.
     pub fn size(&self, config: &ModelConfig) -> usize {
         match self {
             Self::ShortConv(conv) => conv.length.saturating_sub(1).saturating_mul(config.hidden_size),
@@ -433,7 +437,7 @@ impl StateKind {
         }
     }
 
-    /// Numbers of a token that a layer's first products give.
+    /// Returns the columns of the layer's input projection.
     pub fn projected(&self, config: &ModelConfig) -> usize {
         match self {
             Self::ShortConv(_) => 3 * config.hidden_size,
@@ -442,7 +446,7 @@ impl StateKind {
         }
     }
 
-    /// Numbers of a token that go into its way out.
+    /// Returns the inputs of the layer's output projection.
     pub fn mixed(&self, config: &ModelConfig) -> usize {
         match self {
             Self::ShortConv(_) => config.hidden_size,
@@ -453,32 +457,32 @@ impl StateKind {
 }
 
 impl DeltaNet {
-    /// Numbers of all values.
+    /// Returns the elements of all value heads.
     pub fn inner(&self) -> usize {
         self.value_heads * self.value_dim
     }
 
-    /// Numbers that are convolved: queries, keys and values.
+    /// Returns the convolved channels: queries, keys and values.
     pub fn channels(&self) -> usize {
         2 * self.key_heads * self.key_dim + self.inner()
     }
 
-    /// Blocks of columns of a head's matrix.
+    /// Returns the column blocks of one head's state matrix.
     pub fn blocks(&self) -> usize {
         self.value_dim.div_ceil(BLOCK)
     }
 
-    /// Numbers of a block.
+    /// Returns the elements of one column block.
     pub fn block(&self) -> usize {
         self.key_dim * BLOCK
     }
 
-    /// Where the blocks begin in a state, head after head: behind the convolution's last inputs.
+    /// Returns the offset of the first head's blocks in a state. The convolution's last inputs precede them.
     pub fn first_block(&self) -> usize {
         ((self.length - 1) * self.channels()).next_multiple_of(PANEL)
     }
 
-    /// Numbers of the state; 0 where that cannot be.
+    /// Returns the elements of the state, 0 if the sizes are invalid.
     fn state(&self) -> usize {
         let heads = [self.key_heads, self.value_heads, self.length - self.length.min(1)];
         let sizes = [self.key_dim, self.value_dim];
@@ -492,32 +496,32 @@ impl DeltaNet {
 }
 
 impl Mamba2 {
-    /// Numbers of all heads.
+    /// Returns the elements of all heads.
     pub fn inner(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Numbers that are convolved: x, B and C.
+    /// Returns the convolved channels: x, B and C.
     pub fn channels(&self) -> usize {
         self.inner() + 2 * self.groups * self.size
     }
 
-    /// Numbers that come in: the gate, those, and a step for each head.
+    /// Returns the columns of the input projection: gate, convolved channels, and a step size for each head.
     pub fn projected(&self) -> usize {
         self.inner() + self.channels() + self.heads
     }
 
-    /// Where a head's matrix lies in the state.
-    pub fn of_head(&self, head: usize) -> usize {
+    /// Returns the offset of a head's matrix in the state.
+    pub fn head_offset(&self, head: usize) -> usize {
         (self.length - 1) * self.channels() + head * self.size * self.head_dim
     }
 
-    /// The bounds of steps.
+    /// Returns the (minimum, maximum) step size.
     pub fn steps(&self) -> (f32, f32) {
         (self.least_step, self.most_step.unwrap_or(f32::INFINITY))
     }
 
-    /// Numbers of the state; 0 where that cannot be.
+    /// Returns the elements of the state, 0 if the sizes are invalid.
     fn state(&self) -> usize {
         let sizes = [self.heads, self.head_dim, self.groups, self.size, self.length];
         let within = sizes.iter().all(|size| (1..=MAX_LAYERS).contains(size));
@@ -525,6 +529,6 @@ impl Mamba2 {
         if !within || !self.heads.is_multiple_of(self.groups) || product.is_none_or(|all| all > MAX_STATE) {
             return 0;
         }
-        self.of_head(self.heads)
+        self.head_offset(self.heads)
     }
 }

@@ -1,4 +1,4 @@
-//! Short convolutions between two gates (LFM2): out(gate * convolved(other gate * numbers)).
+//! Short convolutions between two gates (LFM2): out_proj(gate_2 * conv(gate_1 * x)).
 
 #![allow(unsafe_code)]
 
@@ -18,11 +18,11 @@ impl Worker<'_, '_> {
             let (start, count) = (channels.start, channels.len());
             let own = convolution.of_tail(&channels);
             let one = |token: usize, part: usize| {
-                // SAFETY: its piece: these channels of this row's tokens.
+                // SAFETY: this thread's work item: these channels of this row's tokens.
                 unsafe { std::slice::from_raw_parts_mut(buffers.qkv.at(token, part * size + start), count) }
             };
             let slot = shared.rows.slots[row] as usize;
-            // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
+            // SAFETY: this thread's work item: these channels of this row; the input was written before a barrier.
             unsafe {
                 states.advance(convolve.layer, (row, slot), tokens, &own, |tail, token| {
                     let [before, behind, numbers] = [0, 1, 2].map(|part| one(token, part));

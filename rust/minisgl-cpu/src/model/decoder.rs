@@ -1,6 +1,6 @@
-//! A loaded model and the memory that it computes in.
+//! A loaded model, and the buffers that it computes in.
 //!
-//! Invariants: a forward that fails leaves both usable.
+//! Invariants: both remain usable after a failed forward pass.
 
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use minisgl_kernels::panels::PANEL;
 use minisgl_kernels::{Acts, Kernels, Mode, plain};
 
 use crate::error::Result;
-use crate::model::buffers::{Buffers, Own, held};
+use crate::model::buffers::{Buffers, ThreadBuffers, activation_mode};
 use crate::model::config::ModelConfig;
 use crate::model::grid::Grid;
 use crate::model::products::Groups;
@@ -20,22 +20,22 @@ use crate::model::weights::Weights;
 use crate::model::worker::{Attentions, Forward, Times, Tokens};
 use crate::threads::{Counter, Pool};
 
-/// A model with its weights.
+/// Model with its weights, ready for forward passes.
 pub struct Decoder {
-    /// Its numbers.
+    /// Configuration of the model.
     pub config: ModelConfig,
-    /// Its weights.
+    /// Packed weights.
     pub weights: Weights,
-    /// What multiplies.
+    /// Matmul kernels for the chosen instruction set.
     pub kernels: Kernels,
     mode: Mode,
 }
 
-/// What a decoder computes in: by step and by thread.
+/// Buffers for forward passes and logits, shared and per thread.
 pub struct Memory {
     buffers: Buffers,
     attention: Attentions,
-    threads: Vec<Mutex<(Own, Scratch)>>,
+    threads: Vec<Mutex<(ThreadBuffers, Scratch)>>,
     last: Grid,
     last_acts: Acts,
     last_rows: usize,
@@ -44,7 +44,7 @@ pub struct Memory {
 }
 
 impl Decoder {
-    /// `mode` says what integer matrices are multiplied with.
+    /// Creates a decoder. `mode` is the precision of activations in matmuls with integer weights.
     pub fn new(config: ModelConfig, weights: Weights, kernels: Kernels, mode: Mode) -> Self {
         Self {
             config,
@@ -54,7 +54,8 @@ impl Decoder {
         }
     }
 
-    /// Memory for `threads`; it grows with the steps. `timed`: parts of forwards are measured.
+    /// Allocates buffers for `threads` threads. They grow with the steps. `timed`: measure the parts of the forward
+    /// pass.
     pub fn memory(&self, threads: usize, kv: &KvPool, timed: bool) -> Result<Memory> {
         let config = &self.config;
         let buffers = Buffers::new(config, &self.weights, self.mode);
@@ -63,7 +64,7 @@ impl Decoder {
         Ok(Memory {
             threads: (0..threads).map(|_| own()).collect::<Result<_>>()?,
             last: Grid::new(self.config.hidden_size),
-            last_acts: Acts::new(1, self.config.hidden_size, held(self.mode)),
+            last_acts: Acts::new(1, self.config.hidden_size, activation_mode(self.mode)),
             last_rows: 0,
             counters: Default::default(),
             times: timed.then(|| Mutex::new(Times::default())),
@@ -72,8 +73,8 @@ impl Decoder {
         })
     }
 
-    /// Compute `tokens`, whose rows are `rows`: afterwards `Memory` has the hidden numbers of each, and `kv` their keys
-    /// and values. Returns the tokens of which some number is not finite, ascending.
+    /// Runs the forward pass of `tokens`, grouped in `rows`. Writes hidden states to `memory` and keys and values to
+    /// `kv`. Returns the indices of tokens whose hidden states are not finite, ascending.
     pub fn forward(
         &self,
         pool: &mut Pool,
@@ -119,12 +120,12 @@ impl Decoder {
         Ok(not_finite)
     }
 
-    /// The hidden numbers of a token of the last forward, as the head would see them.
+    /// Returns the hidden state of one token of the last forward pass, after the final norm.
     pub fn hidden<'a>(&self, memory: &'a mut Memory, token: usize) -> &'a [f32] {
         memory.last.reserve(1);
         let (x, normed) = (memory.buffers.x.at(token, 0), memory.last.at(0, 0));
         let size = self.config.hidden_size;
-        // SAFETY: the forward that wrote `x` is done, and nobody else has `memory`.
+        // SAFETY: the forward that wrote `x` has ended, and `&mut memory` is exclusive.
         unsafe {
             let kernels = self.kernels.decoding();
             let Some(norm) = &self.weights.norm else {
@@ -135,8 +136,8 @@ impl Decoder {
         }
     }
 
-    /// The logits of some tokens of the last forward, into the rows of `out`. Each thread calls `beside` before it takes
-    /// from the product, whose small pieces make up for what that took one thread longer than another.
+    /// Computes the logits of `tokens` (indices in the last forward pass) into the rows of `out`. Each thread first
+    /// calls `beside` (such as filling grammar masks); the small work items of the matmul balance its load.
     pub fn logits(
         &self,
         pool: &mut Pool,
@@ -149,21 +150,21 @@ impl Decoder {
         memory.last.reserve(tokens.len());
         if tokens.len() > memory.last_rows {
             memory.last_rows = tokens.len();
-            memory.last_acts = Acts::new(tokens.len(), self.config.hidden_size, held(self.mode));
+            memory.last_acts = Acts::new(tokens.len(), self.config.hidden_size, activation_mode(self.mode));
         }
         memory.counters.iter().for_each(Counter::reset);
-        // one kernel for all: a token's logits do not depend on what it was
+        // same kernel for all, so that logits do not depend on whether a token was decode or prefill
         let kernels = self.kernels.decoding();
         let (head, config) = (&self.weights.head, &self.config);
         let acts = memory
             .last_acts
             .writer_as(tokens.len(), config.hidden_size, self.mode.with(head));
-        let groups = Groups::of(head, pool.threads());
+        let groups = Groups::new(head, pool.threads());
         let (memory, out) = (&*memory, &*out);
         pool.run(&|_, barrier| {
-            while let Some(row) = memory.counters[0].take(tokens.len()) {
+            while let Some(row) = memory.counters[0].claim(tokens.len()) {
                 let (mut x, normed) = (memory.buffers.x.at(tokens[row], 0), memory.last.at(row, 0));
-                // SAFETY: this row was handed out once; the forward that wrote `x` is done.
+                // SAFETY: each row is claimed once; the forward pass that wrote `x` has ended.
                 unsafe {
                     if let Some(norm) = &self.weights.norm {
                         norm.apply(&kernels, x, (0, config.hidden_size), normed);
@@ -174,11 +175,11 @@ impl Decoder {
             }
             barrier.wait();
             beside();
-            while let Some(group) = memory.counters[1].take(groups.count) {
+            while let Some(group) = memory.counters[1].claim(groups.count) {
                 let panels = groups.panels(group);
                 let to = out.at(0, panels.start * PANEL);
                 let width = panels.len() * PANEL;
-                // SAFETY: these columns were handed out once; `acts` was written before the barrier.
+                // SAFETY: each column is claimed once; `acts` was written before the barrier.
                 unsafe {
                     let first = panels.start * PANEL;
                     kernels.matmul(head, panels, acts, 0..tokens.len(), to, out.stride(), false);
@@ -190,13 +191,13 @@ impl Decoder {
         })
     }
 
-    /// Some logits of a token, from column `first` on, behind the product.
+    /// Applies bias, scale and soft cap to `width` logits of one token, starting at column `first`.
     ///
     /// # Safety
-    /// They are the caller's piece.
+    /// No other thread may use these logits meanwhile.
     unsafe fn finish(&self, logits: *mut f32, first: usize, width: usize) {
         let (scale, cap) = (self.config.logits_scale, self.config.logits_cap);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if let Some(bias) = &self.weights.head_bias {
                 self.kernels.decoding().add(logits, bias[first..].as_ptr(), width);
@@ -213,7 +214,7 @@ impl Decoder {
 }
 
 impl Memory {
-    /// Seconds by part so far, if they are measured.
+    /// Returns the seconds spent in each part so far, `None` without timing.
     pub fn times(&self) -> Option<Times> {
         self.times
             .as_ref()

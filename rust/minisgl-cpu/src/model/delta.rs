@@ -1,7 +1,7 @@
-//! The weights of a gated delta net between a layer's products, and where its parts lie.
+//! Parameters of a gated delta net, and the layout of its state and projection.
 //!
-//! A layer's state is the convolution's last inputs, then the blocks of each head's matrix. Columns of what goes in are
-//! queries, keys, values, the gate, then two numbers of each head of values.
+//! A layer's state is the convolution's last inputs, then the blocks of each head's matrix. The projected columns are
+//! queries, keys, values, the gate, then two values per value head: beta and step.
 
 use std::ops::Range;
 
@@ -9,30 +9,30 @@ use minisgl_kernels::convolution::Convolution;
 
 use crate::model::config::DeltaNet;
 
-/// What is between the products.
+/// Gated delta net of one layer, without its input and output projections.
 pub struct Delta {
-    /// The layer, whose state it is.
+    /// Layer index, which selects the state.
     pub layer: usize,
-    /// Its sizes.
+    /// Sizes of the delta net.
     pub net: DeltaNet,
-    /// Of queries, keys and values.
+    /// Convolution of queries, keys and values.
     pub convolution: Convolution,
-    /// Of queries, which are scaled, too, and of keys: they become as long as that.
-    pub lengths: [Vec<f32>; 2],
-    /// By head of values: how fast its matrix fades, below 0.
-    pub fading: Vec<f32>,
-    /// What is added to each head's step.
+    /// Scales that normalized queries (with the attention scale) and keys are multiplied by.
+    pub scales: [Vec<f32>; 2],
+    /// Decay rate of the state matrix by value head, below 0.
+    pub decay_rates: Vec<f32>,
+    /// Bias of each head's step size.
     pub step_bias: Vec<f32>,
-    /// Of what is read of a head.
+    /// Weight of the norm of a head's output.
     pub norm: Vec<f32>,
-    /// Of that norm.
+    /// Epsilon of the output norm.
     pub eps: f32,
-    /// Heads of values that share one of keys lie as far from each other as there are heads of keys.
+    /// True if value head i uses key head i % key_heads; false if consecutive value heads share one.
     pub tiled: bool,
 }
 
 impl Delta {
-    /// The channels of a head of queries, of keys or of values, in this order.
+    /// Returns the channels of head `head`, counted over query heads, key heads, then value heads.
     pub fn channels(&self, head: usize) -> Range<usize> {
         let (of_keys, key, value) = (2 * self.net.key_heads, self.net.key_dim, self.net.value_dim);
         if head < of_keys {
@@ -42,12 +42,12 @@ impl Delta {
         start..start + value
     }
 
-    /// What queries and keys are multiplied by once their root mean square is 1.
-    pub fn lengths(&self, head: usize) -> Option<&[f32]> {
-        self.lengths.get(head / self.net.key_heads).map(Vec::as_slice)
+    /// Returns the scale of a head after its RMS normalization, `None` for value heads.
+    pub fn scales(&self, head: usize) -> Option<&[f32]> {
+        self.scales.get(head / self.net.key_heads).map(Vec::as_slice)
     }
 
-    /// The head of keys that a head of values has.
+    /// Returns the key head that value head `head` uses.
     pub fn key_head(&self, head: usize) -> usize {
         let DeltaNet {
             key_heads, value_heads, ..
@@ -59,16 +59,16 @@ impl Delta {
         }
     }
 
-    /// Columns of the gate, of how much heads learn, of their steps.
+    /// Returns the first columns of the gate, of beta and of the step sizes.
     pub fn columns(&self) -> [usize; 3] {
         let (gate, inner) = (self.net.channels(), self.net.inner());
         [gate, gate + inner, gate + inner + self.net.value_heads]
     }
 }
 
-/// Files that have parts of so many rows in all, and of each head of keys, put a head's rows of all of them together: the
-/// file's row of one of ours.
-pub fn by_head(parts: &[(usize, usize)], mut row: usize) -> usize {
+/// Returns the file's row for our `row`, for files that interleave the parts of a projection by key head. `parts` are
+/// (rows in total, rows per key head).
+pub fn grouped_row(parts: &[(usize, usize)], mut row: usize) -> usize {
     let whole: usize = parts.iter().map(|(_, of_head)| of_head).sum();
     let mut before = 0;
     for (all, of_head) in parts {

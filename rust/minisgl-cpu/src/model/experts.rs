@@ -1,8 +1,7 @@
-//! The forward through routed experts: each token goes through the few that its router scores most.
+//! Forward pass through routed experts: each token goes through the few experts with its highest router scores.
 //!
-//! Invariants: weights of experts that no token of a step chose are not read, those of the others once; a token's sum
-//! runs over its experts from the one that scores most on, whatever else is in the step; of experts with equal scores the
-//! one with the lower number wins.
+//! Invariants: the weights of an unused expert are not read, those of a used one once; a token's sum runs over its
+//! experts from the highest score down, whatever else is in the step; on equal scores the lower expert index wins.
 
 #![allow(unsafe_code)]
 
@@ -17,10 +16,10 @@ use crate::model::buffers::{ExpertBuffers, Order, TOKENS, Used};
 use crate::model::config::{MoeConfig, Score};
 use crate::model::operation::{Combine, Experts, Route};
 use crate::model::products::Groups;
-use crate::model::worker::{FEW, Forward, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, Worker, each};
 
 impl Worker<'_, '_> {
-    /// Each token's chosen experts, which lie between two products for each token and expert.
+    /// Runs the gate/up and down projection of all chosen experts. `combine` adds the outputs to the hidden states.
     pub(super) fn experts(&mut self, experts: &Experts) {
         let (shared, hidden) = (self.shared, self.shared.hidden);
         let (Some(buffers), Some(any)) = (&shared.buffers.experts, experts.experts.first()) else {
@@ -32,19 +31,19 @@ impl Worker<'_, '_> {
         let mode = shared.mode.with_all(any.halves.matrices());
         let acts = buffers.acts.writer_as(assignments, hidden, mode);
         let normed = self.own.row.at(0, 0);
-        each(self.counter(), assignments, FEW, |place| {
-            let token = order.assignments[place] as usize / experts.per_token;
-            // SAFETY: its piece: a row of `acts`; the choices were written before a barrier.
+        each(self.counter(), assignments, ITEM_TOKENS, |index| {
+            let token = order.assignments[index] as usize / experts.per_token;
+            // SAFETY: this thread's work item: a row of `acts`; the choices were written before a barrier.
             unsafe {
                 let mut x = shared.normed(experts.norm.as_deref(), token, normed);
                 if experts.weighs_input {
-                    let (_, weight) = *buffers.chosen[order.assignments[place] as usize].get();
+                    let (_, weight) = *buffers.chosen[order.assignments[index] as usize].get();
                     for i in 0..hidden {
                         *normed.add(i) = *x.add(i) * weight;
                     }
                     x = normed;
                 }
-                order.kernels(shared, place).prepare(x, acts, place);
+                order.kernels(shared, index).prepare(x, acts, index);
             }
         });
         self.barrier.wait();
@@ -58,18 +57,18 @@ impl Worker<'_, '_> {
         self.lap(5);
         let mode = shared.mode.with(&any.down.weight);
         let acts = buffers.acts.writer_as(assignments, any.halves.inner, mode);
-        each(self.counter(), assignments, FEW, |place| {
-            let kernels = order.kernels(shared, place);
-            // SAFETY: its piece: a row of `acts`; `inner` was written before the barrier.
-            unsafe { kernels.prepare(buffers.inner.at(place, 0), acts, place) };
+        each(self.counter(), assignments, ITEM_TOKENS, |index| {
+            let kernels = order.kernels(shared, index);
+            // SAFETY: this thread's work item: a row of `acts`; `inner` was written before the barrier.
+            unsafe { kernels.prepare(buffers.inner.at(index, 0), acts, index) };
         });
         self.barrier.wait();
-        let groups = Groups::of(&any.down.weight, shared.threads);
+        let groups = Groups::new(&any.down.weight, shared.threads);
         self.each_piece(order, &groups, |_, expert, panels, rows| {
             let (column, width, stride) = (panels.start * PANEL, panels.len() * PANEL, buffers.out.stride());
             let (to, count) = (buffers.out.at(rows.start, column), rows.len());
             let (kernels, down) = (order.kernels(shared, rows.start), &experts.experts[expert].down);
-            // SAFETY: its piece: these columns of these rows.
+            // SAFETY: this thread's work item: these columns of these rows.
             unsafe {
                 kernels.matmul(&down.weight, panels, acts, rows, to, stride, false);
                 if let Some(bias) = &down.bias {
@@ -80,7 +79,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Choose each token's experts, and sort what follows by expert.
+    /// Chooses each token's experts, and sorts the assignments by expert.
     pub(super) fn route(&mut self, route: &Route) {
         let (shared, moe) = (self.shared, &route.by);
         let Some(buffers) = &shared.buffers.experts else {
@@ -90,11 +89,11 @@ impl Worker<'_, '_> {
         let acts = buffers.router_acts.writer_as(shared.count(), shared.hidden, mode);
         let (normed, stride) = (self.own.row.at(0, 0), buffers.logits.stride());
         let panels = route.router.panels();
-        // one kernel for all, and one row at a time
+        // same kernel for all, one row at a time, so that the choice does not depend on the step
         let kernels = shared.kernels.decoding();
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let to = buffers.logits.at(token, 0);
-            // SAFETY: its piece: the rows of this token; `x` was written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token; `x` was written before a barrier.
             let logits = unsafe {
                 let x = shared.normed(route.norm.as_deref(), token, normed);
                 kernels.prepare(x, acts, token);
@@ -105,13 +104,13 @@ impl Worker<'_, '_> {
                 }
                 std::slice::from_raw_parts(to, moe.num_experts)
             };
-            let mut choices = choose(logits, moe, route.choice_bias.as_deref());
+            let mut choices = choose_experts(logits, moe, route.choice_bias.as_deref());
             if let Some(scales) = &route.scales {
                 let scaled = choices.iter_mut();
                 scaled.for_each(|(expert, weight)| *weight *= scales[*expert as usize]);
             }
             for (rank, choice) in choices.into_iter().enumerate() {
-                // SAFETY: its piece: the choices of this token.
+                // SAFETY: this thread's work item: the choices of this token.
                 unsafe { *buffers.chosen[token * moe.experts_per_token + rank].get() = choice };
             }
         });
@@ -125,7 +124,7 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Deal out the products of all used experts with the rows that are theirs.
+    /// Calls `work(worker, expert, panels, rows)` for each used expert, dividing panels among the threads.
     fn each_piece(
         &mut self,
         order: &Order,
@@ -133,7 +132,7 @@ impl Worker<'_, '_> {
         mut work: impl FnMut(&mut Self, usize, Range<usize>, Range<usize>),
     ) {
         let counter = self.counter();
-        while let Some(piece) = counter.take(order.used.len() * groups.count) {
+        while let Some(piece) = counter.claim(order.used.len() * groups.count) {
             let used = &order.used[piece / groups.count];
             for (start, end) in [(used.start, used.prompts), (used.prompts, used.end)] {
                 for from in (start..end).step_by(TOKENS) {
@@ -144,7 +143,7 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Add each token's experts, weighted, to its hidden numbers, what all go through last.
+    /// Adds each token's weighted expert outputs, and that of the shared expert last, to its hidden states.
     pub(super) fn combine(&mut self, combine: &Combine) {
         let shared = self.shared;
         let Some(buffers) = &shared.buffers.experts else {
@@ -152,8 +151,8 @@ impl Worker<'_, '_> {
         };
         // SAFETY: written by thread 0 before a barrier.
         let order = unsafe { &*buffers.order.get() };
-        each(self.counter(), shared.count(), FEW, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe { shared.combine(combine, order, buffers, token) };
         });
         self.barrier.wait();
@@ -161,15 +160,15 @@ impl Worker<'_, '_> {
 }
 
 impl Forward<'_> {
-    /// Of one token.
+    /// Combines the expert outputs of one token.
     ///
     /// # Safety
-    /// The token's numbers are the caller's piece; what experts gave was written before a barrier.
+    /// No other thread may use the token's rows meanwhile; expert outputs were written before a barrier.
     unsafe fn combine(&self, combine: &Combine, order: &Order, buffers: &ExpertBuffers, token: usize) {
         let (hidden, kernels) = (self.hidden, &self.kernels);
-        let aside = self.buffers.behind.at(token, 0);
+        let aside = self.buffers.side.at(token, 0);
         let mut sum = combine.sum_bias.clone().unwrap_or_else(|| vec![0.0; hidden]);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let add = |sum: &mut [f32], weight: f32, numbers: *const f32| {
                 let numbers = std::slice::from_raw_parts(numbers, hidden);
@@ -178,10 +177,10 @@ impl Forward<'_> {
                 }
             };
             for assignment in token * combine.per_token..(token + 1) * combine.per_token {
-                let place = order.places[assignment] as usize;
+                let index = order.sorted_index[assignment] as usize;
                 let (_, weight) = *buffers.chosen[assignment].get();
                 let weight = if combine.weighs_input { 1.0 } else { weight };
-                add(&mut sum, weight, buffers.out.at(place, 0));
+                add(&mut sum, weight, buffers.out.at(index, 0));
             }
             if let Some(norms) = &combine.norms {
                 let at = sum.as_mut_ptr();
@@ -212,8 +211,8 @@ impl Forward<'_> {
     }
 }
 
-/// A token's experts, from the one that scores most on, with their weights.
-fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f32)> {
+/// Returns a token's (expert, weight) pairs, highest score first.
+fn choose_experts(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f32)> {
     let scores: Vec<f32> = match moe.score {
         Score::Sigmoid => logits.iter().map(|logit| 1.0 / (1.0 + (-logit).exp())).collect(),
         Score::Softmax => {
@@ -223,29 +222,29 @@ fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f3
             shares.into_iter().map(|share| share / total).collect()
         }
     };
-    let mut wanted = scores.clone();
+    let mut ranking = scores.clone();
     if let Some(bias) = bias {
-        wanted.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
+        ranking.iter_mut().zip(bias).for_each(|(score, bias)| *score += bias);
     }
-    let size = wanted.len() / moe.groups;
-    let first = |scores: &[f32]| {
+    let size = ranking.len() / moe.groups;
+    let by_score = |scores: &[f32]| {
         let mut order: Vec<u32> = (0..scores.len() as u32).collect();
         order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b)));
         order
     };
     if moe.chosen_groups < moe.groups {
         let best = |group: &[f32]| -> f32 {
-            let order = first(group);
+            let order = by_score(group);
             order.iter().take(moe.group_best).map(|at| group[*at as usize]).sum()
         };
-        let groups: Vec<f32> = wanted.chunks(size).map(best).collect();
-        for group in first(&groups).into_iter().skip(moe.chosen_groups) {
-            wanted[group as usize * size..][..size].fill(f32::NEG_INFINITY);
+        let groups: Vec<f32> = ranking.chunks(size).map(best).collect();
+        for group in by_score(&groups).into_iter().skip(moe.chosen_groups) {
+            ranking[group as usize * size..][..size].fill(f32::NEG_INFINITY);
         }
     }
-    let mut order = first(&wanted);
+    let mut order = by_score(&ranking);
     order.truncate(moe.experts_per_token);
-    let kept: f32 = if moe.norm_topk_prob {
+    let divisor: f32 = if moe.norm_topk_prob {
         let sum: f32 = order.iter().map(|expert| scores[*expert as usize]).sum();
         sum.max(moe.least_sum)
     } else {
@@ -253,14 +252,14 @@ fn choose(logits: &[f32], moe: &MoeConfig, bias: Option<&[f32]>) -> Vec<(u32, f3
     };
     order
         .into_iter()
-        .map(|expert| (expert, scores[expert as usize] / kept * moe.scale))
+        .map(|expert| (expert, scores[expert as usize] / divisor * moe.scale))
         .collect()
 }
 
 impl Order {
-    /// What multiplies the rows from sorted place `place` on.
-    fn kernels(&self, shared: &Forward<'_>, place: usize) -> Kernels {
-        if self.assignments[place] < self.prompts {
+    /// Returns the kernels for the rows from sorted index `index` on: those for decode or for prefill.
+    fn kernels(&self, shared: &Forward<'_>, index: usize) -> Kernels {
+        if self.assignments[index] < self.prompts {
             shared.kernels.decoding()
         } else {
             shared.kernels
@@ -274,14 +273,14 @@ impl Order {
         self.assignments.clear();
         self.assignments.extend(0..chosen.len() as u32);
         self.assignments.sort_by_key(|assignment| expert_of(*assignment));
-        self.places.clear();
-        self.places.resize(chosen.len(), 0);
+        self.sorted_index.clear();
+        self.sorted_index.resize(chosen.len(), 0);
         self.used.clear();
-        for (place, assignment) in self.assignments.iter().enumerate() {
-            self.places[*assignment as usize] = place as u32;
+        for (index, assignment) in self.assignments.iter().enumerate() {
+            self.sorted_index[*assignment as usize] = index as u32;
             let expert = expert_of(*assignment) as usize;
             if self.used.last().is_none_or(|last| last.expert != expert) {
-                let (start, end) = (place, place);
+                let (start, end) = (index, index);
                 self.used.push(Used {
                     expert,
                     start,
@@ -291,9 +290,9 @@ impl Order {
             }
             let decodes = *assignment < self.prompts;
             if let Some(used) = self.used.last_mut() {
-                used.end = place + 1;
+                used.end = index + 1;
                 if decodes {
-                    used.prompts = place + 1; // the sort is stable: an expert's prompts come last
+                    used.prompts = index + 1; // the sort is stable: an expert's prompts come last
                 }
             }
         }
@@ -305,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_step_goes_through_each_chosen_expert_once() {
+    fn sort_lists_each_chosen_expert_once() {
         // two tokens that decode and two of prompts, with two experts each
         let chosen = [5, 2, 2, 7, 7, 5, 5, 2].map(|expert| UnsafeCell::new((expert, 0.5)));
         let mut order = Order::default();

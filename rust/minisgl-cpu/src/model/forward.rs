@@ -1,10 +1,11 @@
-//! One forward on all threads: from token ids to hidden numbers, operation by operation.
+//! Forward pass on all threads: from token ids to hidden states, operation by operation.
 //!
-//! An operation deals out pieces through counters of its own, so each piece has one thread; what is written is read
-//! after the next barrier only. This is the reason behind every `unsafe` block here that says "its piece".
+//! An operation deals out work items through counters of its own, so each item belongs to one thread; data that one
+//! thread writes is read by others only after the next barrier. Every `unsafe` block that says "this thread's work
+//! item" relies on this.
 //!
-//! Invariants: what a token's numbers become depends on the tokens that it may attend to only, not on how pieces fall to
-//! threads nor on what else is in the step.
+//! Invariants: a token's result depends only on the tokens that it may attend to, not on how work is distributed to
+//! threads, nor on other rows of the step.
 
 #![allow(unsafe_code)]
 
@@ -12,18 +13,18 @@ use std::time::Instant;
 
 use minisgl_kernels::attention::Scratch;
 
-use crate::model::buffers::{COUNTERS, Own};
+use crate::model::buffers::{COUNTERS, ThreadBuffers};
 use crate::model::operation::{Embed, Operation, SumPerLayer};
-use crate::model::worker::{FEW, Forward, Times, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, Times, Worker, each};
 use crate::threads::Barrier;
 
 impl Forward<'_> {
-    /// What each thread does. `own`, `scratch`, `times` are this thread's.
+    /// Runs all operations, as one thread of the pool. `own`, `scratch` and `times` belong to this thread.
     pub fn run(
         &self,
         thread: usize,
         barrier: &Barrier,
-        own: &mut Own,
+        own: &mut ThreadBuffers,
         scratch: &mut Scratch,
         times: Option<&mut Times>,
     ) {
@@ -79,16 +80,16 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// Numbers of each token, and the angles of its position.
+    /// Writes each token's embedding, and the RoPE angles of its position.
     fn embed(&mut self, embed: &Embed) {
         let shared = self.shared;
         let table = embed.table.as_ref().unwrap_or(&shared.weights.head);
         let buffers = shared.buffers;
         let width = buffers.x.stride();
-        // SAFETY: this thread's own row, as wide as the hidden numbers at least.
+        // SAFETY: a row of this thread, at least as wide as a hidden state.
         let learned = unsafe { std::slice::from_raw_parts_mut(self.own.row.at(0, 0), width) };
-        each(self.counter(), shared.count(), FEW, |token| {
-            // SAFETY: its piece: the rows of its tokens.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            // SAFETY: this thread's work item: the rows of its tokens.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.x.at(token, 0), width) };
             let id = (shared.tokens.ids[token] as usize).min(table.n() - 1);
             table.row(id, row);
@@ -110,7 +111,7 @@ impl Worker<'_, '_> {
             }
             if let Some(norm) = &embed.norm {
                 let at = row.as_mut_ptr();
-                // SAFETY: the row has as many numbers.
+                // SAFETY: the row has `hidden` elements.
                 unsafe { norm.apply(&shared.kernels, at, (0, shared.hidden), at) };
             }
             let (position, mut first) = (position as f32, 0);
@@ -119,7 +120,7 @@ impl Worker<'_, '_> {
                 for (i, frequency) in frequencies.iter().enumerate() {
                     let (sin, cos) = (position * frequency).sin_cos();
                     let at = first + i;
-                    // SAFETY: as above; `angles` has room for both halves of each table.
+                    // SAFETY: this thread's work item; `angles` has columns for cosines and sines of each table.
                     unsafe {
                         *buffers.angles.at(token, at) = cos * scale;
                         *buffers.angles.at(token, half + at) = sin * scale;
@@ -131,40 +132,40 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// The numbers of each token that each layer adds: of its embedding and of its id, both alike.
+    /// Computes the per-layer inputs of each token: half from its embedding, half from its id.
     fn sum_per_layer(&mut self, sum: &SumPerLayer) {
         let (shared, buffers) = (self.shared, self.shared.buffers);
         let size = sum.size;
         let (of_model, of_id) = ((shared.hidden as f32).sqrt().recip(), (size as f32).sqrt());
-        each(self.counter(), shared.count(), FEW, |token| {
-            let mut known = vec![0.0_f32; buffers.per_layer.stride()];
-            // as transformers has it, an id beyond the table is the first
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            let mut embedding = vec![0.0_f32; buffers.per_layer.stride()];
+            // like transformers: an id beyond the table counts as 0
             let id = Some(shared.tokens.ids[token] as usize).filter(|id| *id < sum.embedding.n());
-            sum.embedding.row(id.unwrap_or(0), &mut known);
-            // SAFETY: its piece: the row of this token, written before a barrier.
+            sum.embedding.row(id.unwrap_or(0), &mut embedding);
+            // SAFETY: this thread's work item: the row of this token, written before a barrier.
             let row = unsafe { std::slice::from_raw_parts_mut(buffers.per_layer.at(token, 0), sum.layers * size) };
             row.iter_mut().for_each(|number| *number *= of_model);
-            for (part, known) in row.chunks_mut(size).zip(known.chunks(size)) {
+            for (part, embedding) in row.chunks_mut(size).zip(embedding.chunks(size)) {
                 let at = part.as_mut_ptr();
-                // SAFETY: as many numbers as the norm has.
+                // SAFETY: the part has `size` elements, like the norm.
                 unsafe { sum.norm.apply(&shared.kernels, at, (0, size), at) };
-                for (number, known) in part.iter_mut().zip(known) {
-                    *number = (*number + known * of_id) * std::f32::consts::FRAC_1_SQRT_2;
+                for (number, embedding) in part.iter_mut().zip(embedding) {
+                    *number = (*number + embedding * of_id) * std::f32::consts::FRAC_1_SQRT_2;
                 }
             }
         });
         self.barrier.wait();
     }
 
-    /// Whether what came out is made of numbers.
+    /// Records the tokens whose hidden states are not finite.
     fn check(&mut self) {
         let shared = self.shared;
         let x = &shared.buffers.x;
-        each(self.counter(), shared.count(), FEW, |token| {
-            // SAFETY: written before a barrier; nobody writes now.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            // SAFETY: written before a barrier; no thread writes now.
             if !unsafe { shared.kernels.finite(x.at(token, 0), shared.hidden) } {
-                let mut found = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
-                found.push(token);
+                let mut not_finite = shared.not_finite.lock().unwrap_or_else(|e| e.into_inner());
+                not_finite.push(token);
             }
         });
     }

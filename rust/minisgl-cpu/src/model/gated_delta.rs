@@ -1,5 +1,5 @@
-//! A gated delta net (arXiv 2412.06464) between a layer's products: queries, keys and values are convolved, each head's
-//! matrix goes through the tokens, and what is read of it is normalised and gated.
+//! Gated delta net (arXiv 2412.06464), without its projections: convolves queries, keys and values, passes each head's
+//! state matrix over the tokens, then normalizes and gates the output.
 
 #![allow(unsafe_code)]
 
@@ -10,9 +10,9 @@ use minisgl_kernels::delta_rule::{BLOCK, Recurrence, decay};
 use minisgl_kernels::plain;
 
 use crate::model::delta::Delta;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
-/// Added to the sum of squares of queries and keys, whatever other norms have.
+/// Epsilon of the query and key normalization, added to the sum of squares. It does not depend on the model's norm_eps.
 const EPS: f32 = 1e-6;
 static ONES: [f32; CHANNELS] = [1.0; CHANNELS];
 
@@ -27,14 +27,14 @@ impl Worker<'_, '_> {
         let counter = self.counter();
         shared.each_row(counter, heads + 1, |row, tokens, head| {
             if head == heads {
-                // SAFETY: its piece: these columns of this row's tokens, written before a barrier.
+                // SAFETY: this thread's work item: these columns of this row's tokens, written before a barrier.
                 tokens.for_each(|token| unsafe { self.decays_and_rates(delta, token) });
                 return;
             }
             let channels = delta.channels(head);
             let own = delta.convolution.of_tail(&channels);
-            let (count, lengths) = (channels.len(), delta.lengths(head));
-            // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
+            let (count, scales) = (channels.len(), delta.scales(head));
+            // SAFETY: this thread's work item: these channels of this row; the input was written before a barrier.
             unsafe {
                 states.advance(index, (row, slots[row] as usize), tokens, &own, |tail, token| {
                     let at = buffers.qkv.at(token, channels.start);
@@ -43,9 +43,9 @@ impl Worker<'_, '_> {
                         .convolution
                         .pass(shared.kernels.isa(), channels.clone(), tail, numbers);
                     shared.kernels.silu_mul(at, ONES.as_ptr(), count, at);
-                    if let Some(lengths) = lengths {
+                    if let Some(scales) = scales {
                         let eps = EPS / count as f32;
-                        shared.kernels.rms_norm(at, lengths.as_ptr(), count, eps, at);
+                        shared.kernels.rms_norm(at, scales.as_ptr(), count, eps, at);
                     }
                 });
             }
@@ -54,10 +54,10 @@ impl Worker<'_, '_> {
         let (counter, blocks) = (self.counter(), net.value_heads * net.blocks());
         shared.each_row(counter, blocks, |row, tokens, piece| {
             let first = net.first_block() + piece * net.block();
-            // SAFETY: its piece: this block of this row; what is read was written before a barrier.
+            // SAFETY: this thread's work item: this block of this row; inputs were written before a barrier.
             unsafe {
                 let (own, of) = (first..first + net.block(), (row, slots[row] as usize));
-                states.runs(index, of, tokens, &[own], |state, tokens| {
+                states.advance_runs(index, of, tokens, &[own], |state, tokens| {
                     let job = self.recurrence(delta, state.add(first), tokens, piece);
                     job.run(shared.kernels.isa());
                 });
@@ -67,13 +67,13 @@ impl Worker<'_, '_> {
         self.gate_heads(delta);
     }
 
-    /// What is read of each head is normalised and gated.
+    /// Normalizes and gates the output of each value head.
     fn gate_heads(&mut self, delta: &Delta) {
         let (shared, net, buffers) = (self.shared, &delta.net, self.shared.buffers);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             for head in 0..net.value_heads {
                 let (size, [gate, ..]) = (net.value_dim, delta.columns());
-                // SAFETY: its piece: this token's numbers, written before a barrier.
+                // SAFETY: this thread's work item: this token's rows, written before a barrier.
                 unsafe {
                     let read = buffers.attended.at(token, head * size);
                     let gate = buffers.qkv.at(token, gate + head * size);
@@ -87,23 +87,23 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Of a token: what comes in becomes what each head's matrix is multiplied by, and how much it learns.
+    /// Turns one token's projected beta and step columns into each head's learning rate and decay factor, in place.
     ///
     /// # Safety
-    /// Nobody else uses these columns.
+    /// No other thread may use these columns meanwhile.
     unsafe fn decays_and_rates(&self, delta: &Delta, token: usize) {
         let [_, rates, steps] = delta.columns();
-        for (head, (fading, bias)) in delta.fading.iter().zip(&delta.step_bias).enumerate() {
+        for (head, (rate_of_decay, bias)) in delta.decay_rates.iter().zip(&delta.step_bias).enumerate() {
             let [rate, step] = [rates, steps].map(|column| self.shared.buffers.qkv.at(token, column + head));
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 *rate = plain::sigmoid(*rate);
-                *step = decay(*fading, *step + bias);
+                *step = decay(*rate_of_decay, *step + bias);
             }
         }
     }
 
-    /// One block of a head through some tokens.
+    /// Returns the recurrence over one column block of a head's state matrix through `tokens`.
     fn recurrence(&self, delta: &Delta, state: *mut f32, tokens: Range<usize>, piece: usize) -> Recurrence {
         let (net, buffers, token) = (&delta.net, self.shared.buffers, tokens.start);
         let (head, column) = (piece / net.blocks(), piece % net.blocks() * BLOCK);

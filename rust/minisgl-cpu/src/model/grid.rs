@@ -1,28 +1,30 @@
-//! Numbers of all tokens of a step, which threads write in pieces that do not overlap.
+//! Matrices with a row per token of a step, which threads write in disjoint parts.
 //!
-//! Invariants: rows begin at cache lines and are padded with zeros that nobody overwrites; memory grows, never shrinks.
+//! Invariants: rows begin at cache lines and are padded with zeros that are never overwritten; memory grows, never
+//! shrinks.
 
 use std::cell::UnsafeCell;
 
-/// A cache line.
+/// Cache line of elements.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Line([f32; LINE]);
 
 const LINE: usize = 16;
 
-/// [rows, stride] f32.
+/// Matrix [rows, stride] of f32 that threads write without locks, each its own part.
 pub struct Grid {
     lines: Vec<UnsafeCell<Line>>,
     stride: usize,
 }
 
-// SAFETY: the cells are reached through raw pointers only, by code that says why it is alone with what it touches.
+// SAFETY: the cells are reached through raw pointers only, by code that states why no other thread touches the same
+// elements.
 #[allow(unsafe_code)]
 unsafe impl Sync for Grid {}
 
 impl Grid {
-    /// Rows of `width` numbers, padded to whole panels and blocks.
+    /// Creates an empty grid with rows of `width` elements, padded to whole panels and blocks.
     pub fn new(width: usize) -> Self {
         Self {
             lines: Vec::new(),
@@ -30,7 +32,7 @@ impl Grid {
         }
     }
 
-    /// Room for `rows` rows; new ones are zero.
+    /// Grows the grid to at least `rows` rows. New rows are zero.
     pub fn reserve(&mut self, rows: usize) {
         let lines = rows * self.stride / LINE;
         if lines > self.lines.len() {
@@ -38,12 +40,15 @@ impl Grid {
         }
     }
 
-    /// Numbers from one row to the next.
+    /// Returns the elements from one row to the next.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// Where a number lies; anything beyond the reserved rows panics.
+    /// Returns the address of an element.
+    ///
+    /// # Panics
+    /// If the element is beyond the reserved rows.
     #[inline]
     pub fn at(&self, row: usize, column: usize) -> *mut f32 {
         let index = row * self.stride + column;
@@ -55,11 +60,11 @@ impl Grid {
         start.wrapping_add(index)
     }
 
-    /// The first rows, while nobody else has them.
+    /// Returns the first `count` rows, exclusively.
     pub fn rows(&mut self, count: usize) -> impl Iterator<Item = &mut [f32]> {
         self.at(count, 0);
         let (start, numbers) = (self.at(0, 0), count * self.stride);
-        // SAFETY: both ends are inside, and `&mut self` keeps others out.
+        // SAFETY: the range is within the memory, and `&mut self` is exclusive.
         #[allow(unsafe_code)]
         let all = unsafe { std::slice::from_raw_parts_mut(start, numbers) };
         all.chunks_exact_mut(self.stride)

@@ -1,37 +1,37 @@
-//! What operations hold beside matrices: norms, and matrices with a bias.
+//! Parameters that operations hold in addition to matrices: norms, and matrices with a bias.
 
 use minisgl_kernels::panels::Matrix;
 use minisgl_kernels::{Kernels, plain};
 
-/// A matrix, perhaps with a bias. Both are padded to whole panels.
+/// Weight matrix with an optional bias. Both are padded to whole panels.
 pub struct Linear {
-    /// [outputs, inputs]
+    /// Weight matrix, [outputs, inputs].
     pub weight: Matrix,
-    /// [outputs]
+    /// Bias, [outputs]; `None` if the layer has none.
     pub bias: Option<Vec<f32>>,
 }
 
-/// A norm over some numbers.
+/// RMS norm or layer norm.
 pub struct Norm {
-    /// As numbers are multiplied with, padded.
+    /// Weight, padded to whole panels.
     pub weight: Vec<f32>,
-    /// Added, padded.
+    /// Bias, padded to whole panels.
     pub bias: Option<Vec<f32>>,
-    /// Added to the mean square under the root.
+    /// Epsilon, added to the mean square under the root.
     pub eps: f32,
-    /// It takes the mean off, too.
+    /// True for a layer norm, which also subtracts the mean.
     pub layer_norm: bool,
 }
 
 impl Norm {
-    /// Writes `size` numbers of `x`, normalised with the weights from `first` on, to `out`, which may be `x`.
+    /// Normalizes `size` elements of `x` with the weights from `first` on, and writes them to `out`, which may be `x`.
     ///
     /// # Safety
-    /// As of `Kernels::rms_norm`.
+    /// `x` and `out` must fulfil the contract of `Kernels::rms_norm`.
     #[allow(unsafe_code)]
     pub unsafe fn apply(&self, kernels: &Kernels, x: *const f32, (first, size): (usize, usize), out: *mut f32) {
         let weight = &self.weight[first..first + size];
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             if self.layer_norm {
                 let bias = self.bias.as_ref().map(|bias| &bias[first..first + size]);

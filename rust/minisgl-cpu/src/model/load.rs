@@ -1,7 +1,7 @@
-//! How a model's tensors become its weights, layer by layer.
+//! Loading of a model's weights, layer by layer.
 //!
-//! Invariants: every layer is loaded by one thread, all threads load at once; what does not fit the config is an error
-//! that names the tensor.
+//! Invariants: one thread loads a layer, all threads load at once; a tensor that does not fit the configuration is an
+//! error with the tensor's name.
 
 use std::sync::Mutex;
 
@@ -20,11 +20,11 @@ use crate::model::weights::Weights;
 use crate::threads::{Counter, Pool};
 use crate::weights::{Packer, Packing};
 
-/// What of a load is done: (parts done, parts in all).
+/// Callback for load progress, with (parts done, parts in total). All threads may call it.
 pub type Progress<'a> = &'a (dyn Fn(usize, usize) + Sync);
 
 impl Weights {
-    /// Read all tensors on all threads of `pool`.
+    /// Reads and packs all tensors on the threads of `pool`. Errors if the file has an unused tensor.
     pub fn load(
         (tensors, packer): (&Tensors, &Packer),
         config: &ModelConfig,
@@ -37,7 +37,7 @@ impl Weights {
         after.push(Operation::Check);
         let norm = config
             .last_norm
-            .then(|| load_of_all(tensors, config, Part::Norm))
+            .then(|| load_global_norm(tensors, config, Part::Norm))
             .transpose()?;
         let distances = config
             .distances
@@ -48,7 +48,7 @@ impl Weights {
             .head_bias
             .then(|| tensors.part_vector(Part::Head, At::default(), "bias", config.vocab_size))
             .transpose()?;
-        tensors.all_used(|name| is_redundant(name, tensors, config))?;
+        tensors.check_all_used(|name| is_redundant(name, tensors, config))?;
         Ok(Self {
             before,
             layers,
@@ -61,10 +61,10 @@ impl Weights {
     }
 }
 
-/// What is before the layers, and the head.
+/// Operations before the layers, and the LM head.
 type Tables = (Vec<Operation>, Matrix);
 
-/// The layers and the tables, on all threads.
+/// Loads the layers and the tables on all threads. Stops at the first error.
 fn load_parts(
     (tensors, packer): (&Tensors, &Packer),
     config: &ModelConfig,
@@ -78,10 +78,10 @@ fn load_parts(
     let (next, done) = (Counter::default(), Counter::default());
     let load = |part: usize| -> Result<()> {
         let packing = packer.part(part);
-        // the largest first
+        // the tables first: they are the largest part
         let Some(layer) = part.checked_sub(1) else {
-            let found = load_tables(tensors, config, &packing)?;
-            *locked(&tables) = Some(found);
+            let loaded = load_tables(tensors, config, &packing)?;
+            *lock(&tables) = Some(loaded);
             return Ok(());
         };
         let loader = Loader {
@@ -90,44 +90,45 @@ fn load_parts(
             packing,
             layer,
         };
-        let found = loader.load()?;
-        *locked(&layers[layer]) = Some(found);
+        let loaded = loader.load()?;
+        *lock(&layers[layer]) = Some(loaded);
         Ok(())
     };
     pool.run(&|_, _| {
-        while let Some(part) = next.take(parts) {
-            if locked(&failed).is_some() {
+        while let Some(part) = next.claim(parts) {
+            if lock(&failed).is_some() {
                 return;
             }
             if let Err(error) = load(part) {
-                locked(&failed).get_or_insert(error);
+                lock(&failed).get_or_insert(error);
                 return;
             }
-            // panels and file together would be twice the model
+            // otherwise panels plus file pages would take twice the model's memory
             tensors.release();
-            if let Some(before) = done.take(usize::MAX) {
+            if let Some(before) = done.claim(usize::MAX) {
                 progress(before + 1, parts);
             }
         }
     })?;
-    if let Some(error) = locked(&failed).take() {
+    if let Some(error) = lock(&failed).take() {
         return Err(error);
     }
-    let lost = || Error::file("a part of the weights was not loaded");
-    let layers = layers.iter().map(|layer| locked(layer).take().ok_or_else(lost));
+    let missing = || Error::file("a part of the weights was not loaded");
+    let layers = layers.iter().map(|layer| lock(layer).take().ok_or_else(missing));
     let layers = layers.collect::<Result<Vec<_>>>()?;
-    let tables = locked(&tables).take().ok_or_else(lost)?;
+    let tables = lock(&tables).take().ok_or_else(missing)?;
     Ok((layers, tables))
 }
 
-/// In GGUF; the config's frequencies have them already.
+/// RoPE factors in GGUF files; the configuration's frequencies include them already.
 const ROPE_FACTORS: [&str; 3] = [
     "rope_freqs.weight",
     "rope_factors_long.weight",
     "rope_factors_short.weight",
 ];
 
-/// What files have besides: a copy of the table as a head, and frequencies that the config already says.
+/// Returns true for a tensor that is not needed: a copy of the embedding as LM head, RoPE frequencies, and parts that
+/// the configuration leaves out.
 fn is_redundant(name: &str, tensors: &Tensors, config: &ModelConfig) -> bool {
     ROPE_FACTORS.contains(&name)
         || tensors.files.buffers.iter().any(|end| name.ends_with(end))
@@ -136,11 +137,11 @@ fn is_redundant(name: &str, tensors: &Tensors, config: &ModelConfig) -> bool {
         || (config.tie_word_embeddings && name == "lm_head.weight")
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The operations before the layers, and the head.
+/// Loads the operations before the layers, and the LM head.
 fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -> Result<Tables> {
     let shape = [config.vocab_size, config.hidden_size];
     let of = |part, shape: &[usize; 2]| pack(packing, &[tensors.part(part, At::default(), shape)?], false);
@@ -154,7 +155,7 @@ fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -
     } else {
         (of(Part::Head, &shape)?, Some(embedding))
     };
-    let norm = || load_of_all(tensors, config, Part::EmbeddingNorm);
+    let norm = || load_global_norm(tensors, config, Part::EmbeddingNorm);
     let angles = config.inverse_frequencies.iter().cloned();
     let embed = Operation::Embed(Embed {
         table,
@@ -168,37 +169,38 @@ fn load_tables(tensors: &Tensors, config: &ModelConfig, packing: &Packing<'_>) -
     Ok(([embed].into_iter().chain(per_layer).collect(), head))
 }
 
-/// A norm of no layer.
-fn load_of_all(tensors: &Tensors, config: &ModelConfig, part: Part) -> Result<Norm> {
+/// Loads a norm that belongs to no layer.
+fn load_global_norm(tensors: &Tensors, config: &ModelConfig, part: Part) -> Result<Norm> {
     load_norm(tensors, config, part, At::default(), config.hidden_size)
 }
 
 fn load_distances(tensors: &Tensors, heads: usize, kind: &ByDistance) -> Result<Distances> {
-    let by_distance = |positions: usize, of: &dyn Fn(usize, i64) -> f32| {
+    let by_distance = |positions: usize, bias_of: &dyn Fn(usize, i64) -> f32| {
         let most = positions as i64;
         let all = (0..heads).flat_map(|head| (1 - most..most).map(move |behind| (head, behind)));
         Distances {
             numbers: all
-                .map(|(head, behind)| of(head, behind) * std::f32::consts::LOG2_E)
+                .map(|(head, behind)| bias_of(head, behind) * std::f32::consts::LOG2_E)
                 .collect(),
             most: positions,
         }
     };
     match kind {
         ByDistance::Ranges(ranges) => {
-            let found = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
-            let numbers = found.view()?.decode();
-            let of = |head, behind| numbers[ranges.of(behind) * heads + head];
-            Ok(by_distance(ranges.positions, &of))
+            let tensor = tensors.part(Part::Distances, At::default(), &[ranges.count, heads])?;
+            let numbers = tensor.view()?.decode();
+            let bias_of = |head, behind| numbers[ranges.bucket_of(behind) * heads + head];
+            Ok(by_distance(ranges.positions, &bias_of))
         }
         ByDistance::Slopes(Slopes { by_head, positions }) => {
-            let of = |head: usize, behind: i64| by_head[head] * behind.unsigned_abs() as f32;
-            Ok(by_distance(*positions, &of))
+            let bias_of = |head: usize, behind: i64| by_head[head] * behind.unsigned_abs() as f32;
+            Ok(by_distance(*positions, &bias_of))
         }
     }
 }
 
-/// People train a model whose head was tied and forget to say that it no longer is.
+/// Returns true if the file has an LM head that differs from the embedding. Some fine-tunes wrongly say that they are
+/// tied.
 fn has_other_head(tensors: &Tensors, shape: [usize; 2]) -> Result<bool> {
     if !tensors.has(Part::Head, At::default(), "weight") {
         return Ok(false);

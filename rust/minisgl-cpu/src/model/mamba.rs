@@ -1,13 +1,14 @@
-//! Mamba-2 (arXiv 2405.21060): a convolution of what goes in, a matrix of each head that fades and takes in, a gate.
+//! Mamba-2 (arXiv 2405.21060), without its projections: a convolution of the input, a decaying state matrix per head,
+//! and a gate.
 //!
-//! A layer's state is the convolution's tail, then each head's matrix, [size, numbers of a head].
+//! A layer's state is the convolution's last inputs, then each head's matrix, [size, head_dim].
 
 #![allow(unsafe_code)]
 
 use minisgl_kernels::mamba::{By, advance, leave, silu_all, step};
 
 use crate::model::operation::Mamba;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
 impl Worker<'_, '_> {
     pub(super) fn mamba(&mut self, mamba: &Mamba) {
@@ -22,7 +23,7 @@ impl Worker<'_, '_> {
         shared.each_row(counter, convolution.pieces(), |row, tokens, piece| {
             let channels = convolution.channels(piece);
             let (own, slot) = (convolution.of_tail(&channels), shared.rows.slots[row] as usize);
-            // SAFETY: its piece: these channels of this row; what goes in was written before a barrier.
+            // SAFETY: this thread's work item: these channels of this row; the input was written before a barrier.
             unsafe {
                 states.advance(index, (row, slot), tokens, &own, |tail, token| {
                     let at = buffers.qkv.at(token, inner + channels.start);
@@ -35,9 +36,9 @@ impl Worker<'_, '_> {
         self.barrier.wait();
         let counter = self.counter();
         shared.each_row(counter, sizes.heads, |row, tokens, head| {
-            let (first, count) = (sizes.of_head(head), sizes.size * sizes.head_dim);
+            let (first, count) = (sizes.head_offset(head), sizes.size * sizes.head_dim);
             let (own, slot) = (first..first + count, shared.rows.slots[row] as usize);
-            // SAFETY: its piece: this head of this row; what is read was written before a barrier.
+            // SAFETY: this thread's work item: this head of this row; inputs were written before a barrier.
             unsafe {
                 states.advance(
                     index,
@@ -52,36 +53,36 @@ impl Worker<'_, '_> {
             }
         });
         self.barrier.wait();
-        each(self.counter(), shared.count(), FEW, |token| {
-            // SAFETY: its piece: this token's numbers, written before a barrier.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            // SAFETY: this thread's work item: this token's rows, written before a barrier.
             let (gate, out) = unsafe {
                 (
                     std::slice::from_raw_parts(buffers.qkv.at(token, 0), inner),
                     std::slice::from_raw_parts_mut(buffers.attended.at(token, 0), inner),
                 )
             };
-            leave(isa, mamba.way(), gate, out);
+            leave(isa, mamba.gated_norm(), gate, out);
         });
         self.barrier.wait();
     }
 
-    /// One head of a token: from what is convolved to what is read of its state.
+    /// Advances one head by one token: updates `state` and writes the head's output.
     ///
     /// # Safety
-    /// Nobody writes to the token's numbers meanwhile, and nobody else uses this head's part of what comes out.
+    /// No thread may write to the token's inputs meanwhile, and no other thread may use this head's output.
     unsafe fn scan_head(&self, mamba: &Mamba, (head, token): (usize, usize), state: &mut [f32]) {
         let (sizes, buffers) = (&mamba.sizes, self.shared.buffers);
         let (inner, size, dim) = (sizes.inner(), sizes.size, sizes.head_dim);
         let group = head / (sizes.heads / sizes.groups);
         let of_b = 2 * inner + group * size;
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let dt = *buffers.qkv.at(token, sizes.projected() - sizes.heads + head);
             let dt = step(dt * sizes.factors[4] + mamba.step_bias[head], sizes.steps());
             let by = By {
                 dt,
-                decay: (dt * mamba.fading[head]).exp(),
-                past: mamba.past[head],
+                decay: (dt * mamba.decay_rates[head]).exp(),
+                past: mamba.skip[head],
             };
             let x = buffers.attended.at(token, head * dim);
             x.copy_from_nonoverlapping(buffers.qkv.at(token, inner + head * dim), dim);

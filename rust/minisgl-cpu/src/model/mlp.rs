@@ -1,6 +1,6 @@
-//! The first half of an MLP: gate, up and what is between them.
+//! Gate and up projection of an MLP, and the activation between them.
 //!
-//! Invariants: gate and up of a column are there at once, so that only their product is kept.
+//! Invariants: gate and up of a column are computed together, so that only their product is stored.
 
 #![allow(unsafe_code)]
 
@@ -14,15 +14,15 @@ use crate::model::config::Activation;
 use crate::model::grid::Grid;
 use crate::model::operation::{GateUp, Halves};
 use crate::model::products::Groups;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
-/// What an activation without a gate beside it is multiplied with.
+/// Factors for activations without a gate.
 static ONES: [f32; 32 * PANEL] = [1.0; 32 * PANEL];
 
-/// `out = activation(gate) * up` of `n` numbers; `out` may be `gate`, and overlaps neither else.
+/// Computes `out = activation(gate) * up` for `n` elements. `out` may be `gate` but must not overlap otherwise.
 ///
 /// # Safety
-/// As of the kernels.
+/// All three must be valid for `n` elements.
 unsafe fn activate(
     activation: Activation,
     kernels: &Kernels,
@@ -31,7 +31,7 @@ unsafe fn activate(
     n: usize,
     out: *mut f32,
 ) {
-    // SAFETY: the caller's.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match activation {
             Activation::Silu => kernels.silu_mul(gate, up, n, out),
@@ -52,39 +52,39 @@ unsafe fn activate(
 }
 
 impl Halves {
-    /// Pieces of both, for so many threads.
+    /// Returns the work items of gate and up for `threads` threads.
     pub(super) fn groups(&self, threads: usize) -> Groups {
         if self.gated {
             Groups::pairs(self.panels(), threads)
         } else {
-            Groups::of(&self.gate_up.weight, threads)
+            Groups::new(&self.gate_up.weight, threads)
         }
     }
 }
 
 impl Worker<'_, '_> {
-    /// The numbers that a layer adds to each token go through its gate.
+    /// Gates each token's per-layer embedding.
     pub(super) fn gate_per_layer(&mut self, activation: Activation, size: usize, first: usize) {
         let (shared, buffers) = (self.shared, self.shared.buffers);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let (gate, up) = (buffers.inner.at(token, 0), buffers.per_layer.at(token, first));
-            // SAFETY: its piece: the row of this token in `inner`; both were written before a barrier.
+            // SAFETY: this thread's work item: the row of this token in `inner`; both were written before a barrier.
             unsafe { activate(activation, &shared.kernels, gate, up, size, gate) };
         });
         self.barrier.wait();
     }
 
-    /// Gate and up of all tokens.
+    /// Computes gate, up and activation of all tokens.
     pub(super) fn gate_up(&mut self, mlp: &GateUp) {
         let (shared, halves, norm) = (self.shared, &mlp.halves, mlp.norm.as_deref());
         let (buffers, hidden) = (shared.buffers, shared.hidden);
         if let Some(layer) = mlp.adapted {
-            self.lower((layer, Site::GateUp), &buffers.x, norm, hidden);
+            self.lora_shrink((layer, Site::GateUp), &buffers.x, norm, hidden);
         }
         let mode = shared.mode.with_all(halves.matrices());
         let acts = self.prepare(&buffers.x, norm, hidden, mode);
         let (counter, groups, blocks) = (self.counter(), halves.groups(shared.threads), shared.blocks());
-        while let Some(piece) = counter.take(blocks * groups.count) {
+        while let Some(piece) = counter.claim(blocks * groups.count) {
             let (block, group) = (piece / groups.count, piece % groups.count);
             let (rows, kernels) = shared.block(block);
             let panels = groups.panels(group);
@@ -92,17 +92,18 @@ impl Worker<'_, '_> {
         }
         self.barrier.wait();
         if let Some(by) = halves.cut {
-            self.cut_gates(halves, by);
+            self.sparsify_gates(halves, by);
         }
     }
 
-    /// Each token's gates, which lie there as they are, are cut and go on.
-    fn cut_gates(&mut self, halves: &Halves, by: f32) {
+    /// Sparsifies each token's gates, `max(gate - (mean + by * std), 0)`, then applies the activation and multiplies by
+    /// up.
+    fn sparsify_gates(&mut self, halves: &Halves, by: f32) {
         let (shared, count) = (self.shared, halves.inner.next_multiple_of(PANEL));
         let (gates, ups) = (&shared.buffers.inner, &shared.buffers.ups);
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let (gate, up) = (gates.at(token, 0), ups.at(token, 0));
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 plain::cut(std::slice::from_raw_parts_mut(gate, halves.inner), by);
                 activate(halves.activation, &shared.kernels, gate, up, count, gate);
@@ -111,8 +112,8 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// activation(gate) * up of the rows `rows` of `acts`, into the same rows of `out`, columns of the panel pairs. `layer`:
-    /// where these are the tokens of the step, with adapters.
+    /// Computes activation(gate) * up for the rows `rows` of `acts`, and writes the columns of `panels` in the same
+    /// rows of `out`. `layer`: apply LoRA adapters of this layer; only if rows are the tokens of the step.
     pub(super) fn gate_and_up(
         &mut self,
         kernels: Kernels,
@@ -123,9 +124,9 @@ impl Worker<'_, '_> {
         out: &Grid,
     ) {
         let (shared, width) = (self.shared, panels.len() * PANEL);
-        self.own.both.reserve(rows.len());
-        let both = self.own.both.at(0, 0);
-        // SAFETY: `both` is this thread's; `acts` was written before a barrier.
+        self.own.gate_up.reserve(rows.len());
+        let both = self.own.gate_up.at(0, 0);
+        // SAFETY: `both` belongs to this thread; `acts` was written before a barrier.
         unsafe {
             match &halves.up {
                 None => {
@@ -141,7 +142,7 @@ impl Worker<'_, '_> {
                 }
             }
             if let Some(layer) = layer {
-                shared.raise((layer, Site::GateUp), panels.clone(), rows.clone(), both, width);
+                shared.lora_expand((layer, Site::GateUp), panels.clone(), rows.clone(), both, width);
             }
             for (i, row) in rows.enumerate() {
                 let at = both.add(i * width);
@@ -153,10 +154,10 @@ impl Worker<'_, '_> {
         }
     }
 
-    /// What is between gate and up of one row, which begins at `at`.
+    /// Applies the activation to one row, whose gate and up panels begin at `at`.
     ///
     /// # Safety
-    /// These columns of the row are the caller's piece.
+    /// No other thread may use these columns of the row meanwhile.
     unsafe fn between(
         &self,
         kernels: &Kernels,
@@ -166,7 +167,7 @@ impl Worker<'_, '_> {
         (out, row): (&Grid, usize),
     ) {
         let width = panels.len() * PANEL;
-        // numbers that lie side by side, and where those of the same kind go on
+        // adjacent elements of gate (or up), and the distance to the next ones
         let (some, next) = if halves.gated {
             (PANEL, 2 * PANEL)
         } else {
@@ -176,7 +177,7 @@ impl Worker<'_, '_> {
             let count = some.min(width - begin);
             let column = panels.start * PANEL * some / next + i * some;
             let to = out.at(row, column);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let gate = at.add(begin);
                 let up = if halves.gated { gate.add(PANEL) } else { ONES.as_ptr() };

@@ -1,7 +1,7 @@
 //! The decoder: one for all architectures.
 //!
-//! `layers` and `load` make lists of operations of a config and a file, `forward` runs them. Invariants: what differs between
-//! architectures is in `ModelConfig`; weights come from `Tensors`, whatever their file.
+//! `layers` and `load` build lists of operations from a configuration and a file; `forward` runs them. Invariants: all
+//! that differs between architectures is in `ModelConfig`; weights come from `Tensors`, whatever the file format.
 
 mod adapter;
 mod attend;

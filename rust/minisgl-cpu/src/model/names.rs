@@ -1,197 +1,197 @@
-//! What the tensors of a decoder are called, as Python's table says: by part, for checkpoints and for GGUF files.
+//! Tensor names of a model by part, for checkpoints and for GGUF files, as Python's table lists them.
 //!
-//! Invariants: nothing is guessed; of several names for a part the first that the file has counts.
+//! Invariants: names are never guessed; of several names for a part the first that the file has is used.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-/// The parts of a decoder. Those with a bias have it beside their weight.
+/// Part of a decoder that has a tensor. A bias is stored next to its weight.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// The table of embeddings.
+    /// Token embedding.
     Embedding,
-    /// The table of positions.
+    /// Learned position embedding.
     Positions,
-    /// The table of kinds of tokens.
+    /// Token type embedding.
     TokenTypes,
-    /// The norm of embeddings.
+    /// Norm of embeddings.
     EmbeddingNorm,
-    /// By range of distances and head: added to scores.
+    /// Relative position bias, by bucket and head.
     Distances,
-    /// The table of embeddings by layer.
+    /// Per-layer embedding of token ids.
     PerLayerEmbedding,
-    /// From hidden numbers to numbers by layer.
+    /// Projection of embeddings to per-layer embeddings.
     PerLayerModel,
-    /// The norm of those.
+    /// Norm of the projection to per-layer embeddings.
     PerLayerNorm,
-    /// From hidden numbers to those of a layer.
+    /// Gate projection of per-layer embeddings.
     PerLayerGate,
-    /// Back to hidden numbers.
+    /// Output projection of per-layer embeddings.
     PerLayerOut,
-    /// The norm of what comes back.
+    /// Norm after that output projection.
     PerLayerNormBehind,
-    /// To the other streams of hidden numbers, one after the other.
+    /// Projection of the first stream to each other stream.
     StreamIn,
-    /// And back.
+    /// Projection of each other stream back to the first.
     StreamOut,
-    /// To what mixes streams.
+    /// Router that computes how streams are mixed.
     StreamRouter,
-    /// The norm of what that reads.
+    /// Norm of the stream router's input.
     StreamRouterNorm,
-    /// From it to how streams are mixed before a layer.
+    /// Map from router outputs to the mixing matrix before a layer.
     StreamPredict,
-    /// From it to how far each stream follows what a layer gives.
+    /// Map from router outputs to the correction of each stream after a layer.
     StreamCorrect,
-    /// What the first stream is multiplied by where the layer's own numbers are made.
+    /// Scale of the first stream as input of the per-layer gate.
     StreamScale,
-    /// The residual of low rank.
+    /// Down projection of the low-rank residual (Laurel).
     LaurelDown,
-    /// As above.
+    /// Up projection of the low-rank residual (Laurel).
     LaurelUp,
-    /// Its norm.
+    /// Norm of the low-rank residual (Laurel).
     LaurelNorm,
-    /// What a layer gives is multiplied by it.
+    /// Scale of a layer's output.
     LayerScale,
-    /// The last norm.
+    /// Final norm, before the LM head.
     Norm,
-    /// From hidden numbers to logits.
+    /// LM head: hidden states to logits.
     Head,
-    /// The norm before attention.
+    /// Norm before attention.
     AttentionNorm,
-    /// The norm of what attention gives.
+    /// Norm after attention.
     AttentionNormBehind,
-    /// To queries.
+    /// Query projection.
     Q,
-    /// To keys.
+    /// Key projection.
     K,
-    /// To values.
+    /// Value projection.
     V,
-    /// All three in one tensor.
+    /// Query, key and value projection in one tensor.
     Qkv,
-    /// The norm of queries.
+    /// Norm of queries.
     QNorm,
-    /// The norm of keys.
+    /// Norm of keys.
     KNorm,
-    /// To the latent of queries.
+    /// Down projection to the query latent (MLA).
     QueryDown,
-    /// The norm of it.
+    /// Norm of the query latent.
     QueryNorm,
-    /// From it to queries.
+    /// Up projection from the query latent.
     QueryUp,
-    /// To the latent of keys and values, and the part of all keys that is rotated.
+    /// Down projection to the KV latent and the RoPE part of keys (MLA).
     LatentDown,
-    /// The norm of the latent.
+    /// Norm of the KV latent.
     LatentNorm,
-    /// From it to the keys and the values of each head.
+    /// Up projection from the KV latent to keys and values of each head.
     LatentUp,
-    /// From a head's queries to what is multiplied with latents, in one tensor for all heads.
+    /// Map from queries to the KV latent space, one tensor for all heads.
     LatentKeys,
-    /// From latents to a head's values, in one tensor for all heads.
+    /// Map from the KV latent to values, one tensor for all heads.
     LatentValues,
-    /// Out of attention.
+    /// Output projection of attention.
     Out,
-    /// Into what keeps a state.
+    /// Input projection of a recurrent layer.
     MixIn,
-    /// The convolution of it.
+    /// Convolution of a recurrent layer.
     Convolution,
-    /// Out of it.
+    /// Output projection of a recurrent layer.
     MixOut,
-    /// The norm of what goes out.
+    /// Norm of a recurrent layer's output.
     MixNorm,
-    /// How fast the state of each head fades.
+    /// Decay rate of each head's state.
     Fading,
-    /// What is added to each head's step.
+    /// Bias of each head's step size.
     StepBias,
-    /// Into a delta net's gate of what goes out.
+    /// Output gate projection of a delta net.
     MixGate,
-    /// Into how much each head learns.
+    /// Projection to the learning rate (beta) of each head.
     MixRate,
-    /// Into each head's step.
+    /// Projection to the step size of each head.
     MixStep,
-    /// Queries, keys, values and that gate in one tensor, by head of keys.
+    /// Queries, keys, values and gate of a delta net in one tensor, rows by key head.
     MixAll,
-    /// Both numbers of each head, likewise.
+    /// Beta and step size projections in one tensor, rows by key head.
     MixRates,
-    /// How much of each head goes past its state.
+    /// Skip weight of each Mamba head (D): the share of the input that bypasses the state.
     Past,
-    /// By query head: a score beside those of keys.
+    /// Attention sink of each query head: an extra score in the softmax.
     Sinks,
-    /// The norm before the MLP.
+    /// Norm before the MLP.
     MlpNorm,
-    /// The norm of what the MLP gives.
+    /// Norm after the MLP.
     MlpNormBehind,
-    /// What goes through the activation.
+    /// Gate projection of an MLP, which the activation applies to.
     Gate,
-    /// What is multiplied with it, or goes through the activation itself.
+    /// Up projection of an MLP; without a gate the activation applies to it.
     Up,
-    /// Both in one tensor.
+    /// Gate and up projection in one tensor.
     GateUp,
-    /// Out of the MLP.
+    /// Down projection of an MLP.
     Down,
-    /// The router of a mixture of experts.
+    /// Router of a mixture of experts.
     Router,
-    /// The norm of what the router reads.
+    /// Norm of the router's input.
     RouterNorm,
-    /// What the weights of experts are multiplied by.
+    /// Scale of each expert's weight.
     ExpertScale,
-    /// The norm before experts that stand beside a dense MLP.
+    /// Norm before experts that run alongside a dense MLP.
     ExpertsNorm,
-    /// The norm of what they give.
+    /// Norm after experts that run alongside a dense MLP.
     ExpertsNormBehind,
-    /// The norm of what the MLP beside them gives.
+    /// Norm after the dense MLP alongside experts.
     BesideNormBehind,
-    /// What its scores are added to for the choice of experts.
+    /// Bias of router scores, used only to choose the experts.
     ChoiceBias,
-    /// As of an MLP, of an expert that has tensors of its own.
+    /// Gate projection of one expert.
     ExpertGate,
-    /// As above.
+    /// Up projection of one expert.
     ExpertUp,
-    /// As above.
+    /// Down projection of one expert.
     ExpertDown,
-    /// As of an MLP, of all experts in one tensor.
+    /// Gate projections of all experts in one tensor.
     ExpertsGate,
-    /// As above.
+    /// Up projections of all experts in one tensor.
     ExpertsUp,
-    /// As above.
+    /// Gate and up projections of all experts in one tensor.
     ExpertsGateUp,
-    /// As above.
+    /// Down projections of all experts in one tensor.
     ExpertsDown,
-    /// As above, with rows of inputs.
+    /// Gate and up projections of all experts, stored as [inputs, outputs].
     ExpertsGateUpTransposed,
-    /// As above.
+    /// Down projections of all experts, stored as [inputs, outputs].
     ExpertsDownTransposed,
-    /// Biases of all experts.
+    /// Gate biases of all experts.
     ExpertsGateBias,
-    /// As above.
+    /// Up biases of all experts.
     ExpertsUpBias,
-    /// As above.
+    /// Gate and up biases of all experts in one tensor.
     ExpertsGateUpBias,
-    /// As above.
+    /// Down biases of all experts.
     ExpertsDownBias,
-    /// A bias of what all experts of a token give together.
+    /// Bias of the sum of a token's experts.
     ExpertsSumBias,
-    /// As of an MLP, of the expert that every token goes through.
+    /// Gate projection of the shared expert, which every token goes through.
     SharedGate,
-    /// As above.
+    /// Up projection of the shared expert.
     SharedUp,
-    /// As above.
+    /// Gate and up projection of the shared expert in one tensor.
     SharedGateUp,
-    /// As above.
+    /// Down projection of the shared expert.
     SharedDown,
-    /// Its weight.
+    /// Gate of the shared expert's output.
     SharedRouter,
 }
 
 impl Part {
-    /// Whether it is a matrix of a layer that numbers of tokens are multiplied with.
+    /// Returns true for a weight matrix of attention or a dense MLP.
     pub fn is_linear(self) -> bool {
         use Part::{Down, Gate, GateUp, K, Out, Q, Qkv, Up, V};
         matches!(self, Q | K | V | Qkv | Out | Gate | Up | GateUp | Down)
     }
 
-    /// Whether the table has the whole name, without `.weight` to be added.
+    /// Returns true if the name table has the full tensor name, to which no `.weight` is appended.
     fn is_whole(self) -> bool {
         matches!(
             self,
@@ -219,52 +219,52 @@ impl Part {
     }
 }
 
-/// The names of one kind of files.
+/// Tensor names by part for one file format, in order of preference.
 pub type Table = BTreeMap<Part, Vec<String>>;
 
-/// What all kinds of files call the parts.
+/// Tensor names and layouts for all file formats.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Names {
-    /// Checkpoints of transformers.
+    /// Names and layouts in checkpoints of transformers.
     pub checkpoint: Files,
-    /// GGUF files.
+    /// Names and layouts in GGUF files.
     pub gguf: Files,
 }
 
-/// One kind of files.
+/// Tensor names and layouts of one file format.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Files {
-    /// Names by part.
+    /// Tensor names by part.
     pub names: Table,
-    /// Rows of queries and keys have the two halves of what is rotated in turns.
+    /// True if rows of queries and keys interleave the two halves of RoPE pairs.
     pub interleaved: bool,
-    /// Rows of experts' gates and ups come in turns, where one tensor has both.
+    /// True if a fused gate/up tensor of experts interleaves their rows.
     pub gate_up_in_turns: bool,
-    /// Rows of a tensor of queries, keys and values are by KV head: its queries, its key, its value.
+    /// True if a fused QKV tensor is grouped by KV head: its queries, its key, its value.
     pub grouped: bool,
-    /// Heads of values that share one of keys are not neighbours: those of all heads of keys come in turns.
+    /// True if value head i of a delta net uses key head i % key_heads; else consecutive value heads share one.
     pub tiled: bool,
-    /// Matrices of layers are [inputs, outputs].
+    /// True if matrices of layers are stored as [inputs, outputs].
     pub transposed: bool,
-    /// How the names of tensors end that are no weights.
+    /// Name endings of tensors that are not weights.
     pub buffers: Vec<String>,
 }
 
-/// The numbers that a name may have in it.
+/// Indices that replace placeholders in a tensor name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct At {
-    /// `{layer}`
+    /// Layer index, for `{layer}`.
     pub layer: usize,
-    /// `{expert}`
+    /// Expert index, for `{expert}`.
     pub expert: usize,
-    /// `{head}`
+    /// Head index, for `{head}`.
     pub head: usize,
 }
 
 impl Files {
-    /// The names that a part may have; `what` is weight or bias.
+    /// Returns the possible names of a part's tensor, preferred first; `what` is "weight" or "bias".
     pub fn candidates(&self, part: Part, at: At, what: &str) -> impl Iterator<Item = String> {
         let names = self.names.get(&part).into_iter().flatten();
         names.map(move |name| {
@@ -280,12 +280,12 @@ impl Files {
         })
     }
 
-    /// Whether files of this kind have such a part at all.
+    /// Returns true if files of this format may have the part.
     pub fn knows(&self, part: Part) -> bool {
         self.names.contains_key(&part)
     }
 
-    /// Whether each head has a tensor of its own.
+    /// Returns true if each head of the part has its own tensor.
     pub fn by_head(&self, part: Part) -> bool {
         let mut names = self.names.get(&part).into_iter().flatten();
         names.any(|name| name.contains("{head}"))

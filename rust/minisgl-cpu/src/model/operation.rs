@@ -1,10 +1,10 @@
-//! What a forward does, as data: the operations of a model, one after the other, with what they multiply by.
+//! The forward pass as data: a model's list of operations, with the weights that they use.
 //!
-//! `layers/` makes them of a config and a file, `forward.rs` runs them, `printed.rs` prints them as the model's documentation
-//! (`minisgl model FILE --operations`).
+//! `layers/` builds the list from a configuration and a file, `forward.rs` runs it, `printed.rs` prints it as the
+//! model's documentation (`minisgl model FILE --operations`).
 //!
-//! Invariants: an operation asks nothing that was known at load; whether one is there, and its sizes, are decided where
-//! the list is made.
+//! Invariants: an operation makes no decision that was possible at load time; whether it exists, and its sizes, are
+//! decided where the list is built.
 
 use std::sync::Arc;
 
@@ -17,117 +17,117 @@ use crate::model::config::{Activation, Mamba2, MoeConfig, QueryGrowth};
 use crate::model::delta::Delta;
 use crate::model::held::{Linear, Norm};
 
-/// Numbers of all tokens of a step, which operations read and write.
+/// Buffer with a row for each token of a step, as input or output of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rows {
-    /// Hidden numbers: of the first stream, where there are several.
+    /// Hidden states (the first stream, if there are several).
     Hidden,
-    /// Queries, keys, values; or what else a layer's first products give.
+    /// Queries, keys and values, or the input projection of a recurrent layer.
     Projected,
-    /// What attention read, or what a layer made of its state.
+    /// Output of attention or of a recurrent layer, before the output projection.
     Attended,
-    /// Queries as they are made of their own latent.
+    /// Queries computed from their own latent (MLA).
     Queries,
-    /// Queries made fit for latents.
+    /// Queries mapped to the KV latent space (MLA).
     Fitted,
-    /// The latents that attention read.
+    /// Attention output as latents (MLA).
     Latents,
-    /// Between the halves of an MLP.
+    /// Activations of an MLP between up and down projection.
     Inner,
-    /// What is changed before it is added to the hidden numbers, or added later.
+    /// Output that is changed before it is added to the hidden states, or added later.
     Aside,
-    /// By layer: what it alone adds.
+    /// Per-layer embeddings of all layers.
     PerLayer,
-    /// Hidden numbers of a stream behind the first.
+    /// Hidden states of a stream after the first, by index from 0.
     Stream(usize),
-    /// What goes beside attention.
+    /// Low-rank residual alongside attention (Laurel).
     Beside,
 }
 
-/// One operation: all threads share its work, and none is still at it when the next one begins.
+/// Operation of the forward pass. All threads share its work, and all have finished when the next one begins.
 pub enum Operation {
-    /// Embeddings of tokens and the angles of their positions.
+    /// Embedding lookup, and RoPE angles of positions.
     Embed(Embed),
-    /// A product.
+    /// Matmul with one or more weight matrices.
     Project(Project),
-    /// What is done with what a token was projected to, in one go.
+    /// Steps on each token's projected row, all in one pass.
     EachToken(Vec<TokenStep>),
-    /// A product of each head's own.
+    /// Matmul with a separate matrix for each head.
     PerHead(PerHead),
-    /// Attention.
+    /// Attention over the KV cache.
     Attend(Attend),
-    /// What attention read is multiplied by sigmoids of so many of the first numbers that were projected.
+    /// Gate of attention's output: multiplies by sigmoids of the first n projected columns.
     Gate(usize),
-    /// A convolution between two gates.
+    /// Short convolution between two gates.
     Convolve(Convolve),
-    /// A gated delta net.
+    /// Gated delta net, between its projections.
     Delta(Delta),
-    /// Mamba-2.
+    /// Mamba-2 layer, between its projections.
     Mamba(Mamba),
-    /// The first half of an MLP.
+    /// Gate/up projection and activation of an MLP.
     GateUp(GateUp),
-    /// The choice of experts.
+    /// Choice of experts for each token.
     Route(Route),
-    /// Each token's experts.
+    /// Gate/up and down projection of the chosen experts.
     Experts(Experts),
-    /// The sum of a token's experts.
+    /// Weighted sum of each token's experts.
     Combine(Combine),
-    /// What lies aside is added to the hidden numbers.
+    /// Addition of the side buffer to the hidden states.
     Add(Add),
-    /// The hidden numbers are normalised in place.
+    /// Norm of the hidden states, in place.
     Norm(Norm),
-    /// The numbers of each token that layers add.
+    /// Computation of the per-layer embeddings of all layers.
     SumPerLayer(SumPerLayer),
-    /// The numbers that a layer adds go through its gate: of how many, and the first among those of all layers.
+    /// Gate of a per-layer embedding: activation, elements per layer, first column of the layer.
     GatePerLayer(Activation, usize, usize),
-    /// What lies aside, normalised, is added to all streams but the first.
+    /// Norm of the side buffer and its addition to all streams but the first.
     AddToStreams(Norm),
-    /// Streams become as long as the first one.
+    /// Scaling of all streams to the RMS of the first.
     ScaleStreams,
-    /// Each stream from all of them.
+    /// Prediction of each stream from all streams.
     Predict(Arc<Mixing>),
-    /// What goes beside attention: it is normalised, and what attention reads is added.
+    /// Norm of the low-rank residual, to which attention's input is added.
     Laurel {
-        /// Of what attention reads.
+        /// Norm of attention's input.
         before: Option<Arc<Norm>>,
-        /// Of the product.
+        /// Norm of the low-rank matmul's output.
         norm: Norm,
     },
-    /// Attention and what goes beside it become one.
+    /// Merge of the hidden states and the low-rank residual.
     AddLaurel,
-    /// Streams follow what a layer made of the first one.
+    /// Correction of all streams by the layer's change of the first.
     Correct(Arc<Mixing>),
-    /// A stream, made as long as the first one, is added to the sum of all: its number, of so many.
+    /// Scaling of a stream to the RMS of the first, and its addition to the sum: stream index, stream count.
     SumStreams(usize, usize),
-    /// Whether hidden numbers are numbers.
+    /// Check that all hidden states are finite.
     Check,
 }
 
-/// Matrices side by side: (first column of the output, matrix).
+/// Weight matrices side by side: (first column of the output, matrix).
 pub type Projections = Vec<(usize, Matrix)>;
 
-/// A product of some rows with matrices side by side.
+/// Matmul of some rows with weight matrices side by side.
 pub struct Project {
-    /// What is read is normalised.
+    /// Norm of the matmul's input; `None` reads it unchanged.
     pub norm: Option<Arc<Norm>>,
-    /// What is read.
+    /// Input buffer of the matmul.
     pub from: Rows,
-    /// One matrix if all are held alike, else several.
+    /// Weights: one matrix if all have the same element type, else several.
     pub matrices: Projections,
-    /// Of all columns, padded.
+    /// Bias of all columns, padded to whole panels.
     pub bias: Option<Vec<f32>>,
-    /// What is written.
+    /// Output buffer of the matmul.
     pub to: Rows,
-    /// It is added to what is there.
+    /// True if the result is added to the output, false if it overwrites it.
     pub adds: bool,
-    /// Matrices beside others of blocks are multiplied as they are, those in int8.
+    /// True if int8-capable matrices use int8 activations even when others of this matmul need exact ones.
     pub as_held: bool,
-    /// The layer and the site of adapters that change it.
+    /// Layer and site of LoRA adapters that may apply.
     pub adapted: Option<(usize, Site)>,
 }
 
 impl Project {
-    /// A product that nothing else goes with.
+    /// Creates a matmul without norm, bias and adapters that overwrites its output.
     pub fn new(from: Rows, matrices: Projections, to: Rows) -> Self {
         Self {
             norm: None,
@@ -141,136 +141,136 @@ impl Project {
         }
     }
 
-    /// Its matrices.
+    /// Returns the weight matrices of the matmul.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         self.matrices.iter().map(|(_, matrix)| matrix)
     }
 }
 
-/// Embeddings, and what is added to them.
+/// Embedding lookup: token embedding, plus learned embeddings of type and position.
 pub struct Embed {
-    /// [vocabulary, hidden]; none: the head.
+    /// Token embedding, [vocabulary, hidden]; `None` uses the LM head.
     pub table: Option<Matrix>,
-    /// Embeddings are multiplied by it.
+    /// Scale of token embeddings.
     pub scale: f32,
-    /// [kinds, hidden]
+    /// Token type embedding, [types, hidden].
     pub token_types: Option<Matrix>,
-    /// [positions, hidden]
+    /// Position embedding, [positions, hidden].
     pub positions: Option<Matrix>,
-    /// The row of the first position.
+    /// Row of position 0 in `positions`.
     pub first_position: usize,
-    /// Of the sums.
+    /// Norm of the embedding sums.
     pub norm: Option<Norm>,
-    /// Tables of radians per position, and what their cosines and sines are multiplied by.
+    /// RoPE tables: radians per position, and the scale of cosines and sines.
     pub angles: Vec<(Vec<f32>, f32)>,
 }
 
-/// Heads side by side among a token's projected numbers.
+/// Adjacent heads in a token's projected row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heads {
-    /// The column of the first one.
+    /// Column of the first head.
     pub at: usize,
-    /// How many.
+    /// Number of adjacent heads.
     pub count: usize,
-    /// Numbers of one.
+    /// Elements per head.
     pub size: usize,
 }
 
-/// A part of what is done with a token's projected numbers.
+/// Step on a token's projected row.
 pub enum TokenStep {
-    /// Heads are copied to a column: values are the keys as projected.
+    /// Copy of heads to a column, for values that equal the unnormalized keys.
     Copy(Heads, usize),
-    /// Each head is normalised; its weights lie so far behind those of the head before.
+    /// Norm of each head; the weights of adjacent heads are this many elements apart.
     Norm(Norm, Heads, usize),
-    /// Each head is rotated.
+    /// RoPE on each head.
     Rotate(Heads, Rotation),
-    /// Heads are multiplied.
+    /// Multiplication of heads by a factor.
     Scale(Heads, f32),
-    /// Queries grow with their position.
+    /// Scaling of queries by their position.
     Grow(Heads, QueryGrowth),
-    /// Keys and values, at their columns, go into a page of a layer of the pool.
+    /// Write of keys and values to the KV cache.
     Store {
-        /// The layer.
+        /// Layer index in the KV pool.
         layer: usize,
-        /// The column of the keys.
+        /// Column of the keys.
         keys: usize,
-        /// The column of the values.
+        /// Column of the values.
         values: usize,
     },
 }
 
-/// The angles of a layer.
+/// RoPE table of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rotation {
-    /// Column of their cosines; sines follow.
+    /// Column of the cosines in the angles buffer. The sines follow.
     pub at: usize,
-    /// How many pairs of numbers are rotated.
+    /// Number of rotated pairs.
     pub half: usize,
 }
 
-/// A product of each head's own.
+/// Matmul with a separate matrix for each head.
 pub struct PerHead {
-    /// By head.
+    /// Matrix of each head.
     pub matrices: Vec<Matrix>,
-    /// What is read, and from one head to the next.
+    /// Input, and the columns from one head to the next.
     pub from: (Rows, usize),
-    /// What is written, and from one head to the next.
+    /// Output, and the columns from one head to the next.
     pub to: (Rows, usize),
-    /// So many numbers behind those that are multiplied are copied behind the product, and rotated if a layer does so.
+    /// Number of columns after the matmul's input that are copied after its output, and the RoPE applied to them.
     pub beside: (usize, Option<Rotation>),
 }
 
-/// Attention of a layer.
+/// Attention of one layer.
 pub struct Attend {
-    /// The layer.
+    /// Index of the attention layer.
     pub layer: usize,
-    /// The layer whose keys and values it attends to, and where the pool has these.
+    /// Layer whose keys and values are used, and its index in the KV pool.
     pub kv_of: (usize, usize),
-    /// Queries, and their column.
+    /// Buffer and first column of the queries.
     pub queries: (Rows, usize),
-    /// What it writes.
+    /// Output buffer of attention.
     pub to: Rows,
-    /// Query heads, heads of keys, numbers of a head.
+    /// Query heads, KV heads, elements per head.
     pub heads: [usize; 3],
-    /// Tokens that one attends to; none: all before it.
+    /// Sliding window in tokens; `None` attends to all preceding tokens.
     pub window: Option<usize>,
-    /// By query head: a logarithm to base 2 of a weight that gives no value.
+    /// Attention sink of each query head: an extra score without a value, as a logarithm to base 2.
     pub sinks: Option<Vec<f32>>,
 }
 
-/// A convolution between two gates: columns are the gate of numbers, the gate behind, the numbers.
+/// Short convolution between two gates. The projected columns are input gate, output gate, input.
 pub struct Convolve {
-    /// The layer, whose state it is.
+    /// Layer index, which selects the state.
     pub layer: usize,
-    /// Of the gated numbers.
+    /// Convolution of the gated input.
     pub convolution: Convolution,
-    /// Channels.
+    /// Number of channels of the convolution.
     pub size: usize,
 }
 
-/// Mamba-2: columns of what goes in are the gate z, then x, B and C, which are convolved, then a step for each head.
+/// Mamba-2. The projected columns are the gate z; x, B and C, which are convolved; and a step size for each head.
 pub struct Mamba {
-    /// The layer, whose state it is.
+    /// Layer index, which selects the state.
     pub layer: usize,
-    /// Numbers of it.
+    /// Sizes and factors of the Mamba layer.
     pub sizes: Mamba2,
-    /// Of x, B and C.
+    /// Convolution of x, B and C.
     pub convolution: Convolution,
-    /// By head: how fast it fades, below 0.
-    pub fading: Vec<f32>,
-    /// By head: how much goes past the state.
-    pub past: Vec<f32>,
-    /// By head: added to the step.
+    /// Decay rate of each head, below 0.
+    pub decay_rates: Vec<f32>,
+    /// Skip weight of each head (D).
+    pub skip: Vec<f32>,
+    /// Bias of each head's step size.
     pub step_bias: Vec<f32>,
-    /// Of what goes out; empty: without a norm.
+    /// Weight of the output norm; empty if there is none.
     pub norm: Vec<f32>,
-    /// Of it.
+    /// Epsilon of the output norm.
     pub eps: f32,
 }
 
 impl Mamba {
-    /// How numbers leave the layer.
-    pub fn way(&self) -> Way<'_> {
+    /// Returns the gate and norm of the layer's output.
+    pub fn gated_norm(&self) -> Way<'_> {
         Way {
             gating: self.sizes.gating,
             weight: &self.norm,
@@ -282,130 +282,130 @@ impl Mamba {
     }
 }
 
-/// activation(gate(x)) * up(x), or activation(up(x)).
+/// Gate/up projection and activation: activation(gate(x)) * up(x), or activation(up(x)).
 pub struct GateUp {
-    /// What is read is normalised.
+    /// Norm of the MLP's input; `None` reads it unchanged.
     pub norm: Option<Arc<Norm>>,
-    /// What multiplies.
+    /// Weights of gate and up, and the activation.
     pub halves: Halves,
-    /// The layer of adapters that change it.
+    /// Layer of LoRA adapters that may apply.
     pub adapted: Option<usize>,
 }
 
-/// Gate and up of an MLP.
+/// Gate and up projection of an MLP.
 pub struct Halves {
-    /// Panels of both in turns: gate, up, gate, up; or, where the two are held differently, gate alone. The bias is of both
-    /// in turns. Without a gate: up.
+    /// Gate and up, interleaved panel by panel, with an interleaved bias. Gate only if the element types differ; up
+    /// only in an MLP without a gate.
     pub gate_up: Linear,
-    /// Up, where it is not in `gate_up`.
+    /// Up projection, if it is not in `gate_up`.
     pub up: Option<Matrix>,
-    /// Numbers of each.
+    /// Intermediate size of the MLP, in elements.
     pub inner: usize,
-    /// What the gate goes through.
+    /// Activation function of the MLP.
     pub activation: Activation,
-    /// There is a gate.
+    /// True if the MLP has a gate.
     pub gated: bool,
-    /// Gates are cut by so many deviations above their mean, which takes all of a token's.
+    /// Sparsity threshold of gates, in standard deviations above the token's mean. `None` keeps all gates.
     pub cut: Option<f32>,
 }
 
-/// An MLP.
+/// Weights of an MLP or an expert.
 pub struct Mlp {
-    /// Its first half.
+    /// Gate and up projection with the activation.
     pub halves: Halves,
-    /// Back to the hidden size.
+    /// Down projection of the MLP.
     pub down: Linear,
 }
 
-/// The choice of each token's experts.
+/// Choice of each token's experts.
 pub struct Route {
-    /// Of what the router reads.
+    /// Norm of the router's input.
     pub norm: Option<Arc<Norm>>,
-    /// [experts, hidden], and a row for the gate of the shared one if it has one.
+    /// Router, [experts, hidden], plus a row for the gate of the shared expert if it has one.
     pub router: Matrix,
-    /// [experts]
+    /// Router bias, [experts].
     pub bias: Option<Vec<f32>>,
-    /// Added to scores for the choice.
+    /// Bias of the scores, used only to choose the experts.
     pub choice_bias: Option<Vec<f32>>,
-    /// Weights are multiplied by it, by expert.
+    /// Scale of each expert's weight.
     pub scales: Option<Vec<f32>>,
-    /// How they are chosen.
+    /// Rules by which experts are chosen.
     pub by: Arc<MoeConfig>,
 }
 
-/// Routed experts.
+/// Gate/up and down projection of the chosen experts.
 pub struct Experts {
-    /// Of what they read.
+    /// Norm of the experts' input.
     pub norm: Option<Arc<Norm>>,
-    /// All of them.
+    /// All experts of the layer, by index.
     pub experts: Vec<Mlp>,
-    /// How many of them a token goes through.
+    /// Number of experts that each token goes through.
     pub per_token: usize,
-    /// What they read is weighted, not what they give.
+    /// True if weights multiply the experts' input, not their output.
     pub weighs_input: bool,
 }
 
-/// The weighted sum of a token's experts and its way to the hidden numbers.
+/// Weighted sum of each token's experts, added to the hidden states.
 pub struct Combine {
-    /// How many experts a token goes through.
+    /// Number of experts that each token goes through.
     pub per_token: usize,
-    /// What they read was weighted.
+    /// True if weights were applied to the experts' input.
     pub weighs_input: bool,
-    /// [hidden], of what all of a token's give together.
+    /// Bias of the sum, [hidden].
     pub sum_bias: Option<Vec<f32>>,
-    /// What lies aside comes in addition, perhaps weighted by a gate in that column of the router.
+    /// `Some` if the side buffer is added, too, with a gate from this router column if there is one.
     pub aside: Option<Option<usize>>,
-    /// Of the sum and of what lies aside, where a dense MLP stands beside the experts.
+    /// Norms of the sum and of the side buffer, if a dense MLP runs alongside the experts.
     pub norms: Option<Box<(Norm, Norm)>>,
-    /// The sum of it and the hidden numbers is normalised, not it.
+    /// True if the norm applies to hidden states plus sum, not to the sum.
     pub over: bool,
-    /// What is done with the sum.
+    /// Norm and scales of the addition.
     pub add: Add,
 }
 
-/// What is added to the hidden numbers.
+/// Addition to the hidden states.
 pub struct Add {
-    /// It is normalised.
+    /// Norm of the value that is added; `None` adds it unchanged.
     pub norm: Option<Norm>,
-    /// And multiplied.
+    /// Factor of the value that is added.
     pub scale: f32,
-    /// The sums are multiplied.
+    /// Factor of the hidden states after the addition.
     pub last: f32,
 }
 
-/// What makes the embeddings by layer, of all layers together.
+/// Weights that compute the per-layer embeddings of all layers.
 pub struct SumPerLayer {
-    /// [vocabulary, layers * size]
+    /// Embedding of token ids, [vocabulary, layers * size].
     pub embedding: Matrix,
-    /// Of each layer's part of what hidden numbers give.
+    /// Norm of each layer's part of the projection.
     pub norm: Norm,
-    /// Numbers of a layer's part.
+    /// Elements of a per-layer embedding, per layer.
     pub size: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
 }
 
-/// How a layer's streams follow each other.
+/// Weights that mix the streams of a layer (AltUp).
 pub struct Mixing {
-    /// Of what the router reads.
+    /// Norm of the router's input.
     pub norm: Norm,
-    /// [streams, hidden]
+    /// Router, [streams, hidden].
     pub router: Vec<f32>,
-    /// [streams * streams, streams]
+    /// Prediction weights, [streams * streams, streams].
     pub predict: Vec<f32>,
-    /// [streams, streams]
+    /// Correction weights, [streams, streams].
     pub correct: Vec<f32>,
-    /// [hidden]
+    /// Scale of the first stream as per-layer input, [hidden].
     pub scale: Vec<f32>,
 }
 
 impl Halves {
-    /// What gate and up are multiplied by.
+    /// Returns the weight matrices of gate and up.
     pub fn matrices(&self) -> impl Iterator<Item = &Matrix> {
         [&self.gate_up.weight].into_iter().chain(&self.up)
     }
 
-    /// Panels of gate and up.
+    /// Returns the number of panels of gate and up.
     pub fn panels(&self) -> usize {
         self.matrices().map(Matrix::panels).sum()
     }
@@ -417,10 +417,10 @@ impl Mlp {
     }
 }
 
-/// How many of a matrix's bytes a token reads: so many of all.
+/// Fraction of a matrix's bytes that one token reads, as (numerator, denominator).
 type Share = (usize, usize);
 const WHOLE: Share = (1, 1);
-/// A row, which counts for nothing.
+/// Share of a table of which a token reads a single row, counted as nothing.
 const ROW: Share = (0, 1);
 
 fn whole<'a>(matrices: impl Iterator<Item = &'a Matrix>) -> Vec<(&'a Matrix, Share)> {
@@ -428,7 +428,7 @@ fn whole<'a>(matrices: impl Iterator<Item = &'a Matrix>) -> Vec<(&'a Matrix, Sha
 }
 
 impl Operation {
-    /// Its matrices, each with how much of it a token reads.
+    /// Returns the matrices, each with the fraction that one token reads.
     pub fn matrices(&self) -> Vec<(&Matrix, Share)> {
         match self {
             Self::Embed(embed) => {
@@ -452,7 +452,7 @@ impl Operation {
         }
     }
 
-    /// The part of a forward (`PARTS`) that its time counts for.
+    /// Returns the index in `PARTS` of the part that its time counts for.
     pub fn part(&self) -> usize {
         match self {
             Self::Route(_) => 0,

@@ -1,4 +1,4 @@
-//! From tensors to what operations hold: norms, matrices side by side, matrices that are turned.
+//! Helpers that turn tensors into the parameters of operations: norms, matrices side by side, transposed matrices.
 
 use minisgl_kernels::panels::{Matrix, PANEL, Part as Piece};
 use minisgl_kernels::{Kind, TensorView};
@@ -8,10 +8,10 @@ use crate::model::config::ModelConfig;
 use crate::model::held::Norm;
 use crate::model::names::{At, Part};
 use crate::model::operation::Projections;
-use crate::model::tensors::{Found, Tensors};
+use crate::model::tensors::{ModelTensor, Tensors};
 use crate::weights::Packing;
 
-/// A norm over `size` numbers.
+/// Loads a norm over `size` elements.
 pub(super) fn load_norm(tensors: &Tensors, config: &ModelConfig, part: Part, at: At, size: usize) -> Result<Norm> {
     let weight = tensors.part_vector(part, at, "weight", size)?;
     let bias = if config.norm_bias {
@@ -27,7 +27,7 @@ pub(super) fn load_norm(tensors: &Tensors, config: &ModelConfig, part: Part, at:
     })
 }
 
-/// The weights of a norm as numbers are multiplied with them.
+/// Adds the model's norm offset to the weights of a checkpoint. GGUF files include it already.
 pub(super) fn with_offset(tensors: &Tensors, config: &ModelConfig, mut weights: Vec<f32>) -> Vec<f32> {
     if tensors.is_checkpoint() {
         weights.iter_mut().for_each(|weight| *weight += config.norm_offset);
@@ -35,19 +35,19 @@ pub(super) fn with_offset(tensors: &Tensors, config: &ModelConfig, mut weights: 
     weights
 }
 
-pub(super) fn pack(packing: &Packing<'_>, found: &[Found<'_>], interleave: bool) -> Result<Matrix> {
-    let views: Vec<TensorView<'_>> = found.iter().map(Found::view).collect::<Result<_>>()?;
+pub(super) fn pack(packing: &Packing<'_>, tensors: &[ModelTensor<'_>], interleave: bool) -> Result<Matrix> {
+    let views: Vec<TensorView<'_>> = tensors.iter().map(ModelTensor::view).collect::<Result<_>>()?;
     let pieces: Vec<_> = views.into_iter().map(Piece::new).collect();
     packing.pack(&pieces, interleave, None)
 }
 
-/// With zeros up to whole panels.
+/// Appends zeros up to whole panels.
 pub(super) fn padded(mut numbers: Vec<f32>) -> Vec<f32> {
     numbers.resize(numbers.len().next_multiple_of(2 * PANEL), 0.0);
     numbers
 }
 
-/// One matrix if all are held alike, else one of each.
+/// Packs matrices side by side: into one if all have the same element type, else into one each.
 pub(super) fn side_by_side(packing: &Packing<'_>, pieces: &[Piece<'_>]) -> Result<Projections> {
     let kind = |piece: &Piece<'_>| piece.tensor.kind().held();
     let alike = pieces.windows(2).all(|two| kind(&two[0]) == kind(&two[1]));
@@ -65,12 +65,12 @@ pub(super) fn side_by_side(packing: &Packing<'_>, pieces: &[Piece<'_>]) -> Resul
     Ok(parts)
 }
 
-/// Rows become columns; blocks become the numbers that they stand for.
-pub(super) fn turned(packing: &Packing<'_>, view: TensorView<'_>) -> Result<Matrix> {
+/// Packs the transposed matrix. Quantized blocks are decoded to f32.
+pub(super) fn pack_transposed(packing: &Packing<'_>, view: TensorView<'_>) -> Result<Matrix> {
     if view.kind().block_len() == 1 {
-        return pack(packing, &[Found::turned(view, true)?], false);
+        return pack(packing, &[ModelTensor::transposed(view, true)?], false);
     }
     let data: Vec<u8> = view.decode().into_iter().flat_map(f32::to_le_bytes).collect();
     let view = TensorView::new(view.name(), Kind::F32, view.shape(), &data)?;
-    pack(packing, &[Found::turned(view, true)?], false)
+    pack(packing, &[ModelTensor::transposed(view, true)?], false)
 }

@@ -1,4 +1,4 @@
-//! How operations are printed: a line each, with the sizes of their matrices and how these are held.
+//! Display of operations: a line each, with the shapes and element types of their matrices.
 
 use std::fmt::{Display, Formatter, Result};
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::model::held::Norm;
 use crate::model::operation::{Add, Attend, Embed, Halves, Heads, Mamba, Operation, PerHead, Project, Rows, TokenStep};
 use crate::model::weights::Weights;
 
-/// Layers that do the same are printed once.
+/// Prints the operations of the model. Equal adjacent layers are printed once.
 impl Display for Weights {
     fn fmt(&self, f: &mut Formatter<'_>) -> Result {
         let text = |operations: &[Operation]| operations.iter().map(|one| format!("  {one}\n")).collect::<String>();
@@ -27,7 +27,7 @@ impl Display for Weights {
             write!(f, "{name}\n{}", alike[0])?;
             first = last + 1;
         }
-        write!(f, "behind the layers\n{}", text(&self.after))?;
+        write!(f, "after the layers\n{}", text(&self.after))?;
         let hidden = if self.norm.is_some() { "norm(hidden)" } else { "hidden" };
         let (head, bias) = (Sizes(&self.head), of_bias(self.head_bias.as_ref()));
         write!(f, "  head         logits = [{head}] {hidden}{bias}")
@@ -75,9 +75,9 @@ impl Display for Operation {
                     .map_or("", |gate| gate.map_or(" + aside", |_| " + gated aside"));
                 let over = if combine.over { ", of the sum of both" } else { "" };
                 let sum = format!("{} experts{aside}", combine.per_token);
-                write!(f, "combine      {}{over}", combine.add.of(&sum))
+                write!(f, "combine      {}{over}", combine.add.describe(&sum))
             }
-            Self::Add(add) => write!(f, "add          {}", add.of("aside")),
+            Self::Add(add) => write!(f, "add          {}", add.describe("aside")),
             Self::Norm(_) => f.write_str("norm         hidden = norm(hidden)"),
             Self::SumPerLayer(sum) => {
                 let table = Sizes(&sum.embedding);
@@ -90,20 +90,20 @@ impl Display for Operation {
                 )
             }
             Self::AddToStreams(_) => f.write_str("add          other streams += norm(aside)"),
-            Self::ScaleStreams => f.write_str("streams      each as long as hidden"),
+            Self::ScaleStreams => f.write_str("streams      each scaled to the RMS of hidden"),
             Self::Predict(_) => f.write_str("streams      each predicted from all"),
             Self::Laurel { before, .. } => {
                 write!(f, "add          beside = norm(beside) + {}", hidden(before.as_ref()))
             }
             Self::AddLaurel => f.write_str("add          hidden = (hidden + beside) / sqrt 2"),
-            Self::Correct(_) => f.write_str("streams      each corrected by what the layer made of hidden"),
+            Self::Correct(_) => f.write_str("streams      each corrected by the layer's change of hidden"),
             Self::SumStreams(stream, count) => write!(f, "streams      the sum of {} of {}", stream + 2, count + 1),
             Self::Check => f.write_str("check        hidden"),
         }
     }
 }
 
-/// A matrix: its sizes and how it is held.
+/// Displays the shape and element type of a matrix.
 struct Sizes<'a>(&'a Matrix);
 
 impl Display for Sizes<'_> {
@@ -143,12 +143,12 @@ impl Display for Embed {
         if self.scale != 1.0 {
             write!(f, " * {}", self.scale)?;
         }
-        for (what, table) in [("positions", &self.positions), ("kinds", &self.token_types)] {
+        for (what, table) in [("positions", &self.positions), ("token types", &self.token_types)] {
             table
                 .iter()
                 .try_for_each(|table| write!(f, " + {what} {}", Sizes(table)))?;
         }
-        f.write_str(if self.norm.is_some() { ", normalised" } else { "" })?;
+        f.write_str(if self.norm.is_some() { ", normalized" } else { "" })?;
         let angles = self.angles.iter().map(|(table, _)| table.len());
         write!(f, "; angles [{}]", joined(angles, ", "))
     }
@@ -189,7 +189,7 @@ impl Display for PerHead {
         write!(f, "{to} = {count} x [{sizes}] {from}")?;
         match self.beside {
             (0, _) => Ok(()),
-            (beside, rotation) => write!(f, ", {beside} beside{}", rotation.map_or("", |_| " rotated")),
+            (beside, rotation) => write!(f, ", {beside} copied{}", rotation.map_or("", |_| " rotated")),
         }
     }
 }
@@ -216,14 +216,15 @@ impl Display for Halves {
         );
         let form = if self.gated { "(gate) * up" } else { "(up)" };
         write!(f, "{:?}{form} of [{sizes}]{bias}", self.activation)?;
-        self.cut
-            .map_or(Ok(()), |cut| write!(f, ", gates cut at {cut} deviations"))
+        self.cut.map_or(Ok(()), |cut| {
+            write!(f, ", gates sparsified at {cut} standard deviations")
+        })
     }
 }
 
 impl Add {
-    /// How `what` is added to the hidden numbers.
-    fn of(&self, what: &str) -> String {
+    /// Describes the addition of `what` to the hidden states.
+    fn describe(&self, what: &str) -> String {
         let form = if self.norm.is_some() {
             format!("norm({what})")
         } else {

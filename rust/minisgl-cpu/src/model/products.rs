@@ -1,6 +1,6 @@
-//! Matrix products on all threads: preparing what they read, dealing out their pieces.
+//! Matmuls on all threads: preparing activations, and dividing the work.
 //!
-//! Invariants: a piece is some panels by some tokens, and has one thread.
+//! Invariants: a work item is some panels by some tokens, and belongs to one thread.
 
 #![allow(unsafe_code)]
 
@@ -13,14 +13,14 @@ use crate::model::adapter::Site;
 use crate::model::grid::Grid;
 use crate::model::held::Norm;
 use crate::model::operation::{Add, Project};
-use crate::model::worker::{FEW, Forward, LINE, Worker, each};
+use crate::model::worker::{Forward, ITEM_TOKENS, LINE_TOKENS, Worker, each};
 
-/// Most panels of a piece of a product.
+/// Maximum panels per work item.
 const PANELS: usize = 32;
 
 impl Worker<'_, '_> {
-    /// What a product reads: the rows of `from`, perhaps normalised. One row each thread prepares for itself, more rows
-    /// are dealt out.
+    /// Prepares the rows of `from` as matmul input, after an optional norm. For a single row each thread prepares its
+    /// own copy; more rows are shared out.
     pub(super) fn prepare(&mut self, from: &Grid, norm: Option<&Norm>, width: usize, mode: Mode) -> ActsPtr {
         let shared = self.shared;
         let alone = shared.count() == 1;
@@ -32,7 +32,8 @@ impl Worker<'_, '_> {
         let normed = self.own.row.at(0, 0);
         let mut one = |token: usize| {
             let mut at = from.at(token, 0);
-            // SAFETY: its piece: a row of `acts` (alone: of this thread's own); `from` was written before a barrier.
+            // SAFETY: this thread's work item: a row of `acts` (alone: of this thread's own); `from` was written before
+            // a barrier.
             unsafe {
                 if let Some(norm) = norm {
                     norm.apply(&shared.kernels, at, (0, width), normed);
@@ -44,7 +45,7 @@ impl Worker<'_, '_> {
         if alone {
             one(0);
         } else {
-            let size = if mode.mixes_rows() { LINE } else { FEW };
+            let size = if mode.mixes_rows() { LINE_TOKENS } else { ITEM_TOKENS };
             each(self.counter(), shared.count(), size, &mut one);
             self.barrier.wait();
         }
@@ -52,7 +53,7 @@ impl Worker<'_, '_> {
         acts
     }
 
-    /// The products of matrices with the same activations, side by side.
+    /// Multiplies the same activations by several matrices side by side.
     pub(super) fn project(&mut self, project: &Project) {
         let shared = self.shared;
         let (from, out) = (shared.buffers.grid(project.from), shared.buffers.grid(project.to));
@@ -60,9 +61,9 @@ impl Worker<'_, '_> {
             return;
         };
         if let Some(at) = project.adapted {
-            self.lower(at, from, norm, first.k());
+            self.lora_shrink(at, from, norm, first.k());
         }
-        // one preparation serves all
+        // the activations are prepared once for all matrices
         let mode = shared.mode.with_all(project.matrices());
         let in_int8 = |matrix: &Matrix| shared.mode.int8_with(matrix.kind());
         let mode = if project.as_held && !mode.has_int8() && project.matrices().any(in_int8) {
@@ -72,10 +73,10 @@ impl Worker<'_, '_> {
         };
         let acts = self.prepare(from, norm, first.k(), mode);
         let blocks = shared.blocks();
-        let groups = |matrix: &Matrix| Groups::of(matrix, shared.threads);
+        let groups = |matrix: &Matrix| Groups::new(matrix, shared.threads);
         let all: usize = project.matrices().map(|matrix| groups(matrix).count).sum();
         let counter = self.counter();
-        while let Some(piece) = counter.take(blocks * all) {
+        while let Some(piece) = counter.claim(blocks * all) {
             let (block, mut group) = (piece / all, piece % all);
             let mut parts = project.matrices.iter().map(|part| (part, groups(&part.1)));
             let part = parts.find(|(_, groups)| {
@@ -85,7 +86,7 @@ impl Worker<'_, '_> {
             });
             if let Some(((column, matrix), groups)) = part {
                 let (rows, kernels) = shared.block(block);
-                // SAFETY: its piece: these columns of these rows; `acts` was written before a barrier.
+                // SAFETY: this thread's work item: these columns of these rows; `acts` was written before a barrier.
                 unsafe {
                     shared.piece(
                         project,
@@ -101,24 +102,24 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// The hidden numbers of all tokens, in place.
+    /// Normalizes the hidden states of all tokens in place.
     pub(super) fn normalise(&mut self, norm: &Norm) {
         let shared = self.shared;
-        each(self.counter(), shared.count(), FEW, |token| {
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = shared.buffers.x.at(token, 0);
-            // SAFETY: its piece: the row of this token, written before a barrier.
+            // SAFETY: this thread's work item: the row of this token, written before a barrier.
             unsafe { norm.apply(&shared.kernels, row, (0, shared.hidden), row) };
         });
         self.barrier.wait();
     }
 
-    /// Add the rows that lie aside to the hidden numbers.
+    /// Adds the rows of the side buffer to the hidden states.
     pub(super) fn add(&mut self, add: &Add) {
         let (shared, size) = (self.shared, self.shared.hidden);
-        let (from, to) = (&shared.buffers.behind, &shared.buffers.x);
-        each(self.counter(), shared.count(), FEW, |token| {
+        let (from, to) = (&shared.buffers.side, &shared.buffers.x);
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
             let row = from.at(token, 0);
-            // SAFETY: its piece: the rows of this token; `behind` was written before a barrier.
+            // SAFETY: this thread's work item: the rows of this token; `side` was written before a barrier.
             unsafe {
                 if let Some(norm) = &add.norm {
                     norm.apply(&shared.kernels, row, (0, size), row);
@@ -138,21 +139,21 @@ impl Worker<'_, '_> {
     }
 }
 
-/// The panels of a matrix in pieces for `threads`: small enough to share evenly, large enough to be worth a call.
+/// Division of a matrix's panels into work items: small enough to balance threads, large enough to be worth a call.
 pub(crate) struct Groups {
     size: usize,
     panels: usize,
-    /// How many.
+    /// Number of work items of the matmul.
     pub count: usize,
 }
 
 impl Groups {
-    /// Pieces of panels, which kernels take two at a time.
-    pub fn of(matrix: &Matrix, threads: usize) -> Self {
+    /// Divides the panels of `matrix`, always in pairs, since kernels process two at a time.
+    pub fn new(matrix: &Matrix, threads: usize) -> Self {
         Self::sized(matrix.panels(), threads, 2)
     }
 
-    /// Pieces of pairs of so many panels.
+    /// Divides `panels` interleaved gate/up panels, keeping pairs together.
     pub fn pairs(panels: usize, threads: usize) -> Self {
         Self::sized(panels, threads, 2)
     }
@@ -166,23 +167,23 @@ impl Groups {
         }
     }
 
-    /// The panels of piece `group`.
+    /// Returns the panels of work item `group`.
     pub fn panels(&self, group: usize) -> Range<usize> {
         group * self.size..((group + 1) * self.size).min(self.panels)
     }
 }
 
 impl Worker<'_, '_> {
-    /// A x of the tokens that have an adapter here; x are the rows of `from`, perhaps normalised. Before the `prepare`
-    /// of the same numbers, whose barrier serves both.
-    pub(super) fn lower(&mut self, (index, site): (usize, Site), from: &Grid, norm: Option<&Norm>, width: usize) {
+    /// LoRA shrink: computes A x for the tokens with an adapter at this site, where x are the rows of `from` after an
+    /// optional norm. Must precede `prepare` of the same input, whose barrier serves both.
+    pub(super) fn lora_shrink(&mut self, (index, site): (usize, Site), from: &Grid, norm: Option<&Norm>, width: usize) {
         let shared = self.shared;
         let runs = shared.tokens.runs;
         if runs.is_empty() {
             return;
         }
         let counter = self.counter();
-        while let Some(piece) = counter.take(runs.len()) {
+        while let Some(piece) = counter.claim(runs.len()) {
             let run = &runs[piece];
             let Some(factors) = run.adapter.at(index, site) else {
                 continue;
@@ -191,7 +192,7 @@ impl Worker<'_, '_> {
             let (normed, low) = (self.own.row.at(0, 0), &self.own.between.low);
             let acts = self.own.between.from.writer_as(count, width, Mode::Exact);
             let to = shared.buffers.between.runs[piece].writer_as(count, factors.a.n(), Mode::Exact);
-            // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its piece; `from` was written before a
+            // SAFETY: `acts`, `low` and `normed` are this thread's, `to` its work item; `from` was written before a
             // barrier.
             unsafe {
                 for (row, token) in run.tokens.clone().enumerate() {
@@ -210,16 +211,16 @@ impl Worker<'_, '_> {
             }
         }
         if shared.count() == 1 {
-            self.barrier.wait(); // `prepare` has none then
+            self.barrier.wait(); // for one token `prepare` has no barrier
         }
     }
 }
 
 impl Forward<'_> {
-    /// Some panels of a matrix, whose columns begin at `column`, by some rows.
+    /// Computes one work item of a matmul: `panels` of a matrix whose output begins at `column`, by `rows`.
     ///
     /// # Safety
-    /// They are the caller's piece; `acts` was written before a barrier.
+    /// No other thread may use these outputs meanwhile; `acts` was written before a barrier.
     unsafe fn piece(
         &self,
         project: &Project,
@@ -233,11 +234,11 @@ impl Forward<'_> {
         let its = first + panels.start..first + panels.end;
         let (at, width) = (column + panels.start * PANEL, panels.len() * PANEL);
         let to = out.at(rows.start, at);
-        // SAFETY: the caller's.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             kernels.matmul(matrix, panels, acts, rows.clone(), to, stride, project.adds);
             if let Some(of) = project.adapted {
-                self.raise(of, its, rows.clone(), to, stride);
+                self.lora_expand(of, its, rows.clone(), to, stride);
             }
             if let Some(bias) = &project.bias {
                 for row in rows {
@@ -247,11 +248,11 @@ impl Forward<'_> {
         }
     }
 
-    /// Add B of what `lower` made to the `panels` of the site's output of the tokens `rows`, which begin at `out`.
+    /// LoRA expand: adds B (A x) to the `panels` of the site's output for the tokens `rows`, which begin at `out`.
     ///
     /// # Safety
-    /// They are the caller's piece; `lower` was called for this layer and site before a barrier.
-    pub(super) unsafe fn raise(
+    /// No other thread may use these outputs meanwhile; the shrink of this layer and site ran before a barrier.
+    pub(super) unsafe fn lora_expand(
         &self,
         (index, site): (usize, Site),
         panels: Range<usize>,
@@ -272,7 +273,7 @@ impl Forward<'_> {
             let own = start - run.tokens.start..end - run.tokens.start;
             let kernels = self.kernels_of(start);
             let acts = self.buffers.between.runs[piece].writer_as(run.tokens.len(), factors.a.n(), Mode::Exact);
-            // SAFETY: the caller's.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let to = out.add((start - rows.start) * stride);
                 kernels.matmul(&factors.b, panels.clone(), acts, own, to, stride, true);

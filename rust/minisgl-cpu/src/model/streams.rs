@@ -1,8 +1,8 @@
-//! Hidden numbers in several streams (AltUp, arXiv 2301.13310). Attention and the MLP of a layer see the first; before it
-//! all are predicted from each other, behind it all follow what the first has learned. A residual of low rank (Laurel,
-//! arXiv 2411.07501) goes beside attention.
+//! Several residual streams (AltUp, arXiv 2301.13310). Attention and MLP of a layer see the first stream; before the
+//! layer each stream is predicted from all, after it all are corrected by the change of the first. A low-rank residual
+//! (Laurel, arXiv 2411.07501) runs alongside attention.
 //!
-//! Invariants: what mixes streams is computed from one token's numbers, in one order.
+//! Invariants: the mixing depends on one token's hidden states only, and sums run in one order.
 
 #![allow(unsafe_code)]
 
@@ -15,58 +15,58 @@ use crate::model::buffers::Buffers;
 use crate::model::config::MAX_STREAMS;
 use crate::model::held::Norm;
 use crate::model::operation::Mixing;
-use crate::model::worker::{FEW, Worker, each};
+use crate::model::worker::{ITEM_TOKENS, Worker, each};
 
-/// Where a stream is made as long as the first one, it counts as no shorter than this.
-const LEAST_SQUARE: f32 = 1e-5;
+/// Lower bound of a stream's mean square when it is scaled to the first one's.
+const MIN_MEAN_SQUARE: f32 = 1e-5;
 
 fn mean_square(row: &[f32]) -> f32 {
     plain::dot(row, row) / row.len() as f32
 }
 
-/// Multiply `row` so that its mean square is that of `like`.
-fn as_long_as(row: &mut [f32], like: &[f32]) {
-    let (wanted, found) = (mean_square(like).sqrt(), mean_square(row).max(LEAST_SQUARE).sqrt());
-    row.iter_mut().for_each(|number| *number = *number * wanted / found);
+/// Scales `row` so that its RMS equals that of `like`.
+fn match_rms(row: &mut [f32], like: &[f32]) {
+    let (target, current) = (mean_square(like).sqrt(), mean_square(row).max(MIN_MEAN_SQUARE).sqrt());
+    row.iter_mut().for_each(|number| *number = *number * target / current);
 }
 
-/// The sum of `shares`, each multiplied by its weight in `weights`.
-fn weighted(weights: &[f32], shares: &[f32]) -> f32 {
+/// Returns the dot product of `weights` and `mix_weights`.
+fn weighted(weights: &[f32], mix_weights: &[f32]) -> f32 {
     weights
         .iter()
-        .zip(shares)
+        .zip(mix_weights)
         .fold(0.0, |sum, (weight, share)| sum + weight * share)
 }
 
 impl Worker<'_, '_> {
-    /// The streams behind the first become as long as it is.
+    /// Scales all streams after the first to its RMS.
     pub(super) fn scale_streams(&mut self) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
-        each(self.counter(), shared.count(), FEW, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 let first = from_raw_parts(buffers.x.at(token, 0), size);
                 for stream in &buffers.streams {
-                    as_long_as(from_raw_parts_mut(stream.at(token, 0), size), first);
+                    match_rms(from_raw_parts_mut(stream.at(token, 0), size), first);
                 }
             }
         });
         self.barrier.wait();
     }
 
-    /// A product of stream `stream` of `last`, made as long as the first one, is added to the sum of all; behind the last
-    /// one the first stream is their mean.
+    /// Scales the projection of stream `stream` (of `last`) to the first one's RMS and adds it to the sum. After the
+    /// last one the hidden states become the mean of all streams.
     pub(super) fn sum_streams(&mut self, stream: usize, last: usize) {
         let (shared, size) = (self.shared, self.shared.hidden);
         let buffers = shared.buffers;
-        each(self.counter(), shared.count(), FEW, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
-                let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.beside].map(|grid| grid.at(token, 0));
+                let [x, sum, row] = [&buffers.x, &buffers.predicted, &buffers.laurel].map(|grid| grid.at(token, 0));
                 let (x, sum) = (from_raw_parts_mut(x, size), from_raw_parts_mut(sum, size));
                 let row = from_raw_parts_mut(row, size);
-                as_long_as(row, x);
+                match_rms(row, x);
                 if stream == 0 {
                     sum.copy_from_slice(x);
                 }
@@ -81,21 +81,21 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// Each stream from all of them.
+    /// Predicts each stream from all streams, and saves the first one's prediction.
     pub(super) fn predict(&mut self, part: &Mixing) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
         let counter = self.counter();
-        each(counter, shared.count(), FEW, |token| {
-            let (shares, count) = (self.shares(part, token), buffers.streams.len() + 1);
-            let shares = &shares[..count];
+        each(counter, shared.count(), ITEM_TOKENS, |token| {
+            let (mix_weights, count) = (self.mix_weights(part, token), buffers.streams.len() + 1);
+            let mix_weights = &mix_weights[..count];
             let mut mix = [[0.0; MAX_STREAMS]; MAX_STREAMS];
             for (row, weights) in part.predict.chunks_exact(count).enumerate() {
-                mix[row / count][row % count] = weighted(weights, shares);
+                mix[row / count][row % count] = weighted(weights, mix_weights);
             }
             let rows = rows(buffers, token);
             for at in 0..size {
-                // SAFETY: its piece: the rows of this token, written before a barrier.
+                // SAFETY: this thread's work item: the rows of this token, written before a barrier.
                 unsafe {
                     let mut old = [0.0; MAX_STREAMS];
                     for (old, row) in old.iter_mut().zip(&rows[..count]) {
@@ -111,58 +111,60 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// All streams follow what the layer made of the first; what of that its own numbers are made of lies behind.
+    /// Corrects all streams by the layer's change of the first. Writes the scaled first stream to the side buffer, as
+    /// input of the per-layer gate.
     pub(super) fn correct(&mut self, part: &Mixing) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
         let counter = self.counter();
-        each(counter, shared.count(), FEW, |token| {
-            let (shares, count) = (self.shares(part, token), buffers.streams.len() + 1);
-            let mut far = [0.0; MAX_STREAMS];
-            for (far, weights) in far.iter_mut().zip(part.correct.chunks_exact(count)) {
-                *far = weighted(weights, &shares[..count]) + 1.0;
+        each(counter, shared.count(), ITEM_TOKENS, |token| {
+            let (mix_weights, count) = (self.mix_weights(part, token), buffers.streams.len() + 1);
+            let mut factor = [0.0; MAX_STREAMS];
+            for (factor, weights) in factor.iter_mut().zip(part.correct.chunks_exact(count)) {
+                *factor = weighted(weights, &mix_weights[..count]) + 1.0;
             }
             let rows = rows(buffers, token);
             for at in 0..size {
-                // SAFETY: its piece: the rows of this token, written before a barrier.
+                // SAFETY: this thread's work item: the rows of this token, written before a barrier.
                 unsafe {
                     let predicted = *buffers.predicted.at(token, 0).add(at);
                     let new = *rows[0].add(at) - predicted;
                     *rows[0].add(at) = predicted;
-                    for (row, far) in rows[..count].iter().zip(&far) {
-                        *row.add(at) += new * far;
+                    for (row, factor) in rows[..count].iter().zip(&factor) {
+                        *row.add(at) += new * factor;
                     }
-                    *buffers.behind.at(token, 0).add(at) = *rows[0].add(at) * part.scale[at];
+                    *buffers.side.at(token, 0).add(at) = *rows[0].add(at) * part.scale[at];
                 }
             }
         });
         self.barrier.wait();
     }
 
-    /// What goes beside attention: a product of low rank, normalised, and what attention reads.
+    /// Normalizes the low-rank residual and adds attention's input to it.
     pub(super) fn laurel(&mut self, before: Option<&Norm>, norm: &Norm) {
         let (shared, size) = (self.shared, self.shared.hidden);
-        let room = self.own.row.at(0, 0);
-        each(self.counter(), shared.count(), FEW, |token| {
-            let row = shared.buffers.beside.at(token, 0);
-            // SAFETY: its piece: the row of this token, written before a barrier; `room` is this thread's.
+        let scratch = self.own.row.at(0, 0);
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            let row = shared.buffers.laurel.at(token, 0);
+            // SAFETY: this thread's work item: the row of this token, written before a barrier; `scratch` is this
+            // thread's.
             unsafe {
                 norm.apply(&shared.kernels, row, (0, size), row);
-                shared.kernels.add(row, shared.normed(before, token, room), size);
+                shared.kernels.add(row, shared.normed(before, token, scratch), size);
             }
         });
         self.barrier.wait();
     }
 
-    /// Attention and what goes beside it are one.
+    /// Merges hidden states and low-rank residual: (hidden + residual) / sqrt 2.
     pub(super) fn add_laurel(&mut self) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
-        each(self.counter(), shared.count(), FEW, |token| {
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 let x = from_raw_parts_mut(buffers.x.at(token, 0), size);
-                let beside = from_raw_parts(buffers.beside.at(token, 0), size);
+                let beside = from_raw_parts(buffers.laurel.at(token, 0), size);
                 x.iter_mut()
                     .zip(beside)
                     .for_each(|(x, beside)| *x = (*x + beside) * FRAC_1_SQRT_2);
@@ -171,13 +173,13 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// What lies behind, normalised, is added to all streams but the first.
+    /// Normalizes the side buffer and adds it to all streams but the first.
     pub(super) fn add_to_streams(&mut self, norm: &Norm) {
         let shared = self.shared;
         let (buffers, size) = (shared.buffers, shared.hidden);
-        each(self.counter(), shared.count(), FEW, |token| {
-            let row = buffers.behind.at(token, 0);
-            // SAFETY: its piece: the rows of this token, written before a barrier.
+        each(self.counter(), shared.count(), ITEM_TOKENS, |token| {
+            let row = buffers.side.at(token, 0);
+            // SAFETY: this thread's work item: the rows of this token, written before a barrier.
             unsafe {
                 norm.apply(&shared.kernels, row, (0, size), row);
                 for stream in &buffers.streams {
@@ -188,23 +190,23 @@ impl Worker<'_, '_> {
         self.barrier.wait();
     }
 
-    /// What mixes streams, of the token's first one: a number of each.
-    fn shares(&self, part: &Mixing, token: usize) -> [f32; MAX_STREAMS] {
+    /// Returns the router's output for a token: one mixing weight per stream, from the first stream.
+    fn mix_weights(&self, part: &Mixing, token: usize) -> [f32; MAX_STREAMS] {
         let (shared, size) = (self.shared, self.shared.hidden);
-        // SAFETY: the row is this thread's; nobody else writes to the token's numbers.
+        // SAFETY: the row belongs to this thread; no other thread writes to the token's rows.
         let normed = unsafe {
-            let found = shared.normed(Some(&part.norm), token, self.own.row.at(0, 0));
-            from_raw_parts(found, size)
+            let normalized = shared.normed(Some(&part.norm), token, self.own.row.at(0, 0));
+            from_raw_parts(normalized, size)
         };
-        let mut shares = [0.0; MAX_STREAMS];
-        for (share, router) in shares.iter_mut().zip(part.router.chunks_exact(size)) {
+        let mut mix_weights = [0.0; MAX_STREAMS];
+        for (share, router) in mix_weights.iter_mut().zip(part.router.chunks_exact(size)) {
             *share = plain::tanh(plain::dot(normed, router));
         }
-        shares
+        mix_weights
     }
 }
 
-/// The rows of a token in all streams.
+/// Returns the addresses of a token's rows in all streams; null after the last.
 fn rows(buffers: &Buffers, token: usize) -> [*mut f32; MAX_STREAMS] {
     let mut rows = [std::ptr::null_mut(); MAX_STREAMS];
     let all = [&buffers.x].into_iter().chain(&buffers.streams);

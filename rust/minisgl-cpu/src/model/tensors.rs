@@ -1,7 +1,7 @@
-//! Finds the tensors of a decoder in a file, whatever the file calls them, or makes them up.
+//! Lookup of a decoder's tensors by part, in files with any naming, or as dummy weights.
 //!
-//! Invariants: a tensor is handed out only with the shape that the model's config demands; whatever is missing or
-//! misshapen is an error that names it; each tensor of the file is asked for or named as unknown.
+//! Invariants: a tensor is returned only with the shape that the configuration demands; a missing or misshapen tensor
+//! is an error that names it; every tensor of the file is either requested or reported as unknown.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -12,52 +12,52 @@ use crate::error::{Error, Result};
 use crate::files::Source;
 use crate::model::names::{At, Files, Part};
 
-/// Rows that are transposed together: what is read of them stays in the cache.
+/// Rows that are transposed together, so that their cache lines are reused.
 const TILE: usize = 32;
 
-/// Where the weights come from.
+/// Origin of a model's weights: files, or dummy values.
 pub enum Origin {
     /// A file or a folder of files.
     Files(Box<dyn Source>),
-    /// Seeded noise of a kind, for measurements.
+    /// Dummy weights: seeded noise, for benchmarks.
     Dummy {
-        /// Other seeds, other noise.
+        /// Random seed of the dummy weights.
         seed: u64,
-        /// The kind of the matrices, vectors are f32; MXFP4: that of experts, the others are bf16.
+        /// Element type of matrices; vectors are f32. With MXFP4 only experts have it, other matrices are bf16.
         kind: Kind,
     },
 }
 
-/// A tensor, from a file or of its own.
-pub enum Found<'a> {
-    /// In the file.
+/// A tensor, borrowed from a file or owned.
+pub enum ModelTensor<'a> {
+    /// Tensor in a mapped file.
     Borrowed(TensorView<'a>),
-    /// Made.
+    /// Tensor that was computed or copied.
     Owned {
-        /// Its name.
+        /// Name of the tensor.
         name: String,
-        /// The kind of its numbers.
+        /// Element type of the tensor.
         kind: Kind,
-        /// Outermost first.
+        /// Shape, outermost dimension first.
         shape: Vec<usize>,
-        /// As in a file.
+        /// Elements in the file format's layout.
         data: Vec<u8>,
     },
 }
 
-impl<'a> Found<'a> {
-    /// `view` as it is, or with what it has in rows in columns.
-    pub fn turned(view: TensorView<'a>, turned: bool) -> Result<Self> {
+impl<'a> ModelTensor<'a> {
+    /// Returns `view`, or its transpose if `transpose` is true. Errors for the transpose of a quantized tensor.
+    pub fn transposed(view: TensorView<'a>, transpose: bool) -> Result<Self> {
         let size = view.kind().block_bytes();
         let (&[rows, columns], 1) = (view.shape(), view.kind().block_len()) else {
-            let text = || format!("tensor {}: blocks cannot be transposed", view.name());
-            return if turned {
+            let text = || format!("tensor {}: quantized blocks cannot be transposed", view.name());
+            return if transpose {
                 Err(Error::unsupported(text()))
             } else {
                 Ok(Self::Borrowed(view))
             };
         };
-        if !turned {
+        if !transpose {
             return Ok(Self::Borrowed(view));
         }
         let (from, mut data) = (view.data(), vec![0; view.data().len()]);
@@ -72,15 +72,16 @@ impl<'a> Found<'a> {
         Ok(Self::owned(&view, "turned", [columns, rows], data))
     }
 
-    /// The matrix that rows of `view` make.
-    pub fn of_rows(view: &TensorView<'_>, rows: impl Iterator<Item = usize>) -> Self {
+    /// Copies some rows of `view` into a matrix.
+    pub fn select_rows(view: &TensorView<'_>, rows: impl Iterator<Item = usize>) -> Self {
         let rows: Vec<usize> = rows.collect();
         let parts: Vec<_> = rows.iter().map(|row| view.row(*row)).collect();
         let which = format!("rows {:?} to {:?}", rows.first(), rows.last());
         Self::owned(view, &which, [parts.len(), view.k()], parts.concat())
     }
 
-    /// Its name says what it is made of, and in which way: files of panels tell tensors apart by that.
+    /// Creates an owned tensor, named after its source and the operation `how`. The panel cache identifies tensors by
+    /// this name.
     fn owned(view: &TensorView<'_>, how: &str, shape: [usize; 2], data: Vec<u8>) -> Self {
         Self::Owned {
             name: format!("{}, {how}", view.name()),
@@ -90,7 +91,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// How it looks in either case.
+    /// Returns a view of the tensor.
     pub fn view(&self) -> Result<TensorView<'_>> {
         match self {
             Self::Borrowed(view) => Ok(*view),
@@ -104,25 +105,25 @@ impl<'a> Found<'a> {
     }
 }
 
-/// The tensors of one model.
+/// All tensors of one model, by part.
 pub struct Tensors {
     origin: Origin,
-    /// What the file calls the parts.
+    /// Tensor names and layouts of the file format.
     pub files: Files,
-    asked: Mutex<BTreeSet<String>>,
+    requested: Mutex<BTreeSet<String>>,
 }
 
 impl Tensors {
-    /// The tensors of a file, or made-up ones.
+    /// Creates the lookup for the weights of `origin`, with the names `files`.
     pub fn new(origin: Origin, files: Files) -> Self {
         Self {
             origin,
             files,
-            asked: Mutex::new(BTreeSet::new()),
+            requested: Mutex::new(BTreeSet::new()),
         }
     }
 
-    /// Whether the numbers are those of a checkpoint, not of what a converter made of it.
+    /// Returns true if values are those of a checkpoint, false if a converter may have changed them (GGUF).
     pub fn is_checkpoint(&self) -> bool {
         match &self.origin {
             Origin::Files(source) => source.architecture().is_none(),
@@ -130,7 +131,7 @@ impl Tensors {
         }
     }
 
-    /// The files, if there are any.
+    /// Returns the tensor source; `None` for dummy weights.
     pub fn source(&self) -> Option<&dyn Source> {
         match &self.origin {
             Origin::Files(source) => Some(&**source),
@@ -138,27 +139,28 @@ impl Tensors {
         }
     }
 
-    /// Lets go of the memory of what was read so far.
+    /// Drops mapped pages that were read so far from the process's memory.
     pub fn release(&self) {
         self.source().into_iter().for_each(Source::release);
     }
 
-    /// Whether the file has such a part.
+    /// Returns true if the file has the part's tensor.
     pub fn has(&self, part: Part, at: At, what: &str) -> bool {
         match &self.origin {
             Origin::Files(source) => self
                 .files
                 .candidates(part, at, what)
                 .any(|name| source.tensor(&name).is_some()),
-            // as packed checkpoints have them
-            Origin::Dummy { kind, .. } => *kind == Kind::MXFP4 && self.files.candidates(part, at, what).any(is_blocks),
+            // dummy MXFP4 weights look like packed checkpoints
+            Origin::Dummy { kind, .. } => *kind == Kind::MXFP4 && self.files.candidates(part, at, what).any(is_mxfp4),
         }
     }
 
-    /// The name of a part: of several the first that the file has, or that it lacks.
+    /// Returns the tensor name of a part: the first candidate that the file has, else the first candidate. Errors if
+    /// the format has no such part.
     fn name(&self, part: Part, at: At, what: &str) -> Result<String> {
         let mut names = self.files.candidates(part, at, what);
-        let found = match &self.origin {
+        let name = match &self.origin {
             Origin::Files(source) => {
                 let mut names: Vec<String> = names.collect();
                 let there = names.iter().position(|name| source.tensor(name).is_some());
@@ -166,27 +168,27 @@ impl Tensors {
             }
             Origin::Dummy { .. } => names.next(),
         };
-        found.ok_or_else(|| Error::unsupported(format!("files of this architecture have no {part:?}")))
+        name.ok_or_else(|| Error::unsupported(format!("files of this architecture have no {part:?}")))
     }
 
-    /// A part of `shape`, outermost dimension first.
-    pub fn part(&self, part: Part, at: At, shape: &[usize]) -> Result<Found<'_>> {
+    /// Returns the weight of a part with `shape`, outermost dimension first.
+    pub fn part(&self, part: Part, at: At, shape: &[usize]) -> Result<ModelTensor<'_>> {
         let name = self.name(part, at, "weight")?;
         if let [rows, columns] = *shape
             && self.files.transposed
             && part.is_linear()
         {
-            return turned(self.get(&name, &[columns, rows])?.view()?);
+            return transposed(self.get(&name, &[columns, rows])?.view()?);
         }
         self.get(&name, shape)
     }
 
-    /// [size] of a part; `what` is weight or bias.
+    /// Returns a vector of `size` elements; `what` is "weight" or "bias".
     pub fn part_vector(&self, part: Part, at: At, what: &str, size: usize) -> Result<Vec<f32>> {
         self.vector(&self.name(part, at, what)?, &[size])
     }
 
-    /// The numbers of a part that is a vector for each of some heads, in one tensor or in one of each.
+    /// Returns [heads, size] values of a part that is stored in one tensor or in one per head.
     pub fn by_head(&self, part: Part, layer: usize, what: &str, (heads, size): (usize, usize)) -> Result<Vec<f32>> {
         let at = |head| At {
             layer,
@@ -203,9 +205,10 @@ impl Tensors {
         Ok(all)
     }
 
-    /// The tensor `name` of `shape`, outermost dimension first.
-    fn get(&self, name: &str, shape: &[usize]) -> Result<Found<'_>> {
-        self.asked
+    /// Returns the tensor `name` with `shape`, and records that it is used. Accepts shapes that differ only in
+    /// dimensions of 1 or in stacking.
+    fn get(&self, name: &str, shape: &[usize]) -> Result<ModelTensor<'_>> {
+        self.requested
             .lock()
             .unwrap_or_else(|e| e.into_inner())
             .insert(name.to_owned());
@@ -215,9 +218,9 @@ impl Tensors {
                     .tensor(name)
                     .ok_or_else(|| Error::file(format!("the weights lack the tensor {name}")))?;
                 if view.shape() != shape {
-                    // a row of its own or a vector, a matrix of all experts' rows: files differ
-                    if lie_alike(view.shape(), shape) {
-                        return Ok(Found::Owned {
+                    // files differ: [1, n] or [n], a stack of matrices or one matrix with all rows
+                    if have_same_layout(view.shape(), shape) {
+                        return Ok(ModelTensor::Owned {
                             name: name.to_owned(),
                             kind: view.kind(),
                             shape: shape.to_vec(),
@@ -225,71 +228,72 @@ impl Tensors {
                         });
                     }
                     return Err(Error::file(format!(
-                        "the tensor {name} is {:?}, the model's config wants {shape:?}",
+                        "the tensor {name} has shape {:?}; the configuration needs {shape:?}",
                         view.shape()
                     )));
                 }
-                Ok(Found::Borrowed(view))
+                Ok(ModelTensor::Borrowed(view))
             }
             Origin::Dummy { seed, kind } => Ok(noise(name, shape, *seed, *kind)),
         }
     }
 
-    /// Numbers of `shape` as f32.
+    /// Returns the values of a tensor with `shape` as f32.
     fn vector(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
         Ok(self.get(name, shape)?.view()?.decode())
     }
 
-    /// Raises if the file has tensors that nobody asked for, `known` and biases of zeros aside: a model that leaves
-    /// weights out computes something else than its author meant.
-    pub fn all_used(&self, known: impl Fn(&str) -> bool) -> Result<()> {
+    /// Errors if the file has tensors that were never requested, except those that `is_known` accepts and biases of
+    /// zeros. A model that ignores weights would not compute what its author meant.
+    pub fn check_all_used(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         let Origin::Files(source) = &self.origin else {
             return Ok(());
         };
-        let asked = self.asked.lock().unwrap_or_else(|e| e.into_inner());
-        let left: Vec<String> = source
+        let requested = self.requested.lock().unwrap_or_else(|e| e.into_inner());
+        let unused: Vec<String> = source
             .names()
             .into_iter()
             .map(str::to_owned)
-            .filter(|name| !asked.contains(name) && !known(name))
+            .filter(|name| !requested.contains(name) && !is_known(name))
             .filter(|name| !(name.ends_with(".bias") && is_zero(&**source, name)))
             .collect();
-        if left.is_empty() {
+        if unused.is_empty() {
             return Ok(());
         }
-        let shown = left.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
+        let shown = unused.iter().take(8).cloned().collect::<Vec<_>>().join(", ");
         Err(Error::unsupported(format!(
             "{} tensors that the architecture has no place for: {shown}{}",
-            left.len(),
-            if left.len() > 8 { ", ..." } else { "" }
+            unused.len(),
+            if unused.len() > 8 { ", ..." } else { "" }
         )))
     }
 }
 
-/// Whether numbers lie alike in both shapes, which dimensions of one do not change, nor that of `one` all rows of a stack
-/// of matrices are those of one.
-fn lie_alike(one: &[usize], other: &[usize]) -> bool {
+/// Returns true if both shapes describe the same layout: they differ only in dimensions of 1, or `one` has the rows of
+/// a stack of matrices as one matrix.
+fn have_same_layout(one: &[usize], other: &[usize]) -> bool {
     if let (&[rows, columns], &[count, each, width]) = (one, other)
         && count.checked_mul(each) == Some(rows)
         && columns == width
     {
         return true;
     }
-    let of = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|size| *size != 1).collect() };
-    of(one) == of(other)
+    let without_ones = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|size| *size != 1).collect() };
+    without_ones(one) == without_ones(other)
 }
 
-/// A matrix with its rows as columns.
-fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
+/// Returns the transposed matrix. Errors for quantized blocks.
+fn transposed(matrix: TensorView<'_>) -> Result<ModelTensor<'static>> {
     let (name, kind) = (matrix.name(), matrix.kind());
     let &[rows, columns] = matrix.shape() else {
-        return Err(Error::file(format!("the tensor {name} is no matrix")));
+        return Err(Error::file(format!("the tensor {name} is not a matrix")));
     };
     let size = match kind {
         Kind::F32 => 4,
         Kind::F16 | Kind::BF16 => 2,
         _ => {
-            let why = "lies with its inputs first, and blocks cannot be turned: use full weights";
+            let why =
+                "is stored as [inputs, outputs], and quantized blocks cannot be transposed: use unquantized weights";
             return Err(Error::unsupported(format!("the tensor {name} {why}")));
         }
     };
@@ -300,28 +304,28 @@ fn turned(matrix: TensorView<'_>) -> Result<Found<'static>> {
             data.extend_from_slice(&matrix.data()[at..at + size]);
         }
     }
-    Ok(Found::owned(&matrix, "turned", [columns, rows], data))
+    Ok(ModelTensor::owned(&matrix, "turned", [columns, rows], data))
 }
 
-/// GPTQ's tools write biases that no model asks for.
+/// Returns true if all bytes of the tensor are zero (GPTQ tools write such unused biases).
 fn is_zero(source: &dyn Source, name: &str) -> bool {
     source
         .tensor(name)
         .is_some_and(|tensor| tensor.data().iter().all(|&byte| byte == 0))
 }
 
-/// Whether it is MXFP4 as safetensors have it.
-fn is_blocks(name: impl AsRef<str>) -> bool {
+/// Returns true for the name of an MXFP4 tensor in safetensors.
+fn is_mxfp4(name: impl AsRef<str>) -> bool {
     name.as_ref().ends_with("_blocks")
 }
 
-/// Uniform noise of standard deviation 0.02, which keeps activations finite; norms are 1.
-fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
+/// Returns uniform noise with standard deviation 0.02, which keeps activations finite. Norm weights are 1.
+fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> ModelTensor<'static> {
     let count: usize = shape.iter().product();
     let name = name.to_owned();
     if name.ends_with("norm.weight") || (shape.len() == 1 && !name.ends_with("bias")) {
         let data = std::iter::repeat_n(1.0_f32.to_le_bytes(), count).flatten().collect();
-        return Found::Owned {
+        return ModelTensor::Owned {
             name,
             kind: Kind::F32,
             shape: shape.to_vec(),
@@ -338,14 +342,14 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
         let unit = (state >> 40) as f32 / (1_u32 << 24) as f32;
         (unit - 0.5) * 0.02 * 12.0_f32.sqrt()
     };
-    if kind == Kind::MXFP4 && is_blocks(&name) {
-        // of 4-bit numbers from -6 to 6, whose scale is 2^-7
+    if kind == Kind::MXFP4 && is_mxfp4(&name) {
+        // 4-bit values from -6 to 6 with the scale 2^-7
         let (blocks, mut data) = (count / kind.block_len(), Vec::with_capacity(count / 32 * 17));
         for _ in 0..blocks {
             data.push(120);
             data.extend((0..16).map(|_| (next().to_bits() >> 8) as u8));
         }
-        return Found::Owned {
+        return ModelTensor::Owned {
             name,
             kind,
             shape: shape.to_vec(),
@@ -361,7 +365,7 @@ fn noise(name: &str, shape: &[usize], seed: u64, kind: Kind) -> Found<'static> {
         (0..count).flat_map(|_| next().to_le_bytes()).collect()
     };
     let kind = if half { Kind::BF16 } else { Kind::F32 };
-    Found::Owned {
+    ModelTensor::Owned {
         name,
         kind,
         shape: shape.to_vec(),

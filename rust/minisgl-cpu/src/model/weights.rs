@@ -1,4 +1,4 @@
-//! A decoder's weights as they are held: in the operations that multiply by them, and beside them the head.
+//! Weights of a decoder, packed in the operations that use them, and the LM head.
 
 use minisgl_kernels::Kind;
 use minisgl_kernels::attention::Distances;
@@ -7,39 +7,39 @@ use minisgl_kernels::panels::Matrix;
 use crate::model::held::Norm;
 use crate::model::operation::Operation;
 
-/// All of a model.
+/// All weights of a model, as lists of operations.
 pub struct Weights {
-    /// Before the layers.
+    /// Operations before the layers.
     pub before: Vec<Operation>,
-    /// The layers, in order.
+    /// Operations of each layer.
     pub layers: Vec<Vec<Operation>>,
-    /// Behind them.
+    /// Operations after the layers.
     pub after: Vec<Operation>,
-    /// After the last layer.
+    /// Final norm.
     pub norm: Option<Norm>,
-    /// [vocabulary, hidden]; rows of it are the embeddings unless these have a table of their own.
+    /// LM head, [vocabulary, hidden]; also the token embedding if that has no table of its own.
     pub head: Matrix,
-    /// [vocabulary], padded.
+    /// Bias of the LM head, [vocabulary], padded.
     pub head_bias: Option<Vec<f32>>,
-    /// Added to scores.
+    /// Attention bias by distance.
     pub distances: Option<Distances>,
 }
 
 impl Weights {
-    /// All operations of a forward, in order.
+    /// Returns all operations of a forward pass, in order.
     pub fn operations(&self) -> impl Iterator<Item = &Operation> {
         let layers = self.layers.iter().flatten();
         self.before.iter().chain(layers).chain(&self.after)
     }
 
-    /// Bytes of all matrices.
+    /// Returns the bytes of all matrices.
     pub fn bytes(&self) -> usize {
         let all = self.operations().flat_map(Operation::matrices);
         self.head.bytes() + all.map(|(matrix, _)| matrix.bytes()).sum::<usize>()
     }
 
-    /// What one token that is decoded goes through: bytes that are read of matrices, and multiply-adds. Of experts as many as
-    /// a token chooses; of tables of tokens a row, which counts for nothing.
+    /// Returns the weight bytes and the multiply-adds of one decoded token. Of experts only the chosen ones count;
+    /// embedding rows count as nothing.
     pub fn of_a_token(&self) -> (usize, usize) {
         let head = (&self.head, (1, 1));
         let all = self.operations().flat_map(Operation::matrices).chain([head]);
@@ -49,17 +49,17 @@ impl Weights {
         })
     }
 
-    /// How the matrices are held, routers aside, by bytes, the most first.
+    /// Returns the element types of all matrices but routers, with their bytes, largest first.
     pub fn kinds(&self) -> Vec<(Kind, usize)> {
-        let mut found: Vec<(Kind, usize)> = vec![(self.head.kind(), self.head.bytes())];
+        let mut kinds: Vec<(Kind, usize)> = vec![(self.head.kind(), self.head.bytes())];
         let operations = self.operations().filter(|one| !matches!(one, Operation::Route(_)));
         for (matrix, _) in operations.flat_map(Operation::matrices) {
-            match found.iter_mut().find(|(kind, _)| *kind == matrix.kind()) {
+            match kinds.iter_mut().find(|(kind, _)| *kind == matrix.kind()) {
                 Some((_, bytes)) => *bytes += matrix.bytes(),
-                None => found.push((matrix.kind(), matrix.bytes())),
+                None => kinds.push((matrix.kind(), matrix.bytes())),
             }
         }
-        found.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
-        found
+        kinds.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        kinds
     }
 }

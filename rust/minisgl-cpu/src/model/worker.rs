@@ -1,4 +1,4 @@
-//! What the threads of a forward share, and one thread's view of it.
+//! Data that the threads of a forward pass share, and one thread's view of it.
 
 use std::ops::Range;
 use std::sync::Mutex;
@@ -10,21 +10,20 @@ use minisgl_kernels::{Isa, Kernels, Mode};
 
 use crate::error::{Error, Result};
 use crate::model::adapter::Run;
-use crate::model::buffers::{Buffers, COUNTERS, Own, TOKENS};
+use crate::model::buffers::{Buffers, COUNTERS, TOKENS, ThreadBuffers};
 use crate::model::config::ModelConfig;
 use crate::model::held::Norm;
 use crate::model::operation::Rotation;
 use crate::model::weights::Weights;
-use crate::states::Passing;
+use crate::states::StepStates;
 use crate::threads::{Barrier, Counter};
 
-/// Tokens of a piece of work that goes token by token.
-pub(super) const FEW: usize = 4;
-/// Tokens of a piece where each has a number in a cache line that others write to as well: two threads that take turns in
-/// one line wait for each other at each number.
-pub(super) const LINE: usize = 16;
+/// Tokens per work item, where work goes token by token.
+pub(super) const ITEM_TOKENS: usize = 4;
+/// Tokens per work item, where each token writes one element of a shared cache line. It avoids false sharing.
+pub(super) const LINE_TOKENS: usize = 16;
 
-/// Parts that time is told by.
+/// Names of the parts that time is measured by.
 pub const PARTS: [&str; 8] = [
     "prepare",
     "qkv",
@@ -35,44 +34,44 @@ pub const PARTS: [&str; 8] = [
     "down",
     "embed, check",
 ];
-/// Seconds by part, of the calling thread.
+/// Seconds per part (`PARTS`), measured on thread 0.
 pub type Times = [f64; PARTS.len()];
 
-/// The tokens of a step.
+/// Tokens of a step, input of the forward pass.
 pub struct Tokens<'a> {
-    /// Ids, all of them known.
+    /// Token ids of the step.
     pub ids: &'a [u32],
-    /// Positions in their sequences.
+    /// Position of each token in its sequence.
     pub positions: &'a [u32],
-    /// Where each one's keys and values go.
+    /// KV slot of each token: page * page_size + offset.
     pub slots: &'a [u32],
-    /// How many of them, from the first on, are rows that decode.
+    /// Number of decode tokens, which come first.
     pub decode: usize,
-    /// Those that have an adapter, in order; a run is of rows that decode or of others.
+    /// Runs of tokens with a LoRA adapter, in order; none mixes decode and prefill tokens.
     pub runs: &'a [Run<'a>],
-    /// Their kinds; those that are missing are of the first one.
+    /// Token type ids; missing ones are 0.
     pub types: &'a [u32],
-    /// States of their rows, if layers keep some.
-    pub states: Option<Passing<'a>>,
+    /// Recurrent states of the rows; `None` if no layer has any.
+    pub states: Option<StepStates<'a>>,
 }
 
-/// Attention of each kind of layers: those that have the same heads.
+/// Attention kernels and plans, one for each distinct (KV heads, head size) of the layers.
 pub(super) struct Attentions {
     kinds: Vec<(Attention, Plan)>,
-    /// By layer.
+    /// Index in `kinds` for each layer.
     kind_of: Vec<usize>,
 }
 
 impl Attentions {
-    /// Of a model, for steps over `kv`.
+    /// Creates the kernels and plans of a model, for steps over `kv`.
     pub fn new(config: &ModelConfig, isa: Isa, threads: usize, kv: &KvPool) -> Result<Self> {
         let sizes: Vec<(usize, usize)> = config.heads.iter().map(|one| (one.kv_heads, one.head_dim)).collect();
-        let nowhere = !config.attends.contains(&true);
-        let mut known: Vec<(usize, usize)> = Vec::new();
+        let never_attends = !config.attends.contains(&true);
+        let mut sizes_done: Vec<(usize, usize)> = Vec::new();
         let mut kinds = Vec::new();
         for (first, size) in sizes.iter().enumerate() {
-            // where no layer attends, a plan still goes over the rows
-            if known.contains(size) || !(config.attends[first] || nowhere) {
+            // a model without attention still needs one plan, which iterates over the rows
+            if sizes_done.contains(size) || !(config.attends[first] || never_attends) {
                 continue;
             }
             let ((kv_heads, head_dim), heads) = (*size, config.num_heads);
@@ -82,7 +81,7 @@ impl Attentions {
                 Some(latent) => attention.with_values_of_keys(latent.rank),
                 None => attention,
             };
-            // layers of other kinds ask for nothing that these do not
+            // layers of other sizes get the window of this one, so that they add no work to the plan
             let windows: Vec<_> = (0..sizes.len())
                 .map(|layer| config.windows[if sizes[layer] == *size { layer } else { first }])
                 .collect();
@@ -90,40 +89,40 @@ impl Attentions {
             let plan = if config.chunked { plan.in_chunks() } else { plan };
             let plan = if config.both_ways { plan.both_ways() } else { plan };
             kinds.push((attention, plan));
-            known.push(*size);
+            sizes_done.push(*size);
         }
-        let place = |size: &(usize, usize)| known.iter().position(|one| one == size).unwrap_or(0);
+        let index_of = |size: &(usize, usize)| sizes_done.iter().position(|one| one == size).unwrap_or(0);
         Ok(Self {
-            kind_of: sizes.iter().map(place).collect(),
+            kind_of: sizes.iter().map(index_of).collect(),
             kinds,
         })
     }
 
-    /// Of a layer.
-    pub fn of(&self, layer: usize) -> (&Attention, &Plan) {
+    /// Returns the kernel and the plan of `layer`.
+    pub fn for_layer(&self, layer: usize) -> (&Attention, &Plan) {
         let (attention, plan) = &self.kinds[self.kind_of[layer]];
         (attention, plan)
     }
 
-    /// For a step.
+    /// Plans the attention of a step with `rows`.
     pub fn build(&mut self, rows: &Rows<'_>) -> Result<()> {
         self.kinds.iter_mut().try_for_each(|(_, plan)| plan.build(rows))
     }
 
-    /// A thread's room for each of them, one after the other.
+    /// Allocates one thread's scratch memory, large enough for every layer.
     pub fn scratch(&self) -> Result<Scratch> {
         let largest = self.kinds.iter().max_by_key(|(attention, _)| attention.head_dim());
         largest.map_or_else(
-            || Err(Error::setting("a model without layers")),
+            || Err(Error::setting("the model has no layers")),
             |(one, _)| Ok(one.scratch()),
         )
     }
 }
 
-/// What all threads share in a forward.
+/// Data that all threads share in a forward pass.
 pub(super) struct Forward<'a> {
     pub weights: &'a Weights,
-    /// Hidden numbers of a token.
+    /// Elements of a hidden state.
     pub hidden: usize,
     pub kernels: Kernels,
     pub mode: Mode,
@@ -136,16 +135,16 @@ pub(super) struct Forward<'a> {
     pub threads: usize,
 }
 
-/// One thread's view.
+/// View that a thread has of a forward pass: shared data, its own buffers and counters.
 pub(super) struct Worker<'a, 'f> {
     pub shared: &'a Forward<'f>,
     pub barrier: &'a Barrier,
     pub thread: usize,
-    /// The next counter of the operation that runs.
+    /// Next unused work counter of the running operation.
     pub next: usize,
-    /// The first counter that is not its own.
+    /// End of the operation's work counters.
     pub end: usize,
-    pub own: &'a mut Own,
+    pub own: &'a mut ThreadBuffers,
     pub scratch: &'a mut Scratch,
     pub clock: Option<Instant>,
     pub times: &'a mut Times,
@@ -156,18 +155,22 @@ impl Forward<'_> {
         self.tokens.ids.len()
     }
 
-    /// Tokens of a piece that stores keys, of which those of a prompt lie in turns.
-    pub(super) fn stored_together(&self) -> usize {
-        if self.tokens.decode < self.count() { LINE } else { FEW }
+    /// Returns the tokens per work item of KV stores. Keys of prefill tokens are interleaved in cache lines.
+    pub(super) fn store_item_tokens(&self) -> usize {
+        if self.tokens.decode < self.count() {
+            LINE_TOKENS
+        } else {
+            ITEM_TOKENS
+        }
     }
 
-    /// Pieces of the tokens that a product goes over, those that decode apart from those of prompts.
+    /// Returns the number of token blocks in a matmul. A block never mixes decode and prefill tokens.
     pub(super) fn blocks(&self) -> usize {
         let decode = self.tokens.decode;
         decode.div_ceil(TOKENS) + (self.count() - decode).div_ceil(TOKENS)
     }
 
-    /// The tokens of a piece, and what multiplies them.
+    /// Returns the tokens of a block, and the kernels for them.
     pub(super) fn block(&self, block: usize) -> (Range<usize>, Kernels) {
         let decode = self.tokens.decode;
         let decoding = decode.div_ceil(TOKENS);
@@ -179,7 +182,7 @@ impl Forward<'_> {
         (start..(start + TOKENS).min(self.count()), self.kernels)
     }
 
-    /// What multiplies a token.
+    /// Returns the kernels for a token: those for decode or for prefill.
     pub(super) fn kernels_of(&self, token: usize) -> Kernels {
         if token < self.tokens.decode {
             self.kernels.decoding()
@@ -188,24 +191,25 @@ impl Forward<'_> {
         }
     }
 
-    /// A token's hidden numbers as they are, or normalised into `room`.
+    /// Returns a token's hidden state, normalized into `room` if there is a norm.
     ///
     /// # Safety
-    /// `room` is the caller's and has room; nobody writes to the token's numbers meanwhile.
+    /// `room` must be writable for a hidden state and not shared; no thread may write to the token's hidden state
+    /// meanwhile.
     #[allow(unsafe_code)]
-    pub(super) unsafe fn normed(&self, norm: Option<&Norm>, token: usize, room: *mut f32) -> *const f32 {
+    pub(super) unsafe fn normed(&self, norm: Option<&Norm>, token: usize, scratch: *mut f32) -> *const f32 {
         let x = self.buffers.x.at(token, 0);
         match norm {
             None => x,
             Some(norm) => {
-                // SAFETY: the caller's.
-                unsafe { norm.apply(&self.kernels, x, (0, self.hidden), room) };
-                room
+                // SAFETY: guaranteed by the caller.
+                unsafe { norm.apply(&self.kernels, x, (0, self.hidden), scratch) };
+                scratch
             }
         }
     }
 
-    /// Cosines and sines of a token's position.
+    /// Returns the cosines and sines for a token's position.
     pub(super) fn angles(&self, by: Rotation, token: usize) -> (*mut f32, *mut f32) {
         let angles = &self.buffers.angles;
         (angles.at(token, by.at), angles.at(token, by.at + by.half))
@@ -213,10 +217,10 @@ impl Forward<'_> {
 }
 
 impl Forward<'_> {
-    /// Deal out the rows of the step, each in as many parts: `work` gets the row, its tokens and the part. One piece has all
-    /// tokens of a row for its part of a state.
+    /// Shares out the rows of the step, each in `parts` parts, as `work(row, tokens, part)`. One item covers all tokens
+    /// of a row, since they pass through one state in order.
     pub(super) fn each_row(&self, counter: &Counter, parts: usize, mut work: impl FnMut(usize, Range<usize>, usize)) {
-        while let Some(piece) = counter.take(self.rows.slots.len() * parts) {
+        while let Some(piece) = counter.claim(self.rows.slots.len() * parts) {
             let (row, part) = (piece / parts, piece % parts);
             let [from, to] = [row, row + 1].map(|at| self.rows.qo_indptr[at] as usize);
             work(row, from..to, part);
@@ -225,7 +229,7 @@ impl Forward<'_> {
 }
 
 impl<'a> Worker<'a, '_> {
-    /// A counter of its own for each time that an operation deals out work: all threads ask in the same order.
+    /// Returns the operation's next work counter. All threads call this in the same order.
     pub(super) fn counter(&mut self) -> &'a Counter {
         self.next += 1;
         assert!(
@@ -244,9 +248,9 @@ impl<'a> Worker<'a, '_> {
     }
 }
 
-/// Call `work` with each of `0..total` that falls to this thread, `size` of them at a time.
+/// Calls `work` with the indices of `0..total` that this thread claims, `size` adjacent ones at a time.
 pub(super) fn each(counter: &Counter, total: usize, size: usize, mut work: impl FnMut(usize)) {
-    while let Some(piece) = counter.take(total.div_ceil(size)) {
+    while let Some(piece) = counter.claim(total.div_ceil(size)) {
         (piece * size..((piece + 1) * size).min(total)).for_each(&mut work);
     }
 }

@@ -1,54 +1,54 @@
-//! What one request asks of its logits before they are sampled: penalties, bias, allowed tokens, bad words, no end
-//! before `min_tokens`.
+//! Changes to one request's logits before sampling: penalties, bias, allowed tokens, bad words, no end before
+//! `min_tokens`.
 //!
-//! Invariants: the arithmetic and its order are those of the torch engine, in float32; counts and what came last follow
-//! the tokens in forward order; some token can always be sampled; the cost is of what is asked, not of the vocabulary,
-//! but for allowed tokens.
+//! Invariants: arithmetic and order equal those of the torch engine, in float32; counts and recent tokens follow the
+//! sampled tokens in order; some token can always be sampled; the cost depends on the request's settings, not on the
+//! vocabulary, except for allowed tokens.
 
 use std::collections::{BTreeSet, HashMap};
 
 use super::params::Params;
 
-/// Sequences that the output must not have: the last id of one is banned where the output ends with those before it.
+/// Banned sequences of tokens: the last id of one is banned where the output ends with the ids before it.
 #[derive(Clone, Debug)]
 struct BadSequences {
     sequences: Vec<Vec<u32>>,
     recent: Vec<u32>,
-    longest: usize, // without the last
+    longest: usize, // ids of the longest sequence, without its last
 }
 
-/// The changes of one slot's logits, where its request asks for any.
+/// Changes to the logits of one slot, for a request that has any.
 #[derive(Clone, Debug)]
 pub(super) struct Changes {
     repetition: f32,
     frequency: f32,
     presence: f32,
-    seen: Option<HashMap<u32, u32>>, // of tokens in prompt or output: how often in the output
+    seen: Option<HashMap<u32, u32>>, // tokens of prompt and output, with their count in the output
     bias: Vec<(u32, f32)>,
     allowed: Option<Vec<u32>>,
     bad: Option<BadSequences>,
     ends: Vec<u32>,
-    first_free: u64, // the first position at which it may end
+    first_free: u64, // first position at which the output may end
 }
 
 impl Changes {
-    /// For a request whose sequence so far is `prompt` and `output`. Ids from `vocab` on are passed over.
+    /// Creates the changes for a request whose sequence so far is `prompt` and `output`. Ignores ids >= `vocab`.
     pub fn new(params: &Params, prompt: &[i32], output: &[i32], vocab: usize, eos_ids: &[u32]) -> Self {
-        let known = |id: &u32| (*id as usize) < vocab;
+        let in_vocab = |id: &u32| (*id as usize) < vocab;
         let mut ends = BTreeSet::new();
         if params.min_tokens > 0 {
-            ends.extend(params.stop_token_ids.iter().copied().filter(known));
+            ends.extend(params.stop_token_ids.iter().copied().filter(in_vocab));
             if !params.ignore_eos {
-                ends.extend(eos_ids.iter().copied().filter(known));
+                ends.extend(eos_ids.iter().copied().filter(in_vocab));
             }
         }
-        let allowed: BTreeSet<u32> = params.allowed_token_ids.iter().copied().filter(known).collect();
+        let allowed: BTreeSet<u32> = params.allowed_token_ids.iter().copied().filter(in_vocab).collect();
         let seen = params.has_penalties().then(|| {
             let mut seen = HashMap::new();
-            for id in ids(prompt).filter(known) {
+            for id in ids(prompt).filter(in_vocab) {
                 seen.entry(id).or_insert(0);
             }
-            for id in ids(output).filter(known) {
+            for id in ids(output).filter(in_vocab) {
                 *seen.entry(id).or_insert(0) += 1;
             }
             seen
@@ -58,7 +58,12 @@ impl Changes {
             frequency: params.frequency_penalty,
             presence: params.presence_penalty,
             seen,
-            bias: params.logit_bias.iter().copied().filter(|(id, _)| known(id)).collect(),
+            bias: params
+                .logit_bias
+                .iter()
+                .copied()
+                .filter(|(id, _)| in_vocab(id))
+                .collect(),
             allowed: (!params.allowed_token_ids.is_empty()).then(|| allowed.into_iter().collect()),
             bad: BadSequences::new(&params.bad_token_ids, output, vocab),
             ends: ends.into_iter().collect(),
@@ -66,7 +71,7 @@ impl Changes {
         }
     }
 
-    /// Change the logits of the token at `position` in place.
+    /// Changes the logits of the token at `position` in place.
     pub fn apply(&self, logits: &mut [f32], position: u64) {
         if let Some(seen) = &self.seen {
             for (&id, &count) in seen {
@@ -91,7 +96,7 @@ impl Changes {
             .collect();
         if !banned.is_empty() && logits.iter().all(|&x| x == f32::NEG_INFINITY) {
             for &(id, value) in banned.iter().rev() {
-                logits[id as usize] = value; // in turn: the first value of an id is its own
+                logits[id as usize] = value; // in reverse: the first saved value of an id is the original
             }
         }
     }
@@ -111,7 +116,7 @@ impl Changes {
         }
     }
 
-    /// `token` was sampled.
+    /// Records a sampled token, for later penalties and bad words.
     pub fn record(&mut self, token: u32) {
         if let Some(bad) = &mut self.bad {
             bad.record(token);
@@ -149,7 +154,7 @@ impl BadSequences {
     }
 }
 
-/// An id that is none becomes one beyond every vocabulary.
+/// Converts to token ids. A negative one becomes an id beyond every vocabulary.
 fn ids(tokens: &[i32]) -> impl Iterator<Item = u32> + '_ {
     tokens.iter().map(|&token| u32::try_from(token).unwrap_or(u32::MAX))
 }

@@ -1,7 +1,8 @@
-//! What may come next in a request that has a grammar: asked while logits are computed, told what came when it is drawn.
+//! Grammars that constrain sampling: their masks are filled while logits are computed, and they consume each sampled
+//! token.
 //!
-//! Invariants: a grammar is asked by one thread at a time, in the order of steps; one that cannot go on ends its own
-//! request, and no other row notices; one whose mask takes long has no token in the step, and holds up nobody.
+//! Invariants: one thread at a time uses a grammar, in the order of steps; a grammar that fails ends its own request,
+//! and no other row is affected; a row whose mask takes too long gets no token in the step, and delays no other row.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -9,39 +10,39 @@ use std::time::{Duration, Instant};
 
 use crate::threads::Counter;
 
-/// A request's place in its grammar. Nothing panics: what goes wrong is its error, for good.
+/// State of one request in its grammar. Methods never panic: a failure is stored as the error, permanently.
 pub trait Grammar: Send + fmt::Debug {
-    /// Stand behind these ids, whatever was consumed before.
+    /// Resets the state to after these generated ids, whatever was consumed before.
     fn restart(&mut self, generated: &[i32]);
-    /// Set the bits of the tokens that may come next, bit i % 32 of word i / 32, and clear all others; of an end of
-    /// sequence alone if it cannot go on. False if that would take long, or more than little where nothing is `left` of
-    /// a step's time for masks: the bits mean nothing then.
+    /// Sets the bits of the tokens that may come next (bit i % 32 of word i / 32) and clears all others; after a
+    /// failure only an end-of-sequence id is allowed. Returns false, with undefined bits, if filling takes too long;
+    /// when no time is `left` in the step, only quick masks succeed.
     fn try_fill(&mut self, mask: &mut [u32], left: Duration) -> bool;
-    /// It came.
+    /// Advances the state by one sampled token.
     fn consume(&mut self, token: u32);
-    /// Why it cannot go on, if it cannot.
+    /// Returns why the grammar cannot continue, `None` if it can.
     fn error(&self) -> Option<String>;
 }
 
-/// The request's own, which is bound again where it is taken up again.
+/// Grammar state that a request keeps when it is moved to another slot.
 pub type SharedGrammar = Arc<Mutex<dyn Grammar>>;
 
-/// Of a step, for masks that are not quick.
+/// Time limit per step for masks that are not quick.
 const STEP_TIME: Duration = Duration::from_millis(5);
 
-/// A slot's grammar, and the mask of its next token.
+/// Grammar of a slot, with the mask of its next token.
 #[derive(Debug)]
 pub(super) struct Masked {
     grammar: SharedGrammar,
     mask: Vec<u32>,
-    is_late: bool, // its mask took too long: it has no more tokens until it is bound again
+    is_late: bool, // true if the mask took too long: no tokens until the slot is bound again
 }
 
 impl Masked {
-    /// Behind `generated`; masks of so many words.
+    /// Resets the grammar to after `generated`. `words` is the mask size in 32-bit words.
     pub fn new(grammar: SharedGrammar, generated: &[i32], words: usize) -> Self {
-        let of_it = Arc::clone(&grammar);
-        of_it.lock().unwrap_or_else(PoisonError::into_inner).restart(generated);
+        let shared = Arc::clone(&grammar);
+        shared.lock().unwrap_or_else(PoisonError::into_inner).restart(generated);
         Self {
             grammar,
             mask: vec![0; words],
@@ -49,7 +50,7 @@ impl Masked {
         }
     }
 
-    /// Find what may come next, if there is time.
+    /// Fills the mask if there is time. Otherwise the slot gets no more tokens until it is bound again.
     fn fill(&mut self, left: Duration) {
         if !self.is_late {
             let mut grammar = self.grammar.lock().unwrap_or_else(PoisonError::into_inner);
@@ -57,12 +58,12 @@ impl Masked {
         }
     }
 
-    /// As it was found; none if that would take too long.
+    /// Returns the mask, `None` if filling it took too long.
     pub fn mask(&self) -> Option<&[u32]> {
         (!self.is_late).then_some(&self.mask)
     }
 
-    /// It came; why it cannot go on, if it cannot.
+    /// Advances the grammar by `token`. Returns why it cannot continue, `None` if it can.
     pub fn consume(&mut self, token: u32) -> Option<String> {
         let mut grammar = self.grammar.lock().unwrap_or_else(PoisonError::into_inner);
         grammar.consume(token);
@@ -70,26 +71,26 @@ impl Masked {
     }
 }
 
-/// Masks that threads fill, each one by whoever comes first.
+/// Masks of a step that all threads fill together; each mask is filled by one thread.
 pub struct Masks<'a> {
-    found: Vec<&'a Mutex<Masked>>,
+    masks: Vec<&'a Mutex<Masked>>,
     next: Counter,
     began: OnceLock<Instant>,
 }
 
 impl<'a> Masks<'a> {
-    pub(super) fn of(found: impl Iterator<Item = &'a Mutex<Masked>>) -> Self {
+    pub(super) fn new(masks: impl Iterator<Item = &'a Mutex<Masked>>) -> Self {
         Self {
-            found: found.collect(),
+            masks: masks.collect(),
             next: Counter::default(),
             began: OnceLock::new(),
         }
     }
 
-    /// Those that no other thread has taken.
+    /// Fills the masks that no other thread has claimed.
     pub fn fill(&self) {
-        while let Some(index) = self.next.take(self.found.len()) {
-            let mut masked = self.found[index].lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(index) = self.next.claim(self.masks.len()) {
+            let mut masked = self.masks[index].lock().unwrap_or_else(PoisonError::into_inner);
             masked.fill(STEP_TIME.saturating_sub(self.began.get_or_init(Instant::now).elapsed()));
         }
     }

@@ -1,24 +1,24 @@
-//! Log probabilities of tokens, from the model's own distribution.
+//! Log probabilities of tokens under the model's own distribution.
 //!
-//! Invariants: natural logarithms; the most likely first, the lower id on ties.
+//! Invariants: natural logarithms; the most likely token first, the lower id on ties.
 
 use minisgl_kernels::{Isa, softmax};
 
-/// Looked at together for any that belongs to the top.
+/// Logits that are checked at once against the current top.
 const CHUNK: usize = 64;
 
-/// Log probabilities of one token and of the most likely ones beside it.
+/// Log probabilities of one token and of the most likely tokens at its position.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenLogprobs {
-    /// The log probability of the token itself.
+    /// Log probability of the token itself.
     pub own: f32,
-    /// The most likely tokens.
+    /// Ids of the most likely tokens, in order.
     pub top_ids: Vec<u32>,
-    /// Theirs.
+    /// Log probabilities of `top_ids`.
     pub top: Vec<f32>,
 }
 
-/// The log probabilities of `token` and of the `count` most likely ones of a row of `logits`, as the model put them out.
+/// Returns the log probability of `token` and the `count` most likely tokens for a row of unchanged `logits`.
 pub fn logprobs(isa: Isa, logits: &[f32], token: u32, count: usize) -> TokenLogprobs {
     let norm = softmax::log_sum_exp(isa, logits);
     let (top_ids, top) = most_likely(logits, count)
@@ -34,7 +34,7 @@ pub fn logprobs(isa: Isa, logits: &[f32], token: u32, count: usize) -> TokenLogp
     }
 }
 
-/// The `count` tokens of the largest logits, in order. `count` is small.
+/// Returns the `count` largest logits as (id, logit), in order. Efficient for a small `count`.
 fn most_likely(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
     let mut top: Vec<(u32, f32)> = Vec::with_capacity(count + 1);
     if count == 0 {

@@ -1,11 +1,11 @@
-//! Which tokens may come at all: a bit for each, packed.
+//! Token masks: one bit for each token that may be sampled.
 //!
-//! Invariants: the logits of tokens that may come keep their bits, all others are minus infinity; what is uniform costs
-//! little: nothing where all of 32 neighbours may come, a fill where none may.
+//! Invariants: the logits of allowed tokens keep their bits, all others become minus infinity; uniform words are cheap:
+//! 32 allowed tokens cost nothing, 32 banned ones a fill.
 
-/// Tokens of a word.
+/// Tokens per mask word.
 const WORD: usize = 32;
-/// A table, not a shift: every instruction set compares eight or four of these at once.
+/// Bit of each token in a word. A table, since compilers vectorize comparisons with it better than shifts.
 const BITS: [u32; WORD] = {
     let mut bits = [0; WORD];
     let mut i = 0;
@@ -16,12 +16,13 @@ const BITS: [u32; WORD] = {
     bits
 };
 
-/// The number of words of a mask over `vocab` tokens.
+/// Returns the number of words of a mask over `vocab` tokens.
 pub fn words(vocab: usize) -> usize {
     vocab.div_ceil(WORD)
 }
 
-/// Bit i % 32 of word i / 32 says whether token i may come. Bits beyond the logits mean nothing.
+/// Sets the logits of banned tokens to minus infinity. Token i is allowed if bit i % 32 of word i / 32 is set; bits
+/// beyond the logits are ignored.
 pub(super) fn apply(mask: &[u32], logits: &mut [f32]) {
     let (whole, rest) = logits.as_chunks_mut::<WORD>();
     if let Some(&word) = mask.get(whole.len()) {
@@ -36,7 +37,7 @@ pub(super) fn apply(mask: &[u32], logits: &mut [f32]) {
     }
 }
 
-/// The logits whose bits are set.
+/// Keeps the logits whose bits are set and sets all others to minus infinity.
 #[inline(always)]
 fn keep(word: u32, logits: &mut [f32]) {
     for (x, bit) in logits.iter_mut().zip(BITS) {

@@ -1,9 +1,8 @@
-//! From the logits of a step's rows to tokens: what each request slot asks, and the rules.
+//! Sampling: from the logits of a step's rows to tokens, by the settings of each request slot.
 //!
-//! Invariants: the rules are those of the Python package's `engine/sampler.py`: the same logits, the same token; a row
-//! that asks for nothing keeps its logits bit for bit, and rows pay only for what they ask; a slot that is bound again
-//! starts from the sequence it is bound with. Rows do not touch each other: one thread may work on one row, another on
-//! the next.
+//! Invariants: the rules equal those of the Python package's `engine/sampler.py`: equal logits give equal tokens; a row
+//! without settings keeps its logits bit for bit, and a row pays only for its own settings; a slot that is bound again
+//! starts from the sequence it is bound with; rows are independent, so that threads can work on different rows.
 
 mod changes;
 mod grammar;
@@ -23,24 +22,24 @@ use minisgl_store::Staged;
 pub use params::{Params, Pooling};
 pub use sampler::{Best, Scratch, argmax, sample, uniform};
 
-/// Whose request a slot holds from now on.
+/// Request that takes over a slot, with its settings and its sequence so far.
 #[derive(Clone, Debug, Default)]
 pub struct Binding {
-    /// The request.
+    /// Id of the request that owns the slot.
     pub req_id: i64,
-    /// What it asks.
+    /// Sampling parameters of the request.
     pub params: Params,
-    /// The whole sequence known at this moment.
+    /// Token ids known so far: prompt, then output.
     pub tokens: Vec<i32>,
-    /// How many of `tokens` are the prompt, which penalties count apart.
+    /// Length of the prompt in `tokens`; penalties treat it separately.
     pub num_prompt: usize,
-    /// What its tokens have to follow.
+    /// Grammar that the output must follow.
     pub grammar: Option<SharedGrammar>,
-    /// Number of the adapter that changes the model for it; 0: none.
+    /// Id of the LoRA adapter, 0 for none.
     pub adapter: u32,
-    /// In the store of pages it shares some with those of the same space alone; empty: with all of none.
+    /// Cache namespace: stored pages are shared only within it. Empty is the default namespace.
     pub space: Vec<u8>,
-    /// Pages of `tokens` that were computed before.
+    /// Stored pages of `tokens` that are staged for loading.
     pub staged: Option<Arc<Staged>>,
 }
 
@@ -59,33 +58,33 @@ struct Prompt {
     count: usize,
 }
 
-/// A row's next token.
+/// Next token of a row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Drawn {
-    /// It.
+pub struct SampledToken {
+    /// Sampled token id.
     pub token: u32,
-    /// If the request wants them.
+    /// Log probabilities, if the request wants them.
     pub logprobs: Option<TokenLogprobs>,
 }
 
-/// A row's next token, or why its grammar lets none come (empty: its mask takes long); the token is an end of sequence
-/// then.
-pub type Followed = (Drawn, Option<String>);
+/// Next token of a row, and why its grammar allows none (empty text: its mask took too long). On failure the token is
+/// an end-of-sequence id.
+pub type SampleResult = (SampledToken, Option<String>);
 
-/// Tokens of a prompt whose log probabilities are wanted.
+/// Prompt tokens of a step whose log probabilities are requested.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PromptPart<'a> {
-    /// The request.
+    /// Id of the request whose prompt this is.
     pub req_id: i64,
-    /// Position of the first of `tokens`: its distribution is in the row's logits at the position before.
+    /// Position of the first of `tokens`. Its distribution is in the logits of the position before.
     pub first: usize,
-    /// At `first` and on: at most one for each position that the step computes.
+    /// Token ids from position `first` on, at most one for each position that the step computes.
     pub tokens: &'a [i32],
-    /// How many of the most likely ones are wanted beside each.
+    /// Number of most likely tokens to report for each.
     pub count: usize,
 }
 
-/// By request slot.
+/// Sampling state of all request slots.
 #[derive(Debug)]
 pub struct Slots {
     vocab: usize,
@@ -94,7 +93,7 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// `eos_ids` end a request's output unless it ignores them.
+    /// Creates `num_slots` empty slots. `eos_ids` end a request's output unless it ignores them.
     pub fn new(num_slots: usize, vocab: usize, eos_ids: &[u32]) -> Self {
         Self {
             vocab,
@@ -103,7 +102,7 @@ impl Slots {
         }
     }
 
-    /// The slot forgets the request before.
+    /// Resets the slot for a new request.
     pub fn bind(&mut self, slot: usize, binding: Binding) {
         let Binding {
             req_id,
@@ -127,44 +126,45 @@ impl Slots {
         };
     }
 
-    /// The slot's request has ended: its grammar may go.
+    /// Drops the grammar of a slot whose request has ended.
     pub fn free(&mut self, slot: usize) {
         if let Some(slot) = self.slots.get_mut(slot) {
             slot.grammar = None;
         }
     }
 
-    /// What the grammars of these slots allow next: to be filled before their next `follow`.
+    /// Returns the grammar masks of these slots. They must be filled before the next `sample_with_grammar`.
     pub fn masks(&self, slots: impl Iterator<Item = usize>) -> Masks<'_> {
-        Masks::of(slots.filter_map(|slot| self.slots[slot].grammar.as_ref()))
+        Masks::new(slots.filter_map(|slot| self.slots[slot].grammar.as_ref()))
     }
 
-    /// Whether the slot's token is the argmax of the logits as they are, and nothing else of them is wanted: `argmax` of
-    /// ranges, merged, does.
+    /// Returns true if the slot's token is the argmax of the unchanged logits and no log probabilities are requested.
+    /// Merged `argmax` results of ranges then suffice.
     pub fn is_plain(&self, slot: usize) -> bool {
         let Slot { params, changes, .. } = &self.slots[slot];
         params.is_greedy() && changes.is_none() && params.logprobs.is_none()
     }
 
-    /// Change the logits of the token at `position` as the slot's request asks, in place.
+    /// Applies the request's logit changes for the token at `position`, in place.
     pub fn apply(&self, slot: usize, position: u64, logits: &mut [f32]) {
         if let Some(changes) = &self.slots[slot].changes {
             changes.apply(logits, position);
         }
     }
 
-    /// The token at `position`, of logits that are changed as the request asks.
+    /// Samples the token at `position` from logits that `apply` has changed.
     pub fn sample(&self, slot: usize, position: u64, logits: &[f32], scratch: &mut Scratch) -> u32 {
         sample(&self.slots[slot].params, position, logits, scratch)
     }
 
-    /// The number of most likely tokens that are wanted beside the sampled one, if log probabilities are.
-    pub fn logprobs_wanted(&self, slot: usize) -> Option<usize> {
+    /// Returns how many most likely tokens to report with the sampled one, `None` if log probabilities are not
+    /// requested.
+    pub fn num_logprobs(&self, slot: usize) -> Option<usize> {
         self.slots[slot].params.logprobs
     }
 
-    /// All of it: the token at `position` of a row with `logits` as the model put them out, which are changed, and its log
-    /// probabilities. `mask` has a bit for each token that may come; no mask, all may.
+    /// Samples the token at `position` from the model's raw `logits`, with all changes (in place) and log
+    /// probabilities. `mask` has a bit for each allowed token; `None` allows all.
     pub fn draw(
         &self,
         slot: usize,
@@ -172,11 +172,11 @@ impl Slots {
         logits: &mut [f32],
         mask: Option<&[u32]>,
         scratch: &mut Scratch,
-    ) -> Drawn {
+    ) -> SampledToken {
         let mut raw = std::mem::take(&mut scratch.raw);
-        let wanted = self.logprobs_wanted(slot);
+        let num_logprobs = self.num_logprobs(slot);
         let changed = mask.is_some() || self.slots[slot].changes.is_some();
-        if wanted.is_some() && changed {
+        if num_logprobs.is_some() && changed {
             raw.clear();
             raw.extend_from_slice(logits);
         }
@@ -186,45 +186,51 @@ impl Slots {
         self.apply(slot, position, logits);
         let token = self.sample(slot, position, logits, scratch);
         let before: &[f32] = if changed { &raw } else { logits };
-        let logprobs = wanted.map(|count| logprobs(scratch.isa, before, token, count));
+        let logprobs = num_logprobs.map(|count| logprobs(scratch.isa, before, token, count));
         scratch.raw = raw;
-        Drawn { token, logprobs }
+        SampledToken { token, logprobs }
     }
 
-    /// `draw` by the slot's grammar, if it has one and as its mask says, which then stands behind the token; or it
-    /// cannot, and why.
-    pub fn follow(&self, slot: usize, position: u64, logits: &mut [f32], scratch: &mut Scratch) -> Followed {
+    /// Samples the token at `position` under the slot's grammar, if it has one, and advances the grammar. Returns the
+    /// reason if the grammar allows no token.
+    pub fn sample_with_grammar(
+        &self,
+        slot: usize,
+        position: u64,
+        logits: &mut [f32],
+        scratch: &mut Scratch,
+    ) -> SampleResult {
         let Some(masked) = &self.slots[slot].grammar else {
             return (self.draw(slot, position, logits, None, scratch), None);
         };
         let mut masked = masked.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mask) = masked.mask() else {
-            return (self.no_token(), Some(String::new()));
+            return (self.end_token(), Some(String::new()));
         };
-        let drawn = self.draw(slot, position, logits, Some(mask), scratch);
-        match masked.consume(drawn.token) {
-            Some(why) => (self.no_token(), Some(why)),
-            None => (drawn, None),
+        let sampled = self.draw(slot, position, logits, Some(mask), scratch);
+        match masked.consume(sampled.token) {
+            Some(why) => (self.end_token(), Some(why)),
+            None => (sampled, None),
         }
     }
 
-    /// The id that ends the output of a request that cannot go on.
-    fn no_token(&self) -> Drawn {
-        Drawn {
+    /// Returns the end-of-sequence id, for a request that cannot continue.
+    fn end_token(&self) -> SampledToken {
+        SampledToken {
             token: self.eos_ids.first().copied().unwrap_or_default(),
             logprobs: None,
         }
     }
 
-    /// `token` was sampled: penalties and bad words know it from now on.
+    /// Records a sampled token, for penalties and bad words.
     pub fn record(&mut self, slot: usize, token: u32) {
         if let Some(changes) = &mut self.slots[slot].changes {
             changes.record(token);
         }
     }
 
-    /// The prompt tokens that follow those of a row which computes `count` positions from `start` on, if their log
-    /// probabilities are wanted.
+    /// Returns the prompt tokens after each of the `count` positions from `start` on. `None` if their log probabilities
+    /// are not requested or none are left.
     pub fn prompt_part(&self, slot: usize, start: usize, count: usize) -> Option<PromptPart<'_>> {
         let prompt = self.slots[slot].prompt.as_ref()?;
         let first = start + 1;

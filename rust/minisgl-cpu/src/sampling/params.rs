@@ -1,57 +1,57 @@
-//! How one request samples, as the engine needs it.
+//! Sampling parameters of one request, as the engine needs them.
 //!
-//! Invariants: numbers are as exact as the arithmetic that uses them, float32.
+//! Invariants: numbers have the precision of the arithmetic that uses them, float32.
 
-/// Parameters of one request, valid and with a seed: whoever accepts requests has seen to both. Ids beyond the
-/// vocabulary are passed over.
+/// Sampling parameters of one request. The front end has validated them and set a seed. Ids beyond the vocabulary are
+/// ignored.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Params {
-    /// Logits are divided by it; 0 is the most likely token, without a draw.
+    /// Divisor of the logits; 0 is greedy.
     pub temperature: f32,
-    /// Only the k most likely tokens; at most 0 is off.
+    /// Number of most likely tokens to sample from; 0 or less is off.
     pub top_k: i64,
-    /// Only the fewest tokens whose share reaches p; 1 is off, 0 is greedy.
+    /// Nucleus: sample from the fewest tokens whose probabilities reach this sum; 1 is off, 0 is greedy.
     pub top_p: f32,
-    /// Only tokens of at least this share of the most likely one's probability; 0 is off.
+    /// Minimum probability relative to the most likely token; 0 is off.
     pub min_p: f32,
-    /// Token and seed: the same draw.
+    /// Random seed; a token is a function of seed and position.
     pub seed: i64,
-    /// Positive logits of tokens in prompt or output are divided by it, negative ones multiplied; 1 is off.
+    /// Divisor of positive logits, and factor of negative ones, for tokens in prompt or output; 1 is off.
     pub repetition_penalty: f32,
-    /// Subtracted as often as a token is in the output.
+    /// Penalty for each time that a token is in the output.
     pub frequency_penalty: f32,
-    /// Subtracted once from tokens in the output.
+    /// Penalty, once, for each token in the output.
     pub presence_penalty: f32,
-    /// Added to logits, by id.
+    /// Addends of logits as (token id, bias).
     pub logit_bias: Vec<(u32, f32)>,
-    /// Only these; empty: all.
+    /// Token ids to sample from; empty allows all.
     pub allowed_token_ids: Vec<u32>,
-    /// Sequences that the output must not have.
+    /// Token sequences that the output must not contain.
     pub bad_token_ids: Vec<Vec<u32>>,
-    /// Before so many tokens of output none of those that end it is sampled.
+    /// Minimum output length in tokens; tokens that end the output are banned before.
     pub min_tokens: usize,
-    /// Tokens that end the output, beside the model's own.
+    /// Token ids that end the output, in addition to the model's own.
     pub stop_token_ids: Vec<u32>,
-    /// The model's own do not end it.
+    /// True if the model's end-of-sequence ids do not end the output.
     pub ignore_eos: bool,
-    /// How many of the most likely tokens are reported beside the sampled one; None: no log probabilities.
+    /// Number of most likely tokens to report with each sampled one; `None` reports no log probabilities.
     pub logprobs: Option<usize>,
-    /// The same of each token of the prompt.
+    /// Number of most likely tokens to report with each prompt token; `None` reports no log probabilities.
     pub prompt_logprobs: Option<usize>,
-    /// What is wanted is the prompt's embedding, pooled so.
+    /// Pooling of the prompt's embedding; `None` for requests that generate.
     pub embedding: Option<Pooling>,
 }
 
-/// Which tokens' hidden numbers an embedding is made of.
+/// Tokens whose hidden states form an embedding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pooling {
-    /// All: their mean.
+    /// Mean over all prompt tokens.
     Mean,
-    /// The last one.
+    /// Last prompt token.
     Last,
-    /// The first one.
+    /// First prompt token.
     First,
-    /// Those that the head of scores wants, which makes a score of them.
+    /// Pooling of the model's score head, whose result is a score.
     Score,
 }
 
@@ -80,12 +80,12 @@ impl Default for Params {
 }
 
 impl Params {
-    /// The most likely token, without a draw.
+    /// Returns true if the most likely token is taken, without randomness.
     pub fn is_greedy(&self) -> bool {
         !(self.temperature > 0.0 && self.top_p > 0.0)
     }
 
-    /// Whether anything happens to the logits before temperature.
+    /// Returns true if logits are changed before temperature is applied.
     pub fn changes_logits(&self) -> bool {
         self.has_penalties()
             || !self.logit_bias.is_empty()
@@ -94,7 +94,7 @@ impl Params {
             || self.min_tokens > 0
     }
 
-    /// Whether logits depend on which tokens came before, one by one.
+    /// Returns true if logits depend on the individual tokens of the sequence so far.
     pub fn has_penalties(&self) -> bool {
         self.repetition_penalty != 1.0 || self.frequency_penalty != 0.0 || self.presence_penalty != 0.0
     }

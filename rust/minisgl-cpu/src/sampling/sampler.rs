@@ -1,36 +1,37 @@
-//! From one row of logits to a token.
+//! Sampling of one token from a row of logits.
 //!
-//! Invariants: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of the logits, the
-//! parameters, the seed and the position only; what top-k and top-p leave is what a stable sort of the whole row would.
+//! Invariants: greedy is the exact argmax, the lowest id on ties; otherwise the token is a function of logits,
+//! parameters, seed and position only; top-k and top-p keep exactly the tokens that a stable sort of the whole row
+//! would.
 
 use minisgl_kernels::{Isa, softmax};
 
 use super::params::Params;
 
 const GOLDEN: u64 = 0x9E37_79B9_7F4A_7C15;
-/// Probabilities are told apart by so many of their high bits at first; 0x3F80 of these is 1.
+/// Shift from the bits of a probability to its bucket; 1.0 has bucket 0x3F80.
 const BUCKET_SHIFT: u32 = 16;
 const BUCKETS: usize = 0x3F81;
-/// Tokens between two noted sums.
+/// Tokens between two stored partial sums.
 const STRIDE: usize = 256;
 
-/// The largest logit so far and its token; those of ranges of the vocabulary merge to that of the whole.
+/// Argmax so far. The results of ranges of the vocabulary merge to that of the whole.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Best {
-    /// The logit.
+    /// Largest logit so far.
     pub value: f32,
-    /// The lowest token that has it.
+    /// Lowest token id that has it.
     pub id: u32,
 }
 
 impl Best {
-    /// No token.
+    /// Argmax of no logits, the neutral element of `merge`.
     pub const NONE: Self = Self {
         value: f32::NEG_INFINITY,
         id: u32::MAX,
     };
 
-    /// The better of both, in any order.
+    /// Returns the better of both; the order does not matter.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         let other_wins = other.value > self.value || (other.value == self.value && other.id < self.id);
@@ -38,8 +39,8 @@ impl Best {
     }
 }
 
-/// The best of `logits`, which are those of the tokens from `first` on. A NaN never wins; if nothing else is there, the
-/// first token does.
+/// Returns the argmax of `logits`, which belong to the token ids from `first` on. A NaN never wins; if nothing else is
+/// left, `first` is returned.
 pub fn argmax(logits: &[f32], first: u32) -> Best {
     let mut best = Best::NONE;
     if !logits.is_empty() {
@@ -58,7 +59,7 @@ pub fn argmax(logits: &[f32], first: u32) -> Best {
     best
 }
 
-/// Memory for draws; each thread has its own.
+/// Scratch memory of one thread for sampling.
 #[derive(Debug, Default)]
 pub struct Scratch {
     pub(super) isa: Isa,
@@ -70,20 +71,20 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// For draws in the vectors of `isa`, which has come from `Isa::detect`.
+    /// Creates scratch memory for sampling with the vectors of `isa`, which must come from `Isa::detect`.
     pub fn new(isa: Isa) -> Self {
         Self { isa, ..Self::default() }
     }
 }
 
-/// A bucket of tokens whose probabilities begin alike.
+/// Sum and count of the tokens whose probabilities have the same high bits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bucket {
     mass: f64,
     count: usize,
 }
 
-/// A token in the order of a stable descending sort by probability: the bits of a positive number grow with it.
+/// Token whose order is that of a stable descending sort by probability. Bits of a positive float grow with its value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Member {
     inverted: u32,
@@ -96,14 +97,14 @@ impl Member {
     }
 }
 
-/// The token at `position` of a row with `logits`.
+/// Samples the token at `position` from a row of `logits`, which stay unchanged.
 pub fn sample(params: &Params, position: u64, logits: &[f32], scratch: &mut Scratch) -> u32 {
     if params.is_greedy() {
         return argmax(logits, 0).id;
     }
     scratch.probabilities.resize(logits.len(), 0.0);
     if !softmax::softmax(scratch.isa, logits, params.temperature, &mut scratch.probabilities) {
-        return argmax(logits, 0).id; // a temperature so low that only the best are left
+        return argmax(logits, 0).id; // the softmax is not finite, as at a temperature near 0
     }
     if params.min_p > 0.0 {
         let floor = softmax::max(&scratch.probabilities) * params.min_p;
@@ -116,7 +117,7 @@ pub fn sample(params: &Params, position: u64, logits: &[f32], scratch: &mut Scra
     inverse_cdf(uniform(params.seed, position), scratch)
 }
 
-/// In [0, 1): the finalizer of splitmix64 (Steele, Lea, Flood 2014), twice.
+/// Returns a number in [0, 1) from seed and position: the finalizer of splitmix64 (Steele, Lea, Flood 2014), twice.
 pub fn uniform(seed: i64, position: u64) -> f64 {
     let bits = finalize(finalize(seed as u64) ^ position.wrapping_mul(GOLDEN));
     (bits >> 11) as f64 * (1.0 / (1_u64 << 53) as f64)
@@ -129,10 +130,10 @@ fn finalize(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// Zero all but the k most likely tokens, then all but the fewest of these whose share reaches p (nucleus sampling,
-/// Holtzman et al. 2019). Ties go to the lower id.
+/// Zeroes all but the k most likely tokens, then all but the fewest of these whose probabilities reach p (nucleus
+/// sampling, Holtzman et al. 2019). On ties the lower id stays.
 ///
-/// Only the two buckets in which the cuts fall are sorted; those above are kept whole.
+/// Sorts only the two buckets that contain the thresholds; buckets above stay whole.
 fn truncate(top_k: i64, top_p: f32, scratch: &mut Scratch) {
     let nonzero = fill_buckets(scratch);
     let mut total: f64 = scratch.buckets.iter().map(|bucket| bucket.mass).sum();
@@ -167,7 +168,7 @@ fn truncate(top_k: i64, top_p: f32, scratch: &mut Scratch) {
     }
 }
 
-/// Returns how many tokens have any probability.
+/// Sorts probabilities into buckets. Returns how many are above 0.
 fn fill_buckets(scratch: &mut Scratch) -> usize {
     scratch.buckets.clear();
     scratch.buckets.resize(BUCKETS, Bucket::default());
@@ -184,16 +185,16 @@ fn bucket_of(p: f32) -> usize {
     ((p.to_bits() >> BUCKET_SHIFT) as usize).min(BUCKETS - 1)
 }
 
-/// The first bucket, from the most likely on, that is `found`, given the sums of those before; else the last one that
-/// has any token.
-fn find_bucket(buckets: &[Bucket], found: impl Fn(&Bucket, &Bucket) -> bool) -> (usize, Bucket) {
+/// Returns the first bucket, from the most likely down, for which `found(sums of those before, bucket)` is true, with
+/// these sums; else the last non-empty one.
+fn find_bucket(buckets: &[Bucket], is_match: impl Fn(&Bucket, &Bucket) -> bool) -> (usize, Bucket) {
     let (mut before, mut here) = (Bucket::default(), (0, Bucket::default()));
     for (index, bucket) in buckets.iter().enumerate().rev() {
         if bucket.count == 0 {
             continue;
         }
         here = (index, before);
-        if found(&before, bucket) {
+        if is_match(&before, bucket) {
             break;
         }
         before.mass += bucket.mass;
@@ -202,7 +203,7 @@ fn find_bucket(buckets: &[Bucket], found: impl Fn(&Bucket, &Bucket) -> bool) -> 
     here
 }
 
-/// The tokens of a bucket, most likely first, to `members`.
+/// Writes the tokens of a bucket to `members`, most likely first.
 fn sort_bucket(index: usize, scratch: &mut Scratch) {
     scratch.members.clear();
     for (id, &p) in scratch.probabilities.iter().enumerate() {
@@ -225,8 +226,8 @@ fn keep_up_to(last: Member, probabilities: &mut [f32]) {
     tail.iter_mut().for_each(keep);
 }
 
-/// The first token, in order of ids, whose cumulative probability exceeds `uniform` times the total. The sum runs in
-/// order of ids in float64; zeros change nothing and are passed over.
+/// Returns the first token, by id, whose cumulative probability exceeds `uniform` times the total. Sums run by id in
+/// float64; zeros are skipped.
 fn inverse_cdf(uniform: f64, scratch: &mut Scratch) -> u32 {
     let Scratch {
         probabilities, sums, ..

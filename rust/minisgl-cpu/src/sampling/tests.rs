@@ -1,4 +1,4 @@
-//! Slots, changes and draws against their definitions.
+//! Tests of slots, logit changes and sampling against their definitions.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -30,7 +30,7 @@ fn greedy() -> Params {
     }
 }
 
-/// Ids of the tokens that cannot be sampled.
+/// Returns the ids of tokens that cannot be sampled.
 fn banned(slots: &Slots, position: u64, vocab: usize) -> Vec<usize> {
     let mut logits: Vec<f32> = (0..vocab).map(|i| i as f32 * 0.1 - 1.0).collect();
     slots.apply(0, position, &mut logits);
@@ -67,7 +67,7 @@ fn ties_at_the_cut_go_to_lower_ids() {
 }
 
 #[test]
-fn draws_follow_the_distribution() {
+fn samples_follow_the_distribution() {
     // chi-square, 7 degrees of freedom: 24.3 is the 0.1 % point
     let logits = [0.0, 1.0, 2.0, -1.0, 0.5, 1.5, -2.0, 0.2_f32];
     let mut scratch = Scratch::default();
@@ -90,7 +90,7 @@ fn draws_follow_the_distribution() {
 }
 
 #[test]
-fn rows_without_a_sum_still_have_a_token() {
+fn rows_without_finite_probabilities_still_give_a_token() {
     let mut scratch = Scratch::default();
     for logits in [
         [f32::NEG_INFINITY; 4],
@@ -111,7 +111,7 @@ fn rows_without_a_sum_still_have_a_token() {
 }
 
 #[test]
-fn one_allowed_token_is_the_token() {
+fn single_allowed_token_is_sampled() {
     let params = Params {
         allowed_token_ids: vec![5, 99],
         bad_token_ids: vec![vec![5]],
@@ -119,7 +119,7 @@ fn one_allowed_token_is_the_token() {
     };
     let slots = bound(params, &[1, 2], &[], 8);
     let drawn = slots.draw(0, 2, &mut [0.5; 8], None, &mut Scratch::default());
-    assert_eq!(drawn.token, 5); // and bad words yield, since nothing else is left
+    assert_eq!(drawn.token, 5); // bad words are ignored if nothing else is left
 }
 
 #[test]
@@ -145,7 +145,7 @@ fn bad_words_follow_the_output_only() {
 }
 
 #[test]
-fn nothing_ends_before_min_tokens() {
+fn end_tokens_are_banned_before_min_tokens() {
     let params = Params {
         min_tokens: 2,
         stop_token_ids: vec![3, 500],
@@ -163,7 +163,7 @@ fn nothing_ends_before_min_tokens() {
 }
 
 #[test]
-fn penalties_count_the_output_and_begin_again_when_bound() {
+fn penalties_count_the_output_and_restart_on_bind() {
     let params = Params {
         repetition_penalty: 2.0,
         frequency_penalty: 0.5,
@@ -185,7 +185,7 @@ fn penalties_count_the_output_and_begin_again_when_bound() {
 }
 
 #[test]
-fn log_probabilities_are_of_the_model_before_changes() {
+fn log_probabilities_ignore_logit_changes() {
     let params = Params {
         logprobs: Some(2),
         logit_bias: vec![(0, 100.0)],
@@ -203,7 +203,7 @@ fn log_probabilities_are_of_the_model_before_changes() {
 }
 
 #[test]
-fn a_mask_comes_before_all_that_a_request_asks() {
+fn mask_is_applied_before_logit_changes() {
     let params = Params {
         logprobs: Some(4),
         logit_bias: vec![(0, 100.0), (2, -2.0)],
@@ -222,7 +222,7 @@ fn a_mask_comes_before_all_that_a_request_asks() {
 }
 
 #[test]
-fn parts_of_a_prompt_follow_what_is_computed() {
+fn prompt_part_follows_the_computed_positions() {
     let params = Params {
         prompt_logprobs: Some(3),
         ..greedy()
@@ -236,7 +236,7 @@ fn parts_of_a_prompt_follow_what_is_computed() {
     assert_eq!(bound(greedy(), &[1, 2], &[], 4).prompt_part(0, 0, 2), None);
 }
 
-/// The definition: a stable sort of the whole row, then sums in that order.
+/// Reference: a stable sort of the whole row, then sums in that order.
 fn kept_by_sorting(probabilities: &[f32], top_k: i64, top_p: f32) -> Vec<f32> {
     let mut order: Vec<usize> = (0..probabilities.len()).collect();
     order.sort_by(|&a, &b| probabilities[b].total_cmp(&probabilities[a]));
@@ -256,7 +256,7 @@ fn kept_by_sorting(probabilities: &[f32], top_k: i64, top_p: f32) -> Vec<f32> {
     kept
 }
 
-/// The definition: all sums, and the first of them beyond the target.
+/// Reference: all cumulative sums, and the first of them beyond the target.
 fn drawn_by_sums(probabilities: &[f32], uniform: f64) -> usize {
     let mut sum = 0.0;
     let sums: Vec<f64> = probabilities
@@ -272,7 +272,7 @@ fn drawn_by_sums(probabilities: &[f32], uniform: f64) -> usize {
 
 proptest! {
     #[test]
-    fn selection_is_that_of_the_full_sort(
+    fn sample_equals_that_of_a_full_sort(
         levels in prop::collection::vec(prop_oneof![3 => -60..60_i32, 1 => Just(-2000)], 1..700),
         step in prop_oneof![Just(0.0_f32), Just(0.001), Just(0.11), Just(1.0)],
         temperature in 0.05_f32..2.0,
@@ -298,7 +298,7 @@ proptest! {
     }
 
     #[test]
-    fn ranges_merge_to_the_whole(
+    fn argmax_of_ranges_merges_to_that_of_the_whole(
         logits in prop::collection::vec(prop_oneof![
             8 => (-9..9_i32).prop_map(|x| x as f32),
             1 => Just(f32::NEG_INFINITY),
@@ -317,7 +317,7 @@ proptest! {
     }
 
     #[test]
-    fn a_slot_that_is_bound_again_goes_on_where_it_was(
+    fn rebound_slot_changes_logits_like_a_grown_one(
         prompt in prop::collection::vec(0..9_i32, 1..6),
         output in prop::collection::vec(0..9_i32, 0..12),
         bad in prop::collection::vec(prop::collection::vec(0..9_u32, 1..4), 0..6),
@@ -350,7 +350,7 @@ proptest! {
     }
 
     #[test]
-    fn a_mask_leaves_what_may_come_as_it_is(
+    fn mask_keeps_the_bits_of_allowed_logits(
         bits in prop::collection::vec(any::<u32>(), 1..200),
         seed in prop::collection::vec(prop_oneof![Just(0), Just(u32::MAX), any::<u32>()], 7),
     ) {
@@ -363,7 +363,7 @@ proptest! {
     }
 
     #[test]
-    fn a_row_that_asks_nothing_keeps_its_bits(bits in prop::collection::vec(any::<u32>(), 1..50)) {
+    fn row_without_changes_keeps_its_logits(bits in prop::collection::vec(any::<u32>(), 1..50)) {
         let slots = bound(Params { logprobs: Some(3), top_k: 4, ..Params::default() }, &[1], &[], 50);
         let mut logits: Vec<f32> = bits.iter().map(|&b| f32::from_bits(b)).collect();
         let drawn = slots.draw(0, 9, &mut logits, None, &mut Scratch::default());
@@ -372,8 +372,8 @@ proptest! {
     }
 }
 
-/// Allows one id after the other, from that behind the last one of what was generated; breaks at `breaks`, takes long for
-/// `slow`.
+/// Grammar that allows one id after the other, starting after the last generated one; fails after `breaks`, and is slow
+/// at `slow`.
 #[derive(Debug)]
 struct Counting {
     next: u32,
@@ -403,7 +403,7 @@ impl Grammar for Counting {
 }
 
 #[test]
-fn a_slot_follows_its_grammar_and_the_others_keep_their_bits() {
+fn grammar_constrains_its_slot_only() {
     let vocab = 70;
     let mut slots = Slots::new(3, vocab, &[1]);
     let shared = Arc::new(Mutex::new(Counting {
@@ -430,30 +430,36 @@ fn a_slot_follows_its_grammar_and_the_others_keep_their_bits() {
         slots.masks([0, 1, 2].into_iter()).fill();
         for slot in [0, 2] {
             let mut row = logits.clone();
-            let (drawn, failure) = slots.follow(slot, 1, &mut row, &mut scratch);
+            let (drawn, failure) = slots.sample_with_grammar(slot, 1, &mut row, &mut scratch);
             assert_eq!((drawn.token, failure, row), (0, None, logits.clone()));
         }
-        let (drawn, failure) = slots.follow(1, 1, &mut logits.clone(), &mut scratch);
+        let (drawn, failure) = slots.sample_with_grammar(1, 1, &mut logits.clone(), &mut scratch);
         assert_eq!(drawn.token, if expected == 66 { 1 } else { expected });
         assert_eq!(failure.is_some(), expected == 66);
     }
-    // taken up again in another slot, its own one free: it stands where the request does
+    // resumed in another slot after its own was freed: the grammar follows the request
     slots.free(1);
     bind(&mut slots, 2, &[63, 9], Some(Arc::clone(&shared) as SharedGrammar));
     slots.masks([1, 2].into_iter()).fill();
-    let (drawn, _) = slots.follow(2, 1, &mut logits.clone(), &mut scratch);
+    let (drawn, _) = slots.sample_with_grammar(2, 1, &mut logits.clone(), &mut scratch);
     assert_eq!(drawn.token, 10);
-    let (drawn, _) = slots.follow(1, 1, &mut logits.clone(), &mut scratch);
+    let (drawn, _) = slots.sample_with_grammar(1, 1, &mut logits.clone(), &mut scratch);
     assert_eq!(drawn.token, 0);
-    // its mask takes long, and in the step that was under way it is not asked again: the end is nobody's
+    // a slow mask gives no token in this step, nor in one that was already scheduled
     bind(&mut slots, 2, &[63, 19], Some(Arc::clone(&shared) as SharedGrammar));
     for _ in 0..2 {
         slots.masks([2].into_iter()).fill();
-        let (drawn, why) = slots.follow(2, 1, &mut logits.clone(), &mut scratch);
+        let (drawn, why) = slots.sample_with_grammar(2, 1, &mut logits.clone(), &mut scratch);
         assert_eq!((drawn.token, why), (1, Some(String::new())));
         shared.lock().unwrap().slow = 0;
     }
     bind(&mut slots, 2, &[63, 19], Some(shared as SharedGrammar));
     slots.masks([2].into_iter()).fill();
-    assert_eq!(slots.follow(2, 1, &mut logits.clone(), &mut scratch).0.token, 20);
+    assert_eq!(
+        slots
+            .sample_with_grammar(2, 1, &mut logits.clone(), &mut scratch)
+            .0
+            .token,
+        20
+    );
 }

@@ -1,6 +1,7 @@
-//! Damaged and malicious files: an error or a sound file, never a panic, and no memory beyond a few times the file.
+//! Fuzz tests of damaged and malicious files: an error or a valid file, never a panic, and memory of at most a few
+//! times the file size.
 //!
-//! Each case changes some bytes of a valid file. `PROPTEST_CASES` says how many; `make slow-test` asks for 100,000.
+//! Each case changes some bytes of a valid file. `PROPTEST_CASES` sets their number; `make slow-test` runs 100,000.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -15,7 +16,7 @@ use crate::files::{Kind, Source, blocks};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Knows how much memory this thread has, and the most it had.
+/// Allocator that tracks this thread's allocated bytes and their peak.
 struct Counting;
 
 thread_local! {
@@ -34,20 +35,20 @@ fn count(change: isize) {
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { System.dealloc(at, layout) }
     }
 
     unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        count(size as isize); // for a moment there may be both
+        count(size as isize); // old and new block may exist at once
         count(-(layout.size() as isize));
-        // SAFETY: the caller's promise is passed on.
+        // SAFETY: the caller's guarantee is passed on.
         unsafe { System.realloc(at, layout, size) }
     }
 }
@@ -55,7 +56,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// The most memory that `work` has at once.
+/// Returns the peak of bytes that `work` allocates.
 fn memory_of(work: impl FnOnce()) -> usize {
     let before = NOW.with(Cell::get);
     MOST.with(|most| most.set(before));
@@ -63,16 +64,16 @@ fn memory_of(work: impl FnOnce()) -> usize {
     (MOST.with(Cell::get) - before).unsigned_abs()
 }
 
-/// One change of a file.
+/// Single change of a file.
 #[derive(Clone, Debug)]
 enum Change {
     Flip(Index, u8),
     Byte(Index, u8),
-    /// A number of 64 bits, such as counts and offsets are.
+    /// Overwrite of 64 bits, like a count or an offset.
     Number(Index, u64),
     Short(Index, u32),
     Truncate(Index),
-    /// A part once more, somewhere else, in place of what is there or before it.
+    /// Copy of a part to another position, overwriting or inserted.
     Splice(Index, Index, u8, bool),
     Extend(u8),
 }
@@ -138,7 +139,7 @@ fn changed(mut bytes: Vec<u8>, changes: &[Change]) -> Vec<u8> {
     bytes
 }
 
-/// Keys of every sort of value, tensors of several kinds.
+/// Returns a GGUF file with keys of every type and tensors of all kinds.
 fn gguf() -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend((2 + Kind::ALL.len() as u64).to_le_bytes());
@@ -182,10 +183,10 @@ fn safetensors() -> Vec<u8> {
     out
 }
 
-/// Reads everything there is.
+/// Reads all tensors.
 fn read_all(source: &dyn Source) {
     for name in source.names() {
-        let tensor = source.tensor(name).unwrap(); // what is listed is there
+        let tensor = source.tensor(name).unwrap(); // every listed name exists
         assert_eq!(tensor.decode().len(), tensor.rows() * tensor.k());
         if let Ok(part) = tensor.slice(0) {
             assert_eq!(part.row_bytes() * part.rows(), part.data().len());
@@ -193,7 +194,7 @@ fn read_all(source: &dyn Source) {
     }
 }
 
-/// What is read of a header, however it is damaged.
+/// Parses a header that may be damaged, and reads all of it if it is accepted.
 fn read_header(bytes: &[u8]) {
     let Ok(header) = Header::parse(bytes) else {
         return;
@@ -209,7 +210,7 @@ fn read_header(bytes: &[u8]) {
     }
 }
 
-/// Opens what lies on the disk as one file of `bytes`; decodes it if it is sound.
+/// Writes `bytes` to `file` and opens it; decodes all tensors if that succeeds.
 fn opened(file: &Path, bytes: &[u8], open: impl FnOnce() -> Result<Box<dyn Source>>) {
     fs::write(file, bytes).unwrap();
     match open() {
@@ -236,10 +237,10 @@ fn config() -> ProptestConfig {
     }
 }
 
-/// How often the file may be in memory, and what errors and short lists need beside that.
+/// Limit of memory: a multiple of the file size, plus a constant for errors and short lists.
 const TIMES: usize = 12;
 const BESIDE: usize = 16 << 10;
-/// How often it may be there decoded: 18 bytes of `Q1_0` are 128 numbers.
+/// Multiple of the file size for decoded values: 18 bytes of `Q1_0` are 128 elements.
 const DECODED: usize = 4 * 128 / 18 + 1;
 
 #[test]
@@ -276,7 +277,7 @@ fn damaged_safetensors_are_errors() {
     fs::remove_dir_all(folder).unwrap();
 }
 
-/// So that the cases change a file that is sound.
+/// Returns the tensor names, to check that the unchanged file is valid.
 fn open_names(file: &Path, bytes: &[u8], open: impl FnOnce() -> Result<Box<dyn Source>>) -> Vec<String> {
     fs::write(file, bytes).unwrap();
     let source = open().unwrap();
@@ -294,9 +295,9 @@ fn any_bytes_decode() {
     });
 }
 
-/// Many short keys, or tensors: what costs the most memory for its bytes.
+/// Parses many short keys, or tensors: the headers that cost the most memory per byte.
 #[test]
-fn long_headers_cost_a_few_times_their_size() {
+fn parsing_a_long_header_takes_bounded_memory() {
     for tensors in [false, true] {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
         let count = 50_000u64;

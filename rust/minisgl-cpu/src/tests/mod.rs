@@ -1,5 +1,5 @@
-//! Tests of the CPU engine's parts by their interfaces. They are in the binary of the unit tests: a binary of its own
-//! would have all kernels compiled once more, which takes longer than all of these tests.
+//! Tests of the CPU engine's public interfaces. They share the binary of the unit tests, since a second binary would
+//! compile all kernels again, which takes longer than these tests.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod hostile_files;

@@ -1,12 +1,13 @@
-//! Panels in a file of the cache: written once behind a start, mapped by each later one, and by all servers together.
+//! Cache file of packed weights (panels): written once in the background after a start, then mapped by later starts and
+//! shared by all servers.
 //!
-//! Invariants: the file appears whole or not at all, and is never written to again; a matrix is taken from it only if
-//! what it is made of, its shape and its checksum are right, else it is packed, and the file is made again; the folder
-//! holds no more than it may, the file that was used longest ago goes first (whoever has it mapped keeps it); what cannot
-//! be kept is an error for a log, and no model is lost by it.
+//! Invariants: the file appears whole or not at all, and is never modified; a matrix is used only if its source, shape
+//! and checksum match, otherwise it is packed anew and the file rebuilt; the folder stays within its limit, and the
+//! least recently used file is deleted first (processes that have it mapped keep it); a cache that cannot be written is
+//! an error for the log, and the model still loads.
 //!
-//! A head, a row of whole numbers for each matrix, their checksum; then the matrices where the rows say, part by part of
-//! the model, so that a thread that loads a part reads on and on.
+//! Format: a header, a row of integers for each matrix, their checksum; then the matrices at the offsets in the rows,
+//! ordered by model part, so that a thread loading a part reads sequentially.
 
 use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
@@ -27,51 +28,52 @@ use crate::files::{Mapping, Source};
 use crate::{Error, Result};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"mspanels");
-/// Raised with what panels look like, with what a model's parts are made of, and with the file.
+/// Version of the format. Raise it when the layout of panels, the composition of a model's parts or the file format
+/// changes.
 const VERSION: u64 = 1;
 const ENDING: &str = "panels";
 const HEAD: usize = 4;
 const ROW: usize = 9;
-/// Written at once, at multiples of it: so the system has a large page for each.
+/// Bytes per write, aligned so that the system can use a huge page for each.
 const CHUNK: usize = 2 << 20;
-/// Bytes that wait for the disk at most: who stops waits for so many.
+/// Maximum bytes not yet on disk; a stop waits for at most these.
 const UNSYNCED: usize = 16 * CHUNK;
 const BETWEEN_TRIES: Duration = Duration::from_millis(100);
 
-/// Where panels are kept.
+/// Settings of the panel cache.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Cache {
-    /// The folder, which need not be there.
+    /// Folder of the cache. It need not exist.
     pub folder: PathBuf,
-    /// Bytes that all files of it may have.
+    /// Maximum bytes of all files in the folder.
     pub limit: u64,
-    /// A model of fewer bytes is packed at each start.
+    /// Minimum bytes of a model to be cached; a smaller one is packed at each start.
     pub least: u64,
 }
 
-/// A matrix of a model: which of a part's, and what it is made of.
+/// Position of a matrix in a model: part, and index within the part.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-struct Place {
+struct MatrixPosition {
     part: usize,
     at: usize,
 }
 
-/// What the file says of a matrix.
+/// Entry of a matrix in the file.
 #[derive(Clone, Copy)]
-struct Row {
-    place: Place,
-    /// Of what it is made of.
+struct MatrixEntry {
+    position: MatrixPosition,
+    /// Fingerprint of the tensors that it is packed from.
     key: u64,
     shape: Shape,
     offset: usize,
     checksum: u64,
 }
 
-impl Row {
+impl MatrixEntry {
     fn numbers(&self) -> [u64; ROW] {
         let Shape { kind, n, panels, k } = self.shape;
-        let sizes = [self.place.part, self.place.at, n, panels, k, self.offset].map(|size| size as u64);
+        let sizes = [self.position.part, self.position.at, n, panels, k, self.offset].map(|size| size as u64);
         let [part, at, n, panels, k, offset] = sizes;
         [
             part,
@@ -86,13 +88,13 @@ impl Row {
         ]
     }
 
-    fn of(numbers: &[u64]) -> Option<Self> {
+    fn parse(numbers: &[u64]) -> Option<Self> {
         let &[part, at, key, kind, n, panels, k, offset, checksum] = numbers else {
             return None;
         };
         let size = |number: u64| usize::try_from(number).ok();
         Some(Self {
-            place: Place {
+            position: MatrixPosition {
                 part: size(part)?,
                 at: size(at)?,
             },
@@ -109,15 +111,15 @@ impl Row {
     }
 }
 
-/// The file of a model, mapped, its head found right.
-struct Found {
+/// Mapped cache file of a model, with a valid header.
+struct CacheFile {
     mapping: Arc<Mapping>,
-    rows: HashMap<Place, Row>,
+    rows: HashMap<MatrixPosition, MatrixEntry>,
 }
 
-impl Found {
+impl CacheFile {
     fn open(path: &Path, fingerprint: u64) -> Option<Self> {
-        let mapping = Mapping::open(path).ok()?.in_large_pages();
+        let mapping = Mapping::open(path).ok()?.with_huge_pages();
         let bytes = mapping.bytes();
         let number = |i: usize| Some(u64::from_le_bytes(bytes.get(8 * i..8 * i + 8)?.try_into().ok()?));
         let head = [number(0)?, number(1)?, number(2)?];
@@ -129,18 +131,19 @@ impl Found {
         }
         let rows = (0..count).map(|row| {
             let numbers: Option<Vec<u64>> = (0..ROW).map(|i| number(HEAD + row * ROW + i)).collect();
-            Row::of(&numbers?).map(|row| (row.place, row))
+            MatrixEntry::parse(&numbers?).map(|row| (row.position, row))
         });
-        let rows: HashMap<Place, Row> = rows.collect::<Option<_>>()?;
+        let rows: HashMap<MatrixPosition, MatrixEntry> = rows.collect::<Option<_>>()?;
         Some(Self {
             mapping: Arc::new(mapping),
             rows,
         })
     }
 
-    /// The bytes of a matrix, which are read now.
-    fn take(&self, place: Place, key: u64, shape: Shape) -> Option<Panels> {
-        let row = self.rows.get(&place)?;
+    /// Returns the panels of a matrix, after reading and checking them. `None` if source, shape or checksum do not
+    /// match.
+    fn checked_panels(&self, position: MatrixPosition, key: u64, shape: Shape) -> Option<Panels> {
+        let row = self.rows.get(&position)?;
         let bytes = row.offset..row.offset.checked_add(shape.bytes())?;
         let is_right = row.key == key
             && row.shape == shape
@@ -150,41 +153,41 @@ impl Found {
     }
 }
 
-/// Matrices of a model: from the file that has them, else packed now.
+/// Source of a model's packed matrices: the cache file if valid, else packing.
 pub struct Packer {
     cache: Option<(Cache, u64)>,
-    found: Option<Found>,
-    made: Mutex<Vec<Made>>,
+    file: Option<CacheFile>,
+    matrices: Mutex<Vec<PackedMatrix>>,
     sketches: bool,
 }
 
-/// A matrix that was given out.
-struct Made {
-    place: Place,
+/// Matrix that was returned to the loader.
+struct PackedMatrix {
+    position: MatrixPosition,
     key: u64,
     shape: Shape,
     panels: Panels,
 }
 
 impl Packer {
-    /// For the tensors of `source`. Without a cache everything is packed.
+    /// Opens the cache for the tensors of `source`. Without a cache everything is packed.
     #[must_use]
     pub fn new(source: Option<&dyn Source>, cache: Option<&Cache>) -> Self {
         let cache = source
             .zip(cache)
             .map(|(source, cache)| (cache.clone(), fingerprint(source)));
-        let found = cache
+        let file = cache
             .as_ref()
-            .and_then(|(cache, fingerprint)| Found::open(&file_of(cache, *fingerprint), *fingerprint));
+            .and_then(|(cache, fingerprint)| CacheFile::open(&file_of(cache, *fingerprint), *fingerprint));
         Self {
             cache,
-            found,
-            made: Mutex::new(Vec::new()),
+            file,
+            matrices: Mutex::new(Vec::new()),
             sketches: false,
         }
     }
 
-    /// For matrices that have their sizes and no numbers, and are never multiplied.
+    /// Creates a packer of matrices that have shapes but no data, for printing a model.
     #[must_use]
     pub fn sketch() -> Self {
         Self {
@@ -193,7 +196,7 @@ impl Packer {
         }
     }
 
-    /// For a part of the model, whose matrices one thread asks for in the order that they always have.
+    /// Starts a part of the model. One thread must request its matrices, always in the same order.
     #[must_use]
     pub fn part(&self, part: usize) -> Packing<'_> {
         Packing {
@@ -203,34 +206,37 @@ impl Packer {
         }
     }
 
-    /// What is to be kept of what was packed, if anything is, and whether the file had all.
+    /// Ends loading. Returns what should be written to the cache, if anything, and whether all matrices came from the
+    /// file.
     #[must_use]
     pub fn end(self) -> (Option<Keeping>, bool) {
-        let mut made = self.made.into_inner().unwrap_or_else(PoisonError::into_inner);
-        let bytes: usize = made.iter().map(|one| one.shape.bytes()).sum();
-        let whole = made.iter().all(|one| matches!(one.panels, Panels::Mapped(..)));
+        let mut matrices = self.matrices.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let bytes: usize = matrices.iter().map(|matrix| matrix.shape.bytes()).sum();
+        let whole = matrices
+            .iter()
+            .all(|matrix| matches!(matrix.panels, Panels::Mapped(..)));
         let Some((cache, fingerprint)) = self.cache else {
             return (None, false);
         };
         let file = file_of(&cache, fingerprint);
         if whole {
-            // for who makes room; a folder that cannot be written to needs none
+            // marks the use for `evict`; a failure is harmless, since a read-only folder is never evicted
             let _ = File::open(&file).and_then(|file| file.set_modified(SystemTime::now()));
-            return (None, !made.is_empty());
+            return (None, !matrices.is_empty());
         }
-        made.sort_by_key(|one| one.place);
+        matrices.sort_by_key(|matrix| matrix.position);
         let keeping = (bytes as u64 >= cache.least).then_some(Keeping {
             cache,
             fingerprint,
             file,
-            damaged: self.found.is_some(),
-            made,
+            damaged: self.file.is_some(),
+            matrices,
         });
         (keeping, false)
     }
 }
 
-/// Matrices of one part of a model.
+/// Packer of the matrices in one part of a model.
 pub struct Packing<'a> {
     packer: &'a Packer,
     part: usize,
@@ -238,12 +244,12 @@ pub struct Packing<'a> {
 }
 
 impl Packing<'_> {
-    /// What `Matrix::pack` makes of the same.
+    /// Returns the matrix that `Matrix::pack` would make of the same arguments.
     pub fn pack(&self, parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Matrix> {
         let Packer {
             cache,
-            found,
-            made,
+            file,
+            matrices,
             sketches,
         } = self.packer;
         if *sketches {
@@ -253,27 +259,27 @@ impl Packing<'_> {
         if cache.is_none() {
             return Matrix::pack(parts, interleave, held);
         }
-        let place = Place {
+        let position = MatrixPosition {
             part: self.part,
             at: self.next.fetch_add(1, Relaxed),
         };
         let (key, shape) = (key_of(parts, interleave), shape_of(parts, interleave, held)?);
-        let panels = match found.as_ref().and_then(|found| found.take(place, key, shape)) {
+        let panels = match file.as_ref().and_then(|file| file.checked_panels(position, key, shape)) {
             Some(panels) => panels,
             None => packed(shape, parts, interleave)?,
         };
-        let one = Made {
-            place,
+        let matrix = PackedMatrix {
+            position,
             key,
             shape,
             panels: panels.clone(),
         };
-        made.lock().unwrap_or_else(PoisonError::into_inner).push(one);
+        matrices.lock().unwrap_or_else(PoisonError::into_inner).push(matrix);
         Ok(Matrix::new(shape, panels))
     }
 }
 
-/// What tells matrices of one model apart.
+/// Returns the fingerprint of a matrix's sources: names, types, shapes and order of rows.
 fn key_of(parts: &[Part<'_>], interleave: bool) -> u64 {
     let mut sum = Checksum::new();
     let number = |number: usize, sum: &mut Checksum| sum.add(&(number as u64).to_le_bytes());
@@ -289,13 +295,13 @@ fn key_of(parts: &[Part<'_>], interleave: bool) -> u64 {
     sum.end()
 }
 
-/// What tells models apart without reading them: when files were changed, what they have, and a few bytes of each tensor.
-/// Small ones are read whole: they are needed anyway, and here the system does not read around them.
+/// Returns a fingerprint of a model without reading all of it: times of change, sizes, and a few bytes of each tensor.
+/// Small tensors are read whole: they are needed anyway, and here the system does not read ahead around them.
 fn fingerprint(source: &dyn Source) -> u64 {
     const SMALL: usize = 1 << 16;
     let mut sum = Checksum::new();
     for mapping in source.mappings() {
-        mapping.read_in_places(true);
+        mapping.set_random_access(true);
         sum.add(&mapping.changed().to_le_bytes());
         sum.add(&(mapping.bytes().len() as u64).to_le_bytes());
     }
@@ -308,7 +314,7 @@ fn fingerprint(source: &dyn Source) -> u64 {
     source
         .mappings()
         .iter()
-        .for_each(|mapping| mapping.read_in_places(false));
+        .for_each(|mapping| mapping.set_random_access(false));
     sum.end()
 }
 
@@ -316,67 +322,76 @@ fn file_of(cache: &Cache, fingerprint: u64) -> PathBuf {
     cache.folder.join(format!("{fingerprint:016x}.{ENDING}"))
 }
 
-/// Panels that are not in a file yet.
+/// Packed matrices that are to be written to the cache.
 pub struct Keeping {
     cache: Cache,
     fingerprint: u64,
     file: PathBuf,
-    /// There is a file, which is not right.
+    /// True if a cache file exists but is not valid for this model.
     damaged: bool,
-    made: Vec<Made>,
+    matrices: Vec<PackedMatrix>,
 }
 
 impl Keeping {
-    /// Writes the file, unless somebody else has written it meanwhile, and makes room for it. `stop` ends the work within
-    /// a moment, with nothing kept. Gives the bytes of the file that is there now.
+    /// Writes the cache file, unless another process has done so, and deletes old ones to make space. Returns the
+    /// file's bytes, `None` if `stop` was set, which ends the work soon without leaving a file. Errors if the file
+    /// exceeds the limit or cannot be written.
     pub fn write(self, stop: &AtomicBool) -> Result<Option<u64>> {
         let rows = self.rows();
         let size = rows.last().map_or(0, |row| row.offset + row.shape.bytes()) as u64;
         if size > self.cache.limit {
             let limit = self.cache.limit;
-            return Err(Error::file(format!("it takes {size} bytes, and the cache has {limit}")));
+            return Err(Error::file(format!(
+                "it needs {size} bytes; the cache limit is {limit}"
+            )));
         }
         let Some(_lock) = self.lock(stop)? else {
             return Ok(None);
         };
-        let partial = Partial::beside(&self.file)?; // behind the lock: who waits in this process, or has its id, has the same
-        if !self.damaged && Found::open(&self.file, self.fingerprint).is_some() {
+        // only with the lock: other writers of this process use the same name
+        let partial = Partial::for_file(&self.file)?;
+        if !self.damaged && CacheFile::open(&self.file, self.fingerprint).is_some() {
             return Ok(Some(size));
         }
-        self.make_room(self.cache.limit - size)?;
-        let mut out = Out::create(partial.path())?;
+        self.evict(self.cache.limit - size)?;
+        let mut out = ChunkedWriter::create(partial.path())?;
         let Some(rows) = self.write_to(&mut out, rows, stop)? else {
             return Ok(None);
         };
         let (fingerprint, file) = (self.fingerprint, self.file);
-        drop(self.made); // the disk may be slow, and the model may go
+        drop(self.matrices); // frees the model if it was closed meanwhile: syncing may take long
         out.finish(&head(fingerprint, &rows))?;
-        partial.become_file(&file)?;
+        partial.persist(&file)?;
         Ok(Some(size))
     }
 
-    /// Where everything goes; checksums come later.
-    fn rows(&self) -> Vec<Row> {
-        let mut offset = (8 * (HEAD + ROW * self.made.len() + 1)).next_multiple_of(ALIGN);
-        let mut row = |one: &Made| {
-            let row = Row {
-                place: one.place,
-                key: one.key,
-                shape: one.shape,
+    /// Returns the layout of the file; checksums are still 0.
+    fn rows(&self) -> Vec<MatrixEntry> {
+        let mut offset = (8 * (HEAD + ROW * self.matrices.len() + 1)).next_multiple_of(ALIGN);
+        let mut row = |matrix: &PackedMatrix| {
+            let row = MatrixEntry {
+                position: matrix.position,
+                key: matrix.key,
+                shape: matrix.shape,
                 offset,
                 checksum: 0,
             };
-            offset = (offset + one.shape.bytes()).next_multiple_of(ALIGN);
+            offset = (offset + matrix.shape.bytes()).next_multiple_of(ALIGN);
             row
         };
-        self.made.iter().map(&mut row).collect()
+        self.matrices.iter().map(&mut row).collect()
     }
 
-    fn write_to(&self, out: &mut Out<'_>, mut rows: Vec<Row>, stop: &AtomicBool) -> Result<Option<Vec<Row>>> {
-        for (row, one) in rows.iter_mut().zip(&self.made) {
+    fn write_to(
+        &self,
+        out: &mut ChunkedWriter<'_>,
+        mut rows: Vec<MatrixEntry>,
+        stop: &AtomicBool,
+    ) -> Result<Option<Vec<MatrixEntry>>> {
+        for (row, matrix) in rows.iter_mut().zip(&self.matrices) {
             out.pad_to(row.offset)?;
             let mut sum = Checksum::new();
-            for piece in one.panels.as_slice().chunks(CHUNK) {
+            for piece in matrix.panels.as_slice().chunks(CHUNK) {
                 if stop.load(Relaxed) {
                     return Ok(None);
                 }
@@ -388,7 +403,7 @@ impl Keeping {
         Ok(Some(rows))
     }
 
-    /// One process at a time writes into the folder, which is made.
+    /// Creates and locks the folder, in which one process at a time may write. `None` if `stop` was set.
     fn lock(&self, stop: &AtomicBool) -> Result<Option<Lock>> {
         let folder = &self.cache.folder;
         fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
@@ -404,8 +419,9 @@ impl Keeping {
         }
     }
 
-    /// Only `left` bytes stay of what is in the folder, the file itself aside, and nothing of those who were killed.
-    fn make_room(&self, left: u64) -> Result<()> {
+    /// Deletes the least recently used files until the others have at most `left` bytes, and incomplete files of killed
+    /// processes. Spares the file of this model.
+    fn evict(&self, left: u64) -> Result<()> {
         let folder = &self.cache.folder;
         let bad = |error: std::io::Error| at(folder, &error);
         let (mut files, mut sum) = (Vec::new(), 0);
@@ -432,7 +448,7 @@ impl Keeping {
     }
 }
 
-/// The folder's lock, let go of by name: a process that was forked meanwhile has the file open, too.
+/// Lock of the folder, released explicitly: a process that was forked meanwhile has the file open, too.
 struct Lock(File);
 
 impl Drop for Lock {
@@ -441,24 +457,24 @@ impl Drop for Lock {
     }
 }
 
-/// All before the matrices.
-fn head(fingerprint: u64, rows: &[Row]) -> Vec<u8> {
+/// Returns the bytes before the matrices: header, rows and their checksum.
+fn head(fingerprint: u64, rows: &[MatrixEntry]) -> Vec<u8> {
     let numbers = [MAGIC, VERSION, fingerprint, rows.len() as u64];
-    let rows = rows.iter().flat_map(Row::numbers);
+    let rows = rows.iter().flat_map(MatrixEntry::numbers);
     let mut bytes: Vec<u8> = numbers.into_iter().chain(rows).flat_map(u64::to_le_bytes).collect();
     bytes.extend(checksum(&bytes).to_le_bytes());
     bytes
 }
 
-/// The file that is written, chunk by chunk.
-pub(super) struct Out<'a> {
+/// Writer of the cache file, in chunks.
+pub(super) struct ChunkedWriter<'a> {
     file: File,
     path: &'a Path,
     chunk: Vec<u8>,
     written: usize,
 }
 
-impl<'a> Out<'a> {
+impl<'a> ChunkedWriter<'a> {
     pub fn create(path: &'a Path) -> Result<Self> {
         let file = File::create(path).map_err(|error| at(path, &error))?;
         Ok(Self {
@@ -497,7 +513,7 @@ impl<'a> Out<'a> {
         Ok(())
     }
 
-    /// With the head, which is known only now. What a rename makes visible has to be on the disk.
+    /// Writes the final header and syncs the file to disk, since the rename that follows makes it visible.
     fn finish(mut self, head: &[u8]) -> Result<()> {
         self.flush()?;
         let placed = self.file.seek(SeekFrom::Start(0));

@@ -1,11 +1,11 @@
-//! Panels come back from their file as they were packed, whatever became of the file.
+//! Tests of the panel cache: panels are read back as they were packed, whatever happened to the file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, SystemTime};
 
-use super::kept::Out;
+use super::kept::ChunkedWriter;
 use super::{Cache, Keeping, Packer};
 use crate::files::Source;
 use crate::files::kept::{Checksum, Partial};
@@ -17,7 +17,7 @@ use minisgl_kernels::panels::{Matrix, Part};
 use minisgl_kernels::{Kind, TensorView};
 use stored::stored;
 
-/// A folder that goes when the test ends.
+/// Temporary folder that is removed when the test ends.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -40,7 +40,7 @@ impl Folder {
         names
     }
 
-    /// The only file of panels.
+    /// Returns the only panel file. Fails if there are more.
     fn file(&self) -> PathBuf {
         let mut names = self.names();
         names.retain(|name| name.ends_with(".panels"));
@@ -55,7 +55,7 @@ impl Drop for Folder {
     }
 }
 
-/// Two tensors.
+/// Source of two tensors.
 struct Model([Vec<u8>; 2]);
 
 const SHAPE: [usize; 2] = [40, 512];
@@ -67,7 +67,7 @@ impl Model {
         Self(KINDS.map(|kind| stored(kind, SHAPE[0], SHAPE[1], seed)))
     }
 
-    /// Matrices of two parts of the model, in another order of rows if it is `turned`.
+    /// Loads matrices of two parts of the model, with the rows of one reversed if `turned`.
     fn load(&self, cache: &Cache, turned: bool) -> (Vec<Matrix>, Option<Keeping>, bool) {
         let packer = Packer::new(Some(self), Some(cache));
         let order = |row: usize| if turned { SHAPE[0] - 1 - row } else { row };
@@ -85,7 +85,7 @@ impl Model {
         (matrices, keeping, whole)
     }
 
-    /// Kept in `folder`, with the bytes of the file.
+    /// Writes the cache and returns the bytes of its file.
     fn keep(&self, cache: &Cache) -> u64 {
         let (_, keeping, _) = self.load(cache, false);
         keeping.unwrap().write(&AtomicBool::new(false)).unwrap().unwrap()
@@ -109,7 +109,7 @@ fn same(one: &[Matrix], other: &[Matrix]) -> bool {
 }
 
 #[test]
-fn panels_look_as_the_version_says() {
+fn layout_of_panels_matches_the_cache_version() {
     let mut sum = Checksum::new();
     for kind in Kind::ALL {
         let shape = [37, if kind.block_len() == 1 { 75 } else { 512 }];
@@ -121,28 +121,28 @@ fn panels_look_as_the_version_says() {
     assert_eq!(
         sum.end(),
         13_487_213_627_686_067_721,
-        "who changes what panels look like raises kept.rs's VERSION"
+        "the layout of panels has changed: raise VERSION in kept.rs"
     );
 }
 
 const LARGE: u64 = 1 << 30;
 
 #[test]
-fn what_was_kept_comes_back() {
+fn cached_panels_are_mapped_unchanged() {
     let (folder, model) = (Folder::new("back"), Model::new(1));
     let cache = folder.cache(LARGE);
     let (packed, keeping, whole) = model.load(&cache, false);
     assert!(!whole);
     let size = keeping.unwrap().write(&AtomicBool::new(false)).unwrap().unwrap();
     assert_eq!(fs::metadata(folder.file()).unwrap().len(), size);
-    assert_eq!(folder.names().len(), 2, "{:?}", folder.names()); // with the lock
+    assert_eq!(folder.names().len(), 2, "{:?}", folder.names()); // the panels and the lock
     let (mapped, keeping, whole) = model.load(&cache, false);
     assert!(whole && keeping.is_none() && same(&packed, &mapped));
     assert!(mapped.iter().all(|one| one.data().as_ptr().addr().is_multiple_of(64)));
 }
 
 #[test]
-fn a_small_model_is_not_kept() {
+fn small_model_is_not_cached() {
     let (folder, model) = (Folder::new("small"), Model::new(1));
     let cache = Cache {
         least: LARGE,
@@ -152,7 +152,7 @@ fn a_small_model_is_not_kept() {
 }
 
 #[test]
-fn a_damaged_or_foreign_file_is_made_again() {
+fn damaged_or_foreign_panel_file_is_rebuilt() {
     let (folder, model) = (Folder::new("damaged"), Model::new(1));
     let cache = folder.cache(LARGE);
     let (packed, keeping, _) = model.load(&cache, false);
@@ -183,7 +183,7 @@ fn a_damaged_or_foreign_file_is_made_again() {
         damages.push(bytes);
     }
     for (i, damaged) in damages.into_iter().enumerate() {
-        fs::remove_file(&file).unwrap(); // mapped by others, it is never written to
+        fs::remove_file(&file).unwrap(); // a mapped file must not be modified, so it is replaced
         fs::write(&file, damaged).unwrap();
         let (found, keeping, whole) = model.load(&cache, false);
         assert!(!whole && same(&packed, &found), "damage {i}");
@@ -193,7 +193,7 @@ fn a_damaged_or_foreign_file_is_made_again() {
 }
 
 #[test]
-fn other_weights_and_other_rows_are_not_taken() {
+fn panels_of_other_weights_or_row_orders_are_not_used() {
     let folder = Folder::new("other");
     let cache = folder.cache(LARGE);
     let (one, other) = (Model::new(1), Model::new(2));
@@ -202,7 +202,7 @@ fn other_weights_and_other_rows_are_not_taken() {
     assert!(!whole && same(&found, &other.load(&folder.cache(0), false).0));
     let file = folder.file();
     other.keep(&cache);
-    assert_eq!(folder.names().len(), 3); // each has its own
+    assert_eq!(folder.names().len(), 3); // one file per model, and the lock
     assert!(file.is_file());
     let (turned, keeping, whole) = one.load(&cache, true);
     assert!(!whole && keeping.is_some());
@@ -211,7 +211,7 @@ fn other_weights_and_other_rows_are_not_taken() {
 }
 
 #[test]
-fn several_write_at_once() {
+fn concurrent_writers_leave_one_valid_file_per_model() {
     let (folder, models) = (Folder::new("several"), [1, 1, 1, 2, 2].map(Model::new));
     let cache = folder.cache(LARGE);
     let loaded: Vec<_> = models.iter().map(|model| model.load(&cache, false)).collect();
@@ -225,7 +225,7 @@ fn several_write_at_once() {
 }
 
 #[test]
-fn who_stops_leaves_nothing() {
+fn stopped_write_leaves_no_file() {
     let (folder, model) = (Folder::new("stops"), Model::new(1));
     let (_, keeping, _) = model.load(&folder.cache(LARGE), false);
     assert_eq!(keeping.unwrap().write(&AtomicBool::new(true)).unwrap(), None);
@@ -233,7 +233,7 @@ fn who_stops_leaves_nothing() {
 }
 
 #[test]
-fn who_waits_and_stops_leaves_what_another_one_writes() {
+fn stopped_wait_leaves_the_temporary_file_of_another_writer() {
     let (folder, model) = (Folder::new("waits"), Model::new(1));
     let cache = folder.cache(LARGE);
     model.keep(&cache);
@@ -242,14 +242,14 @@ fn who_waits_and_stops_leaves_what_another_one_writes() {
     let (_, keeping, _) = model.load(&cache, false);
     let lock = fs::File::create(folder.0.join("lock")).unwrap();
     lock.lock().unwrap();
-    let partial = Partial::beside(&file).unwrap(); // of this process, as another engine of it has
+    let partial = Partial::for_file(&file).unwrap(); // the name that another engine in this process would use
     fs::write(partial.path(), b"half").unwrap();
     assert_eq!(keeping.unwrap().write(&AtomicBool::new(true)).unwrap(), None);
     assert!(partial.path().is_file());
 }
 
 #[test]
-fn what_was_used_longest_ago_goes() {
+fn least_recently_used_file_is_evicted() {
     let (folder, models) = (Folder::new("limit"), [1, 2, 3].map(Model::new));
     let size = models[0].keep(&folder.cache(LARGE));
     let two = folder.cache(2 * size);
@@ -262,13 +262,13 @@ fn what_was_used_longest_ago_goes() {
         fs::File::open(path).unwrap().set_modified(hour(ago)).unwrap();
     }
     fs::write(folder.0.join("x.panels.1.partial"), b"of one who was killed").unwrap();
-    let (mapped, _, whole) = models[0].load(&two, false); // it is used
+    let (mapped, _, whole) = models[0].load(&two, false); // counts as a use
     assert!(whole);
     models[2].keep(&two);
     assert_eq!([0, 1, 2].map(|i| models[i].load(&two, false).2), [true, false, true]);
     assert_eq!(folder.names().len(), 3, "{:?}", folder.names());
     fs::remove_file(&first).unwrap();
-    assert!(same(&mapped, &models[0].load(&Folder::new("no").cache(0), false).0)); // it is mapped still
+    assert!(same(&mapped, &models[0].load(&Folder::new("no").cache(0), false).0)); // the deleted file is still mapped
 
     let error = |cache: &Cache| {
         let (_, keeping, _) = Model::new(4).load(cache, false);
@@ -276,7 +276,7 @@ fn what_was_used_longest_ago_goes() {
     };
     let text = error(&folder.cache(size - 1));
     assert!(
-        text.contains(&format!("takes {size} bytes, and the cache has {}", size - 1)),
+        text.contains(&format!("needs {size} bytes; the cache limit is {}", size - 1)),
         "{text}"
     );
     assert_eq!(folder.names().len(), 2);
@@ -290,8 +290,8 @@ fn what_was_used_longest_ago_goes() {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_full_disk_is_an_error() {
-    let mut out = Out::create(Path::new("/dev/full")).unwrap();
+fn write_to_a_full_disk_is_an_error() {
+    let mut out = ChunkedWriter::create(Path::new("/dev/full")).unwrap();
     let error = out.add(&vec![1; 5 << 20]).unwrap_err().to_string();
     assert!(error.contains("/dev/full: No space left on device"), "{error}");
 }

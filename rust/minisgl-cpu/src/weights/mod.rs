@@ -1,4 +1,4 @@
-//! Matrices of a model: packed into panels at load, or taken from the file that an earlier load has kept.
+//! Packed weight matrices: packed at load, or mapped from the cache file of an earlier load.
 
 mod kept;
 

@@ -1,11 +1,11 @@
-//! Quantized weights in their file.
+//! Tests of the cache file of quantized weights.
 
 use super::*;
 use crate::files::cache::quantized;
 use crate::files::gguf::File;
 use crate::files::quantize::Quantization;
 
-/// Rows of bfloat16 that look like weights.
+/// Returns [rows, k] bfloat16 elements that look like weights.
 fn weights(rows: usize, k: usize) -> Vec<u8> {
     let value = |i: usize| ((i * 7919 % 2003) as f32 / 1001.5 - 1.0) * 0.1;
     let halves = (0..rows * k).map(|i| blocks::f32_to_bf16(value(i)));
@@ -57,13 +57,13 @@ fn weights_are_quantized_once() {
         for (exact, kept) in exact.decode().iter().zip(kept.decode()) {
             assert!((exact - kept).abs() <= within, "{exact} {kept}");
         }
-        assert_eq!(make(source.as_ref(), quantization, &file).1, 0); // as it was kept
+        assert_eq!(make(source.as_ref(), quantization, &file).1, 0); // read from the cache
     }
-    assert_eq!(fs::read_dir(folder.0.join("cache")).unwrap().count(), 2); // nothing partial
+    assert_eq!(fs::read_dir(folder.0.join("cache")).unwrap().count(), 2); // no temporary file is left
 }
 
 #[test]
-fn a_damaged_or_foreign_cache_is_made_again() {
+fn damaged_or_foreign_cache_is_rebuilt() {
     let folder = Temporary::new("damaged");
     let source = open(&folder_of_weights(&folder)).unwrap();
     let file = folder.0.join("weights.gguf");
@@ -80,11 +80,11 @@ fn a_damaged_or_foreign_cache_is_made_again() {
         assert!(make(source.as_ref(), Quantization::Q8, &file).1 > 0);
         assert_eq!(fs::read(&file).unwrap(), good);
     }
-    assert!(make(source.as_ref(), Quantization::Q4, &file).1 > 0); // it was the other one
+    assert!(make(source.as_ref(), Quantization::Q4, &file).1 > 0); // the file was Q8
 }
 
 #[test]
-fn what_has_nothing_to_quantize_stays_where_it_is() {
+fn quantized_source_is_not_cached() {
     let folder = Temporary::new("nothing");
     let path = folder.file("m.gguf", &gguf_of_blocks());
     let (source, file) = (open(&path).unwrap(), folder.0.join("cache/x.gguf"));
@@ -93,7 +93,7 @@ fn what_has_nothing_to_quantize_stays_where_it_is() {
     assert!(!file.exists());
 }
 
-/// One matrix of Q8_0 and a vector.
+/// Returns a GGUF file with a Q8_0 matrix and an F32 vector.
 fn gguf_of_blocks() -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend(2u64.to_le_bytes());
@@ -105,7 +105,7 @@ fn gguf_of_blocks() -> Vec<u8> {
 }
 
 #[test]
-fn what_cannot_be_quantized_is_named_and_leaves_nothing() {
+fn failed_quantization_names_the_tensor_and_leaves_no_file() {
     let folder = Temporary::new("infinite");
     let mut matrix = weights(3, 32);
     matrix[100..102].copy_from_slice(&blocks::f32_to_bf16(f32::NAN).to_le_bytes());
@@ -116,7 +116,7 @@ fn what_cannot_be_quantized_is_named_and_leaves_nothing() {
         let file = folder.0.join("made/weights.gguf");
         let error = quantized(source.as_ref(), quantization, &file, &mut |_, _| Ok(()));
         let text = error.unwrap_err().to_string();
-        assert!(text.starts_with("tensor bad.weight: a number in it is not finite"));
+        assert!(text.starts_with("tensor bad.weight: an element is not finite"));
         assert_eq!(fs::read_dir(folder.0.join("made")).unwrap().count(), 0);
     }
     let stopped = |_, _| Err(Error::step("no more"));

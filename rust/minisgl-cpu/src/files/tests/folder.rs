@@ -1,9 +1,9 @@
-//! Folders of safetensors, sound and damaged.
+//! Tests of valid and damaged folders of safetensors.
 
 use super::*;
 
 #[test]
-fn a_folder_of_safetensors_is_a_source() {
+fn safetensors_folder_lists_and_decodes_its_tensors() {
     let folder = Temporary::new("folder");
     let one = tiny_safetensors(&[("b", "BF16", "[1,2]", BF16_ONE_TWO), ("a", "F16", "[]", &[0, 0x3c])]);
     folder.file("x-1.safetensors", &one);
@@ -25,7 +25,7 @@ fn a_folder_of_safetensors_is_a_source() {
 }
 
 #[test]
-fn mxfp4_has_its_exponents_in_another_tensor_and_perhaps_another_file() {
+fn mxfp4_blocks_are_joined_with_scales_of_another_file() {
     let folder = Temporary::new("mxfp4");
     let blocks: Vec<u8> = (0..32u8).map(|i| i.wrapping_mul(37).wrapping_add(5)).collect();
     let scales = |name| (name, "U8", "[2,1,1]", [127, 120].as_slice());
@@ -49,17 +49,17 @@ fn mxfp4_has_its_exponents_in_another_tensor_and_perhaps_another_file() {
     folder.file(other, &tiny_safetensors(&[scales("y_scales")]));
     let error = open(&folder.0).err().unwrap().to_string();
     assert!(
-        error.contains("tensor x_blocks: [2, 1, 1, 16]: MXFP4 has 16 bytes a block"),
+        error.contains("tensor x_blocks: [2, 1, 1, 16]: MXFP4 needs 16 bytes a block"),
         "{error}"
     );
     folder.file(one, &tiny_safetensors(&[("b", "BF16", "[2]", BF16_ONE_TWO)]));
     let error = open(&folder.0).err().unwrap().to_string();
-    assert!(error.ends_with("tensor y_scales: no *_blocks beside it"), "{error}");
+    assert!(error.ends_with("tensor y_scales: has no matching *_blocks"), "{error}");
 }
 
 #[cfg(unix)]
 #[test]
-fn links_are_followed_as_in_the_cache_of_a_hub() {
+fn open_follows_symbolic_links() {
     let folder = Temporary::new("hub");
     let (blobs, snapshot) = (folder.0.join("blobs"), folder.0.join("snapshot"));
     fs::create_dir(&blobs).unwrap();
@@ -74,24 +74,24 @@ fn links_are_followed_as_in_the_cache_of_a_hub() {
 }
 
 #[test]
-fn what_is_wrong_with_a_folder_is_named() {
+fn errors_of_a_damaged_folder_name_file_and_tensor() {
     let folder = Temporary::new("bad-folder");
     let error = || open(&folder.0).err().unwrap().to_string();
-    assert!(error().ends_with("no *.safetensors in it"), "{}", error());
+    assert!(error().ends_with("the folder has no *.safetensors"), "{}", error());
     let b = ("b", "BF16", "[2]", BF16_ONE_TWO);
     folder.file("1.safetensors", &tiny_safetensors(&[b]));
     folder.file("2.safetensors", &tiny_safetensors(&[b]));
-    assert_eq!(error(), "2.safetensors: tensor b: in 1.safetensors, too");
+    assert_eq!(error(), "2.safetensors: tensor b: also in 1.safetensors");
     folder.file("2.safetensors", &tiny_safetensors(&[("q", "I32", "[1]", BF16_ONE_TWO)]));
     assert_eq!(
         error(),
-        "2.safetensors: tensor q: I32: only F32, F16 and BF16 can be computed with"
+        "2.safetensors: tensor q: I32: only F32, F16 and BF16 are supported"
     );
     let whole = tiny_safetensors(&[b]);
     for (bytes, expected) in [
         (
             whole[..whole.len() - 1].to_vec(),
-            "tensor b: its bytes 0 to 4 of the data are not all there: the file has 3",
+            "tensor b: its bytes 0 to 4 exceed the 3 bytes of data in the file",
         ),
         (
             tiny_safetensors(&[("b", "BF16", "[3]", BF16_ONE_TWO)]),
@@ -99,7 +99,7 @@ fn what_is_wrong_with_a_folder_is_named() {
         ),
         (
             tiny_safetensors(&[("b", "Q7", "[2]", BF16_ONE_TWO)]),
-            "tensor b: dtype Q7 is not known",
+            "tensor b: dtype Q7 is unknown",
         ),
         (
             tiny_safetensors(&[("b", "BF16", "{}", BF16_ONE_TWO)]),
@@ -122,7 +122,7 @@ fn what_is_wrong_with_a_folder_is_named() {
 }
 
 #[test]
-fn header_that_does_not_describe_its_data_is_an_error() {
+fn header_that_does_not_match_its_data_is_rejected() {
     let folder = Temporary::new("bad-header");
     let opened = |bytes: &[u8]| {
         folder.file("model.safetensors", bytes);
@@ -148,19 +148,19 @@ fn header_that_does_not_describe_its_data_is_an_error() {
     for (head, expected) in [
         (
             two("[0,2]", "[0,2]"),
-            "b: its bytes 0 to 2 do not begin where those before end, at 2",
+            "b: its bytes 0 to 2 do not start where the previous tensor ends, at 2",
         ),
         (
             two("[0,2]", "[3,5]"),
-            "b: its bytes 3 to 5 of the data are not all there: the file has 4",
+            "b: its bytes 3 to 5 exceed the 4 bytes of data in the file",
         ),
         (
             two("[0,2]", "[1,3]"),
-            "b: its bytes 1 to 3 do not begin where those before end, at 2",
+            "b: its bytes 1 to 3 do not start where the previous tensor ends, at 2",
         ),
         (
             two("[1,3]", "[2,4]"),
-            "a: its bytes 1 to 3 do not begin where those before end, at 0",
+            "a: its bytes 1 to 3 do not start where the previous tensor ends, at 0",
         ),
         (
             a(r#""shape":[1],"data_offsets":[0,2]"#),
@@ -178,7 +178,7 @@ fn header_that_does_not_describe_its_data_is_an_error() {
         ),
         (
             a(r#""shape":[2],"data_offsets":[0,18446744073709551615]"#),
-            "not all there",
+            "exceed the 4 bytes",
         ),
         (
             a(r#""shape":[2],"data_offsets":[0,18446744073709551616]"#),
@@ -192,8 +192,8 @@ fn header_that_does_not_describe_its_data_is_an_error() {
             a(r#""dtype":"F16","shape":[2],"data_offsets":[0,4]"#),
             "duplicate field `dtype`",
         ),
-        (two("[0,2]", "[2,4]").replace('b', "a"), "a is there twice"),
-        (metadata(r#"{},"__metadata__":{}"#), "__metadata__ is there twice"),
+        (two("[0,2]", "[2,4]").replace('b', "a"), "a occurs twice"),
+        (metadata(r#"{},"__metadata__":{}"#), "__metadata__ occurs twice"),
         (metadata(r#"{"a":1}"#), "invalid JSON in header"),
         (two("[0,2]", "[2,4]") + "x", "invalid JSON in header"),
         ("[".repeat(100_000), "invalid JSON in header"),
@@ -213,7 +213,7 @@ fn header_that_does_not_describe_its_data_is_an_error() {
         let error = opened(&[&size.to_le_bytes(), b"{}".as_slice()].concat()).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
-    // one dtype is one number of bits: eight numbers of it are as many bytes
+    // eight elements of a dtype with n bits take n bytes
     for (bits, dtypes) in [
         (4, "F4"),
         (6, "F6_E2M3 F6_E3M2"),
@@ -225,7 +225,7 @@ fn header_that_does_not_describe_its_data_is_an_error() {
         for dtype in dtypes.split(' ') {
             let head = format!(r#"{{"a":{{"dtype":"{dtype}","shape":[8],"data_offsets":[0,{bits}]}}}}"#);
             let found = opened(&file(&head, bits));
-            let is_understood = |error: &String| error.ends_with("can be computed with");
+            let is_understood = |error: &String| error.ends_with("are supported");
             assert!(found.as_ref().err().is_none_or(is_understood), "{dtype}: {found:?}");
             let error = opened(&file(&head.replace("[8]", "[9]"), bits)).unwrap_err();
             assert!(error.contains("do not fit its shape"), "{dtype}: {error}");
@@ -234,7 +234,7 @@ fn header_that_does_not_describe_its_data_is_an_error() {
 }
 
 #[test]
-fn names_of_both_versions_become_those_of_a_text_model() {
+fn names_of_transformers_4_and_5_map_to_the_language_model() {
     for (stored, own) in [
         ("language_model.model.norm.weight", Some("model.norm.weight")),
         ("model.language_model.norm.weight", Some("model.norm.weight")),
@@ -246,6 +246,6 @@ fn names_of_both_versions_become_those_of_a_text_model() {
         ("model.audio_tower.norm.weight", None),
         ("model.other_tower.norm.weight", Some("model.other_tower.norm.weight")),
     ] {
-        assert_eq!(own_name(stored).as_deref(), own, "{stored}");
+        assert_eq!(text_model_name(stored).as_deref(), own, "{stored}");
     }
 }

@@ -1,10 +1,10 @@
-//! GGUF files, sound and damaged.
+//! Tests of valid and damaged GGUF files.
 
 use super::*;
 use crate::files::gguf::{File, Header, Value};
 
 #[test]
-fn a_gguf_header_is_read() {
+fn gguf_header_is_parsed() {
     let bytes = tiny_gguf();
     let header = Header::parse(&bytes).unwrap();
     let get = |key: &str| header.get(key).cloned().unwrap();
@@ -23,7 +23,7 @@ fn a_gguf_header_is_read() {
 }
 
 #[test]
-fn a_gguf_file_is_a_source() {
+fn gguf_file_lists_and_decodes_its_tensors() {
     let folder = Temporary::new("source");
     let path = folder.file("tiny.gguf", &tiny_gguf());
     let source = open(&path).unwrap();
@@ -45,12 +45,12 @@ fn a_gguf_file_is_a_source() {
     assert!(source.tensor("other").is_none());
 }
 
-/// What is wrong with `bytes`.
+/// Returns the error text of parsing `bytes` as a GGUF file.
 fn fault(bytes: &[u8]) -> String {
     Header::parse(bytes).unwrap_err().to_string()
 }
 
-/// `tiny_gguf` with the bytes after the first `find` (and `skip` more) replaced.
+/// Returns `tiny_gguf` with bytes overwritten by `with`, starting `skip` bytes after the first `find`.
 fn changed(find: &str, skip: usize, with: &[u8]) -> Vec<u8> {
     let mut bytes = tiny_gguf();
     let at = bytes.windows(find.len()).position(|window| window == find.as_bytes());
@@ -60,7 +60,7 @@ fn changed(find: &str, skip: usize, with: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_wrong_with_a_gguf_file_is_named() {
+fn errors_of_a_damaged_gguf_file_name_key_or_tensor() {
     let huge = u64::MAX.to_le_bytes();
     for (bytes, expected) in [
         (vec![], "not a GGUF file"),
@@ -71,7 +71,7 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
         (changed("GGUF", 12, &huge), "it claims 18446744073709551615 keys"),
         (
             changed("general.architecture", 4, &huge),
-            "the file ends in key general.architecture: a text of 18446744073709551615 bytes",
+            "the file ends in key general.architecture: a string of 18446744073709551615 bytes",
         ),
         (
             changed("general.architecture", 12, b"\xff"),
@@ -79,7 +79,7 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
         ),
         (
             changed("llama.block_count", 0, &[99]),
-            "key llama.block_count: type 99 is not known",
+            "key llama.block_count: type 99 is unknown",
         ),
         (
             changed("tokenizer.add_bos", 4, &[2]),
@@ -91,22 +91,22 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
         ),
         (
             changed("tokenizer.tokens", 4, &[9]),
-            "key tokenizer.tokens: a list of lists",
+            "key tokenizer.tokens: nested lists are not supported",
         ),
         (changed("norm.weight", 0, &[0]), "tensor norm.weight: 0 dimensions"),
         (changed("norm.weight", 4, &[0]), "tensor norm.weight: its shape [0]"),
         (changed("table.weight", 4, &huge), "tensor table.weight: its shape"),
         (
             changed("table.weight", 4, &[31]),
-            "tensor table.weight: its shape [2, 31] cannot be in Q8_0, blocks of 32",
+            "tensor table.weight: its shape [2, 31] does not fit Q8_0, which has blocks of 32",
         ),
         (
             changed("table.weight", 20, &[4]),
-            "tensor table.weight: type 4 is not known",
+            "tensor table.weight: type 4 is unknown",
         ),
         (
             changed("table.weight", 24, &[33]),
-            "tensor table.weight: its bytes 33 to 101 of the data do not begin at a multiple of 32",
+            "tensor table.weight: its bytes 33 to 101 of the data do not start at a multiple of 32",
         ),
         (
             changed("table.weight", 24, &huge),
@@ -114,7 +114,7 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
         ),
         (
             changed("table.weight", 24, &[160]),
-            "tensor table.weight: its bytes 160 to 228 of the data are not all there",
+            "tensor table.weight: its bytes 160 to 228 of the data exceed the",
         ),
         (
             changed("experts.weight", 32, &[64]),
@@ -127,25 +127,25 @@ fn what_is_wrong_with_a_gguf_file_is_named() {
 }
 
 #[test]
-fn what_is_there_twice_is_named() {
+fn duplicate_key_or_tensor_is_rejected() {
     let mut bytes = b"GGUF\x02\0\0\0".to_vec();
     bytes.extend(0u64.to_le_bytes());
     bytes.extend(2u64.to_le_bytes());
     for _ in 0..2 {
         key(&mut bytes, "same", 0, &[1]);
     }
-    assert_eq!(fault(&bytes), "key same: there twice");
+    assert_eq!(fault(&bytes), "key same: occurs twice");
     let mut bytes = b"GGUF\x02\0\0\0".to_vec();
     bytes.extend(2u64.to_le_bytes());
     bytes.extend(0u64.to_le_bytes());
     for _ in 0..2 {
         tensor(&mut bytes, "same", &[1], 0, 0);
     }
-    assert_eq!(fault(&bytes), "tensor same: there twice");
+    assert_eq!(fault(&bytes), "tensor same: occurs twice");
 }
 
 #[test]
-fn types_and_parts_that_are_not_read_are_refused() {
+fn unsupported_type_and_missing_file_are_rejected() {
     let folder = Temporary::new("refused");
     let path = folder.file("m.gguf", &changed("norm.weight", 12, &[24]));
     let error = File::open(&path).unwrap_err();

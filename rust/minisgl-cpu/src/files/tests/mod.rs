@@ -1,4 +1,4 @@
-//! What the tests of files share: files that they write themselves.
+//! Helpers of the file tests: they write small GGUF and safetensors files.
 
 use std::fs;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ mod cache;
 mod folder;
 mod gguf;
 
-/// A file or folder that goes when the test ends.
+/// Temporary folder that is removed when the test ends.
 struct Temporary(PathBuf);
 
 impl Temporary {
@@ -55,7 +55,7 @@ pub(crate) fn tensor(out: &mut Vec<u8>, name: &str, dims: &[u64], kind: u32, off
     out.extend(offset.to_le_bytes());
 }
 
-/// Keys of every sort, three tensors.
+/// Returns a GGUF file with keys of every kind and three tensors.
 fn tiny_gguf() -> Vec<u8> {
     let mut out = b"GGUF\x03\0\0\0".to_vec();
     out.extend(3u64.to_le_bytes());
@@ -89,7 +89,7 @@ fn tiny_gguf() -> Vec<u8> {
     out
 }
 
-/// A safetensors file: (name, dtype, shape, data).
+/// Returns a safetensors file with tensors given as (name, dtype, shape, data).
 fn tiny_safetensors(tensors: &[(&str, &str, &str, &[u8])]) -> Vec<u8> {
     let (mut head, mut data) = (String::from("{"), Vec::new());
     for (name, dtype, shape, bytes) in tensors {

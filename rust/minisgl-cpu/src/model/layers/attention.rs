@@ -1,4 +1,4 @@
-//! Attention: from a layer's hidden numbers to what is added to them.
+//! Loader of attention: the operations from a layer's hidden states to the output projection.
 //!
 //! Invariants: keys and values of a step are in their pages before any of its rows reads them.
 
@@ -14,12 +14,12 @@ use crate::model::held::Norm;
 use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
 use crate::model::names::Part;
 use crate::model::operation::{Attend, Heads, Operation, PerHead, Project, Projections, Rotation, Rows, TokenStep};
-use crate::model::pieces::{padded, side_by_side, turned, with_offset};
-use crate::model::tensors::Found;
+use crate::model::pieces::{pack_transposed, padded, side_by_side, with_offset};
+use crate::model::tensors::ModelTensor;
 
 const MAX_HEAD_DIM: usize = minisgl_kernels::kv::MAX_HEAD_DIM;
 
-/// Raises what no layer's attention can be.
+/// Rejects attention settings that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     for (layer, heads) in config.heads.iter().enumerate() {
         within("num_key_value_heads", heads.kv_heads, MAX_LAYERS)?;
@@ -31,7 +31,7 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     }
     if config.both_ways && (config.chunked || config.state.is_some() || config.latent.is_some()) {
         return Err(Error::unsupported(
-            "config.json: attention both ways, with what no encoder has",
+            "config.json: bidirectional attention is not supported with chunks, recurrent layers or latents",
         ));
     }
     if let Some(distances) = &config.distances {
@@ -41,15 +41,11 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
         return Err(unsupported("original_max_position_embeddings", 0, "must be at least 1"));
     }
     if config.attention_gates && (config.latent.is_some() || config.qkv_bias) {
-        let why = "not with gates of what attention gives";
+        let why = "not supported with attention output gates";
         return Err(unsupported("attention_bias", 1, why));
     }
     if config.latent.is_some() && config.qkv_bias {
-        return Err(unsupported(
-            "attention_bias",
-            1,
-            "not with keys and values made of latents",
-        ));
+        return Err(unsupported("attention_bias", 1, "not supported with latent attention"));
     }
     config
         .latent
@@ -65,7 +61,7 @@ fn check_heads(config: &ModelConfig, layer: usize, heads: &config::Heads) -> Res
     if let Some(table) = config.rotary[layer] {
         let rotated = 2 * config.inverse_frequencies[table].len();
         if rotated == 0 || rotated > heads.head_dim {
-            let why = format!("of {} numbers of a head that are rotated: must be even", heads.head_dim);
+            let why = format!("the RoPE columns must be 1 to the head size {}", heads.head_dim);
             return Err(unsupported("head_dim", rotated, &why));
         }
     }
@@ -73,7 +69,7 @@ fn check_heads(config: &ModelConfig, layer: usize, heads: &config::Heads) -> Res
     let owner = config.heads.get(heads.kv_of).filter(|owner| owner.kv_of == heads.kv_of);
     let owner = owner.filter(|_| config.attends[heads.kv_of] || !config.attends[layer]);
     if heads.kv_of > layer || !owner.is_some_and(alike) {
-        let why = "no such layer to share";
+        let why = "not an earlier layer with equal heads";
         return Err(unsupported("num_kv_shared_layers", heads.kv_of, why));
     }
     Ok(())
@@ -114,7 +110,7 @@ fn check_latent(config: &ModelConfig, latent: &LatentConfig) -> Result<()> {
 }
 
 impl Loader<'_> {
-    /// Attention up to what it read, and the product that leaves it, which goes wherever the caller has it go.
+    /// Returns the operations of attention, and its output projection, whose target the caller sets.
     pub(super) fn attention(&self, norm: Option<Arc<Norm>>) -> Result<(Vec<Operation>, Project)> {
         let (config, layer) = (self.config, self.layer);
         let mut operations = vec![Operation::Project(Project {
@@ -162,7 +158,8 @@ impl Loader<'_> {
         })
     }
 
-    /// What is done with a token's queries, keys and values before it attends.
+    /// Returns the operations on a token's queries, keys and values before attention (norms, RoPE, scales, KV store),
+    /// in order.
     fn head_steps(&self) -> Result<Vec<TokenStep>> {
         let (config, of_layer) = (self.config, self.config.heads[self.layer]);
         let (size, [width, key_width, _]) = (of_layer.head_dim, config.widths(self.layer));
@@ -226,8 +223,9 @@ impl Loader<'_> {
         Ok(steps)
     }
 
-    /// Attention where pages hold latents. A head's keys K are never made: q (K c) is (K' q) c, so that queries are made
-    /// fit for the latents c, and values are made of the weighted sum of latents.
+    /// Returns the operations of latent attention (MLA); pages hold latents. Keys K c are never computed: since q (K c)
+    /// = (K' q) c, queries are mapped to the latent space instead, and values are computed from the weighted sum of
+    /// latents.
     fn over_latents(&self, latent: &LatentConfig) -> Result<Vec<Operation>> {
         let (config, layer, rank) = (self.config, self.layer, latent.rank);
         let norm = |part, size| -> Result<Norm> {
@@ -242,8 +240,8 @@ impl Loader<'_> {
         let order = |row: usize| self.source_of(query, row);
         let (mut operations, mut from) = (Vec::new(), Rows::Projected);
         if latent.query_rank > 0 {
-            let found = self.part(Part::QueryUp, [heads * query, latent.query_rank])?;
-            let piece = Piece::ordered(found.view()?, &order);
+            let tensor = self.part(Part::QueryUp, [heads * query, latent.query_rank])?;
+            let piece = Piece::ordered(tensor.view()?, &order);
             let matrices = vec![(0, self.packing.pack(&[piece], false, None)?)];
             operations.push(Operation::Project(Project {
                 norm: Some(Arc::new(norm(Part::QueryNorm, latent.query_rank)?)),
@@ -278,7 +276,7 @@ impl Loader<'_> {
         Ok(operations)
     }
 
-    /// The norms of queries, of keys and of values.
+    /// Returns the norms of queries, keys and values; `None` where the layer has none.
     fn head_norms(&self) -> Result<[Option<Norm>; 3]> {
         let config = self.config;
         let dim = config.heads[self.layer].head_dim;
@@ -290,12 +288,12 @@ impl Loader<'_> {
             layer_norm: config.layer_norm,
         };
         let of = |part, heads| -> Result<Norm> {
-            let found = match config.qk_norm {
+            let weight = match config.qk_norm {
                 HeadNorms::Heads => self.tensors.by_head(part, self.layer, "weight", (heads, dim))?,
                 HeadNorms::Whole => self.vector(part, "weight", heads * dim)?,
                 _ => self.vector(part, "weight", dim)?,
             };
-            Ok(with(with_offset(self.tensors, config, self.apart(found))))
+            Ok(with(with_offset(self.tensors, config, self.apart(weight))))
         };
         let plain = || with(vec![1.0; dim]);
         let [queries, of_keys] = match config.qk_norm {
@@ -313,11 +311,11 @@ impl Loader<'_> {
         if !self.config.sinks {
             return Ok(None);
         }
-        let found = self.vector(Part::Sinks, "weight", self.config.num_heads)?;
-        Ok(Some(found.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect()))
+        let sinks = self.vector(Part::Sinks, "weight", self.config.num_heads)?;
+        Ok(Some(sinks.iter().map(|sink| sink * std::f32::consts::LOG2_E).collect()))
     }
 
-    /// Columns of queries, keys and values, or of what they are made of, one after the other.
+    /// Returns the parts of the first projection with their columns: queries, keys and values, or their latents.
     fn widths(&self) -> Vec<(Part, usize)> {
         let (config, dim) = (self.config, self.config.heads[self.layer].head_dim);
         match &config.latent {
@@ -337,8 +335,8 @@ impl Loader<'_> {
         }
     }
 
-    /// Where a row of queries or keys, of heads of `dim` rows, lies in the file: halves of what is rotated that are in
-    /// turns are put apart. It is the first of a head, or the last where pages hold latents.
+    /// Returns the file's row for our `row` of queries or keys with heads of `dim` rows. Files with interleaved RoPE
+    /// pairs are reordered to two halves. The RoPE rows come first in a head, or last in latent attention.
     fn source_of(&self, dim: usize, row: usize) -> usize {
         let rotated = self.config.rotary_dim(self.layer);
         let half = rotated / 2;
@@ -351,7 +349,8 @@ impl Loader<'_> {
         head + within % half * 2 + within / half
     }
 
-    /// Checkpoints have keys and values of a head one below the other; GGUF apart, those of keys turned.
+    /// Returns the matrices of each head that map queries to latents and latents to values. Checkpoints store both in
+    /// one tensor; GGUF stores two, with the keys transposed.
     fn heads_of_latents(&self, latent: &LatentConfig) -> Result<(Vec<Matrix>, Vec<Matrix>)> {
         let (heads, rank) = (self.config.num_heads, latent.rank);
         let (plain, size) = (latent.plain_dim, latent.value_dim);
@@ -374,7 +373,7 @@ impl Loader<'_> {
             let data = &both.data()[head * (plain + size) * both.row_bytes()..];
             let (key, rest) = data.split_at(plain * both.row_bytes());
             let rest = &rest[..size * both.row_bytes()];
-            keys.push(turned(
+            keys.push(pack_transposed(
                 &self.packing,
                 TensorView::new(both.name(), both.kind(), &of_key, key)?,
             )?);
@@ -383,7 +382,7 @@ impl Loader<'_> {
         Ok((keys, values))
     }
 
-    /// Where a row of queries, keys and values lies in a tensor that has all of them, perhaps by KV head.
+    /// Returns the row of a fused QKV tensor for our `row`. Its rows may be grouped by KV head.
     fn source_of_qkv(&self, row: usize) -> usize {
         let heads = self.config.num_heads;
         let config::Heads {
@@ -407,7 +406,7 @@ impl Loader<'_> {
         (kv_head * (group + 2) + within) * dim + row % dim
     }
 
-    /// Whether queries, keys and values are one tensor; some architectures have files of both forms.
+    /// Returns true if queries, keys and values are one tensor. Some architectures have files of both forms.
     fn has_qkv(&self) -> bool {
         let files = &self.tensors.files;
         files.knows(Part::Qkv) && (!files.knows(Part::Q) || self.tensors.has(Part::Qkv, self.at(), "weight"))
@@ -425,11 +424,11 @@ impl Loader<'_> {
         let widths = self.widths();
         if self.has_qkv() {
             let rows = widths.iter().map(|(_, width)| width).sum();
-            let (found, order) = (self.part(Part::Qkv, [rows, hidden])?, |row| self.source_of_qkv(row));
+            let (tensors, order) = (self.part(Part::Qkv, [rows, hidden])?, |row| self.source_of_qkv(row));
             let piece = if self.tensors.files.grouped || self.tensors.files.interleaved {
-                Piece::ordered(found.view()?, &order)
+                Piece::ordered(tensors.view()?, &order)
             } else {
-                Piece::new(found.view()?)
+                Piece::new(tensors.view()?)
             };
             return Ok(vec![(0, self.packing.pack(&[piece], false, None)?)]);
         }
@@ -443,11 +442,11 @@ impl Loader<'_> {
             }
         };
         let of_key = |row: usize| self.source_of(self.config.heads[self.layer].head_dim, row);
-        let found = widths
+        let tensors = widths
             .iter()
             .map(|(part, width)| self.part(*part, [*width, hidden]))
             .collect::<Result<Vec<_>>>()?;
-        let views: Vec<TensorView<'_>> = found.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<TensorView<'_>> = tensors.iter().map(ModelTensor::view).collect::<Result<_>>()?;
         let pieces: Vec<Piece<'_>> = views
             .iter()
             .zip(&widths)

@@ -1,4 +1,4 @@
-//! Routed experts: each token goes through the few that its router scores most.
+//! Loader of routed experts: each token goes through the few with its highest router scores.
 
 use std::sync::Arc;
 
@@ -9,13 +9,13 @@ use crate::error::Result;
 use crate::model::config::{ModelConfig, MoeConfig, Norms};
 use crate::model::held::Norm;
 use crate::model::layers::loader::{Loader, MAX_SIZE, unsupported, within};
-use crate::model::layers::mlp::{in_halves, panels_in_turns};
+use crate::model::layers::mlp::{interleave_panels, split_gate_up};
 use crate::model::names::{At, Part};
 use crate::model::operation::{Add, Combine, Experts, Mlp, Operation, Project, Route, Rows};
 use crate::model::pieces::{pack, padded};
-use crate::model::tensors::Found;
+use crate::model::tensors::ModelTensor;
 
-/// Raises what no experts can be.
+/// Rejects settings of experts that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     let Some(moe) = &config.moe else {
         return Ok(());
@@ -36,15 +36,18 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
     }
     let most = moe.chosen_groups * (moe.num_experts / groups);
     if moe.chosen_groups > groups || moe.experts_per_token > most {
-        let why = format!("of {groups} groups, {} experts a token", moe.experts_per_token);
+        let why = format!(
+            "must be 1 to {groups}, with at least {} experts in these groups",
+            moe.experts_per_token
+        );
         return Err(unsupported("topk_group", moe.chosen_groups, &why));
     }
     Ok(())
 }
 
 impl Loader<'_> {
-    /// The choice of experts, the experts, what every token goes through beside them, and the sum of all of it, which is
-    /// added as `add` says. `norm`: of what an MLP in their place would read.
+    /// Returns the operations of an MLP with experts: routing, experts, the shared expert or dense MLP, and their sum,
+    /// which is added as `add` says. `norm` is the norm of the MLP's input.
     pub(super) fn experts(&self, moe: &MoeConfig, norm: Option<Arc<Norm>>, add: Add) -> Result<Vec<Operation>> {
         let (config, hidden, count) = (self.config, self.config.hidden_size, moe.num_experts);
         let mut router = vec![self.part(Part::Router, [count, hidden])?];
@@ -113,7 +116,7 @@ impl Loader<'_> {
             .collect()
     }
 
-    /// Its numbers are less than those of others by the root of the hidden size.
+    /// Loads the norm of the router's input, with its weights divided by the root of the hidden size.
     fn router_norm(&self) -> Result<Norm> {
         let hidden = self.config.hidden_size;
         let mut weight = self.vector(Part::RouterNorm, "weight", hidden)?;
@@ -127,7 +130,7 @@ impl Loader<'_> {
         })
     }
 
-    /// An expert whose matrices are tensors of their own.
+    /// Loads an expert whose matrices are separate tensors.
     fn own_expert(&self, expert: usize, inner: usize) -> Result<Mlp> {
         let hidden = self.config.hidden_size;
         let at = At { expert, ..self.at() };
@@ -145,7 +148,8 @@ impl Loader<'_> {
         self.gated([gate.view()?, up.view()?], down, inner)
     }
 
-    /// All experts' matrices in one tensor: gate and up in one, too (checkpoints), or apart (GGUF).
+    /// Loads experts that are stacked in one tensor per matrix. Gate and up may share a tensor (checkpoints) or not
+    /// (GGUF).
     fn stacked_experts(&self, moe: &MoeConfig) -> Result<Vec<Mlp>> {
         let (hidden, inner, count) = (self.config.hidden_size, moe.intermediate_size, moe.num_experts);
         let (files, half) = (&self.tensors.files, [count, inner, hidden]);
@@ -166,20 +170,24 @@ impl Loader<'_> {
         } else {
             of(Part::ExpertsDown, [count, hidden, inner])?
         };
-        let views: Vec<TensorView<'_>> = both.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<TensorView<'_>> = both.iter().map(ModelTensor::view).collect::<Result<_>>()?;
         let (down, biases) = (down.view()?, self.expert_biases(moe)?);
         let one = |expert| -> Result<Mlp> {
-            let down = pack(&self.packing, &[Found::turned(down.slice(expert)?, transposed)?], false)?;
+            let down = pack(
+                &self.packing,
+                &[ModelTensor::transposed(down.slice(expert)?, transposed)?],
+                false,
+            )?;
             let mut mlp = match views.as_slice() {
                 [up] if !self.config.gated => self.ungated(up.slice(expert)?, down, inner)?,
                 [both] => {
-                    let both = Found::turned(both.slice(expert)?, transposed)?;
-                    self.of_both(both.view()?, down, inner)?
+                    let both = ModelTensor::transposed(both.slice(expert)?, transposed)?;
+                    self.fused_expert(both.view()?, down, inner)?
                 }
                 _ => self.gated([views[0].slice(expert)?, views[1].slice(expert)?], down, inner)?,
             };
             if let Some([gate, up, down]) = biases.get(expert) {
-                mlp.halves.gate_up.bias = Some(panels_in_turns(gate, up));
+                mlp.halves.gate_up.bias = Some(interleave_panels(gate, up));
                 mlp.down.bias = Some(padded(down.clone()));
             }
             Ok(mlp)
@@ -187,26 +195,26 @@ impl Loader<'_> {
         (0..count).map(one).collect()
     }
 
-    /// An expert whose gate and up are one tensor.
-    fn of_both(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
+    /// Creates an expert whose gate and up projection are one tensor.
+    fn fused_expert(&self, both: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
         if !self.tensors.files.gate_up_in_turns {
             let half = [inner, self.config.hidden_size];
-            let (gate, up) = in_halves(both, &half)?;
+            let (gate, up) = split_gate_up(both, &half)?;
             return self.gated([gate, up], down, inner);
         }
-        let [gate, up] = [0, 1].map(|first| Found::of_rows(&both, (first..2 * inner).step_by(2)));
+        let [gate, up] = [0, 1].map(|first| ModelTensor::select_rows(&both, (first..2 * inner).step_by(2)));
         self.gated([gate.view()?, up.view()?], down, inner)
     }
 
-    /// By expert, of gate, up and down; nothing if there are none.
+    /// Loads the biases of gate, up and down for each expert; empty if experts have none.
     fn expert_biases(&self, moe: &MoeConfig) -> Result<Vec<[Vec<f32>; 3]>> {
         if !moe.bias {
             return Ok(Vec::new());
         }
         let (files, inner) = (&self.tensors.files, moe.intermediate_size);
         let of = |part, size: usize| -> Result<Vec<f32>> {
-            let found = self.tensors.part(part, self.at(), &[moe.num_experts, size])?;
-            Ok(found.view()?.decode())
+            let tensor = self.tensors.part(part, self.at(), &[moe.num_experts, size])?;
+            Ok(tensor.view()?.decode())
         };
         let (gate, up) = if files.knows(Part::ExpertsGateUpBias) {
             let both = of(Part::ExpertsGateUpBias, 2 * inner)?;

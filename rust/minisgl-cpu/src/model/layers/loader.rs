@@ -1,4 +1,4 @@
-//! What every part of a layer is loaded with.
+//! Context that all parts of a layer are loaded with, and checks of sizes.
 
 use crate::error::{Error, Result};
 use crate::model::config::ModelConfig;
@@ -6,10 +6,10 @@ use crate::model::held::Norm;
 use crate::model::names::{At, Part};
 use crate::model::operation::{Project, Rows};
 use crate::model::pieces::{load_norm, pack, padded};
-use crate::model::tensors::{Found, Tensors};
+use crate::model::tensors::{ModelTensor, Tensors};
 use crate::weights::Packing;
 
-/// Sizes beyond it are no model of today, but a damaged file.
+/// Maximum of most sizes. A larger value means a damaged file.
 pub(super) const MAX_SIZE: usize = 1 << 24;
 
 pub(super) fn within(name: &str, value: usize, most: usize) -> Result<()> {
@@ -23,7 +23,7 @@ pub(super) fn unsupported(name: &str, value: usize, why: &str) -> Error {
     Error::unsupported(format!("config.json: {name}: {value}: {why}"))
 }
 
-/// Loads one layer.
+/// Loader of one layer: reads and packs its tensors.
 pub(crate) struct Loader<'a> {
     pub tensors: &'a Tensors,
     pub config: &'a ModelConfig,
@@ -32,7 +32,7 @@ pub(crate) struct Loader<'a> {
 }
 
 impl Loader<'_> {
-    /// A product with a matrix of its own, added to the hidden numbers.
+    /// Loads a matrix and returns the operation that multiplies `from` by it and writes the hidden states.
     pub(super) fn product(&self, part: Part, shape: [usize; 2], bias: bool, from: Rows) -> Result<Project> {
         let matrix = pack(&self.packing, &[self.part(part, shape)?], false)?;
         Ok(Project {
@@ -48,7 +48,7 @@ impl Loader<'_> {
         }
     }
 
-    pub(super) fn part(&self, part: Part, shape: [usize; 2]) -> Result<Found<'_>> {
+    pub(super) fn part(&self, part: Part, shape: [usize; 2]) -> Result<ModelTensor<'_>> {
         self.tensors.part(part, self.at(), &shape)
     }
 

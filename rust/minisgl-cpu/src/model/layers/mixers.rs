@@ -1,4 +1,4 @@
-//! What keeps a state in a layer: short convolutions, gated delta nets, Mamba-2.
+//! Loader of layers with a recurrent state: short convolutions, gated delta nets, Mamba-2.
 
 use std::sync::Arc;
 
@@ -8,31 +8,35 @@ use minisgl_kernels::panels::Part as Piece;
 
 use crate::error::Result;
 use crate::model::config::{DeltaNet, MAX_STATE, Mamba2, ModelConfig, ShortConv, StateKind};
-use crate::model::delta::{Delta, by_head};
+use crate::model::delta::{Delta, grouped_row};
 use crate::model::held::Norm;
 use crate::model::layers::loader::{Loader, unsupported};
 use crate::model::names::Part;
 use crate::model::operation::{Convolve, Mamba, Operation, Project, Projections, Rows};
 use crate::model::pieces::{padded, side_by_side};
-use crate::model::tensors::Found;
+use crate::model::tensors::ModelTensor;
 
-/// Raises states that no layer can have.
+/// Rejects recurrent states that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     let size = config.state.map_or(0, |kind| kind.size(config));
     for layer in (0..config.num_layers).filter(|layer| config.state_layers[*layer]) {
         let both = config.attends[layer] && (config.has_behind() || config.is_parallel());
         if size == 0 || size > MAX_STATE || both {
-            return Err(unsupported("layer_types", layer, "a state that no layer can have"));
+            return Err(unsupported(
+                "layer_types",
+                layer,
+                "its recurrent state is not supported",
+            ));
         }
     }
     Ok(())
 }
 
-/// What goes in, what is between both products, and how many numbers go out, perhaps with a bias.
+/// Input projection, recurrent operation, and the output projection as (inputs, has a bias).
 type Mixer = (Project, Operation, (usize, bool));
 
 impl Loader<'_> {
-    /// Up to what the layer made of its state, and the product that leaves it.
+    /// Returns the operations of a recurrent layer, and its output projection.
     pub(super) fn mixer(&self, kind: StateKind, norm: Option<Arc<Norm>>) -> Result<(Vec<Operation>, Project)> {
         let (into, mix, (inner, bias)) = match kind {
             StateKind::ShortConv(conv) => self.convolving(conv)?,
@@ -60,7 +64,7 @@ impl Loader<'_> {
         convolution.scale(inner..inner + of_groups, of_b);
         convolution.scale(inner + of_groups..channels, of_c);
         let is_checkpoint = self.tensors.is_checkpoint();
-        // GGUF has the norm by group
+        // GGUF stores the norm as [groups, size]
         let (whole, by_group) = ([inner], [sizes.groups, inner / sizes.groups]);
         let shape = if is_checkpoint { &whole[..] } else { &by_group[..] };
         let norm = if sizes.gating == Gating::Alone {
@@ -71,8 +75,8 @@ impl Loader<'_> {
         let mix = Operation::Mamba(Mamba {
             layer: self.layer,
             convolution,
-            fading: self.fading(heads)?,
-            past: self.vector(Part::Past, "weight", heads)?,
+            decay_rates: self.decay_rates(heads)?,
+            skip: self.vector(Part::Past, "weight", heads)?,
             step_bias: self.vector(Part::StepBias, "bias", heads)?,
             norm,
             eps: config.norm_eps,
@@ -98,8 +102,8 @@ impl Loader<'_> {
         let mix = Operation::Delta(Delta {
             layer: self.layer,
             convolution: self.convolution((net.length, net.channels()), false)?,
-            lengths: [1.0 / dim, 1.0 / dim.sqrt()].map(|one| vec![one; net.key_dim]),
-            fading: self.fading(heads)?,
+            scales: [1.0 / dim, 1.0 / dim.sqrt()].map(|one| vec![one; net.key_dim]),
+            decay_rates: self.decay_rates(heads)?,
             step_bias: self.vector(Part::StepBias, "bias", heads)?,
             norm: padded(self.vector(Part::MixNorm, "weight", net.value_dim)?),
             eps: config.norm_eps,
@@ -109,24 +113,24 @@ impl Loader<'_> {
         Ok((into, mix, (net.inner(), false)))
     }
 
-    /// By head, below 0; checkpoints have the logarithm of what it is without its sign.
-    fn fading(&self, heads: usize) -> Result<Vec<f32>> {
-        let mut fading = self.vector(Part::Fading, "weight", heads)?;
+    /// Loads the decay rate of each head, below 0. Checkpoints store the logarithm of its magnitude.
+    fn decay_rates(&self, heads: usize) -> Result<Vec<f32>> {
+        let mut decay_rates = self.vector(Part::Fading, "weight", heads)?;
         if self.tensors.is_checkpoint() {
-            fading.iter_mut().for_each(|fading| *fading = -fading.exp());
+            decay_rates.iter_mut().for_each(|rate| *rate = -rate.exp());
         }
-        Ok(fading)
+        Ok(decay_rates)
     }
 
-    /// Files have queries, keys, values and gate in one tensor by head of keys, or in two; and so the two numbers of each
-    /// head.
+    /// Packs the input projection of a delta net. Files have queries, keys, values and gate in one tensor (rows by key
+    /// head) or in two, and likewise beta and step.
     fn delta_projections(&self, net: &DeltaNet) -> Result<Projections> {
         let (files, hidden) = (&self.tensors.files, self.config.hidden_size);
         let (inner, heads) = (net.inner(), net.value_heads);
         let (group, keys) = (heads / net.key_heads, (net.key_heads * net.key_dim, net.key_dim));
         let values = (inner, group * net.value_dim);
-        let of_all = |row: usize| by_head(&[keys, keys, values, values], row);
-        let of_rates = |row: usize| by_head(&[(heads, group), (heads, group)], row);
+        let of_all = |row: usize| grouped_row(&[keys, keys, values, values], row);
+        let of_rates = |row: usize| grouped_row(&[(heads, group), (heads, group)], row);
         let (all, rates) = (files.knows(Part::MixAll), files.knows(Part::MixRates));
         let wide: &[_] = if all {
             &[(Part::MixAll, net.channels() + inner)]
@@ -138,10 +142,10 @@ impl Loader<'_> {
         } else {
             &[(Part::MixRate, heads), (Part::MixStep, heads)]
         };
-        let found: Vec<_> = (wide.iter().chain(narrow))
+        let tensors: Vec<_> = (wide.iter().chain(narrow))
             .map(|(part, rows)| self.part(*part, [*rows, hidden]))
             .collect::<Result<_>>()?;
-        let views: Vec<_> = found.iter().map(Found::view).collect::<Result<_>>()?;
+        let views: Vec<_> = tensors.iter().map(ModelTensor::view).collect::<Result<_>>()?;
         let mut pieces = Vec::new();
         for (at, view) in views.into_iter().enumerate() {
             pieces.push(match at < wide.len() {
@@ -153,12 +157,12 @@ impl Loader<'_> {
         side_by_side(&self.packing, &pieces)
     }
 
-    /// Of so many tokens and channels.
+    /// Loads a convolution over `length` tokens and `channels` channels.
     fn convolution(&self, (length, channels): (usize, usize), bias: bool) -> Result<Convolution> {
-        let found = self
+        let tensor = self
             .tensors
             .part(Part::Convolution, self.at(), &[channels, 1, length])?;
         let bias = self.bias(bias, Part::Convolution, channels)?;
-        Ok(Convolution::new(&found.view()?.decode(), bias, (length, channels)))
+        Ok(Convolution::new(&tensor.view()?.decode(), bias, (length, channels)))
     }
 }

@@ -1,4 +1,4 @@
-//! MLPs: the second half of a layer where all tokens go through one, and the form that experts have, too.
+//! Loader of dense MLPs, and of the common form of dense MLPs and experts.
 
 use std::sync::Arc;
 
@@ -14,14 +14,14 @@ use crate::model::names::Part;
 use crate::model::operation::{GateUp, Halves, Mlp, Operation, Project, Rows};
 use crate::model::pieces::{pack, padded};
 
-/// Raises what no MLP can be.
+/// Rejects MLP settings that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     for size in &config.intermediate_sizes {
         within("intermediate_size", (*size).max(1), MAX_SIZE)?;
     }
     let cuts = &config.gate_cuts;
     if !(cuts.is_empty() || cuts.len() == config.num_layers) || !cuts.iter().all(|cut| cut.is_finite()) {
-        let why = "one number a layer";
+        let why = "must be one finite value per layer";
         return Err(unsupported("activation_sparsity_pattern", cuts.len(), why));
     }
     if let Activation::ClampedSwiglu { alpha, limit } = config.activation
@@ -35,8 +35,8 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
 }
 
 impl Loader<'_> {
-    /// The first half of an MLP, and the product that leaves it, which goes wherever the caller has it go. `adapted`:
-    /// adapters may change it.
+    /// Returns the gate/up operation of an MLP, and its down projection, whose target the caller sets. `adapted`: LoRA
+    /// adapters may apply.
     pub(super) fn mlp(&self, norm: Option<Arc<Norm>>, mlp: Mlp, adapted: bool) -> (Operation, Project) {
         let layer = adapted.then_some(self.layer);
         let down = Project {
@@ -52,23 +52,23 @@ impl Loader<'_> {
         (Operation::GateUp(halves), down)
     }
 
-    /// Gate and up in as few matrices as their kinds allow.
+    /// Packs gate and up in one interleaved matrix if their element types are equal, else in two.
     pub(super) fn gated(&self, [gate, up]: [TensorView<'_>; 2], down: Matrix, inner: usize) -> Result<Mlp> {
         let (gate, up) = (Piece::new(gate), Piece::new(up));
         if gate.tensor.kind().held() == up.tensor.kind().held() {
-            return Ok(self.of_halves(self.packing.pack(&[gate, up], true, None)?, None, down, inner));
+            return Ok(self.assemble_mlp(self.packing.pack(&[gate, up], true, None)?, None, down, inner));
         }
         let [gate, up] = [gate, up].map(|one| self.packing.pack(&[one], false, None));
-        Ok(self.of_halves(gate?, Some(up?), down, inner))
+        Ok(self.assemble_mlp(gate?, Some(up?), down, inner))
     }
 
-    /// Without a gate.
+    /// Packs an MLP without a gate.
     pub(super) fn ungated(&self, up: TensorView<'_>, down: Matrix, inner: usize) -> Result<Mlp> {
         let up = self.packing.pack(&[Piece::new(up)], false, None)?;
-        Ok(self.of_halves(up, None, down, inner))
+        Ok(self.assemble_mlp(up, None, down, inner))
     }
 
-    fn of_halves(&self, gate_up: Matrix, up: Option<Matrix>, down: Matrix, inner: usize) -> Mlp {
+    fn assemble_mlp(&self, gate_up: Matrix, up: Option<Matrix>, down: Matrix, inner: usize) -> Mlp {
         let linear = |weight| Linear { weight, bias: None };
         Mlp {
             halves: Halves {
@@ -83,13 +83,13 @@ impl Loader<'_> {
         }
     }
 
-    /// Gate, up and down by the names of these parts.
+    /// Loads a dense MLP from the named parts.
     pub(super) fn dense(&self, [gate, up, down]: [Part; 3], inner: usize) -> Result<Mlp> {
         let (config, hidden) = (self.config, self.config.hidden_size);
         let bias = match (config.mlp_bias, config.gated) {
             (false, _) => None,
             (true, false) => Some(padded(self.vector(up, "bias", inner)?)),
-            (true, true) => Some(panels_in_turns(
+            (true, true) => Some(interleave_panels(
                 &self.vector(gate, "bias", inner)?,
                 &self.vector(up, "bias", inner)?,
             )),
@@ -101,7 +101,7 @@ impl Loader<'_> {
         } else if let Some(both) = self.fused(gate) {
             let both = self.part(both, [2 * inner, hidden])?;
             let half = [inner, hidden];
-            let (gate, up) = in_halves(both.view()?, &half)?;
+            let (gate, up) = split_gate_up(both.view()?, &half)?;
             self.gated([gate, up], down_weight, inner)?
         } else {
             let (gate, up) = (self.part(gate, [inner, hidden])?, self.part(up, [inner, hidden])?);
@@ -112,24 +112,28 @@ impl Loader<'_> {
         Ok(mlp)
     }
 
-    /// The part that is gate and up in one, if files of this kind have it; some architectures have files of both forms.
+    /// Returns the part that fuses `gate` with up, `None` if the file has separate tensors. Some architectures have
+    /// files of both forms.
     fn fused(&self, gate: Part) -> Option<Part> {
         let both = [(Part::Gate, Part::GateUp), (Part::SharedGate, Part::SharedGateUp)];
-        let found = both.into_iter().find(|(one, _)| *one == gate).map(|(_, both)| both);
+        let fused = both.into_iter().find(|(one, _)| *one == gate).map(|(_, both)| both);
         let apart = self.tensors.files.knows(gate) && self.tensors.has(gate, self.at(), "weight");
-        found.filter(|both| self.tensors.files.knows(*both) && !apart)
+        fused.filter(|both| self.tensors.files.knows(*both) && !apart)
     }
 }
 
-/// Gate and up of a tensor that has the one behind the other, each of the shape `half`.
-pub(super) fn in_halves<'a>(both: TensorView<'a>, half: &'a [usize; 2]) -> Result<(TensorView<'a>, TensorView<'a>)> {
+/// Splits a fused tensor into gate and up, each of the shape `half`.
+pub(super) fn split_gate_up<'a>(
+    both: TensorView<'a>,
+    half: &'a [usize; 2],
+) -> Result<(TensorView<'a>, TensorView<'a>)> {
     let (gate, up) = both.data().split_at(both.data().len() / 2);
     let part = |data| TensorView::new(both.name(), both.kind(), half, data);
     Ok((part(gate)?, part(up)?))
 }
 
-/// Panels of two vectors in turns, as the panels of their matrices lie.
-pub(super) fn panels_in_turns(one: &[f32], other: &[f32]) -> Vec<f32> {
+/// Interleaves two vectors panel by panel, like the panels of their matrices.
+pub(super) fn interleave_panels(one: &[f32], other: &[f32]) -> Vec<f32> {
     let (one, other) = (padded(one.to_vec()), padded(other.to_vec()));
     one.chunks(PANEL)
         .zip(other.chunks(PANEL))

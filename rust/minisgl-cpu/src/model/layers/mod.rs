@@ -1,7 +1,7 @@
-//! A layer as a list of operations: each kind of part is checked, loaded and listed in a file of its own.
+//! Builder of layers as lists of operations. Each kind of part is checked, loaded and listed in its own file.
 //!
-//! Invariants: a `ModelConfig` that `check` let pass has no size that could overflow or divide by zero later; tensors of a
-//! layer are asked for in one order, by which the cache knows their panels.
+//! Invariants: a `ModelConfig` that `check` accepted has no size that could overflow or divide by zero later; tensors
+//! of a layer are requested in a fixed order, which identifies their panels in the cache.
 
 mod attention;
 mod experts;
@@ -22,7 +22,7 @@ use crate::model::layers::loader::{MAX_SIZE, unsupported, within};
 use crate::model::names::Part;
 use crate::model::operation::{Add, Operation, Project, Rows};
 
-/// Raises what cannot be, by the name that config.json gives it.
+/// Rejects configurations that are invalid or not supported. The error has the name of the value in config.json.
 pub fn check(config: &ModelConfig) -> Result<()> {
     within("hidden_size", config.hidden_size, MAX_SIZE)?;
     within("num_hidden_layers", config.num_layers, MAX_LAYERS)?;
@@ -33,7 +33,7 @@ pub fn check(config: &ModelConfig) -> Result<()> {
         return Err(unsupported("type_vocab_size", config.token_types, "must be at least 2"));
     }
     if config.learned_positions > 0 && config.first_position >= config.learned_positions {
-        let why = "none is left";
+        let why = "must exceed the first position";
         return Err(unsupported("max_position_embeddings", config.learned_positions, why));
     }
     let alone = config
@@ -43,13 +43,13 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     let plain = alone && config.per_layer.is_none() && !config.layer_scales && config.residual_scale == 1.0;
     if config.norms == Norms::Over && !plain {
         return Err(Error::unsupported(
-            "config.json: norms over sums, with what no encoder has",
+            "config.json: norms of residual sums are supported for plain encoders only",
         ));
     }
     let has_first = |layer: usize| config.attends[layer] || config.state.is_some() && config.state_layers[layer];
     if config.is_parallel() && (config.moe.is_some() || !(0..config.num_layers).all(has_first)) {
         return Err(Error::unsupported(
-            "config.json: an MLP beside attention, with experts or in a layer without attention",
+            "config.json: an MLP parallel to attention is not supported with experts or in a layer without attention",
         ));
     }
     attention::check(config)?;
@@ -59,21 +59,37 @@ pub fn check(config: &ModelConfig) -> Result<()> {
     streams::check(config)
 }
 
-/// Raises lists by layer and tables of angles that do not fit each other.
+/// Rejects per-layer lists and RoPE tables with inconsistent lengths.
 fn check_lengths(config: &ModelConfig) -> Result<()> {
     let layers = config.num_layers;
     let tables = config.inverse_frequencies.len();
     let by_layer = [
-        ("num_hidden_layers", config.heads.len(), "sizes of each layer"),
+        (
+            "num_hidden_layers",
+            config.heads.len(),
+            "must be the number of per-layer sizes",
+        ),
         (
             "num_hidden_layers",
             config.intermediate_sizes.len(),
-            "sizes of each layer",
+            "must be the number of per-layer sizes",
         ),
-        ("num_hidden_layers", config.attends.len(), "sizes of each layer"),
-        ("num_hidden_layers", config.state_layers.len(), "sizes of each layer"),
-        ("layer_types", config.windows.len(), "one a layer"),
-        ("no_rope_layers", config.rotary.len(), "one table or none a layer"),
+        (
+            "num_hidden_layers",
+            config.attends.len(),
+            "must be the number of per-layer sizes",
+        ),
+        (
+            "num_hidden_layers",
+            config.state_layers.len(),
+            "must be the number of per-layer sizes",
+        ),
+        ("layer_types", config.windows.len(), "must be one per layer"),
+        (
+            "no_rope_layers",
+            config.rotary.len(),
+            "must be one table or none per layer",
+        ),
     ];
     if let Some((name, count, why)) = by_layer.into_iter().find(|(_, count, _)| *count != layers) {
         let value = if name == "num_hidden_layers" { layers } else { count };
@@ -83,17 +99,21 @@ fn check_lengths(config: &ModelConfig) -> Result<()> {
         return Err(unsupported(
             "no_rope_layers",
             config.rotary.len(),
-            "one table or none a layer",
+            "must be one table or none per layer",
         ));
     }
     if config.rope_scales.len() != tables {
-        return Err(unsupported("rope_scaling", config.rope_scales.len(), "one a table"));
+        return Err(unsupported(
+            "rope_scaling",
+            config.rope_scales.len(),
+            "must be one per table",
+        ));
     }
     Ok(())
 }
 
 impl Loader<'_> {
-    /// The layer's operations, in order.
+    /// Loads the layer and returns its operations, in order.
     pub fn load(&self) -> Result<Vec<Operation>> {
         let (config, layer) = (self.config, self.layer);
         let (attends, experts) = (config.attends[layer], config.experts_of(layer));
@@ -112,11 +132,11 @@ impl Loader<'_> {
         let mixer = state.map(|kind| self.mixer(kind, norm.clone())).transpose()?;
         match (attention, mixer) {
             (Some((attention, out)), Some((mixer, mixed))) => {
-                // the mixer is to see the hidden numbers as they are
+                // the recurrent layer must read the hidden states without attention's output
                 let out = Project { to: Rows::Aside, ..out };
                 first.extend(attention.into_iter().chain([Operation::Project(out)]));
                 first.extend(mixer.into_iter().chain(self.way_out(mixed, behind)));
-                first.push(self.add(None, 1.0)); // what attention gave
+                first.push(self.add(None, 1.0)); // adds attention's output
             }
             (Some((operations, out)), None) | (None, Some((operations, out))) => {
                 first.extend(operations.into_iter().chain(self.way_out(out, behind)));
@@ -126,7 +146,7 @@ impl Loader<'_> {
 
         let has_mlp = inner > 0 || experts.is_some();
         let own = norm_if(is_before && has_mlp && config.norms != Norms::Parallel, Part::MlpNorm)?;
-        // where both read the same, attention's is the only one
+        // in parallel layers both read the same input: attention's norm is used for both
         let mlp_norm = own.map(Arc::new).or_else(|| norm.clone().filter(|_| !is_behind));
         let behind = norm_if(is_behind, Part::MlpNormBehind)?;
         let scale = if config.layer_scales {
@@ -138,7 +158,7 @@ impl Loader<'_> {
         let second = match experts {
             None if inner == 0 => Vec::new(),
             None => self.feed_forward(inner, mlp_norm, behind, last)?,
-            Some(moe) => self.experts(moe, mlp_norm, self.what_is_added(behind, last))?,
+            Some(moe) => self.experts(moe, mlp_norm, self.addition(behind, last))?,
         };
         let per_layer = config.per_layer.map(|one| self.per_layer(one, scale)).transpose()?;
         let streams = config.streams.map(|one| self.streams(one, norm.clone())).transpose()?;
@@ -149,16 +169,16 @@ impl Loader<'_> {
             .collect())
     }
 
-    /// Where goes what the first half of a layer gives.
+    /// Returns the operations from the output of attention (or a recurrent layer) to the residual stream.
     fn way_out(&self, out: Project, norm: Option<Norm>) -> Vec<Operation> {
         if self.config.is_parallel() {
-            // the MLP is to see the hidden numbers as they are
+            // the MLP must read the hidden states without attention's output
             return vec![Operation::Project(Project { to: Rows::Aside, ..out })];
         }
         self.added(out, norm, 1.0)
     }
 
-    /// A product and its way to the hidden numbers, whose sums are multiplied by `last`.
+    /// Returns a matmul and its addition to the hidden states. The sums are then multiplied by `last`.
     fn added(&self, out: Project, norm: Option<Norm>, last: f32) -> Vec<Operation> {
         if self.config.norms == Norms::Over {
             let sum = Operation::Project(Project { adds: true, ..out });
@@ -172,15 +192,15 @@ impl Loader<'_> {
     }
 
     fn add(&self, norm: Option<Norm>, last: f32) -> Operation {
-        Operation::Add(self.what_is_added(norm, last))
+        Operation::Add(self.addition(norm, last))
     }
 
-    fn what_is_added(&self, norm: Option<Norm>, last: f32) -> Add {
+    fn addition(&self, norm: Option<Norm>, last: f32) -> Add {
         let scale = self.config.residual_scale;
         Add { norm, scale, last }
     }
 
-    /// One MLP for all tokens.
+    /// Returns the operations of a dense MLP.
     fn feed_forward(
         &self,
         inner: usize,
@@ -189,12 +209,12 @@ impl Loader<'_> {
         last: f32,
     ) -> Result<Vec<Operation>> {
         let mut mlp = self.dense([Part::Gate, Part::Up, Part::Down], inner)?;
-        mlp.halves.cut = self.config.gate_cut(self.layer);
+        mlp.halves.cut = self.config.gate_threshold(self.layer);
         let (halves, down) = self.mlp(norm, mlp, true);
         let mut operations = vec![halves];
         if self.config.is_parallel() {
             let sum = Operation::Project(Project { adds: true, ..down });
-            operations.extend([sum, self.add(None, last)]); // what attention gave
+            operations.extend([sum, self.add(None, last)]); // adds attention's output
         } else {
             operations.extend(self.added(down, behind, last));
         }

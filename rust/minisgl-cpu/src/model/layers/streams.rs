@@ -1,5 +1,5 @@
-//! Hidden numbers in several streams (AltUp, arXiv 2301.13310), of which a layer sees the first, with a residual of low
-//! rank (Laurel, arXiv 2411.07501); and the numbers of each token that a layer adds in its own way.
+//! Loader of residual streams (AltUp, arXiv 2301.13310), of which a layer sees the first, with a low-rank residual
+//! (Laurel, arXiv 2411.07501); and of per-layer embeddings (Gemma 3n).
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::model::pieces::{load_norm, pack};
 use crate::model::tensors::Tensors;
 use crate::weights::Packing;
 
-/// Raises what no streams can be, and what no numbers by layer can be.
+/// Rejects settings of streams and per-layer embeddings that are invalid or not supported.
 pub(super) fn check(config: &ModelConfig) -> Result<()> {
     if let Some(per_layer) = config.per_layer {
         let most = MAX_SIZE / config.num_layers;
@@ -31,17 +31,21 @@ pub(super) fn check(config: &ModelConfig) -> Result<()> {
         within("laurel_rank", streams.rank, MAX_SIZE)?;
         let whole = config.norms == Norms::Both && config.per_layer.is_some() && !config.attends.contains(&false);
         if !whole || config.moe.is_some() {
-            return Err(unsupported("altup_num_inputs", streams.count, "not with such layers"));
+            return Err(unsupported(
+                "altup_num_inputs",
+                streams.count,
+                "not supported with these layers",
+            ));
         }
     }
     Ok(())
 }
 
-/// What is around a layer: before attention, behind it, behind the MLP.
+/// Operations around a layer: before attention, after attention, after the MLP.
 pub(super) type Around = [Vec<Operation>; 3];
 
 impl Loader<'_> {
-    /// What streams have a layer do. `norm`: of what attention reads.
+    /// Returns the operations that streams add to a layer. `norm` is the norm of attention's input.
     pub(super) fn streams(&self, streams: Streams, norm: Option<Arc<Norm>>) -> Result<Around> {
         let (size, count) = (self.config.hidden_size, streams.count);
         let of = |part, shape: [usize; 2]| -> Result<Vec<f32>> { Ok(self.part(part, shape)?.view()?.decode()) };
@@ -76,8 +80,9 @@ impl Loader<'_> {
         ])
     }
 
-    /// What a layer adds of its part of the numbers by layer; the sums are multiplied by `last`. Where there are several
-    /// streams, it is made of what `Correct` leaves aside, and goes to those behind the first.
+    /// Returns the operations that gate a layer's per-layer embedding and add it; the sums are multiplied by `last`.
+    /// With several streams the gate reads the output of `Correct`, and the result is added to all streams but the
+    /// first.
     pub(super) fn per_layer(&self, PerLayer { size, .. }: PerLayer, last: f32) -> Result<Vec<Operation>> {
         let (hidden, several) = (self.config.hidden_size, self.config.streams.is_some());
         let from = if several { Rows::Aside } else { Rows::Hidden };
@@ -107,7 +112,8 @@ impl Loader<'_> {
     }
 }
 
-/// What makes the numbers by layer: of a token's embedding and of its id, both alike.
+/// Returns the operations that compute per-layer embeddings, half from a token's embedding and half from its id. Empty
+/// if the model has none.
 pub(crate) fn per_layer_tables(
     tensors: &Tensors,
     config: &ModelConfig,
@@ -131,8 +137,8 @@ pub(crate) fn per_layer_tables(
     ])
 }
 
-/// What makes streams of the first one before the layers, and the first one of all of them behind: checkpoints have a
-/// tensor of each stream, GGUF has one for all.
+/// Returns the operations that split the first stream into several before the layers, and merge them after the layers.
+/// Checkpoints have one tensor per stream, GGUF one for all.
 pub(crate) fn stream_tables(
     tensors: &Tensors,
     config: &ModelConfig,
@@ -153,8 +159,8 @@ pub(crate) fn stream_tables(
                 .map(|other| Ok(vec![(0, pack(packing, &[of(other)?], false)?)]))
                 .collect();
         }
-        let found = tensors.part(part, At::default(), &[others, size, size])?;
-        let view = found.view()?;
+        let tensor = tensors.part(part, At::default(), &[others, size, size])?;
+        let view = tensor.view()?;
         let one = |other| packing.pack(&[Piece::new(view.slice(other)?)], false, None);
         (0..others).map(|other| Ok(vec![(0, one(other)?)])).collect()
     };
