@@ -1,18 +1,18 @@
-//! Zeroed memory for weights, activations, KV pages and states: aligned to cache lines and on huge pages where the system
-//! has them.
+//! Zeroed memory for weights, activations, KV pages and states: aligned to cache lines and on huge pages where the
+//! system has them.
 //!
-//! Invariants: every piece is zero when it is handed out, has one owner, and its mapping is given back when the last
-//! piece of it is dropped. Pages are touched by whoever writes to them first, not here.
+//! Invariants: every allocation is zero at first and has one owner; its mapping is returned to the system when the last
+//! allocation in it is dropped. Pages are first touched by the code that writes to them, not here.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Alignment of every piece: a cache line, which is also the widest vector.
+/// Alignment of every allocation in bytes: a cache line, which is also the widest vector.
 pub const ALIGN: usize = 64;
 
-/// Small pieces are cut from mappings of this size, so that they share huge pages.
+/// Bytes of a mapping from which small allocations are made, so that they share huge pages.
 const SHARED: usize = if cfg!(miri) { 4 << 20 } else { 64 << 20 };
 
-/// The mapping that pieces are cut from now (which the pieces keep alive, not this), and how much of it is given out.
+/// Mapping for small allocations (kept alive by the allocations, not by this), and the bytes of it in use.
 static CURRENT: Mutex<(Weak<Mapping>, usize)> = Mutex::new((Weak::new(), 0));
 
 /// Owned zeroed bytes, 64-byte aligned.
@@ -28,7 +28,7 @@ unsafe impl Send for Zeroed {}
 unsafe impl Sync for Zeroed {}
 
 impl Zeroed {
-    /// `len` zero bytes. Memory that the system refuses is a panic, as with `Vec`.
+    /// Allocates `len` zero bytes. Panics if the system refuses, like `Vec`.
     #[must_use]
     pub fn new(len: usize) -> Self {
         let need = len.max(1).next_multiple_of(ALIGN);
@@ -69,20 +69,20 @@ impl Zeroed {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if the size is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` initialized bytes that this value owns.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// The bytes, to write.
+    /// Returns the bytes for writing.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `len` initialized bytes that this value owns and has lent to nobody else.
@@ -90,7 +90,7 @@ impl Zeroed {
     }
 }
 
-/// Zero bytes that take no memory until they are written, of which there may be more than the machine has.
+/// Zero bytes that take no memory until they are written; may be larger than the machine's memory.
 pub struct Reserved(Mapping);
 
 impl Reserved {
@@ -100,7 +100,7 @@ impl Reserved {
         Mapping::new(len, true).map(Self)
     }
 
-    /// The first byte, aligned to cache lines. Who writes where is the caller's business.
+    /// Returns the address of the first byte, aligned to cache lines. The caller must prevent conflicting writes.
     #[must_use]
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
@@ -108,7 +108,7 @@ impl Reserved {
     }
 }
 
-/// Zero bytes from the system, with what it was asked for.
+/// Zero bytes mapped from the system; `whole` is the address and size of the mapping before alignment.
 struct Mapping {
     start: *mut u8,
     len: usize,
@@ -125,7 +125,8 @@ impl Mapping {
         Self::new(len, false).expect("memory from the system")
     }
 
-    /// `beyond`: the system need not have room for all of it.
+    /// Maps `len` bytes, or returns `None` if the system refuses. `beyond`: the system need not have memory for all of
+    /// it (overcommit).
     fn new(len: usize, beyond: bool) -> Option<Self> {
         let size = len.checked_add(system::ALIGN)?;
         let at = system::take(size, beyond)?;
@@ -145,13 +146,13 @@ impl Drop for Mapping {
     }
 }
 
-/// Mappings of Linux. Every Rust program there is linked with these functions: for the three of them no crate has to be built
+/// Memory mappings of Linux, by functions of libc with which every Rust program is linked: no crate has to be built
 /// before this one.
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 mod system {
     use std::ffi::{c_int, c_void};
 
-    /// A large page.
+    /// Alignment in bytes: a huge page.
     pub const ALIGN: usize = 2 << 20;
 
     const READ_AND_WRITE: c_int = 1 | 2;
@@ -180,15 +181,17 @@ mod system {
         }
     }
 
+    /// Unmaps memory.
+    ///
     /// # Safety
-    /// It came from `take` with that length, and nobody uses it any more.
+    /// `take` returned it with that length, and nothing uses it any more.
     pub unsafe fn give_back(at: *mut u8, len: usize) {
         // SAFETY: the caller's.
         let _ = unsafe { munmap(at.cast(), len) };
     }
 }
 
-/// The allocator's memory, elsewhere.
+/// Memory of the global allocator, for other systems.
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
 mod system {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -206,8 +209,10 @@ mod system {
         (!at.is_null()).then_some(at)
     }
 
+    /// Frees memory.
+    ///
     /// # Safety
-    /// It came from `take` with that length, and nobody uses it any more.
+    /// `take` returned it with that length, and nothing uses it any more.
     pub unsafe fn give_back(at: *mut u8, len: usize) {
         if let Some(layout) = layout(len) {
             // SAFETY: the caller's.

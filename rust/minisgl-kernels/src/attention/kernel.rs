@@ -1,41 +1,42 @@
-//! The kernels of attention over chunks of keys, written once over [`Lanes`].
+//! Kernels of attention over chunks of keys, written once over [`Lanes`].
 //!
-//! Invariants: each number is one sequence of operations, whatever rows and columns are computed with it: a product sums
-//! over its inner index in order, one fused multiply-add each; a row of scores is reduced lane by lane, then by a tree.
+//! Invariants: each element is computed by one sequence of operations, whatever rows and columns are computed with it:
+//! a matmul sums over its inner index in order, with one fused multiply-add each; a row of scores is reduced lane by
+//! lane, then by a tree.
 
 use crate::lanes::{LANES, Lanes, OnLanes, exp2, exp2_one};
 
-/// Positions of a chunk. A row's softmax goes chunk by chunk, so this is part of the numbers.
+/// Positions in a chunk. A row's softmax is computed chunk by chunk, so this constant affects the results' bits.
 pub(super) const CHUNK: usize = 128;
 
-/// A matrix in memory: its first number and the numbers from one row to the next.
+/// Matrix in memory: a pointer to its first element (`at`) and the elements from one row to the next (`ld`).
 #[derive(Clone, Copy)]
 pub(super) struct At<T> {
     pub at: T,
     pub ld: usize,
 }
 
-/// The right side of a product: vectors of sixteen numbers, a row of them for each step of the inner index.
+/// Right operand of a matmul: one row of 16-element vectors for each step of the inner index.
 pub(super) trait Right: Copy {
-    /// What a number lies in memory as.
+    /// Element type in memory (`f32`, or `u16` for f16).
     type Number: Copy;
 
-    /// Vectors from the `n`th on.
+    /// Returns the operand without its first `n` vectors.
     ///
     /// # Safety
-    /// There are so many.
+    /// The operand has at least `n` vectors.
     unsafe fn skip(self, n: usize) -> Self;
-    /// Where the first row has each of N vectors, and what is asked for with it, if anything.
+    /// Returns the addresses of the first row's first N vectors, and those to prefetch along with them, if any.
     ///
     /// # Safety
-    /// There are so many.
+    /// The operand has at least N vectors.
     unsafe fn first<const N: usize>(self) -> ([*const Self::Number; N], Option<[*const Self::Number; N]>);
-    /// Numbers from one row to the next.
+    /// Returns the elements from one row to the next.
     fn step(self) -> usize;
-    /// Sixteen of them.
+    /// Loads 16 elements at `at` as f32.
     ///
     /// # Safety
-    /// They are there, and the processor has the instructions of `V`.
+    /// 16 elements are readable at `at`, and the processor has the instructions of `V`.
     unsafe fn load<V: Lanes>(at: *const Self::Number) -> V;
 }
 
@@ -64,9 +65,9 @@ impl Right for At<*const f32> {
     }
 }
 
-/// Vectors of f16 as they lie in the pool: for few rows converting them first costs more than it saves. Number 0 of row i
-/// of vector n is at `from[n] + i * step`. With each row the product prefetches the same row of `ahead`, which is read
-/// later.
+/// Right operand of f16 vectors as the KV pool stores them: converting them first costs more than it saves for few
+/// rows. Element 0 of row i of vector n is at `from[n] + i * step`. With each row the matmul prefetches row i of
+/// `ahead`, which is read later.
 #[derive(Clone, Copy)]
 pub(super) struct Halves<'a> {
     pub from: &'a [*const u16],
@@ -101,8 +102,8 @@ impl Right for Halves<'_> {
     }
 }
 
-/// `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]` for `rows` rows and
-/// `vectors` vectors.
+/// Matmul of attention: `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]` for
+/// `rows` rows and `vectors` vectors.
 pub(super) struct Product<B> {
     pub a: At<*const f32>,
     pub b: B,
@@ -114,7 +115,10 @@ pub(super) struct Product<B> {
 }
 
 impl<B: Right> Product<B> {
-    /// The `rows` rows from `r` and the vectors from `n`.
+    /// Returns the matmul restricted to the `rows` rows from `r` and to the vectors from `n`.
+    ///
+    /// # Safety
+    /// The rows and vectors lie within this matmul.
     #[inline(always)]
     unsafe fn part(&self, (r, rows): (usize, usize), n: usize) -> Self {
         // SAFETY: the caller's word: they are within this one.
@@ -134,7 +138,7 @@ impl<B: Right> Product<B> {
         }
     }
 
-    /// It for R rows and N vectors.
+    /// Computes the matmul for exactly R rows and N vectors, with the sums in registers.
     #[inline(always)]
     unsafe fn tile<V: Lanes, const R: usize, const N: usize>(self) {
         let Self { a, b, k, c, more, .. } = self;
@@ -172,7 +176,7 @@ impl<B: Right> Product<B> {
         }
     }
 
-    /// It for up to [`TALLEST`] rows of N vectors.
+    /// Computes the matmul for `self.rows` rows (at most [`TALLEST`]) of N vectors.
     #[inline(always)]
     unsafe fn rows_of<V: Lanes, const N: usize>(self) {
         // SAFETY: the caller's word.
@@ -190,12 +194,14 @@ impl<B: Right> Product<B> {
     }
 }
 
-/// Rows of the tallest tile.
+/// Rows of the largest matmul tile.
 pub(super) const TALLEST: usize = 6;
 
 impl<B: Right> OnLanes for Product<B> {
+    /// Computes the whole matmul, tile by tile.
+    ///
     /// # Safety
-    /// The three matrices have these sizes; the processor has the instructions of `V`.
+    /// The three matrices have the sizes given; the processor has the instructions of `V`.
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
         let mut n = 0;
@@ -225,11 +231,11 @@ impl<B: Right> OnLanes for Product<B> {
     }
 }
 
-/// Turn the scores `from..to` of a chunk (logarithms to base 2) into weights 2^(score - largest), in place; the other
-/// places of their vectors become 0. Gives the largest and the sum.
+/// Replaces the scores `from..to` of a chunk (logarithms to base 2) by the weights 2^(score - largest) in place; the
+/// other elements of their vectors become 0. Returns the largest score and the sum of the weights.
 ///
 /// # Safety
-/// `scores` has [`CHUNK`] numbers, `from < to <= CHUNK`; the processor has the instructions of `V`.
+/// `scores` has [`CHUNK`] elements, `from < to <= CHUNK`; the processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize) -> (f32, f32) {
     let vectors = from / LANES..to.div_ceil(LANES);
@@ -260,15 +266,16 @@ pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize)
     }
 }
 
-/// What is known of a row after some chunks: the largest score and the sum of weights; the weighted sum of values lies
-/// elsewhere.
+/// Online softmax state of a row after some chunks: the largest score and the sum of weights. The weighted sum of
+/// values is stored elsewhere.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sums {
     pub most: f32,
     pub sum: f32,
 }
 
-/// Join the next chunk to what came before: `values = values * 2^(most - m) + chunk * 2^(chunk's most - m)`.
+/// Merges the next chunk into the chunks so far: `values = values * 2^(before.most - m) + chunk * 2^(next.most - m)`, m
+/// being the larger `most`. Returns the merged softmax state.
 ///
 /// # Safety
 /// `values` and `chunk` have `vectors` vectors; the processor has the instructions of `V`.
@@ -301,10 +308,10 @@ pub(super) unsafe fn fold<V: Lanes>(
     }
 }
 
-/// Divide by the sum of weights and write `count` numbers.
+/// Divides `values` by the sum of weights and writes `count` elements to `out`.
 ///
 /// # Safety
-/// `values` has whole vectors for `count` numbers, `out` has `count`; the processor has the instructions of `V`.
+/// `values` has whole vectors for `count` elements, `out` has `count`; the processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut f32, count: usize) {
     let inverse = 1.0 / sums.sum;
@@ -320,10 +327,11 @@ pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut 
     }
 }
 
-/// Weights `from..to` of each row times those values.
+/// Multiplies the weights `from..to` of each row by those rows of `b` and writes the sums to `c` (or adds them if
+/// `more`).
 ///
 /// # Safety
-/// As [`Product`], for a chunk.
+/// The matrices have the sizes that [`Product`] requires, for a chunk; the processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn span<V: Lanes>(
     a: At<*const f32>,
@@ -356,11 +364,12 @@ pub(super) unsafe fn span<V: Lanes>(
     }
 }
 
-/// [`span`] for rows of which each has limits of its own: few rows at once have most positions in common; what comes before
-/// and after is added row by row, so that each row still goes through its positions in order and through no others.
+/// Computes [`span`] for rows with different `limits`. The positions that up to [`TALLEST`] rows have in common are one
+/// matmul; the positions before and after are added row by row, so each row goes through its own positions in order and
+/// through no others.
 ///
 /// # Safety
-/// As [`span`].
+/// The conditions of [`span`] hold.
 #[inline(always)]
 pub(super) unsafe fn ragged<V: Lanes>(
     a: At<*const f32>,

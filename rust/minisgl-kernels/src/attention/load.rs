@@ -1,17 +1,17 @@
-//! Keys and values of a chunk from the pool's pages into f32.
+//! Loads keys and values of a chunk from the KV pool's pages, converted to f32.
 //!
-//! Invariants: what is written is what the pool holds, exactly: the same numbers whatever the page size; only the pages
-//! that cover the asked positions are looked up.
+//! Invariants: the elements written are exactly those that the pool stores, whatever the page size; only the pages that
+//! cover the requested positions are looked up.
 
 use super::kernel::CHUNK;
 use crate::blocks::f16_to_f32;
 use crate::kv::{BLOCK, KvDtype, KvPool, Layout};
 use crate::lanes::{LANES, Lanes};
 
-/// Numbers of a block of 4 bits whose partners are as far behind them: a vector.
+/// Bytes of a 4-bit block: byte i packs elements i and i + `HALF`. Equals one vector.
 const HALF: usize = BLOCK / 2;
 
-/// One head of one layer behind a page table.
+/// KV head of one layer of the pool, addressed through a page table.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub kv: &'a KvPool,
@@ -20,17 +20,18 @@ pub(super) struct Source<'a> {
     pub pages: &'a [u32],
 }
 
-/// The chunk that will be read next: what it is of the same head and layer.
+/// Chunk of the same head and layer that is likely to be read next, to be prefetched.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'a> {
     pub pages: &'a [u32],
-    /// Its first position, and where it ends.
+    /// First position.
     pub first: usize,
     pub end: usize,
 }
 
 impl Ahead<'_> {
-    /// The keys of its group at `at`; the values lie as far from those as V from K.
+    /// Returns the address of the keys at `at` positions after `first`, or `None` past `end`. The values are
+    /// `Layout::v` bytes after it.
     #[inline(always)]
     fn group(&self, source: Source<'_>, at: usize) -> Option<*const u8> {
         let l = source.kv.layout(source.layer);
@@ -45,12 +46,13 @@ impl Ahead<'_> {
     }
 }
 
-/// Keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]`. Whole vectors of sixteen
-/// positions are written; positions outside get anything. Meanwhile the chunk `ahead` is asked for.
+/// Loads the keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]` f32. Whole
+/// vectors of 16 positions are written; elements of other positions are unspecified. Prefetches the chunk `ahead`
+/// meanwhile.
 ///
 /// # Safety
-/// `pages` covers `first + to` positions with pages of the pool, and those of `ahead` its end; `keys` has `head_dim * CHUNK` numbers; the processor has
-/// the instructions of `V`.
+/// `pages` covers `first + to` positions with pages of the pool, and `ahead.pages` covers `ahead.end`; `keys` has
+/// `head_dim * CHUNK` elements; the processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn keys<V: Lanes>(
     source: Source<'_>,
@@ -82,8 +84,10 @@ pub(super) unsafe fn keys<V: Lanes>(
     }
 }
 
+/// Loads the keys of one group of 16 positions, vector by vector, and prefetches the group at `ahead`.
+///
 /// # Safety
-/// As [`keys`]; `to` is the group's first column.
+/// The conditions of [`keys`] hold; `to` is the group's first column.
 #[inline(always)]
 unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, ahead: Option<*const u8>, to: *mut f32) {
     let dim = l.head_dim;
@@ -142,8 +146,10 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, a
     }
 }
 
+/// Loads the keys of one group of fewer than 16 positions, element by element.
+///
 /// # Safety
-/// As [`keys`]; `to` is the group's first column.
+/// The conditions of [`keys`] hold; `to` is the group's first column.
 #[inline(always)]
 unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) {
     let (dim, group) = (l.head_dim, l.group);
@@ -173,21 +179,21 @@ unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) 
     }
 }
 
-/// Groups of sixteen positions that are asked for before they are read.
+/// Prefetch distance in groups of 16 positions.
 const FAR: usize = 4;
 
-/// Where a chunk's groups of sixteen positions lie as halves, in the order in which they are read: their keys, their
-/// values, and the first keys of what comes after.
+/// Addresses of a chunk's f16 groups of 16 positions in the order in which they are read: keys, values, and the first
+/// keys of the next chunk.
 pub(super) struct Groups {
     at: [*const u16; 2 * CHUNK / LANES + FAR],
     count: usize,
 }
 
 impl Groups {
-    /// Of the positions `from..to` of the chunk that begins at `first`.
+    /// Collects the addresses for the positions `from..to` of the chunk that begins at `first`.
     ///
     /// # Safety
-    /// As [`keys`]; the pool holds halves in groups of sixteen.
+    /// The conditions of [`keys`] hold; the pool stores f16 in groups of 16.
     #[inline(always)]
     pub unsafe fn of(source: Source<'_>, first: usize, (from, to): (usize, usize), ahead: Option<Ahead<'_>>) -> Self {
         let l = source.kv.layout(source.layer);
@@ -211,24 +217,24 @@ impl Groups {
         Self { at, count }
     }
 
-    /// The keys, and what is read so much later than each.
+    /// Returns the address of each group's keys, and for each the address to prefetch.
     #[inline(always)]
     pub fn keys(&self) -> (&[*const u16], &[*const u16]) {
         (&self.at[..self.count], &self.at[FAR..])
     }
 
-    /// The values of group `i`, and what is read so much later.
+    /// Returns the address of the values of group `i`, and the address to prefetch with it.
     #[inline(always)]
     pub fn values(&self, i: usize) -> (*const u16, *const u16) {
         (self.at[self.count + i], self.at[self.count + i + FAR])
     }
 }
 
-/// Values of the positions `from..to` of the chunk that begins at `first`, as `[CHUNK][width]`, `width` being `head_dim`
-/// up to whole vectors; what fills a row up is anything.
+/// Loads the values of the positions `from..to` of the chunk that begins at `first`, as `[CHUNK][width]` f32, `width`
+/// being `head_dim` rounded up to 16. The padding of a row is unspecified.
 ///
 /// # Safety
-/// As [`keys`], with `CHUNK * width` numbers.
+/// The conditions of [`keys`] hold, with `CHUNK * width` elements in `values`.
 #[inline(always)]
 pub(super) unsafe fn values<V: Lanes>(
     source: Source<'_>,
@@ -298,11 +304,11 @@ pub(super) unsafe fn values<V: Lanes>(
     }
 }
 
-/// Values that are the first `width` numbers of the keys, from `[head_dim][CHUNK]` to `[CHUNK][width]`, of the positions
-/// `from..to` and some beside them.
+/// Transposes the first `width` elements of the keys, `[head_dim][CHUNK]`, to values, `[CHUNK][width]`, for the
+/// positions `from..to` rounded out to multiples of 16 (MLA, whose values are part of the keys).
 ///
 /// # Safety
-/// `keys` and `values` have these sizes; `width` is whole vectors of sixteen.
+/// `keys` and `values` have these sizes; `width` is a multiple of 16.
 #[inline(always)]
 pub(super) unsafe fn values_of_keys(keys: *const f32, (from, to): (usize, usize), width: usize, values: *mut f32) {
     for first in (from / LANES * LANES..to).step_by(LANES) {

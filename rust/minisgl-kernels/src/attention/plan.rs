@@ -1,12 +1,12 @@
-//! What a step's attention is cut into: segments of chunks by rows that share them.
+//! Plan of a step's attention: segments of chunks and of the rows that share them.
 //!
-//! A segment is a run of chunks and the queries (tokens) that look at it through one page table: a tile of a prompt's
-//! tokens, one decoding row, or many decoding rows over the prefix that they share. With each key/value head it is a unit.
-//! The segment that holds a query's first chunk joins chunks as it goes; if it holds the last one, too, it writes the
-//! result. Otherwise its state goes to a record, every later chunk to one of its own, and a merge joins them from the left:
-//! the same operations in the same order.
+//! A segment is a run of chunks and the queries (tokens) that attend to it through one page table: a tile of a prompt's
+//! tokens, one decode row, or many decode rows over their shared prefix. A segment with one KV head is a unit of work.
+//! The segment with a query's first chunk merges chunks as it goes; if it also has the last one, it writes the result.
+//! Otherwise its softmax state goes to a record, and every later chunk to a record of its own; a merge joins the
+//! records from the left, by the same operations in the same order.
 //!
-//! Invariants: each (query, chunk within its sight) is in exactly one segment; building costs O(rows x pages) at worst.
+//! Invariants: each (query, visible chunk) pair is in exactly one segment; building costs O(rows x pages) at worst.
 
 use std::ops::Range;
 
@@ -14,14 +14,14 @@ use super::kernel::CHUNK;
 use crate::error::{Error, Result};
 use crate::lanes::Lines;
 
-/// A token with the positions it sees and the place of what it leaves for the merge.
+/// Query token of a segment: the positions `lo..hi` that it attends to, and the record for its partial result.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Query {
     pub token: u32,
     pub position: u32,
     pub lo: u32,
     pub hi: u32,
-    /// The record of its state, or of the segment's first chunk.
+    /// Index of the record for its softmax state, or for the segment's first chunk.
     pub record: u32,
 }
 
@@ -30,28 +30,29 @@ impl Query {
         self.lo / CHUNK as u32
     }
 
-    /// Whether it begins in a segment that begins at this chunk (or began before).
+    /// Returns true if the query's first chunk is at or after `first`, so that a segment starting there keeps its
+    /// state.
     pub fn folds(self, first: u32) -> bool {
         self.first_chunk() >= first
     }
 
-    /// Whether it ends before this chunk.
+    /// Returns true if the query attends to nothing from chunk `end` on.
     pub fn ends(self, end: u32) -> bool {
         self.hi <= end * CHUNK as u32
     }
 }
 
-/// Queries that look at the same chunks through the same pages.
+/// Queries that attend to the same chunks through the same pages.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
-    /// Ascending in `lo` and in `hi`.
+    /// Indices of the queries, ascending in `lo` and in `hi`.
     pub queries: Range<u32>,
-    /// The row whose page table is used.
+    /// Index of the row whose page table is used.
     pub row: u32,
     pub chunks: Range<u32>,
 }
 
-/// Records that one token's merge joins: its state, then one for each later chunk.
+/// Merge of one token: `count` records from `first`, which are its softmax state, then one for each later chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Merge {
     pub token: u32,
@@ -59,29 +60,29 @@ pub(super) struct Merge {
     pub count: u32,
 }
 
-/// What a plan must know of model and machine.
+/// Sizes of the model and the machine that a plan depends on.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub page_size: usize,
     pub pages: usize,
     pub kv_heads: usize,
     pub group: usize,
-    /// Queries of a segment at most.
+    /// Maximum number of queries in a segment.
     pub tile: usize,
     pub threads: usize,
-    /// Numbers of a record.
+    /// Elements in a record.
     pub record: usize,
-    /// Window of each layer.
+    /// Sliding window of each layer in positions; `None`: full attention.
     pub windows: Vec<Option<usize>>,
 }
 
-/// The plan for all layers that have the same window.
+/// Segments and merges for all layers with the same window.
 #[derive(Debug, Default)]
 pub(super) struct Variant {
     pub window: Option<usize>,
-    /// The window is a chunk.
+    /// True if the window is a chunk of the sequence (chunked attention), not a sliding window.
     pub chunked: bool,
-    /// Tokens see those behind them, too.
+    /// True if tokens attend to later tokens, too (bidirectional attention).
     pub both_ways: bool,
     pub segments: Vec<Segment>,
     pub queries: Vec<Query>,
@@ -89,12 +90,12 @@ pub(super) struct Variant {
     records: u32,
 }
 
-/// The units of a step. Made once, built anew for each step, keeping what it allocated.
+/// Units and merges of a step's attention. Made once and rebuilt for each step without new allocations.
 #[derive(Debug)]
 pub struct Plan {
     sizes: Sizes,
     variants: Vec<Variant>,
-    /// The variant of each layer.
+    /// Index into `variants` of each layer.
     of_layer: Vec<u8>,
     finder: Finder,
     spans: Vec<(u32, u32)>,
@@ -127,27 +128,27 @@ impl Plan {
         }
     }
 
-    /// Windows are chunks of the text: a token sees its own chunk's tokens before it, and not the last so many.
+    /// Makes windows chunked: a token attends to the earlier tokens of its own chunk instead of a sliding window.
     #[must_use]
     pub fn in_chunks(mut self) -> Self {
         self.variants.iter_mut().for_each(|variant| variant.chunked = true);
         self
     }
 
-    /// Tokens see those behind them, too: all of their row, or as many as before them, of which a window counts the token
-    /// itself. The step has all tokens of each row.
+    /// Makes attention bidirectional: tokens attend to all of their row, or with a window to `window - 1` tokens on
+    /// either side. The step must contain all tokens of each row.
     #[must_use]
     pub fn both_ways(mut self) -> Self {
         self.variants.iter_mut().for_each(|variant| variant.both_ways = true);
         self
     }
 
-    /// Whether rows that share pages are looked for: for measurements. The results are the same.
+    /// Enables or disables the search for rows that share pages (for benchmarks). The results are the same.
     pub fn share(&mut self, sharing: bool) {
         self.sharing = sharing;
     }
 
-    /// Plan a step.
+    /// Plans a step. Fails if the rows do not fit the pool's page size, page count or table.
     pub fn build(&mut self, rows: &Rows<'_>) -> Result<()> {
         rows.check(self.sizes.page_size, self.sizes.pages)?;
         let mut records = 0;
@@ -177,12 +178,12 @@ impl Plan {
         &self.variants[usize::from(self.of_layer[layer])]
     }
 
-    /// Units of the first phase of a layer, the longest first.
+    /// Returns the number of units of a layer's first phase. Units are ordered longest first.
     pub fn units(&self, layer: usize) -> usize {
         self.variant(layer).segments.len() * self.sizes.kv_heads
     }
 
-    /// Units of the second phase of a layer.
+    /// Returns the number of merges of a layer, which run after its units.
     pub fn merges(&self, layer: usize) -> usize {
         self.variant(layer).merges.len() * self.sizes.kv_heads
     }
@@ -196,7 +197,7 @@ impl Variant {
         self.records = 0;
     }
 
-    /// Of a token of a row of `len`.
+    /// Returns the query of a token at `position` in a row of length `len`, with the range of positions it attends to.
     fn query(&self, token: u32, position: u32, len: u32) -> Query {
         let hi = position + 1;
         let lo = self.window.map_or(0, |window| {
@@ -221,7 +222,7 @@ impl Variant {
         }
     }
 
-    /// Tiles of a row of several tokens.
+    /// Adds one segment for each tile of `tile` tokens of a row with several tokens (prefill).
     fn prompt(&mut self, rows: &Rows<'_>, row: usize, tile: usize) {
         let (from, to) = (rows.qo_indptr[row], rows.qo_indptr[row + 1]);
         let start = rows.seq_lens[row] - (to - from);
@@ -236,14 +237,14 @@ impl Variant {
         }
     }
 
-    /// The chunks that the queries from `begin` on see.
+    /// Returns the chunks that the queries from index `begin` on attend to.
     fn sight(&self, begin: usize) -> Range<u32> {
         let seen = &self.queries[begin..];
         let hi = seen.last().map_or(0, |q| q.hi);
         seen.first().map_or(0, |q| q.first_chunk())..hi.div_ceil(CHUNK as u32)
     }
 
-    /// Make a segment of the queries from `begin` on.
+    /// Adds a segment of the queries from index `begin` on, unless it has no chunks or no queries.
     fn close(&mut self, begin: usize, row: u32, chunks: Range<u32>) {
         if !chunks.is_empty() && begin < self.queries.len() {
             self.segments.push(Segment {
@@ -254,7 +255,7 @@ impl Variant {
         }
     }
 
-    /// Rows of one token: what they share together, what they do not alone.
+    /// Adds the segments of the decode rows (one token each): one for each shared prefix, one for each row's own rest.
     fn decodes(&mut self, rows: &Rows<'_>, sizes: &Sizes, finder: &mut Finder, sharing: bool) {
         finder.find(rows, sizes.page_size, self.window, sharing);
         for shared in &finder.shared {
@@ -285,7 +286,7 @@ impl Variant {
         }
     }
 
-    /// Give every query its records, make the merges, and put the longest segments first.
+    /// Splits long segments, gives every query its records, adds the merges and sorts the segments longest first.
     fn place(&mut self, rows: &Rows<'_>, sizes: &Sizes, spans: &mut Vec<(u32, u32)>) {
         self.split(sizes);
         let tokens = rows.qo_indptr.last().map_or(0, |n| *n as usize);
@@ -323,15 +324,15 @@ impl Variant {
     }
 }
 
-/// Chunks that several rows see through the same pages.
+/// Chunks that several rows read through the same pages.
 #[derive(Clone, Debug)]
 pub(super) struct Shared {
-    /// Which of [`Finder::members`].
+    /// Range of indices into [`Finder::members`].
     pub members: Range<usize>,
     pub chunks: Range<u32>,
 }
 
-/// A row's chunks from `from` on, which it sees alone.
+/// Row that reads its chunks from index `from` on alone.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Own {
     pub row: u32,
@@ -342,13 +343,13 @@ pub(super) struct Own {
 #[derive(Debug)]
 struct Branch {
     members: Range<usize>,
-    /// Pages that all of them share for sure.
+    /// Pages that all members are known to share.
     depth: usize,
-    /// The first chunk that is in no segment yet.
+    /// First chunk that is in no segment yet.
     from: u32,
 }
 
-/// Finds what rows share; keeps its allocations.
+/// Finder of page prefixes that decode rows share. Reuses its allocations from step to step.
 #[derive(Debug, Default)]
 pub(super) struct Finder {
     pub members: Vec<u32>,
@@ -365,12 +366,12 @@ impl Finder {
         self.branches.clear();
     }
 
-    /// A row of one token.
+    /// Adds a row of one token.
     pub fn add(&mut self, row: u32) {
         self.members.push(row);
     }
 
-    /// Divide the rows added since `clear` into shared and own chunks.
+    /// Divides the chunks of the rows added since `clear` into shared and own ones.
     pub fn find(&mut self, rows: &Rows<'_>, page_size: usize, window: Option<usize>, sharing: bool) {
         if !sharing || self.members.len() < 2 {
             let own = self.members.iter().map(|row| Own { row: *row, from: 0 });
@@ -434,7 +435,7 @@ impl Finder {
     }
 }
 
-/// How many pages two tables have in common from the start.
+/// Returns the number of leading pages that two page tables have in common.
 fn agreement(a: &[u32], b: &[u32]) -> usize {
     const STEP: usize = 32;
     let n = a.len().min(b.len());
@@ -446,7 +447,7 @@ fn agreement(a: &[u32], b: &[u32]) -> usize {
     same + rest.take_while(|(x, y)| x == y).count()
 }
 
-/// Whether reading these chunks once for all these rows saves more than merging costs.
+/// Returns true if reading these chunks once for all rows of the group saves more time than merging costs.
 fn worth(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usize>) -> bool {
     let (mut seeing, mut longest, mut alone) = (0u64, 0u64, 0u64);
     for row in group {
@@ -460,24 +461,24 @@ fn worth(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usiz
     (seeing - longest) * 8 > alone + 16
 }
 
-/// The rows of a step: row i has the tokens `qo_indptr[i]..qo_indptr[i + 1]`, which are the last ones of its `seq_lens[i]`,
-/// and the pages `table[slots[i] * columns ..]`.
+/// Rows of a step. Row i has the tokens `qo_indptr[i]..qo_indptr[i + 1]`, which are the last ones of its `seq_lens[i]`
+/// positions, and the page table `table[slots[i] * columns ..]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// Length of each row, the step's tokens included.
+    /// Length of each row in positions, the step's tokens included.
     pub seq_lens: &'a [u32],
-    /// Prefix sums of the rows' tokens of this step: one more than rows.
+    /// Prefix sums of the rows' token counts in this step; one entry more than rows.
     pub qo_indptr: &'a [u32],
     /// All page tables, `columns` entries each.
     pub table: &'a [u32],
-    /// Entries of one page table.
+    /// Entries in one page table.
     pub columns: usize,
-    /// The page table of each row.
+    /// Index of each row's page table.
     pub slots: &'a [u32],
 }
 
 impl<'a> Rows<'a> {
-    /// Pages of a row; entries past its length mean nothing.
+    /// Returns the page table of a row; entries past the row's length are meaningless.
     pub fn pages(&self, row: usize) -> &'a [u32] {
         let from = self.slots[row] as usize * self.columns;
         &self.table[from..from + self.columns]
@@ -511,14 +512,14 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// Records that splitting may take at most, in numbers: 32 MiB.
+/// Maximum size of all records of split segments, in f32 elements (32 MiB).
 const MOST_RECORDS: usize = 8 << 20;
 
-/// Chunks of a piece at least: less is not worth a merge.
+/// Minimum number of chunks in a split segment: fewer are not worth a merge.
 const LEAST_CHUNKS: usize = 4;
 
 impl Variant {
-    /// Cut long segments if the threads would end far apart.
+    /// Splits long segments if the threads would otherwise finish at very different times.
     pub(super) fn split(&mut self, sizes: &Sizes) {
         let group = sizes.group as u32;
         let whole: u64 = self.segments.iter().map(|s| u64::from(cost(s, group))).sum();
@@ -539,7 +540,8 @@ impl Variant {
         }
     }
 
-    /// Whether the units, the longest first, end about together on all threads.
+    /// Returns true if the units, run longest first, finish at about the same time on all threads (within 1/8 of
+    /// `share`).
     fn even(&self, sizes: &Sizes, share: u64) -> bool {
         const MANY: usize = 16;
         let group = sizes.group as u32;
@@ -561,7 +563,7 @@ impl Variant {
         ends.into_iter().max().unwrap_or(0) * 8 <= share * 9
     }
 
-    /// Cut a segment into pieces of chunks, each with those queries that see any of it.
+    /// Splits segment `at` into `pieces` runs of chunks, each with the queries that attend to any of it.
     fn cut(&mut self, at: usize, pieces: u32) {
         let whole = self.segments[at].clone();
         let count = whole.chunks.len() as u32;
@@ -589,7 +591,7 @@ impl Variant {
     }
 }
 
-/// Time of a segment in some unit: rows of queries and what loading takes, by chunks.
+/// Returns the estimated time of a segment in relative units: (query rows + 4 for loading) times chunks.
 pub(super) fn cost(segment: &Segment, group: u32) -> u32 {
     (segment.queries.len() as u32 * group + 4) * segment.chunks.len() as u32
 }

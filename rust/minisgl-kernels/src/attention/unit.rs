@@ -1,7 +1,7 @@
-//! A unit of work: one segment of queries, one key/value head, all query heads of its group.
+//! Computation of one attention unit: one segment of queries, one KV head, all query heads of its group.
 //!
-//! Invariants: a thread's scratch is as large as a unit's tile, whatever the step; only the unit's own places of the output
-//! and of the plan's records are written, so units of a layer may run at once in any order.
+//! Invariants: a thread's scratch has the size of a unit's tile, whatever the step; only the unit's own elements of the
+//! output and of the plan's records are written, so the units of a layer may run at once in any order.
 
 use super::kernel::{At, CHUNK, Halves, Product, Sums, TALLEST, finish, fold, ragged, span, weights};
 use super::load::{self, Ahead, Source};
@@ -11,70 +11,72 @@ use crate::kernels::{Isa, plain};
 use crate::kv::{KvDtype, KvPool, MAX_HEAD_DIM};
 use crate::lanes::{LANES, Lanes, Lines, exp2_one};
 
-/// The most query heads that are computed at once over a key/value head; of more, some are computed after the others.
+/// Maximum number of query heads that one unit computes over a KV head; a larger group is split into several units.
 pub const MAX_GROUP: usize = 16;
 
-/// Rows of queries (tokens by heads of a group) that a unit computes at once.
+/// Maximum number of query rows (tokens times heads of a group) in a unit.
 pub(super) const ROWS: usize = 64;
 
-/// Attention of one model: its heads and the kernels of an instruction set.
+/// Attention of one model: its head counts and sizes, and the instruction set that its kernels use.
 #[derive(Clone, Debug)]
 pub struct Attention {
     pub(super) isa: Isa,
-    /// Groups of query heads, which each read one key/value head.
+    /// Groups of query heads, each over one KV head (KV heads times `split`).
     pub(super) kv_heads: usize,
-    /// Groups that read the same.
+    /// Groups that read the same KV head.
     pub(super) split: usize,
     pub(super) group: usize,
     pub(super) head_dim: usize,
-    /// Numbers of a value: the first ones of the key if `shared`.
+    /// Elements in a value; with `shared` they are the first elements of the key.
     pub(super) value_dim: usize,
     pub(super) shared: bool,
-    /// What queries are multiplied by: scores are logarithms to base 2.
+    /// Scale of the queries, including log2(e): scores are logarithms to base 2.
     pub(super) scale: f32,
-    /// Scores, as logarithms to base 2, are kept within it softly; 0: they are as they are.
+    /// Soft cap of the scores, as a logarithm to base 2; 0: no cap.
     pub(super) cap: f32,
 }
 
-/// One layer of a step.
+/// Inputs and output of one layer's attention in a step.
 ///
-/// Token t's query begins at `queries.add(t * query_stride)`: `kv_heads * group` heads of `head_dim` numbers, the heads of a
-/// group together. Its result goes to `out.add(t * out_stride)`, in the same order, `value_dim` numbers a head.
+/// Token t's query begins at `queries.add(t * query_stride)`: `kv_heads * group` heads of `head_dim` elements, the
+/// heads of a group adjacent. Its result goes to `out.add(t * out_stride)`, in the same order, with `value_dim`
+/// elements a head.
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
-    /// The rows that the plan was built for.
+    /// Rows that the plan was built for.
     pub rows: Rows<'a>,
-    /// Where keys and values are.
+    /// Pool of keys and values.
     pub kv: &'a KvPool,
-    /// The layer, for its window.
+    /// Index of the layer, which selects the window.
     pub layer: usize,
-    /// Where `kv` has what the layer attends to.
+    /// Index of the layer in `kv` whose keys and values are read.
     pub kv_layer: usize,
-    /// Queries, rotated, not scaled.
+    /// Queries with RoPE applied, not scaled.
     pub queries: *const f32,
-    /// Numbers from one token's queries to the next.
+    /// Elements from one token's queries to the next.
     pub query_stride: usize,
-    /// Results.
+    /// Output of the attention.
     pub out: *mut f32,
-    /// Numbers from one token's result to the next.
+    /// Elements from one token's output to the next.
     pub out_stride: usize,
-    /// By query head: a score, as a logarithm to base 2, that takes its part of the weights and gives no value.
+    /// Attention sink of each query head: a score (logarithm to base 2) that takes part in the softmax but has no
+    /// value.
     pub sinks: Option<&'a [f32]>,
-    /// What is added to scores by distance.
+    /// Position bias that is added to scores.
     pub distances: Option<&'a Distances>,
 }
 
-/// By query head and how far behind its query a key stands: added to scores, as logarithms to base 2.
+/// Relative position bias by query head and distance, added to scores as logarithms to base 2.
 #[derive(Clone, Debug, Default)]
 pub struct Distances {
-    /// Heads one after the other, of each 2 `most` - 1 numbers: those of keys most before their query come first.
+    /// Biases `[heads][2 * most - 1]`: from keys `most - 1` before the query to keys `most - 1` after it.
     pub numbers: Vec<f32>,
-    /// Positions of a sequence at most.
+    /// Maximum length of a sequence in positions.
     pub most: usize,
 }
 
 impl Distances {
-    /// Those of a head for keys from `first` on of the query at `position`.
+    /// Returns the biases of a head for keys from position `first` on and the query at `position`.
     #[inline(always)]
     fn of(&self, head: usize, position: usize, first: usize) -> &[f32] {
         let whole = 2 * self.most - 1;
@@ -87,23 +89,24 @@ unsafe impl Send for Call<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Call<'_> {}
 
-/// A thread's room for one unit.
+/// Buffers of one thread for one unit.
 #[derive(Debug)]
 pub struct Scratch {
     pub(super) queries: Lines,
     pub(super) scores: Lines,
     pub(super) keys: Lines,
     pub(super) values: Lines,
-    /// Weighted values of a chunk.
+    /// Weighted values of one chunk.
     pub(super) chunk: Lines,
-    /// The same of all chunks so far, and a vector for their sums.
+    /// Weighted values of all chunks so far, and a vector for each row's softmax state.
     pub(super) whole: Lines,
     pub(super) sums: [Sums; ROWS],
 }
 
 impl Attention {
-    /// Attention with `heads` query heads over `kv_heads` key/value heads of `head_dim`; scores are multiplied by `scale`
-    /// (1 / sqrt(head_dim) in most models), and kept within `cap` softly if it is not 0.
+    /// Creates attention with `heads` query heads over `kv_heads` KV heads of `head_dim` elements. Scores are
+    /// multiplied by `scale` (1 / sqrt(head_dim) in most models) and soft-capped at `cap` unless it is 0. Fails if the
+    /// heads do not divide or the size is unsupported.
     pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32, cap: f32) -> Result<Self> {
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(Error::unsupported(format!(
@@ -131,7 +134,10 @@ impl Attention {
         })
     }
 
-    /// The same where values are the first `value_dim` numbers of the keys: whole vectors of sixteen.
+    /// Makes the values the first `value_dim` elements of the keys (MLA).
+    ///
+    /// # Panics
+    /// If `value_dim` is not a multiple of 16 or is larger than a key.
     pub fn with_values_of_keys(self, value_dim: usize) -> Self {
         assert!(
             value_dim.is_multiple_of(LANES) && value_dim <= self.head_dim,
@@ -144,10 +150,10 @@ impl Attention {
         }
     }
 
-    /// The scores `from..to` of a row of a chunk that begins at `first`, by distance, and within the cap.
+    /// Adds the position bias to the scores `from..to` of a row of the chunk at `first`, then applies the soft cap.
     ///
     /// # Safety
-    /// `scores` has a chunk of numbers.
+    /// `scores` has the elements of a chunk.
     #[inline(always)]
     unsafe fn finished(
         &self,
@@ -169,8 +175,8 @@ impl Attention {
         }
     }
 
-    /// A plan for steps over `kv` on some threads. `windows`: for each layer, how many positions a token sees, itself
-    /// included.
+    /// Creates a plan for steps over `kv` on `threads` threads. `windows` has, for each layer, the number of positions
+    /// that a token attends to, itself included, or `None` for all.
     pub fn plan(&self, kv: &KvPool, threads: usize, windows: &[Option<usize>]) -> Plan {
         Plan::new(Sizes {
             page_size: kv.shape().page_size,
@@ -184,12 +190,12 @@ impl Attention {
         })
     }
 
-    /// Numbers of a head.
+    /// Returns the elements in a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim
     }
 
-    /// Room for one thread, which serves smaller heads, too.
+    /// Allocates the buffers of one thread. They also serve attention with smaller heads.
     pub fn scratch(&self) -> Scratch {
         let (dim, width) = (self.head_dim, self.width());
         Scratch {
@@ -203,12 +209,12 @@ impl Attention {
         }
     }
 
-    /// `value_dim` up to whole vectors.
+    /// Returns `value_dim` rounded up to whole vectors.
     pub(super) fn width(&self) -> usize {
         self.value_dim.next_multiple_of(LANES)
     }
 
-    /// Numbers of a head's part of a record: a vector for the sums, then the values.
+    /// Returns the elements of one head in a record: a vector for the softmax state, then the values.
     pub(super) fn part(&self) -> usize {
         LANES + self.width()
     }
@@ -273,7 +279,8 @@ impl Attention {
         }
     }
 
-    /// What this thread reads after this chunk, most likely: the next chunk, or the first one of the unit it claims next.
+    /// Returns the chunk that this thread most likely reads next: the next one, or the first of the unit it will claim
+    /// next.
     #[inline(always)]
     fn ahead<'a>(
         &self,
@@ -298,7 +305,7 @@ impl Attention {
         })
     }
 
-    /// Copy the queries, scaled, to where products read them, turned as the keys are.
+    /// Copies the queries to scratch, scaled, and Hadamard-transformed if the pool's keys are.
     #[inline(always)]
     unsafe fn gather(&self, queries: &[Query], head: usize, call: &Call<'_>, scratch: &mut Scratch) {
         let count = self.group * self.head_dim;
@@ -316,7 +323,8 @@ impl Attention {
         }
     }
 
-    /// [`Self::chunk`] for one query of few heads, from halves as they lie in the pool.
+    /// Computes scores, weights and weighted values of one chunk for one query with few heads, directly from the pool's
+    /// f16.
     #[inline(always)]
     unsafe fn row<V: Lanes>(
         &self,
@@ -394,7 +402,8 @@ impl Attention {
         }
     }
 
-    /// Scores, weights and weighted values of one chunk for the queries that see it; `at` is the first one's place.
+    /// Computes scores, weights and weighted values of one chunk for the queries that attend to it; `at` is the first
+    /// query's index.
     #[inline(always)]
     unsafe fn chunk<V: Lanes>(
         &self,
@@ -459,7 +468,7 @@ impl Attention {
         }
     }
 
-    /// Join a chunk to what the queries have, or put it into its record.
+    /// Merges a computed chunk into the running softmax state of each query, or writes it to the query's record.
     #[inline(always)]
     unsafe fn keep<V: Lanes>(
         &self,
@@ -506,7 +515,7 @@ impl Attention {
         }
     }
 
-    /// Write a query's result, or its state if chunks are to come.
+    /// Writes a query's output, or its softmax state to a record if later chunks are still to be merged.
     #[inline(always)]
     unsafe fn leave<V: Lanes>(
         &self,
@@ -567,7 +576,7 @@ impl Attention {
         }
     }
 
-    /// A head's part of a record.
+    /// Returns the address of a head's part of a record.
     #[inline(always)]
     unsafe fn place(&self, plan: &Plan, record: u32, head: usize) -> *mut f32 {
         let at = record as usize * self.record() + head * self.part();
@@ -593,7 +602,7 @@ impl Attention {
     }
 }
 
-/// The queries that see anything of the chunk at `first`.
+/// Returns the indices of the queries that attend to any position of the chunk at `first`.
 #[inline(always)]
 fn active(queries: &[Query], first: usize) -> std::ops::Range<usize> {
     let start = queries.partition_point(|q| q.hi as usize <= first);
@@ -601,15 +610,17 @@ fn active(queries: &[Query], first: usize) -> std::ops::Range<usize> {
     start..end.max(start)
 }
 
-/// What a query sees of the chunk at `first`.
+/// Returns the positions, relative to `first`, that a query attends to in the chunk at `first`.
 #[inline(always)]
 fn range(query: Query, first: usize) -> (usize, usize) {
     let from = (query.lo as usize).saturating_sub(first);
     (from, (query.hi as usize - first).min(CHUNK))
 }
 
+/// Copies `vectors` vectors.
+///
 /// # Safety
-/// Both have this many vectors.
+/// Both sides have this many vectors.
 #[inline(always)]
 unsafe fn copy<V: Lanes>(from: *const f32, to: *mut f32, vectors: usize) {
     for i in 0..vectors {

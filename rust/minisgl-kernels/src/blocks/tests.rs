@@ -1,4 +1,4 @@
-//! Numbers of 16 bits.
+//! Tests of conversions between f32 and 16-bit floats.
 
 use super::*;
 

@@ -1,13 +1,14 @@
-//! Convolutions over the last tokens, token by token.
+//! Causal depthwise convolution over the last tokens, token by token.
 //!
-//! Invariants: sums go from the oldest token to the newest, then the bias, without fused operations.
+//! Invariants: sums run from the oldest token to the newest, then the bias, without fused operations.
 
 use std::ops::Range;
 
 use super::Isa;
 use crate::lanes::{LANES, Lanes, OnLanes, on_lanes};
 
-/// A convolution over the last tokens, channel by channel: what keeps their inputs is the tail, [length - 1, channels].
+/// Causal depthwise convolution: weights by channel. The state (tail) holds the inputs of the previous tokens, [length
+/// - 1, channels].
 pub struct Convolution {
     weights: Vec<f32>, // [length, channels], the oldest first
     bias: Option<Vec<f32>>,
@@ -15,11 +16,11 @@ pub struct Convolution {
     channels: usize,
 }
 
-/// Channels of a piece of work.
+/// Channels in a work item.
 pub const CHANNELS: usize = 128;
 
 impl Convolution {
-    /// `by_channel`: [channels, length], as files have it.
+    /// Creates a convolution from `by_channel`, [channels, length] (the layout of model files), and an optional bias.
     pub fn new(by_channel: &[f32], bias: Option<Vec<f32>>, (length, channels): (usize, usize)) -> Self {
         let at = |i: usize| by_channel[i % channels * length + i / channels];
         Self {
@@ -30,33 +31,34 @@ impl Convolution {
         }
     }
 
-    /// What some channels give is multiplied by it, their bias aside.
+    /// Multiplies the weights of `channels` by `by`; the bias is unchanged.
     pub fn scale(&mut self, channels: Range<usize>, by: f32) {
         for taps in self.weights.chunks_exact_mut(self.channels) {
             taps[channels.clone()].iter_mut().for_each(|weight| *weight *= by);
         }
     }
 
-    /// Pieces of channels.
+    /// Returns the number of work items, each up to [`CHANNELS`] channels.
     pub fn pieces(&self) -> usize {
         self.channels.div_ceil(CHANNELS)
     }
 
-    /// The channels of a piece.
+    /// Returns the channels of a work item.
     pub fn channels(&self, piece: usize) -> Range<usize> {
         piece * CHANNELS..((piece + 1) * CHANNELS).min(self.channels)
     }
 
-    /// Where the tail has some channels.
+    /// Returns the ranges of the tail that hold `channels`, one for each token.
     pub fn of_tail(&self, channels: &Range<usize>) -> Vec<Range<usize>> {
         let of = |tap: usize| tap * self.channels + channels.start..tap * self.channels + channels.end;
         (0..self.length - 1).map(of).collect()
     }
 
-    /// The next token of some channels: `numbers` go in and out.
+    /// Applies the convolution to the next token of some channels: replaces their inputs in `numbers` by the outputs
+    /// and shifts the tail.
     ///
     /// # Safety
-    /// These channels of the tail are the caller's.
+    /// The caller has exclusive use of these channels of the tail.
     pub unsafe fn pass(&self, isa: Isa, channels: Range<usize>, tail: *mut f32, numbers: &mut [f32]) {
         assert_eq!(numbers.len(), channels.len());
         let bias = self.bias.as_ref().map(|bias| bias[channels.clone()].as_ptr());
@@ -73,7 +75,7 @@ impl Convolution {
     }
 }
 
-/// One token of some channels that lie side by side.
+/// Convolution of one token over adjacent channels.
 struct Pass {
     weights: *const f32,
     bias: Option<*const f32>,
@@ -84,8 +86,10 @@ struct Pass {
 }
 
 impl OnLanes for Pass {
+    /// Computes all channels, vectors first, then the rest one by one.
+    ///
     /// # Safety
-    /// The pointers have these sizes, and nobody else uses tail and numbers.
+    /// The pointers have these sizes, and nothing else uses tail and numbers.
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
         let whole = self.count / LANES * LANES;
@@ -100,10 +104,10 @@ impl OnLanes for Pass {
 }
 
 impl Pass {
-    /// A vector of channels from `at` on.
+    /// Computes a vector of channels from `at` on.
     ///
     /// # Safety
-    /// As of `on`.
+    /// The conditions of `on` hold.
     #[inline(always)]
     unsafe fn some<V: Lanes>(&self, at: usize) {
         let (length, stride) = self.taps;
@@ -129,10 +133,10 @@ impl Pass {
         }
     }
 
-    /// A channel that no whole vector has.
+    /// Computes one channel that fills no whole vector.
     ///
     /// # Safety
-    /// As of `on`.
+    /// The conditions of `on` hold.
     unsafe fn one(&self, at: usize) {
         let (length, stride) = self.taps;
         // SAFETY: the caller's.

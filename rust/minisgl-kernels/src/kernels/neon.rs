@@ -1,7 +1,7 @@
-//! Matrix products for 128-bit vectors of ARM: plain loops over 16 lanes, which the compiler turns into vectors (a
-//! fused multiply-add is an instruction of every 64-bit ARM). No instruction is named here, so tests run it anywhere.
+//! Matmul for 128-bit ARM vectors: plain loops over 16 lanes, which the compiler vectorizes (every 64-bit ARM has a
+//! fused multiply-add). No instruction is named here, so tests run on any machine.
 //!
-//! Invariants: the operations of `scalar`, in its order, in every lane.
+//! Invariants: every lane runs the operations of `scalar`, in the same order.
 
 #![allow(clippy::needless_range_loop)] // lanes of several arrays at once
 
@@ -10,10 +10,10 @@ use super::{Product, Table};
 use crate::Kind;
 use crate::panels::{BLOCK, Block, PANEL, plain};
 
-/// A number for each of a panel's 16 rows.
+/// Array of one value for each of a panel's 16 rows.
 type Lanes<T> = [T; PANEL];
 
-/// Rows of activations by which a block is multiplied once it is unpacked.
+/// Rows of activations that share one unpacking of a block.
 const ROWS: usize = 4;
 
 pub(super) static TABLE: Table = Table {
@@ -48,7 +48,7 @@ unsafe fn matmul(p: &Product<'_>) {
     }
 }
 
-/// Puts (or adds) a panel's 16 sums to where they go.
+/// Writes a panel's 16 sums for a row to the output, or adds them if `p.add` is set.
 unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: &Lanes<f32>) {
     let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
     // SAFETY: the caller's: `out` has room for every row and panel of the product.
@@ -58,7 +58,7 @@ unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: &Lanes<f32>) {
     }
 }
 
-/// Products of a panel with rows of f32, from row `first` on.
+/// Computes the products of a panel with f32 activation rows from `first` on into `sums`.
 unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
     let kind = p.w.kind();
     let layout = kind.layout();
@@ -94,7 +94,7 @@ unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f
     }
 }
 
-/// Products of a panel with rows of bytes, from row `first` on.
+/// Computes the products of a panel with int8 activation rows from `first` on into `sums`.
 unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
     let (kind, acts) = (p.w.kind(), p.acts);
     let layout = kind.layout();
@@ -127,7 +127,7 @@ unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f3
     }
 }
 
-/// Scales and minima of a block, for each share of its inputs.
+/// Scales and minima of a block, for each sub-block of its inputs.
 struct Scales {
     d: [Lanes<f32>; 2],
     m: [Lanes<f32>; 2],
@@ -145,7 +145,7 @@ impl Scales {
     }
 }
 
-/// A quantized block without its scales: input by input, 16 rows each.
+/// Returns a quantized block as integers without scales: [input][16 rows].
 fn integers(block: Block<'_>) -> [Lanes<i16>; BLOCK] {
     let mut all = [[0; PANEL]; BLOCK];
     for (j, four) in all.chunks_exact_mut(4).enumerate() {
@@ -156,7 +156,7 @@ fn integers(block: Block<'_>) -> [Lanes<i16>; BLOCK] {
     all
 }
 
-/// A block as f32, unscaled: input by input, 16 rows each.
+/// Returns a block as unscaled f32: [input][16 rows].
 fn unpack(kind: Kind, block: Block<'_>) -> [Lanes<f32>; BLOCK] {
     if kind.is_quantized() {
         return integers(block).map(|lanes| lanes.map(f32::from));

@@ -1,4 +1,4 @@
-//! The definition of every result, in plain Rust, one operation at a time.
+//! Definition of every kernel result, in plain Rust, one operation at a time.
 //!
 //! Invariants: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 
@@ -18,22 +18,24 @@ pub(super) static TABLE: Table = Table {
     finite,
 };
 
-/// Blocks whose largest number is below 2^-100 count as zero: the inverse of their scale would overflow.
+/// Bits of 2^-100: a block whose largest absolute value is below it is quantized to zero, because the inverse of its
+/// scale would overflow.
 pub(super) const TINY: u32 = (127 - 100) << 23;
 /// Bits of infinity: absolute values from here on are not finite.
 pub(super) const INFINITE: u32 = 0x7f80_0000;
 
-/// The order of a block's inputs in the sums of f32 products; `by_halves`: both halves of a byte, byte after byte.
+/// Returns the input index of step `step` in f32 sums over a block. `by_halves`: both nibbles of a byte, byte after
+/// byte.
 pub(super) const fn input(by_halves: bool, step: usize) -> usize {
     if by_halves { step / 2 + step % 2 * 16 } else { step }
 }
 
-/// Where share `sub` of block `b` of a row is among the cells for 16 inputs.
+/// Returns the index of half `sub` of block `b` of a row in the activations' [block][half][row] arrays.
 pub(super) const fn cell16(acts: &ActsPtr, b: usize, sub: usize, row: usize) -> usize {
     (2 * b + sub) * acts.rows + row
 }
 
-/// A fixed tree over 16 numbers: i and i + 8, then i + 4, i + 2, i + 1.
+/// Sums 16 elements in a fixed tree: i and i + 8, then i + 4, i + 2, i + 1.
 pub(super) fn tree(mut v: [f32; 16]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
@@ -86,7 +88,7 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     }
 }
 
-/// The nearest number that bf16 has, the even one of two; NaN stays one.
+/// Rounds to the nearest bf16 value, ties to even; NaN stays NaN.
 fn to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     if x.is_nan() {
@@ -95,7 +97,8 @@ fn to_bf16(x: f32) -> f32 {
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// Integers of -127..=127 and their scale, which is NaN if a number is not finite.
+/// Quantizes a block to integers of -127..=127. Returns them with their scale, which is NaN if an element is not
+/// finite.
 fn quantize(v: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     let max = v.iter().fold(0, |max, x| max.max(x.abs().to_bits()));
     if max >= INFINITE {
@@ -126,7 +129,7 @@ unsafe fn matmul(p: &Product<'_>) {
     }
 }
 
-/// The 16 products of a panel's rows with one row of activations.
+/// Returns the 16 products of a panel's rows with one row of activations.
 unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) -> [f32; PANEL] {
     let (kind, acts) = (p.w.kind(), p.acts);
     let mut sums = [0.0; PANEL];
@@ -150,8 +153,8 @@ unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) ->
     sums
 }
 
-/// `acc` and what row `lane` of a block of codes adds to it: share by share of its inputs the sum of value times input,
-/// times the scale; and the minimum times the sum of inputs.
+/// Returns `acc` plus the product of row `lane` of a block with f32 activations: for each sub-block the sum of value
+/// times input, times the scale; plus the minimum times the sum of inputs.
 unsafe fn add_exact(
     mut acc: f32,
     kind: Kind,
@@ -181,7 +184,7 @@ unsafe fn add_exact(
     acc
 }
 
-/// The same with bytes: sums are integers.
+/// Returns `acc` plus the product of row `lane` of a block with int8 activations, whose sums are integers.
 unsafe fn add_int8(
     mut acc: f32,
     kind: Kind,
@@ -208,7 +211,7 @@ unsafe fn add_int8(
     acc
 }
 
-/// Sums of the inputs that share a scale, row after row from `row` on.
+/// Returns the address of the sums of inputs of sub-block `sub` for the rows from `row` on.
 #[inline]
 pub(super) unsafe fn input_sums(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const f32 {
     // SAFETY: the caller's: the rows are there.
@@ -220,7 +223,7 @@ pub(super) unsafe fn input_sums(acts: &ActsPtr, subs: usize, b: usize, sub: usiz
     }
 }
 
-/// -128 times the sum of their integers, likewise.
+/// Returns the address of -128 times the integer sums of sub-block `sub` for the rows from `row` on.
 #[inline]
 pub(super) unsafe fn offsets(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const i32 {
     // SAFETY: as above.
@@ -232,7 +235,7 @@ pub(super) unsafe fn offsets(acts: &ActsPtr, subs: usize, b: usize, sub: usize, 
     }
 }
 
-/// The scale of a row's integers times the sum of those that share a scale of weights.
+/// Returns the scale of a row's int8 activations times the sum of the integers of sub-block `sub`.
 #[inline]
 pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> f32 {
     let cell = b * acts.rows + row;
@@ -245,7 +248,8 @@ pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usiz
     }
 }
 
-/// Squares are summed in 32 lanes, number i in lane i % 32; lanes i and i + 16 are added, then `tree`.
+/// Computes the RMS norm. Squares are summed in 32 lanes, element i in lane i % 32; lanes i and i + 16 are added, then
+/// `tree`.
 unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut lanes = [0.0f32; 32];
     for i in 0..n {
@@ -260,16 +264,16 @@ unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f
     }
 }
 
-/// What a row is multiplied by, from the sum of its squares.
+/// Returns the inverse RMS of a row, 1 / sqrt(sum / n + eps), from the sum of its squares.
 pub(super) fn inverse_root(sum: f32, n: usize, eps: f32) -> f32 {
     1.0 / (sum / n as f32 + eps).sqrt()
 }
 
-/// Bounds of `exp`'s argument, between which 2^n is a normal number.
+/// Bounds of `exp`'s argument, between which 2^n is a normal float.
 pub(super) const EXP_BOUNDS: (f32, f32) = (-87.0, 88.0);
-/// ln 2 as a number of few bits, and the rest of it.
+/// High part of ln 2 with few bits, and the remainder.
 pub(super) const LN2: (f32, f32) = (0.693_359_4, -2.121_944_4e-4);
-/// exp(r) = 1 + r + r^2 (...), highest power first, for |r| <= ln 2 / 2.
+/// Coefficients of exp(r) = 1 + r + r^2 (...), highest power first, for |r| <= ln 2 / 2.
 pub(super) const EXP_TERMS: [f32; 6] = [
     1.987_569_1e-4,
     1.398_199_9e-3,
@@ -279,7 +283,7 @@ pub(super) const EXP_TERMS: [f32; 6] = [
     0.5,
 ];
 
-/// exp to about 2e-7, NaN for NaN; beyond the bounds: their exp.
+/// Returns e^x to about 2e-7, with x clamped to the bounds; NaN for NaN.
 #[must_use]
 #[inline]
 pub fn exp(x: f32) -> f32 {
@@ -303,7 +307,8 @@ unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     }
 }
 
-/// GELU as its tanh approximation has it (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b g^3)).
+/// Coefficients (a, b) of the tanh approximation of GELU (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b
+/// g^3)).
 pub(super) const GELU: (f32, f32) = (1.595_769, 0.044_715);
 
 unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {

@@ -1,4 +1,4 @@
-//! Attention against a plain softmax in f64, and against itself: what may not change a bit.
+//! Tests of attention against a plain softmax in f64, and against itself where no bit may change.
 
 use crate::attention::{Attention, Rows};
 use crate::kernels::{Isa, plain};
@@ -21,7 +21,7 @@ fn half_floats_and_bytes_lose_what_they_say() {
     }
 }
 
-/// Numbers that are integers from -8 to 7 once they are turned.
+/// Makes elements integers from -8 to 7 after the Hadamard transform, so that q4 stores them exactly.
 fn four_bits(numbers: &mut [f32], dim: usize) {
     for block in numbers.chunks_mut(32) {
         for x in block.iter_mut() {

@@ -1,7 +1,7 @@
-//! Products of many rows with f32 activations: some blocks of a panel are turned into f32 in the L1 cache, unless they are
-//! f32, and tiles of rows run over them.
+//! Matmul of many rows with f32 activations (AVX2): some blocks of a panel are converted to f32 in the L1 cache, unless
+//! they are f32, and multiplied by tiles of rows.
 //!
-//! Invariants: as `scalar`; sums of blocks are added in memory, in the blocks' order.
+//! Invariants: results follow `scalar`; sums of blocks are added in memory, in the blocks' order.
 
 use std::ops::Range;
 
@@ -10,9 +10,9 @@ use super::*;
 
 /// Blocks that are unpacked at a time.
 const CHUNK: usize = 6;
-/// Rows of a tile.
+/// Rows in a tile.
 const TALL: usize = 6;
-/// Rows that share what is unpacked once.
+/// Rows that share one unpacking of weights.
 const ROWS: usize = 120;
 
 /// Unpacked weights: [block][step][16], [block][share] scales and minima; and the rows' sums.
@@ -36,7 +36,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     }
 }
 
-/// A panel by at most `ROWS` rows.
+/// Multiplies a panel by at most `ROWS` rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
     p: &Product<'_>,
@@ -120,7 +120,7 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, ro
     }
 }
 
-/// Some rows by `chunk` blocks of f32, one after the other.
+/// Some rows by `chunk` consecutive blocks of f32.
 struct Tile<'a> {
     acts: &'a ActsPtr,
     w: *const f32,
@@ -168,7 +168,7 @@ impl Tile<'_> {
     }
 }
 
-/// `acc` and the sum of the inputs that share a scale.
+/// Returns `acc` plus the scaled sum `s` of a sub-block's inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn total<const KIND: u8>(acc: Pair, s: Pair, scales: *const f32, total: *const f32) -> Pair {

@@ -1,14 +1,15 @@
-//! What happens to rows between matrix products. Ends that fill no vector are read as zeros under a mask.
+//! Elementwise kernels and reductions between matmuls (AVX2). A tail that fills no vector is read under a mask, with
+//! zeros.
 //!
-//! Invariants: as `scalar`, lane by lane, with the same trees.
+//! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
 use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
 use super::*;
 
-/// Where masks of 8 lanes are cut from.
+/// Source of masks of 8 lanes: a load at an offset gives the mask.
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The lanes that `left` numbers fill.
+/// Returns a mask of the first `left` lanes (all 8 if `left` is larger).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn lanes(left: usize) -> __m256i {
@@ -16,7 +17,7 @@ fn lanes(left: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - left.min(8)).cast()) }
 }
 
-/// Up to 8 numbers, zeros after them.
+/// Loads up to 8 elements, with zeros after them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn read(x: *const f32, left: usize) -> __m256 {
@@ -43,7 +44,7 @@ unsafe fn write(x: *mut f32, left: usize, v: __m256) {
     }
 }
 
-/// `scalar::tree` of 16 lanes.
+/// Returns the tree sum of 16 lanes (`scalar::tree`).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tree(low: __m256, high: __m256) -> f32 {
@@ -165,7 +166,8 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
     }
 }
 
-/// `scalar::exp`. The bounds come first in `min` and `max`, which give the second where one is NaN.
+/// Returns e^x by lane (`scalar::exp`). Bounds are the first operand of `min` and `max`, which return the second if one
+/// is NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn exp(x: __m256) -> __m256 {
@@ -199,7 +201,8 @@ pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *
     unsafe { gate_mul::<true>(gate, up, n, out) }
 }
 
-/// Both gates are g * sigmoid of something: of g itself, or of what GELU makes of it.
+/// Computes `out = activation(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: both are g * sigmoid(h), h being g or
+/// GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
@@ -247,7 +250,7 @@ pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half:
     }
 }
 
-/// Finds the largest number, then where it is first.
+/// Returns the index of the largest element: finds the maximum, then its first position.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let least = _mm256_set1_ps(f32::NEG_INFINITY);

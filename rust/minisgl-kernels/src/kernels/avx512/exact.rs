@@ -1,26 +1,27 @@
-//! Products with f32 activations.
+//! Matmul with f32 activations (AVX-512).
 //!
-//! Few rows: weights are turned into f32 in registers and used for all rows at once, block after block in one stream;
-//! the sums of a block wait for no other block, which is what fills the pipeline at one row. Many rows: some blocks of
-//! two panels are turned into f32 in the L1 cache, unless they are f32, and tiles of rows run over them, whose sums stay
-//! in registers meanwhile.
+//! Few rows: weights are converted to f32 in registers and used for all rows at once, block after block in one stream;
+//! the sums of a block depend on no other block, which fills the pipeline at one row. Many rows: some blocks of two
+//! panels are converted to f32 in the L1 cache, unless they are f32, and multiplied by tiles of rows, whose sums stay
+//! in registers.
 //!
-//! Invariants: as `scalar`: a block's sum in the order of its steps, blocks in order.
+//! Invariants: sums follow `scalar`: within a block in the order of its steps, then blocks in order.
 
 use super::unpack::{GROUP, group, input, steps, weights};
 use super::*;
 
-/// Rows from which on weights are unpacked into the cache, and where there is nothing to unpack.
+/// Numbers of rows from which on weights are unpacked into the cache: packed formats, then formats that need no
+/// unpacking.
 const FEW: usize = 8;
 const FEW_OF_NUMBERS: usize = 12;
-/// Blocks that are unpacked at a time; of f32, what the second cache holds of two panels.
+/// Blocks that are unpacked at a time; for f32, the blocks of two panels that fit the L2 cache.
 const CHUNK: usize = 4;
 const CHUNK_OF_F32: usize = 48;
 /// Panels that are unpacked at a time.
 const WIDE: usize = 2;
-/// Rows of a tile.
+/// Rows in a tile.
 const TALL: usize = 6;
-/// Rows that share what is unpacked once.
+/// Rows that share one unpacking of weights.
 const ROWS: usize = 128;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
@@ -58,7 +59,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on, `B` blocks at a time.
+/// Multiplies a panel by the `R` rows from `row` on, `B` blocks at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn few<const KIND: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
@@ -80,7 +81,7 @@ unsafe fn few<const KIND: u8, const R: usize, const B: usize>(p: &Product<'_>, p
     }
 }
 
-/// Adds what `B` blocks from `b` on give; `panel` is where the panel begins.
+/// Adds the products of the `B` blocks from `b` on to `acc`; `panel` is the panel's first byte.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
@@ -146,7 +147,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     }
 }
 
-/// How far ahead few rows ask for weights: a panel's bytes go on into the next panel's.
+/// Prefetch distance of weights in bytes for few rows; it runs over into the next panel.
 const AHEAD: usize = 4096;
 
 /// Unpacked weights: [block][panel][step][16], and [block][panel][share] scales and minima.
@@ -175,7 +176,7 @@ unsafe fn many<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     }
 }
 
-/// `P` panels from `panel` on by at most `ROWS` rows.
+/// Multiplies the `P` panels from `panel` on by at most `ROWS` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
     p: &Product<'_>,
@@ -247,7 +248,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
     }
 }
 
-/// Unpacks `chunk` blocks of the panel at `from`, from block `first` on, to place `at`.
+/// Unpacks the `chunk` blocks from block `first` on of the panel at `from` into panel index `at` of `room`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at: usize, room: *mut Unpacked) {
     let layout = const { layout(KIND) };
@@ -274,14 +275,14 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at
     }
 }
 
-/// Some rows by `chunk` blocks of f32, which are unpacked, or lie in the panels as they are.
+/// Some rows by `chunk` blocks of f32, which are unpacked or read directly from the panels.
 struct Tile<'a, const P: usize> {
     acts: &'a ActsPtr,
-    /// The first block of each panel; the next one is `next` numbers on.
+    /// First block of each panel; the next one is `next` elements later.
     w: [*const f32; P],
     next: usize,
     scales: *const f32,
-    /// So many bytes ahead weights are asked for.
+    /// Prefetch distance of weights in bytes.
     ahead: usize,
     b: usize,
     chunk: usize,
@@ -290,7 +291,7 @@ struct Tile<'a, const P: usize> {
 }
 
 impl<const P: usize> Tile<'_, P> {
-    /// For what follows the weights of group `g` of the blocks `w`.
+    /// Prefetches the weights after group `g` of the blocks `w`.
     #[inline(always)]
     fn ask(&self, w: &[*const f32; P], g: usize) {
         for from in w {
@@ -363,7 +364,7 @@ impl<const P: usize> Tile<'_, P> {
     }
 }
 
-/// `acc` and the sum of the inputs that share a scale.
+/// Returns `acc` plus the scaled sum `s` of a sub-block's inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn total<const KIND: u8>(acc: __m512, s: __m512, scales: *const f32, sum: *const f32) -> __m512 {

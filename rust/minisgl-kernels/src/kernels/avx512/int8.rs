@@ -1,23 +1,24 @@
-//! Products with int8 activations: `vpdpbusd` sums four products of a lane, exactly.
+//! Matmul with int8 activations (AVX-512): `vpdpbusd` sums four products of a lane, exactly.
 //!
-//! Its first factor is unsigned: values come with their bias, which the activations' `offset` takes off again.
+//! Its first operand is unsigned: weights include their bias, and the activations' `offset` subtracts its contribution.
 //!
-//! Invariants: integer sums are exact in any order; the rest as `scalar`.
+//! Invariants: integer sums are exact in any order; everything else follows `scalar`.
 
 use super::unpack::biased;
 use super::*;
 
-/// Rows of a tile.
+/// Rows in a tile.
 const TALL: usize = 12;
-/// How far ahead weights are asked for: with few rows in two stages, for memory is what they wait for, and the first cache
-/// alone asks for too few lines at once; with more a tile works on a panel for so long that its lines would be gone again.
+/// Prefetch distances of weights in bytes. Few rows prefetch in two stages: they wait for memory, and the L1 cache
+/// alone has too few lines in flight. With more rows a tile works on a panel so long that distant lines would be
+/// evicted.
 const NEAR: usize = 4096;
 const AHEAD: usize = 8192;
 const FAR_AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
-    /// Rows that go over a few panels together, so that both stay in caches.
+    /// Rows that are multiplied by a few panels together, so that both stay in caches.
     const ROWS: usize = 240;
     for first in p.rows.clone().step_by(ROWS) {
         let rows = ROWS.min(p.rows.end - first);
@@ -48,7 +49,7 @@ pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
+/// Multiplies one panel by the `R` rows from `row` on; the `first` tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
     let layout = const { layout(KIND) };
@@ -96,7 +97,7 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
     }
 }
 
-/// Four activations in every lane.
+/// Broadcasts four int8 activations to every lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn four(q: *const i8) -> __m512i {
@@ -104,7 +105,7 @@ unsafe fn four(q: *const i8) -> __m512i {
     unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
 
-/// Both halves of a byte at once.
+/// Returns the integer sums of a block of 4-bit codes, low and high nibbles of a byte together.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> [__m512i; R] {
@@ -127,7 +128,7 @@ unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> [__m
     s
 }
 
-/// The sums of share `sub` of a block's inputs.
+/// Returns the integer sums of sub-block `sub` of a block's inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn sums<const KIND: u8, const R: usize>(

@@ -1,19 +1,20 @@
-//! What happens to rows between matrix products. Ends that fill no vector are read as zeros under a mask.
+//! Elementwise kernels and reductions between matmuls (AVX-512). A tail that fills no vector is read under a mask, with
+//! zeros.
 //!
-//! Invariants: as `scalar`, lane by lane, with the same trees.
+//! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
 use std::arch::x86_64::*;
 
 use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
 use super::*;
 
-/// The lanes that `left` numbers fill.
+/// Returns a mask of the first `left` lanes.
 #[inline]
 fn lanes(left: usize) -> __mmask16 {
     if left >= 16 { !0 } else { (1 << left) - 1 }
 }
 
-/// `scalar::tree`.
+/// Returns the tree sum of 16 lanes (`scalar::tree`).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn tree(v: __m512) -> f32 {
@@ -29,7 +30,7 @@ pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     unsafe { prepare_as::<true, false>(x, acts, row) }
 }
 
-/// f32 as it is, as parts of bf16, or both, for modes that have it; sums either way.
+/// Prepares a row of activations as f32 (`F32`), as bf16 parts (`PARTS`), or both; block sums either way.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
@@ -64,7 +65,7 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
     }
 }
 
-/// What the upper halves of f32 hold of the numbers, of the rest, of its rest.
+/// Splits 32 values into three bf16 parts: the upper half of the f32, of the remainder, and of its remainder.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn split(v: [__m512; 2], acts: ActsPtr, cell: usize) {
@@ -156,7 +157,8 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
     }
 }
 
-/// `scalar::exp`. The bounds come first in `min` and `max`, which give the second where one is NaN.
+/// Returns e^x by lane (`scalar::exp`). Bounds are the first operand of `min` and `max`, which return the second if one
+/// is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn exp(x: __m512) -> __m512 {
@@ -190,7 +192,8 @@ pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *
     unsafe { gate_mul::<true>(gate, up, n, out) }
 }
 
-/// Both gates are g * sigmoid of something: of g itself, or of what GELU makes of it.
+/// Computes `out = activation(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: both are g * sigmoid(h), h being g or
+/// GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
@@ -245,7 +248,7 @@ pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half:
     }
 }
 
-/// Finds the largest number, then where it is first.
+/// Returns the index of the largest element: finds the maximum, then its first position.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let least = _mm512_set1_ps(f32::NEG_INFINITY);
