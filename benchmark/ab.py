@@ -1,14 +1,14 @@
-"""Two configurations of the server, measured in pairs: differences with a confidence interval.
+"""Compare two configurations of the server, measured in pairs: differences with a confidence interval.
 
     python -m benchmark.ab --a-revision HEAD~10 --b-revision HEAD -- --engine echo
 
-Two servers may differ in flags, environment or git revision. Flags after -- are those of `minisgl serve` for both.
-Every measurement has a fresh server; the variants alternate, and who goes first alternates too, so that drift of the
-machine hits both. A run with a failed request is no result. Variants whose loads differ (`--b-load`) have the same
-server, and all of their runs share one: short runs, many pairs, and a difference of a percent is seen.
+The configurations may differ in flags, environment or git revision. Flags after -- are those of `minisgl serve` for
+both. Every measurement has a fresh server; the variants alternate, and so does their order within a pair, so that drift
+of the machine affects both. A run with a failed request is discarded. Variants whose loads differ (`--b-load`) use the
+same server for all runs: short runs and many pairs show a difference of a percent.
 
 A revision is a checkout of its own (a git worktree in a temporary folder) with its own extension, built there by cargo;
-both are gone at the end, and this checkout stays as it is.
+both are removed at the end, and this checkout is not changed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ EXTENSION = "_rust.abi3.so"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`flags` come after those that both variants share, `load` after those of both loads; `env` is set over the
-    caller's environment."""
+    """Configuration of the server to compare. `flags` and `load` follow the shared ones of both variants; `env` is
+    added to the caller's environment."""
 
     name: str
     flags: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Variant:
 
 
 def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """From NAME=VALUE texts. Raises `ConfigError`."""
+    """Parse NAME=VALUE texts. Raises `ConfigError` for any other text."""
     found = []
     for text in pairs:
         name, sign, value = text.partition("=")
@@ -81,7 +81,8 @@ def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 @contextlib.contextmanager
 def sources(variants: Sequence[Variant]) -> Iterator[dict[str, Path | None]]:
-    """The `python` folder to run by variant name, None for this checkout. Raises `ConfigError`."""
+    """Yield the `python` folder to run by variant name, `None` for this checkout. Raises `ConfigError` if a revision
+    cannot be built."""
     with tempfile.TemporaryDirectory(prefix="minisgl-revisions-") as folder, contextlib.ExitStack() as stack:
         found: dict[str, Path | None] = {}
         built: dict[str, Path] = {}
@@ -109,7 +110,7 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def _build(tree: Path, target: Path) -> None:
-    """The target folder is shared by the variants: what they have in common is compiled once."""
+    """Build a revision's extension. Variants share the `target` folder, so that common crates are compiled once."""
     if not (tree / "Cargo.toml").exists():
         return  # a revision from before the extension
     try:
@@ -123,7 +124,7 @@ def _build(tree: Path, target: Path) -> None:
 
 
 def _git(*args: str) -> str:
-    """In the checkout that this file lies in."""
+    """Run git in the checkout that contains this file; return its output."""
     return _run(("git", *args), Path(__file__).resolve().parent)
 
 
@@ -229,7 +230,7 @@ Runs = dict[str, list[Figures]]
 
 
 def _gathered(names: Sequence[str], pairs: int, measure_one: Callable[[str], Figures], runs: Runs) -> None:
-    """Fill `runs`, pair by pair, with a line of progress (a bar on a terminal) for each. Raises `Stopped`."""
+    """Fill `runs`, pair by pair, showing progress by a bar on a terminal or else by lines. Raises `Stopped`."""
     with tqdm(total=len(names) * pairs, desc="ab", unit="run", disable=None) as bar:
         for pair, name in turns(list(names), pairs):
             if bar.disable:
@@ -241,8 +242,8 @@ def _gathered(names: Sequence[str], pairs: int, measure_one: Callable[[str], Fig
 def compare(
     variants: tuple[Variant, ...], shared: Sequence[str], pairs: int, measure_one: Measure
 ) -> tuple[Stopped | None, Runs]:
-    """Return what stopped it (None: nothing), and the figures of each run by variant, pair by pair. Raises
-    `ConfigError`."""
+    """Measure all pairs. Return the reason for an early stop (`None`: none), and the figures of each run by variant,
+    pair by pair. Raises `ConfigError` if a server fails."""
     of_name = {variant.name: variant for variant in variants}
     runs: Runs = {name: [] for name in of_name}
 
@@ -267,7 +268,8 @@ def compare(
 
 
 def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: int) -> tuple[Stopped | None, Runs]:
-    """Do as `compare` does with one server that has each of the loads in turns. Raises `ConfigError`."""
+    """Measure all pairs on one server that gets each of the loads in turn; returns the same as `compare`. Raises
+    `ConfigError`."""
     runs: Runs = {name: [] for name in loads}
     try:
         with ServerProcess(Launch(tuple(flags))) as server:
@@ -280,7 +282,7 @@ def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: i
 
 
 def verdict(name: str, found: PairedDifference) -> str:
-    """What the interval that is shown says; of many figures, one that stands alone may be chance."""
+    """Return the verdict that a figure's interval supports; one difference among many figures may be chance."""
     shown = found.ratio or found.difference
     if not shown.excludes_zero:
         return "no difference seen"
@@ -291,7 +293,7 @@ def verdict(name: str, found: PairedDifference) -> str:
 
 
 def figures_table(variants: tuple[Variant, ...], differences: Mapping[str, PairedDifference]) -> str:
-    """B against A: means, whose quotient (or difference) is the paired one beside them, its interval, what it says."""
+    """Return the table of B against A: means, the paired ratio (or difference) with its interval, and the verdict."""
     rows = [(name, found.mean_a, found.mean_b, str(found), verdict(name, found)) for name, found in differences.items()]
     a, b = (variant.name for variant in variants)
     return table(("figure", a, b, f"{b} against {a}", "verdict"), rows)

@@ -1,21 +1,22 @@
-"""Front ends side by side in one run: what a streamed chat costs with each, over an engine that computes nothing.
+"""Compare front ends in one run: the cost of a streamed chat with each, over an engine that computes nothing.
 
     MINISGL_DATA=... python -m benchmark.front_ends today=.:rust python=.:python new=../other:rust [--quick] [--out DIR]
 
-A variant is NAME=FOLDER:FRONTEND: the code and the extension of a checkout that is built, and `rust` or `python`, as
-in `minisgl serve --frontend`; the first one is what the others are compared with (or --base NAME). Chats have 180 words
-in and exactly as many tokens out as their cell says; cells differ in tokens out, tools (of which none has to be
-called) and clients. The chat template shows tools: that of Qwen3, whose tokenizer MINISGL_DATA has, or one of the
-tests' over the embedded model's tokenizer. The load generator runs on the same cores.
+A variant is NAME=FOLDER:FRONTEND: the code and the extension of a built checkout, and `rust` or `python`, as in
+`minisgl serve --frontend`; the first one is the base of the comparison (or --base NAME). Chats have 180 words in and
+exactly the cell's number of tokens out; cells differ in tokens out, tools (which need not be called) and clients. The
+chat template shows tools: that of Qwen3, whose tokenizer MINISGL_DATA has, or one of the tests' over the embedded
+model's tokenizer. The load generator runs on the same cores.
 
-Each number of tools has servers of its own, one for each variant; they take turns, in alternating order, and all of a
-turn get the same requests, which no other turn gets. Figures are medians over the turns, ratios medians of the turns'
-ratios to the base. CPU is user and system time of the server's HTTP process alone, from the first request to the end of
-the last answer. A pause is the time between two events with text of one stream. "Others' cores" is what neither a
-variant's server nor the load generator used of the machine: where it is not small, only CPU per token says something.
+Each number of tools has servers of its own, one for each variant; they take turns, in alternating order. All variants
+of a turn get the same requests, which no other turn gets. Figures are medians over the turns, ratios medians of the
+turns' ratios to the base. CPU is user and system time of the server's HTTP process alone, from the first request to the
+end of the last response. A pause is the time between two events with text of one stream. "Others' cores" is the CPU use
+of all processes other than the variant's server and the load generator: where it is not small, only CPU per token is
+meaningful.
 
-Invariants: a run with a failed request, or with an answer of another length, is no result; a server that does not run
-its variant's extension is an error; all that is started ends with the program, however that ends.
+Invariants: a run with a failed request, or with a response of another length, is discarded; a server that does not run
+its variant's extension is an error; all processes end with the program, however that ends.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Variant:
         return Launch((*flags, "--frontend", self.front_end), source=self.folder / "python")
 
     def facts(self) -> dict[str, str]:
-        """Its front end, and the commit that its folder is at."""
+        """Return the front end, and the git commit of the folder if there is one."""
         asked = ("git", "-C", str(self.folder), "rev-parse", "--short", "HEAD")
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             done = subprocess.run(asked, capture_output=True, text=True, check=True)
@@ -106,20 +107,20 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured, for how long, and how often."""
+    """Cells to measure, the seconds of a turn, and the number of turns."""
 
     cells: Sequence[Cell]
     duration_s: float
     num_turns: int
 
     def sets(self) -> list[list[Cell]]:
-        """Cells that share servers."""
+        """Return the cells in groups that share servers (cells with the same number of tools)."""
         numbers = dict.fromkeys(cell.num_tools for cell in self.cells)
         return [[cell for cell in self.cells if cell.num_tools == number] for number in numbers]
 
 
 def variant_of(text: str) -> Variant:
-    """NAME=FOLDER:FRONTEND. Raises `ConfigError`."""
+    """Parse NAME=FOLDER:FRONTEND. Raises `ConfigError` for a wrong form or a folder without a built extension."""
     name, equals, rest = text.partition("=")
     folder, colon, front_end = rest.rpartition(":")
     if not (name and equals and folder and colon) or front_end not in FRONT_ENDS:
@@ -131,7 +132,7 @@ def variant_of(text: str) -> Variant:
 
 
 def tools(number: int) -> list[dict[str, Any]]:
-    """As agents have them: two arguments each, one of them required."""
+    """Return `number` tools typical of an agent: two arguments each, one of them required."""
     path = {"type": "string", "description": "The path of the file, relative to the root of the project."}
     limit = {"type": "integer", "description": "How many lines to look at, at most."}
     schema = {"type": "object", "properties": {"path": path, "limit": limit}, "required": ["path"]}
@@ -149,7 +150,7 @@ def tools(number: int) -> list[dict[str, Any]]:
 
 
 def bodies(cell: Cell, model: str, turn: int, count: int) -> list[bytes]:
-    """Requests of one turn: equal for all variants, different from those of other turns and cells."""
+    """Return the requests of one turn: equal for all variants, different from those of other turns and cells."""
     fixed: dict[str, Any] = {
         "model": model,
         "stream": True,
@@ -173,7 +174,7 @@ def bodies(cell: Cell, model: str, turn: int, count: int) -> list[bytes]:
 
 @contextlib.contextmanager
 def servers(variants: Sequence[Variant], flags: Sequence[str]) -> Iterator[dict[str, ServerProcess]]:
-    """A server for each variant, by its name. Raises `ConfigError`."""
+    """Start a server for each variant; yields them by name. Raises `ConfigError` if one does not start."""
     with contextlib.ExitStack() as stack:
         found = {}
         for variant in variants:
@@ -189,7 +190,8 @@ def servers(variants: Sequence[Variant], flags: Sequence[str]) -> Iterator[dict[
 
 
 def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], duration_s: float) -> Figures:
-    """One turn of one variant; without a duration, the requests once. Raises `ConfigError` for one that failed."""
+    """Measure one turn of one variant; with a duration of 0, send the requests once. Raises `ConfigError` if a request
+    failed."""
     target = Server(server.url, server.model, own=server)
     passed_on = _passed_on(server)
     times = -(-MOST_REQUESTS // len(requests)) if duration_s else 1
@@ -229,13 +231,13 @@ def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], durati
 
 
 def _busy_s() -> float:
-    """Seconds that the machine's processors have worked for anybody."""
+    """Return the CPU seconds that the machine has spent on all processes."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
 
 def _passed_on(server: ServerProcess) -> int:
-    """Requests that a gateway left to the Python server so far."""
+    """Return the number of requests that the gateway has forwarded to the Python server so far."""
     http = httpx.get(f"{server.url}/stats", timeout=HTTP_TIMEOUT_S).raise_for_status().json()["http"]
     return int((http.get("gateway") or {}).get("passed_on", 0))
 
@@ -244,7 +246,7 @@ Runs = dict[Cell, dict[str, list[Figures]]]
 
 
 def measure_all(variants: Sequence[Variant], grid: Grid, flags: Sequence[str]) -> Iterator[tuple[Cell, Runs]]:
-    """All runs so far, and the cell that has been measured last."""
+    """Measure cell by cell; yields each measured cell with all runs so far."""
     runs: Runs = {}
     for cells in grid.sets():
         with servers(variants, flags) as running:
@@ -273,7 +275,7 @@ def medians(runs: Sequence[Figures]) -> Figures:
 
 
 def ratios(runs: Sequence[Figures], base: Sequence[Figures]) -> Figures:
-    """The median ratio of each figure to the base's of the same turn, where no base is 0."""
+    """Return the median ratio of each figure to the base's of the same turn; figures whose base has a 0 are omitted."""
     return {
         key: statistics.median(one[key] / other[key] for one, other in zip(runs, base, strict=True))
         for key in COLUMNS.values()
@@ -282,7 +284,7 @@ def ratios(runs: Sequence[Figures], base: Sequence[Figures]) -> Figures:
 
 
 def result_of(runs: Runs, base: str) -> list[dict[str, Any]]:
-    """By cell and variant: medians, ratios to the base, and each turn's figures."""
+    """Return by cell and variant: medians, ratios to the base, and each turn's figures."""
     return [
         {
             **asdict(cell),
@@ -296,7 +298,7 @@ def result_of(runs: Runs, base: str) -> list[dict[str, Any]]:
 
 
 def cell_table(of_cell: Mapping[str, Sequence[Figures]], base: str) -> str:
-    """Medians, with ratios to the base behind those of the others."""
+    """Return the table of a cell: medians, and their ratios to the base in parentheses."""
     rows = []
     for name, found in of_cell.items():
         middle, against = medians(found), ratios(found, of_cell[base])
@@ -313,7 +315,7 @@ def _number(value: float) -> str:
 
 
 def flags_of(extra: Sequence[str]) -> tuple[str, ...]:
-    """Of `minisgl serve`, for all variants."""
+    """Return the flags of `minisgl serve` for all variants."""
     folder = envs.data_dir()
     qwen3 = None if folder is None else folder / "tokenizers" / "qwen3"
     words = (
@@ -345,7 +347,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def grid_of(args: argparse.Namespace) -> Grid:
-    """Raises `ConfigError`."""
+    """Return the grid that the arguments ask for. Raises `ConfigError` if a value is out of range."""
     outputs = args.output_len or OUTPUTS
     numbers = args.tools or (QUICK_TOOLS if args.quick else TOOLS)
     clients = args.clients or (QUICK_CLIENTS if args.quick else CLIENTS)
@@ -358,7 +360,7 @@ def grid_of(args: argparse.Namespace) -> Grid:
 
 
 def run(args: argparse.Namespace, command: str) -> None:
-    """Raises `ConfigError`."""
+    """Measure all variants and write the report. Raises `ConfigError` if an argument is wrong or a run fails."""
     variants, grid = [variant_of(text) for text in args.variants], grid_of(args)
     names = [variant.name for variant in variants]
     base = args.base or names[0]

@@ -1,4 +1,5 @@
-"""The schedulers beyond `minisgl bench scheduler`: single operations of the prefix cache, and whole production traces.
+"""Benchmark the schedulers beyond `minisgl bench scheduler`: single operations of the prefix cache, and whole
+production traces.
 
     python -m benchmark.scheduler tree [--gate] [--out FILE]
     python -m benchmark.scheduler parts [--out FILE]
@@ -11,8 +12,8 @@
 `parts` times each building block in Python, in Rust through PyO3 and inside Rust, then whole steps with each part in
 Rust, in one run: the tables of benchmark/runs/2026-11-29-hot-path.
 
-`traces` asks whether any decision differs: requests at the times of the trace (a step stands for `--step-ms` of it),
-steps overlapping by one as the server's do, a pool that evicts; every plan, array, output and count is compared. A
+`traces` checks that no decision differs: requests at the times of the trace (a step stands for `--step-ms` of it),
+steps overlapping by one as in the server, a pool that evicts; every plan, array, output and count is compared. A
 decision that differs ends the run with the calls that led to it. The last line of stdout is JSON.
 """
 
@@ -58,7 +59,7 @@ CARGO = ("cargo", "bench", "--quiet", "--locked", "-p", "minisgl-core", "--bench
 
 
 def times(name: str, repeats: int) -> list[float]:
-    """The time of each operation, in us. Raises `ConfigError`."""
+    """Return the time of each operation in Rust, in us. Raises `ConfigError` if cargo is missing or fails."""
     try:
         done = subprocess.run((*CARGO, name, str(repeats)), cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
@@ -83,7 +84,7 @@ LENGTH = 1024
 
 
 def cached(tree: PrefixTree) -> list[int]:
-    """Tokens of `LENGTH` pages that the tree has, among 10,000 leaves of one page."""
+    """Fill a prefix tree with a path of `LENGTH` pages among 10,000 leaves of one page; return the path's tokens."""
     tokens = list(range(1, LENGTH + 1))
     for own in [tokens, *([-leaf] for leaf in range(2, 10_000))]:
         handle, _ = tree.insert(tree.root, own, tree.take(len(own)), 0)
@@ -92,7 +93,7 @@ def cached(tree: PrefixTree) -> list[int]:
 
 
 def operations(parts: Parts) -> dict[str, Callable[[], object]]:
-    """A call of each building block."""
+    """Return a benchmark call for each building block."""
     tree = parts.tree(16_384, 1, "lru", None)
     tokens = cached(tree)
     fresh = itertools.count(100_000, LENGTH)
@@ -114,7 +115,7 @@ def operations(parts: Parts) -> dict[str, Callable[[], object]]:
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """The time of each call, in us."""
+    """Return the time of each of `repeats` calls, in us."""
     found = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -152,7 +153,7 @@ def parity(
     step_ms: int,
     backend: str = "rust_hotpath",
 ) -> dict[str, Any]:
-    """Raises `Divergence`."""
+    """Run a trace on both schedulers and return the counts. Raises `Divergence` if they decide differently."""
     pair = Pair(config, keep=CALLS_SHOWN, backend=backend)
     coming = due(requests, step_ms)
     rng = np.random.default_rng(0)
@@ -191,7 +192,7 @@ def parity(
 
 
 def due(requests: list[TraceRequest], step_ms: int) -> Iterator[list[tuple[int, TraceRequest]]]:
-    """By step, the requests that have come, with their places; ends after the last one."""
+    """Yield, for each step, the requests that have arrived, with their indices; ends after the last request."""
     at = step = 0
     while at < len(requests):
         found = []

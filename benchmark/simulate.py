@@ -4,8 +4,8 @@
     python -m benchmark.simulate --lengths 512 128 --requests 500 --concurrency 64
     python -m benchmark.simulate --trace FILE --load 0.9 --compare-policies
 
-The clock is only counted: it moves when a simulated step ends and when the loop is idle. A request arrives when the
-trace says so, and is seen at the next step, as in the server. Text, HTTP and network are left out.
+The virtual clock advances when a simulated step ends and when the loop is idle. A request arrives at its time in the
+trace, and is admitted at the next step, as in the server. Tokenization, HTTP and network are omitted.
 
 Invariants: the same settings give the same result, with both schedulers; a request that does not fit counts as refused.
 """
@@ -48,10 +48,10 @@ Floats = npt.NDArray[np.float64]
 
 
 class VirtualServer:
-    """A step loop with a simulated engine on a counted clock, for `trace`.
+    """Step loop with a simulated engine on a virtual clock, for the requests of `trace`.
 
-    The arrays have an entry a request; times are virtual seconds since the first arrival, NaN where there was none.
-    `host_s` is what the loop itself takes for a step.
+    The arrays have an entry for each request; times are virtual seconds since the first arrival, NaN if there was none.
+    `host_s` is the loop's own time for a step.
     """
 
     def __init__(self, config: EngineConfig, trace: Sequence[TraceRequest], host_s: float = 0.0) -> None:
@@ -72,8 +72,8 @@ class VirtualServer:
         self._host_s = host_s
 
     def run(self, seed: int = 0, time_scale: float = 1.0, concurrency: int | None = None) -> VirtualServer:
-        """Serve all requests at their times, `time_scale` times as fast; with `concurrency`, as soon as fewer than that
-        many live, and `arrival_s` becomes when that was."""
+        """Serve all requests at their times, `time_scale` times as fast. With `concurrency`, send a request as soon as
+        fewer than that many run; `arrival_s` becomes the time when it was sent."""
         self.arrival_s = self.arrival_s / time_scale
         at = 0
         while at < len(self._trace) or self.num_live:
@@ -121,11 +121,12 @@ class VirtualServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Return the runs: one for each of `policies` (none: the engine's own) and of `time_scales`, or of `loads`.
+    """Settings of simulated runs: one run for each of `policies` (none: the engine's own) and of `time_scales`, or of
+    `loads`.
 
-    A time scale of 2 makes the trace's requests come twice as fast. A load is a fraction of the capacity, the rate at
-    which the trace is served when all of it waits from the beginning, first come first. `concurrency` is a closed loop
-    in place of the trace's times, `lengths` (prompt, answer) equal requests in place of a trace.
+    A time scale of 2 makes the trace's requests arrive twice as fast. A load is a fraction of the capacity, the rate at
+    which the trace is served when all of it is queued from the start, first come first served. `concurrency` is a
+    closed loop in place of the trace's times, `lengths` (prompt, output) equal requests in place of a trace.
     """
 
     engine: EngineConfig
@@ -142,7 +143,7 @@ class Simulation:
     policies: tuple[SchedulePolicy, ...] = ()
 
     def check(self) -> None:
-        """Raises `ConfigError`."""
+        """Check the settings. Raises `ConfigError` that names the flag and the value."""
         if self.engine.engine != "sim":
             raise ConfigError(f"--engine {self.engine.engine}: only the simulated engine runs in virtual time")
         if self.engine.sim_profile == "null":
@@ -174,7 +175,7 @@ class Simulation:
 
 
 def simulate(settings: Simulation) -> dict[str, Any]:
-    """Return the figures of every run, which depend on `settings` alone. Raises `ConfigError`."""
+    """Return the figures of every run, which depend on `settings` alone. Raises `ConfigError` if they are invalid."""
     settings.check()
     trace = settings.requests()
     scales: Sequence[float] = settings.time_scales
@@ -254,7 +255,7 @@ COLUMNS = {
 
 
 def shown(result: dict[str, Any]) -> str:
-    """Return the tables: a line a run, and a line for each of its latencies."""
+    """Return the result as tables: a line for each run, and a line for each of its latencies."""
     key = "load" if result["capacity_req_s"] else "time_scale"
     runs = [(run[key], *(run[name] for name in COLUMNS.values())) for run in result["runs"]]
     latencies = [

@@ -1,10 +1,11 @@
-"""Refuse tracked text that a reader of the repository alone could not follow, or that names a person's machine: home
-paths, hosts, keys, private endpoints, package registries; folders beside the checkout, numbers of issues that
-no tracker here has, machines that somebody lends.
+"""Refuse tracked text that a reader of the repository alone could not follow, or that identifies a person's machine:
+home paths, hosts, keys, private endpoints, package registries; folders outside the checkout, issue numbers that no
+tracker here has, borrowed machines.
 
-Run from anywhere; prints one line per finding and exits with 1 if there is any. `127.0.0.1` and `localhost` are for
-examples. Patterns are written so that this file does not match itself. File names are read like text, compressed files
-like what is in them. Records of runs are never edited, so what is only unclear to a reader is left alone there.
+Run from anywhere; prints one line per finding and exits with 1 if there is any. `127.0.0.1` and `localhost` are allowed
+in examples. Patterns are written so that this file does not match itself. File names are checked like text, and
+compressed files by their contents. Records of runs are never edited, so text that is merely unclear is not reported
+there.
 """
 
 from __future__ import annotations
@@ -59,14 +60,15 @@ PUBLIC_PACKAGE = re.compile(r'"https:[/]{2}(?:pypi[.]org/simple|files[.]pythonho
 
 
 def host_pattern(host: str) -> dict[str, re.Pattern[str]]:
-    """The name of this machine, unless it is an ordinary word: benchmark results like to carry it."""
+    """Return the pattern for this machine's host name, which benchmark results often contain; empty if it is an
+    ordinary word."""
     ordinary = len(host) < 5 or not re.search(r"[-.\d]", host) or host.startswith("localhost")
     return {} if ordinary else {"this host": re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")}
 
 
 def findings(text: str, host: str = "", name: str = "") -> Iterator[tuple[int, str, str]]:
-    """(line number, kind, match) of everything that must not be public in the file `name`. `host`: the name of this
-    machine."""
+    """Yield (line number, kind, match) of everything that must not be public in the file `name`. `host`: this machine's
+    name."""
     patterns = PATTERNS | host_pattern(host) | ({} if name.startswith(RECORDS) else UNCLEAR)
     allowed = ALLOWED
     if name == LOCK:

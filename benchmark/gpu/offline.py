@@ -1,15 +1,15 @@
-"""Offline throughput on a GPU, in one command: `python benchmark/gpu/offline.py --out FOLDER`.
+"""Measure offline throughput on a GPU, in one command: `python benchmark/gpu/offline.py --out FOLDER`.
 
-Dummy Qwen3-0.6B and Qwen3-8B, 256 sequences of 100 to 1,024 tokens in and out, all there at the start: both control
-planes, overlap on and off, in turns. For each run: output tokens per second, where the host's time goes, how long the
-device waited for the host between steps, and the ratio to what reading the weights and the KV once a step would take.
+Dummy Qwen3-0.6B and Qwen3-8B, 256 sequences of 100 to 1,024 tokens in and out, all queued at the start: both
+schedulers, overlap on and off, in turns. For each run: output tokens per second, the host's time by part, the device's
+idle time between steps, and the ratio to the time of reading the weights and the KV once a step.
 
     python benchmark/gpu/offline.py --out FOLDER --seconds 540     # stops in time; writes what it has after each run
     python benchmark/gpu/offline.py --out FOLDER --trace           # 20 decode steps under torch's profiler, too
     python benchmark/gpu/offline.py --rehearse                     # a tiny shape on the CPU: does it run?
 
-Each model has a process of its own; raw figures and the report are rewritten after each run, so that a
-killed benchmark leaves what it had.
+Each model has a process of its own; raw figures and the report are rewritten after each run, so that a killed benchmark
+keeps what it had.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def work_of(args: argparse.Namespace, model: Path) -> OfflineJob:
 
 
 def lines_of(job: ModelJob) -> Iterator[dict[str, Any]]:
-    """What the process of a model prints, as it comes. Ends with an `error` if it failed or was killed."""
+    """Yield the records that a model's process prints, as they arrive. The last is an `error` if it failed or was
+    killed."""
     command = [sys.executable, str(Path(__file__).with_name("one_model.py"))]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said)
