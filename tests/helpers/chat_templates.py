@@ -1,4 +1,5 @@
-"""Chat templates with the demands of known ones, in words of our own; and the real ones that `MINISGL_DATA` has."""
+"""Chat templates that use the features of well-known ones, written for these tests; and the real ones that
+`MINISGL_DATA` has."""
 
 from __future__ import annotations
 

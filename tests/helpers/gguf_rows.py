@@ -1,7 +1,6 @@
-"""The table of GGUF files: the changes of a tiny checkpoint before llama.cpp's converter writes it. Data alone: by
-tests/weights/test_gguf_folder_llama_cpp.py both engines serve the files, and `python -m tests.helpers.our_models`
-records the differences.
-"""
+"""Table of GGUF files: the changes of a tiny checkpoint before llama.cpp's converter writes it. Data alone:
+tests/weights/test_gguf_folder_llama_cpp.py serves the files with both engines, and `python -m tests.helpers.our_models`
+records the differences."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ SENTENCEPIECE, OF_TEXT = "sentencepiece", "BPE over plain text"
 
 
 class Row(NamedTuple):
-    """A tiny model of transformers, with numbers of rows that blocks of 256 divide."""
+    """Tiny transformers model to be converted, whose row lengths are multiples of 256."""
 
     variant: str
     """A name in the table of tests/helpers/variants.py."""

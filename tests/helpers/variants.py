@@ -1,6 +1,6 @@
-"""The table of tiny random checkpoints: their class in transformers, their config, what people call such models, and
-what each brings in. Data alone: tests/helpers/models.py makes them, and `python -m tests.helpers.our_models` measures
-those with a name, which docs/features.md shows.
+"""Table of tiny random checkpoints: their class in transformers, their config, published models of that kind, and the
+features that each covers. Data alone: tests/helpers/models.py makes them, and `python -m tests.helpers.our_models`
+measures those with a name, which docs/features.md shows.
 
 A GGUF file of a variant is a row of tests/helpers/gguf_rows.py.
 """
@@ -13,7 +13,7 @@ Config = dict[str, Any]
 
 
 class Model(NamedTuple):
-    """A tiny random checkpoint."""
+    """Tiny random checkpoint."""
 
     architecture: str
     """A class of transformers."""
@@ -36,7 +36,7 @@ class Model(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A model that transformers' layers cannot run, and what the error says."""
+    """Model that transformers' layers cannot run, and the text of the error."""
 
     architecture: str
     says: str
