@@ -81,8 +81,7 @@ def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 @contextlib.contextmanager
 def sources(variants: Sequence[Variant]) -> Iterator[dict[str, Path | None]]:
-    """Yield the `python` folder to run by variant name, `None` for this checkout. Raises `ConfigError` if a revision
-    cannot be built."""
+    """Yield the `python` folder to run by variant name, `None` for this checkout. Raises `ConfigError`."""
     with tempfile.TemporaryDirectory(prefix="minisgl-revisions-") as folder, contextlib.ExitStack() as stack:
         found: dict[str, Path | None] = {}
         built: dict[str, Path] = {}
@@ -268,8 +267,7 @@ def compare(
 
 
 def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: int) -> tuple[Stopped | None, Runs]:
-    """Measure all pairs on one server that gets each of the loads in turn; returns the same as `compare`. Raises
-    `ConfigError`."""
+    """Measure all pairs on one server that gets the loads in turn; return what `compare` does. Raises `ConfigError`."""
     runs: Runs = {name: [] for name in loads}
     try:
         with ServerProcess(Launch(tuple(flags))) as server:

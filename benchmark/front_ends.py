@@ -12,8 +12,7 @@ Each number of tools has servers of its own, one for each variant; they take tur
 of a turn get the same requests, which no other turn gets. Figures are medians over the turns, ratios medians of the
 turns' ratios to the base. CPU is user and system time of the server's HTTP process alone, from the first request to the
 end of the last response. A pause is the time between two events with text of one stream. "Others' cores" is the CPU use
-of all processes other than the variant's server and the load generator: where it is not small, only CPU per token is
-meaningful.
+of all processes other than the variant's server and the load generator: if it is large, trust only CPU per token.
 
 Invariants: a run with a failed request, or with a response of another length, is discarded; a server that does not run
 its variant's extension is an error; all processes end with the program, however that ends.
@@ -190,8 +189,7 @@ def servers(variants: Sequence[Variant], flags: Sequence[str]) -> Iterator[dict[
 
 
 def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], duration_s: float) -> Figures:
-    """Measure one turn of one variant; with a duration of 0, send the requests once. Raises `ConfigError` if a request
-    failed."""
+    """Measure a turn of one variant; a duration of 0 sends the requests once. Raises `ConfigError` if any failed."""
     target = Server(server.url, server.model, own=server)
     passed_on = _passed_on(server)
     times = -(-MOST_REQUESTS // len(requests)) if duration_s else 1

@@ -157,8 +157,7 @@ def result_of(gate: Gate) -> Result:
 
 
 def look_up(result: object, field: str) -> object:
-    """Return the value at `field`, keys with dots between, list items by index. Raises `CouldNotRun` if it is missing
-    or null."""
+    """Return the value at `field`, keys with dots between, list items by index. Raises `CouldNotRun` without one."""
     value, left = result, field
     while left:
         if isinstance(value, dict):
@@ -321,8 +320,7 @@ def _messages(num_requests: int, seed: int, vocab_size: int) -> list[ToEngine]:
 
 @dataclass(slots=True)
 class Verdict:
-    """Outcome of a gate: `findings` has (field, value, bound, passed) of each check; `reason` explains a failure
-    without a check."""
+    """Outcome of a gate: `findings` are (field, value, bound, passed) by check; `reason`: a failure without a check."""
 
     name: str
     kind: str

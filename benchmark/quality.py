@@ -128,8 +128,7 @@ def reference(threads: int, cache: type[DynamicCache] = DynamicCache) -> Logits:
 
 
 def logits_of(name: str, threads: int) -> Logits:
-    """Return a function that computes the variant's logits after each token of a prompt. Raises `ConfigError` if it
-    cannot run."""
+    """Return a function that computes the variant's logits after each token of a prompt. Raises `ConfigError`."""
     if name == ROUNDED:
         return reference(threads, RoundedCache)
     settings = VARIANTS[name]

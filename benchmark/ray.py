@@ -195,8 +195,7 @@ def compared(samples: Samples, tokens: int) -> str:
 
 
 def cpu_table(samples: Samples) -> str:
-    """Return the table of medians over the rounds, by part: CPU us of a request of one token, and of each further
-    token."""
+    """Return the table of medians over the rounds, by part: CPU us of a one-token request, and per further token."""
     rows = []
     for streams, side in sorted({(one["streams"], one["side"]) for one in samples}):
         pairs: dict[int, dict[int, Mapping[str, Any]]] = {}

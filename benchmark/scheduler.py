@@ -1,5 +1,4 @@
-"""Benchmark the schedulers beyond `minisgl bench scheduler`: single operations of the prefix cache, and whole
-production traces.
+"""Benchmark the schedulers: operations of the prefix cache, building blocks, and whole production traces.
 
     python -m benchmark.scheduler tree [--gate] [--out FILE]
     python -m benchmark.scheduler parts [--out FILE]

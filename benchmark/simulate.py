@@ -121,8 +121,7 @@ class VirtualServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Settings of simulated runs: one run for each of `policies` (none: the engine's own) and of `time_scales`, or of
-    `loads`.
+    """Settings of simulated runs: one run for each of `policies` (none: the engine's) and of `time_scales` or `loads`.
 
     A time scale of 2 makes the trace's requests arrive twice as fast. A load is a fraction of the capacity, the rate at
     which the trace is served when all of it is queued from the start, first come first served. `concurrency` is a

@@ -1,5 +1,4 @@
-"""Measure the effect of the worst legal requests on others: the time to first token of small chats, alone and during
-each kind.
+"""Measure the effect of the worst legal requests on the time to first token of small chats, by kind of request.
 
     MINISGL_DATA=... python -m benchmark.worst_requests NAME=FOLDER:FRONTEND ... [--duration S] [--turns N]
 

@@ -1,5 +1,4 @@
-"""`make audit`: check the locked dependencies for known vulnerabilities with pip-audit (PyPI) and cargo-audit
-(RustSec).
+"""`make audit`: check the locked dependencies for vulnerabilities by pip-audit (PyPI) and cargo-audit (RustSec).
 
 Invariants: a package or service that could not be checked is reported in the tool's own words and is no failure,
 because the services are not reachable everywhere; a finding that `ALLOWED` does not name fails.

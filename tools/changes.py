@@ -1,5 +1,4 @@
-"""Find the files that a change touches: differences from a revision, importers of Python modules, dependants of Rust
-crates.
+"""Find what a change touches: files that differ, importers of Python modules, dependants of Rust crates.
 
 Invariants: only git and the sources are read, nothing is imported, so that a module that no longer imports can be
 analysed; lists are sorted, so that two runs over the same tree choose the same tests.
@@ -62,8 +61,7 @@ def imports_in(source: str) -> set[str]:
 
 
 def module_of(file: str) -> str:
-    """Return a file's dotted module name: `minisgl.a.b` for file b in folder a; a package's `__init__.py` has the
-    package's name."""
+    """Return a file's dotted module name: `minisgl.a.b` for a/b.py, and `minisgl.a` for a/__init__.py."""
     parts = Path(file).with_suffix("").parts
     return ".".join(parts[parts[0] == "python" :]).removesuffix(".__init__")
 

@@ -106,8 +106,7 @@ class Part(NamedTuple):
 
 
 def python_parts(changed: list[str], chosen: Chosen, is_new_rust: bool) -> list[list[Part]]:
-    """Return the Python commands in lanes that can run in parallel: types, and tests after the extension build that
-    they need."""
+    """Return the Python commands in lanes that run in parallel: types, and tests after the extension build."""
     types = [Part("mypy", [f"{BIN}/mypy"])]
     tests = []
     if chosen.files:
@@ -167,8 +166,7 @@ def run(root: Path, part: Part) -> bool:
 
 
 def run_all(root: Path, first: list[Part], lanes: list[list[Part]]) -> bool:
-    """Run the first commands in sequence, then the lanes in parallel; a lane ends with its first failure. Return true
-    if all passed."""
+    """Run the first commands in turn, then the lanes in parallel, each up to a failure. Return true if all passed."""
     done = [run(root, part) for part in first]
     with ThreadPoolExecutor(max(len(lanes), 1)) as pool:
         return all([*done, *pool.map(lambda lane: all(run(root, part) for part in lane), lanes)])

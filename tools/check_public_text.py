@@ -4,8 +4,7 @@ tracker here has, borrowed machines.
 
 Run from anywhere; prints one line per finding and exits with 1 if there is any. `127.0.0.1` and `localhost` are allowed
 in examples. Patterns are written so that this file does not match itself. File names are checked like text, and
-compressed files by their contents. Records of runs are never edited, so text that is merely unclear is not reported
-there.
+compressed files by their contents. Merely unclear text is not reported in records of runs, which are never edited.
 """
 
 from __future__ import annotations
@@ -60,15 +59,13 @@ PUBLIC_PACKAGE = re.compile(r'"https:[/]{2}(?:pypi[.]org/simple|files[.]pythonho
 
 
 def host_pattern(host: str) -> dict[str, re.Pattern[str]]:
-    """Return the pattern for this machine's host name, which benchmark results often contain; empty if it is an
-    ordinary word."""
+    """Return the pattern for this machine's host name, often part of benchmark results; empty for ordinary words."""
     ordinary = len(host) < 5 or not re.search(r"[-.\d]", host) or host.startswith("localhost")
     return {} if ordinary else {"this host": re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")}
 
 
 def findings(text: str, host: str = "", name: str = "") -> Iterator[tuple[int, str, str]]:
-    """Yield (line number, kind, match) of everything that must not be public in the file `name`. `host`: this machine's
-    name."""
+    """Yield (line number, kind, match) of all text that must not be public in `name`. `host`: this machine's name."""
     patterns = PATTERNS | host_pattern(host) | ({} if name.startswith(RECORDS) else UNCLEAR)
     allowed = ALLOWED
     if name == LOCK:

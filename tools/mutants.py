@@ -40,8 +40,7 @@ class Mutant:
 
 
 def walk(node: ast.AST, in_error: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield the nodes that may be mutated, and whether each is part of an error's text; skips docstrings, annotations,
-    imports, logs."""
+    """Yield nodes to mutate, and whether each is in an error's text; skips docstrings, annotations, imports, logs."""
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()) | ast.If(test=ast.Name("TYPE_CHECKING")):
             return
@@ -154,8 +153,7 @@ def draw(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
 
 
 def place(text: str, mutant: Mutant) -> int | None:
-    """Return the index of the mutant's first line in a file's text, nearest to its original place; `None` if the lines
-    are gone."""
+    """Return the index of the mutant's first line in a text, nearest to its original place; `None` if it is gone."""
     found = re.finditer(rf"^{re.escape(mutant.before)}$", text, re.MULTILINE)
     places = [(abs(text.count("\n", 0, one.start()) + 1 - mutant.line), one.start()) for one in found]
     return min(places)[1] if places else None

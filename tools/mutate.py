@@ -3,8 +3,7 @@
 A mutant (tools/mutants.py) is caught when a test of its module fails or hangs, or one of its room's quicker tests does.
 Only test files that run its lines are tried. `--again RECORDS` tries the mutants of an earlier run on another tree.
 
-Invariants: mutants and tests run in a copy of the tree, never in the tree itself; an interrupted run resumes where it
-stopped.
+Invariants: mutants and tests run in a copy of the tree, never in the tree itself; an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def by(number):
 
 
 def with_probe(text: str, mutant: Mutant, number: int) -> str:
-    """Return a file's text with a probe that records which tests run the mutant's lines; unchanged if they run on
-    import."""
+    """Return a file's text with a probe that records which tests run the mutant's lines; unchanged if importing runs
+    them."""
     lines, line = text.splitlines(keepends=True), text.count("\n", 0, place(text, mutant) or 0) + 1
     functions = (one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
     inner = (one for function in functions for body in function.body for one in ast.walk(body))

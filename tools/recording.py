@@ -120,8 +120,7 @@ class Recorder:
 
 
 def record(script: Sequence[tuple[str, str]], folder: Path) -> list[Frame]:
-    """Return the frames of a shell session typed from `script`. `folder` gets the needed files: a `minisgl` on its
-    PATH."""
+    """Return the frames of a shell session typed from `script`. `folder` gets a `minisgl` for its PATH."""
     command = folder / "minisgl"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m minisgl "$@"\n')
     command.chmod(0o755)

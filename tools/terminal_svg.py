@@ -1,5 +1,4 @@
-"""Draw a terminal's screen over time as one animated SVG, without a script: CSS keyframes show each line while it was
-there.
+"""Draw a terminal's screen over time as one animated SVG without a script: CSS keyframes show each line in its time.
 
 Invariants: a viewer without animation (a reader who asked for reduced motion, a package index) shows the last screen.
 """
@@ -111,8 +110,7 @@ def svg(frames: Sequence[Frame], title: str, hold_s: float = 4.0) -> str:
 
 
 def _rule(shown: Shown, number: int, end_s: float) -> str:
-    """Return the CSS of a line's visibility. A line of the last screen is also visible without animation; others are
-    hidden."""
+    """Return the CSS of a line's visibility. Without animation only lines of the last screen are visible."""
     begin, end = 100 * shown.begin_s / end_s, 100 * shown.end_s / end_s
     last = shown.end_s >= end_s
     steps = "" if shown.begin_s == 0 else "0%{visibility:hidden}"

@@ -1,5 +1,5 @@
-"""Write the field tables of the API pages from the server's request bodies, responses and routes: `python -m
-tools.write_api_page`.
+"""Write the field tables of the API pages from the server's request bodies, responses and routes:
+`python -m tools.write_api_page`.
 
 Text between a `begin` and an `end` mark is generated, the rest of a page is written by hand; a test fails when a page
 differs from the generated text. `begin body A except B C` omits the fields that A shares with B or C; `begin answer A B

@@ -1,5 +1,5 @@
-"""Draw docs/house.md, the rooms (folders) by floor with the allowed imports between them: `python -m
-tools.write_house_page`.
+"""Draw docs/house.md, the rooms (folders) by floor with the allowed imports between them:
+`python -m tools.write_house_page`.
 
 The imports allowed in Python are the table of `tests/test_layering.py`; those of the crates come from their manifests.
 A test fails when the page differs from the output.

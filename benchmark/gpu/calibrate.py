@@ -44,9 +44,8 @@ def operations(model: Model, load: StepLoad) -> float:
 
 
 def fit(roofline: Roofline, loads: Sequence[StepLoad], seconds: Sequence[float]) -> dict[str, float]:
-    """Fit roofline parameters by least squares: seconds = overhead + bytes / bandwidth over memory-bound decode steps
-    (by the profile), then seconds - overhead = FLOP / peak over steps of many tokens. Parameters without such steps are
-    omitted."""
+    """Fit roofline parameters by least squares: seconds = overhead + bytes / bandwidth over memory-bound decode steps,
+    then seconds - overhead = FLOP / peak over steps of many tokens. Parameters without such steps are omitted."""
     found: dict[str, float] = {}
     decode = [i for i, load in enumerate(loads) if load.tokens == load.rows and _by_memory(roofline, load)]
     if len({loads[i].kv_tokens for i in decode}) > 2:

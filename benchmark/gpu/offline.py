@@ -80,8 +80,7 @@ def work_of(args: argparse.Namespace, model: Path) -> OfflineJob:
 
 
 def lines_of(job: ModelJob) -> Iterator[dict[str, Any]]:
-    """Yield the records that a model's process prints, as they arrive. The last is an `error` if it failed or was
-    killed."""
+    """Yield the records that a model's process prints, as they arrive; the last is an `error` if it failed."""
     command = [sys.executable, str(Path(__file__).with_name("one_model.py"))]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said)

@@ -1,5 +1,4 @@
-"""Run all variants of one model in one process: `python benchmark/gpu/one_model.py` reads a job as JSON and prints a
-JSON line after each run.
+"""Run all variants of one model in one process: reads a job as JSON, prints a JSON line after each run.
 
 The engine is loaded once; each run has a scheduler and a step loop of its own, with an empty prefix cache. A warm-up
 with all sequences comes first, so that kernels are compiled and memory allocated before anything is timed.
@@ -159,8 +158,8 @@ class Bench:
         }
 
     def trace(self, plane: str, overlap: bool, folder: Path) -> dict[str, Any]:
-        """Run `TRACED_STEPS` decode steps of all rows under torch's profiler: writes a Chrome trace, returns the
-        kernels' times."""
+        """Run `TRACED_STEPS` decode steps of all rows under torch's profiler: write a Chrome trace, return kernel
+        times."""
         work = msgspec.structs.replace(self.job.work, output_len=(TRACED_STEPS * 4, TRACED_STEPS * 4))
         config = msgspec.structs.replace(work.engine, cpu_backend=plane, overlap=overlap)
         collector = Collector()
@@ -227,8 +226,7 @@ def _export(profile: Any, folder: Path) -> dict[str, Any]:
 
 
 def weight_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of weights that a decode step reads: all, except an embedding that is not also the output
-    matrix."""
+    """Return the bytes of weights that a decode step reads: all but an embedding that is not also the output matrix."""
     model_config = load_config(Path(config.model))
     model = build_model(model_config, dtype=dtype, device=torch.device("meta"), max_position=8)
     total = sum(tensor.nbytes for tensor in model.checkpoint().values())

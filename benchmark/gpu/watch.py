@@ -101,8 +101,7 @@ def copy_speed() -> float:
 def decode_figures(
     steps: Sequence[Step], weight_bytes: int, token_bytes: int, bytes_per_s: float = BYTES_PER_S
 ) -> dict[str, Any]:
-    """Return figures over pairs of consecutive decode steps: share of idle time between them, and ratio to the
-    roofline."""
+    """Return figures over pairs of consecutive decode steps: share of idle time, and ratio to a roofline."""
     pairs = [(a, b) for a, b in pairwise(steps) if a.kind == b.kind == DECODE]
     most = max((step.load.rows for step in steps), default=0)
     full = [(a, b) for a, b in pairs if b.load.rows >= 0.9 * most]

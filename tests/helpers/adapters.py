@@ -1,5 +1,4 @@
-"""Tiny random LoRA adapters in peft's file format, and the models they produce: W + scale * B A, merged into
-transformers' own weights.
+"""Tiny random LoRA adapters in peft's file format, merged into transformers' weights for comparison: W + scale * B A.
 
 peft itself is no dependency; `tests/engine/test_adapters_peft.py` compares with it where it is installed.
 """
@@ -20,8 +19,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 class TinyAdapter:
-    """Random adapter for the layers of a transformers model whose names end with one of `targets`; strong enough to
-    change outputs."""
+    """Random adapter, strong enough to change outputs, for the layers whose names end with one of `targets`."""
 
     def __init__(
         self,

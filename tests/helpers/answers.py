@@ -1,7 +1,6 @@
 """HTTP responses, and the comparison of the responses of two servers to one request.
 
-Ids, times, and the grouping of tokens into events may differ: the texts of a choice are joined, everything else of its
-events is compared in order.
+Ids, times, and the grouping of tokens into events may differ: the texts of a choice are joined, the rest is in order.
 """
 
 from __future__ import annotations
@@ -285,8 +284,7 @@ def _ordered(value: Any) -> Any:
 
 
 def _without_texts(value: Any) -> Any:
-    """Return the value without anything that depends on an unset seed, such as the key that is present only after a
-    stop string."""
+    """Return the value without anything that depends on an unset seed, such as keys only present after a stop."""
     if isinstance(value, dict):
         kept = ((key, one) for key, one in value.items() if key != "matched_stop")
         return {key: None if key in RANDOM else _without_texts(one) for key, one in kept}

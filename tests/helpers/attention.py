@@ -57,8 +57,7 @@ class Rig:
         return made
 
     def step(self, num_decode: int, num_prefill: int, at_least: int = 1, at_most: int | None = None) -> Step:
-        """Return a random step whose rows have `at_least` tokens or more, up to the page table's size; slots and pages
-        are shuffled."""
+        """Return a random step of rows with at least `at_least` tokens; slots and pages are shuffled."""
         rng, rows = self._rng, num_decode + num_prefill
         pages = rng.permutation(self.max_rows * self.columns).reshape(self.max_rows, self.columns).astype(np.int32)
         slots = rng.permutation(self.max_rows)[:rows].astype(np.int32)
@@ -102,8 +101,8 @@ class Rig:
     def check_graph(
         self, ours: AttentionBackend, capture: Capture, size: int, within: float, lengths: Sequence[tuple[int, int]]
     ) -> None:
-        """Capture a graph on the first step, replay it on a step of each of `lengths` (minimum, maximum), and compare
-        with torch."""
+        """Capture a graph on the first step, replay it on a step of each of `lengths` (min, max), and check against
+        torch."""
         q, k, v = (torch.zeros_like(part, memory_format=torch.preserve_format) for part in self.qkv(size))
         last = len(self.windows) - 1
         ours.prepare(*self.step(size, 0, *lengths[0]))

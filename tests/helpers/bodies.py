@@ -364,15 +364,14 @@ OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def fails_alike(body: dict[str, Any]) -> bool:
-    """Return true if a failing request fails identically on every server; otherwise the output before the failure
-    depends on timing."""
+    """Return true if a failing request fails alike on all servers; else the output before the failure depends on
+    timing."""
     return not (body.get("stream") or body.keys() & {"stop", "stop_token_ids"})
 
 
 @st.composite
 def agent_bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """Draw a chat request as agents and their libraries send it; its last message tells the scripted engine what to
-    reply."""
+    """Draw a chat request as agents and their libraries send it; its last message scripts the engine's reply."""
     body: dict[str, Any] = {"seed": draw(seeds), "max_tokens": 100}
     body["messages"] = [*draw(history), {"role": "user", "content": draw(answers)}]
     for name, values in OF_AGENTS.items():
@@ -471,8 +470,7 @@ def damaged(draw: st.DrawFn, text: bytes) -> bytes:
 
 
 def is_seeded(body: bytes) -> bool:
-    """Return true if the response to a body is the same each time: it has a seed, or is not a JSON object and so
-    refused."""
+    """Return true if the response to a body is the same each time: it has a seed, or is refused as no JSON object."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -41,8 +41,7 @@ def browser() -> Iterator[Any]:
 
 
 class Tab:
-    """Browser tab. `page` is Playwright's. `faults`: errors and warnings of the console and the page; `hosts`:
-    requested hosts."""
+    """Browser tab. `page` is Playwright's. `faults`: errors and warnings of the console; `hosts`: requested hosts."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.url = url

@@ -1,5 +1,4 @@
-"""Chat templates that use the features of well-known ones, written for these tests; and the real ones that
-`MINISGL_DATA` has."""
+"""Chat templates with the features of well-known ones, written for tests; and the real ones of `MINISGL_DATA`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Programs of official clients, each in the environment that `make client-test` creates for it in `.clients`.
 
-Invariants: a test whose environment is missing is skipped with that reason; a test sees nothing of a program but its
-output.
+Invariants: a test without its environment is skipped with that reason; a test sees nothing of a program but its output.
 """
 
 from __future__ import annotations
@@ -58,8 +57,7 @@ def run(command: list[str], url: str, *, check: bool = True) -> str:
 
 
 def langchain_standard(url: str) -> tuple[int, int, str]:
-    """Run LangChain's standard integration tests of chat models; return the counts of passed and failed tests, and the
-    output."""
+    """Run LangChain's standard integration tests of chat models; return the counts passed and failed, the output."""
     program = str(CLIENTS / "programs" / "langchain_standard.py")
     # its asynchronous client lives as long as the process, and so must the loop
     loops = [f"-o=asyncio_default_{what}_loop_scope=session" for what in ("test", "fixture")]

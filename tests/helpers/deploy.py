@@ -34,8 +34,7 @@ def documents(name: str) -> list[Any]:
 
 
 def served(monkeypatch: Any, arguments: Sequence[str]) -> ServerConfig:
-    """Return the configuration that `minisgl ARGUMENTS` would serve, by the real parser. An unknown flag fails the
-    test."""
+    """Return the configuration that `minisgl ARGUMENTS` would serve, by the real parser. Fails for an unknown flag."""
     taken: list[ServerConfig] = []
     warned: list[str] = []
 

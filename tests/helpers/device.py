@@ -70,7 +70,7 @@ class LateStream:
 
 
 class LateDevice:
-    """Device whose streams run late. With `heed` false it ignores `wait_event`, like a program that forgot to order its
+    """Device whose streams run late. `heed` false ignores `wait_event`, like a program that forgot to order its
     streams."""
 
     survives_errors = False

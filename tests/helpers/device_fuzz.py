@@ -242,8 +242,7 @@ def same(got: Collector, expected: Collector, within: float = 1e-4) -> None:
 
 def taken_along(got: Collector, expected: Collector) -> list[int]:
     """Return the requests that failed along with another's non-finite row: with torch's attention on a device, the step
-    in flight may read a page before it is cleared (docs/architecture.md). Asserts that all others end as expected, with
-    the same tokens."""
+    in flight may read a page before it is cleared (docs/architecture.md). Asserts that all others end as expected."""
     error = FinishReason.ERROR
     more = [req_id for req_id, reason in got.reasons.items() if reason is error is not expected.reasons[req_id]]
     if not (more and any("not finite" in text for text in expected.errors.values())):

@@ -192,8 +192,7 @@ def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[ServerPro
 
 @contextlib.contextmanager
 def engine_process(config: ProcessConfig, *python: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run an engine process with its configuration on stdin, the way `launch` starts it; killed at the end. `python`:
-    arguments of Python."""
+    """Run an engine process with its configuration on stdin; killed at the end. `python`: arguments of Python."""
     process = Minisgl([sys.executable, *(python or ("-m", ENGINE))], stdin=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     try:

@@ -35,8 +35,7 @@ def bounds(path: str) -> Iterator[tuple[str, Any, Any]]:
 
 @functools.cache
 def edges(path: str) -> dict[str, list[Any]]:
-    """Return values to try by field name: fields of a body, their aliases, and all names in the tables of unsupported
-    fields."""
+    """Return values to try by name: fields of a body, their aliases, and all names in tables of unsupported ones."""
     from minisgl.server.core import fields
     from minisgl.server.routes import POSTS
 

@@ -34,8 +34,7 @@ def tiny_cross_encoder(name: str, **changes: Any) -> Any:
 
 
 def judging(folder: Path, **ids: int | None) -> Path:
-    """Add the files that mark a language model as a cross-encoder of sentence-transformers, judged by one of two
-    tokens."""
+    """Add the files that mark a language model as a sentence-transformers cross-encoder, judging by two tokens."""
     names = {"": "base.modules.transformer.Transformer", SCORED: "cross_encoder.modules.logit_score.LogitScore"}
     modules = [{"path": path, "type": f"sentence_transformers.{name}"} for path, name in names.items()]
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -45,8 +44,7 @@ def judging(folder: Path, **ids: int | None) -> Path:
 
 
 def with_dense(folder: Path, activations: Sequence[str], sizes: Sequence[int], *, bias: bool = True) -> list[Tensor]:
-    """Add dense layers after the pooling, as sentence-transformers stores them; return their weights. `bias`: of the
-    first."""
+    """Add sentence-transformers' dense layers after the pooling; return their weights. `bias`: of the first."""
     modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
     modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
     weights = []

@@ -47,8 +47,7 @@ def draw(
     favourites: int | None = None,
     device: torch.device | str = "cpu",
 ) -> Routed:
-    """Draw inputs whose result is of magnitude 1. `favourites`: the number of experts that are ever chosen; at least
-    `per_token`."""
+    """Draw inputs whose result is of magnitude 1. `favourites`: how many experts are ever chosen."""
     rng = torch.Generator(device).manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:

@@ -1,12 +1,9 @@
 """Stand-ins for the flashinfer package, with the calls that minisgl makes: plain softmax over the pages that a plan
-names, in float32, on the CPU.
-
-`module` replaces the whole package.
+names, in float32, on the CPU. `module` replaces the whole package.
 
 Signatures have those parameters of flashinfer 0.6.7 that minisgl gives (`test_flashinfer_package.py` compares them with
 the package's). Plans copy, check and refuse the same arguments as the package; a plan under CUDA graphs copies into the
-buffers that it was made with, and `run` reads these; a kernel runs only after a plan for the lengths that it finds
-there.
+buffers that it was made with, and `run` reads these; a kernel runs only after a plan for the lengths it finds there.
 """
 
 from __future__ import annotations
@@ -38,8 +35,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window_left: int) -> Tensor:
 def attend_pages(
     q: Tensor, cache: tuple[Tensor, Tensor], qo_indptr: Tensor, pages: tuple[Tensor, Tensor, Tensor], window_left: int
 ) -> Tensor:
-    """Return the attention of each row over its pages. `pages`: indptr, page indices, and length of the last page, by
-    row."""
+    """Return the attention of each row over its pages. `pages`: indptr, page indices, last page's length, by row."""
     indptr, indices, last_page_len = pages
     out = torch.empty_like(q)
     for row in range(len(last_page_len)):
@@ -167,8 +163,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 
 def check_lists(indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-    """Assert that `indptr` and `last_page_len` are on the host, where the plan reads them without waiting for the
-    device."""
+    """Assert that `indptr` and `last_page_len` are on the host: the plan must not wait for the device."""
     for tensor in (indptr, indices, last_page_len):
         assert tensor.dtype == torch.int32 and tensor.is_contiguous() and tensor.dim() == 1
     assert indptr.device.type == last_page_len.device.type == "cpu"

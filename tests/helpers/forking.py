@@ -134,8 +134,7 @@ def run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]
 
 
 def _serve(request: dict[str, Any], streams: Sequence[int]) -> Callable[[], int]:
-    """Apply the arguments, environment and streams of `request` to this process; return the function that runs its
-    program."""
+    """Apply the arguments, environment and streams of `request` to this process; return the function that runs it."""
     for number, one in enumerate(streams):
         os.dup2(one, number)
     for one in streams:

@@ -76,8 +76,7 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
 
 
 def quantized(values: Floats, kind: GGMLQuantizationType, seed: int = 0) -> npt.NDArray[Any]:
-    """Return the quantized blocks of `values`. Types that gguf-py cannot quantize get random blocks of similar
-    magnitude."""
+    """Return the quantized blocks of `values`; random ones of similar size for types that gguf-py cannot quantize."""
     if kind not in _SCALES:
         return gguf.quantize(values, kind)
     length, size = gguf.GGML_QUANT_SIZES[kind]
@@ -123,8 +122,7 @@ def write_gguf(
     decoded: bool = False,
 ) -> Path:
     """Write a transformers `model` with the vocabulary `TOKENS` as a GGUF file; matrices, except routers, are stored as
-    `quantise`. `tensors_a_part`: split the file into parts; the first is returned. `decoded`: store the decoded values
-    of `quantise` as F32."""
+    `quantise`. `tensors_a_part`: split into files and return the first. `decoded`: store `quantise`'s values as F32."""
     config = model.config
     writer = GGUFWriter(file, arch, split_max_tensors=tensors_a_part)
     writer.add_block_count(config.num_hidden_layers)

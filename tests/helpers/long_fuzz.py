@@ -1,5 +1,5 @@
-"""Long runs of Hypothesis: many short runs of one property, each seeded by its index: the same every time, and more
-with `--times`.
+"""Long runs of Hypothesis: many short runs of one property, each seeded by its index, so reproducible; `--times` adds
+more.
 
 Invariants: memory stays that of one short run, because hypothesis remembers everything drawn in a run; a run in a
 process of its own fails at its memory limit with an error, before it takes the machine's memory.
@@ -22,8 +22,8 @@ resource_tracker.ensure_running()  # it outlives what is spawned: a file that is
 
 
 def for_long(check: Callable[..., None], given: Callable[..., Any], config: settings, max_examples: int) -> None:
-    """Run `check` for `max_examples` in short runs. `given`: the result of `hypothesis.given`, not yet applied. A
-    failure names its run's seed."""
+    """Run `check` for `max_examples` in short runs; a failure names its run's seed. `given`: what `hypothesis.given`
+    returned."""
     for number in range(-(-max_examples // EXAMPLES_A_RUN)):
         count = min(EXAMPLES_A_RUN, max_examples - number * EXAMPLES_A_RUN)
         others = {"derandomize": False, "database": None, "suppress_health_check": list(HealthCheck)}

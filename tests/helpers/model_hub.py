@@ -44,8 +44,7 @@ class Repo:
 @dataclass
 class ModelHub:
     """State of the hub. `cuts`: bytes after which the next file responses are cut off; -1: whole. `stall_at`: bytes
-    after which a response pauses until `go_on` is set; `stalled` is set meanwhile. `limits`: Retry-After of the next
-    responses."""
+    after which a response pauses until `go_on`; `stalled` is set meanwhile. `limits`: the next Retry-After headers."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
@@ -127,8 +126,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return None
 
     def allowed(self, name: str, revision: str, weights: bool = False) -> Repo | None:
-        """Return the repository if access is allowed, else send the error: like Hugging Face, 401 without a token, 404
-        or 403 with one."""
+        """Return the repository if access is allowed; else send Hugging Face's error: 401 without a token, 404 or 403
+        with."""
         repo, token = self.hub.repos.get(name), self.headers.get("Authorization")
         if token == "Bearer wrong":
             self.refuse(401, "", {"X-Error-Message": "Invalid credentials in Authorization header"})

@@ -1,8 +1,5 @@
 """Tiny checkpoints made by transformers from the table in tests/helpers/variants.py, and a dense attention to run our
-models without an engine.
-
-minisgl's attention and scheduling are not used; one sequence at a time.
-"""
+models one sequence at a time, without an engine, its attention or its scheduling."""
 
 from __future__ import annotations
 
@@ -33,8 +30,7 @@ _NORM = re.compile(
 
 
 def tiny_model(variant: str, **changes: Any) -> Any:
-    """Return a tiny transformers model of a variant. `changes` are settings of its config, or of its text model's if it
-    has a vision tower."""
+    """Return a tiny transformers model of a variant. `changes`: settings of its (text model's) config."""
     return made(MODELS[variant], TINY, **changes)
 
 

@@ -2,8 +2,7 @@
 docs/features.md shows them in two tables and a list.
 
 `python -m tests.helpers.our_models NAME...` measures names of the table, of `CASES`, and rows of
-tests/helpers/gguf_rows.py against llama.cpp, or `all`, in addition to everything never measured; then it writes the
-tables.
+tests/helpers/gguf_rows.py against llama.cpp, or `all`, and everything never measured; then it writes the tables.
 """
 
 from __future__ import annotations
@@ -59,8 +58,7 @@ def by_transformers(name: str, folder: Path) -> float:
 
 
 def by_vectors(variant: str, folder: Path) -> float:
-    """Return the largest difference between embeddings of one prompt by the CPU engine, in exact arithmetic, and
-    transformers."""
+    """Return the largest difference between the CPU engine's (exact) and transformers' embeddings of one prompt."""
     model = tiny_encoder(variant)
     ids = torch.randint(6, 131, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     hidden, worst = hidden_states(model, ids), 0.0

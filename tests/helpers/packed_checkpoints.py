@@ -1,5 +1,4 @@
-"""Tiny checkpoints with packed linear layers, in each published quantization format, and the weights that they
-represent.
+"""Tiny checkpoints with packed linear layers, in each published quantization format, and the weights they mean.
 
 The packers are written from the formats' descriptions, value by value where it is short enough, and share no code with
 the reader: AutoAWQ's and AutoGPTQ's layouts, compressed-tensors' `pack_to_int32`, DeepSeek's blocks of float8.
@@ -50,8 +49,7 @@ def _along_columns(values: Tensor, bits: int, order: tuple[int, ...] | None = No
 
 
 def _rounded(weight: Tensor, group: int, bits: int, symmetric: bool, index: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Quantize a weight: return unsigned integers [out, in], scales and zero points [out, groups], and the group of
-    each input."""
+    """Quantize a weight: return integers [out, in], scales and zero points [out, groups], each input's group."""
     out, columns = weight.shape
     group = columns if group < 0 else group
     index = torch.arange(columns) // group if index is None else index

@@ -1,4 +1,4 @@
-"""Peers for both ends of the socket between an engine process and its front ends, for tests that replace one of them."""
+"""Peers at both ends of the socket of an engine process and its front ends, for tests that replace one."""
 
 from __future__ import annotations
 

@@ -56,8 +56,7 @@ Factory = Callable[[ControlPlaneConfig], WalkableControlPlane]
 
 @dataclass(slots=True)
 class Spec:
-    """Request of a scenario and its disturbances. `finish_after` and `abort_after` are counts of delivered tokens; -1,
-    also for `unpin_step`: never."""
+    """Request of a scenario with its disturbances. `finish_after`, `abort_after`: delivered tokens; -1: never."""
 
     req_id: int
     arrival_step: int
@@ -177,8 +176,7 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
-    """Draw a prompt: a few tokens of a tiny vocabulary, an extension of an earlier request's whole sequence, or one
-    that is too long; some repeat."""
+    """Draw a prompt: tokens of a tiny vocabulary, an extension of an earlier sequence, or one too long; some repeat."""
     fresh = [draw(0, 1) for _ in range(draw(1, 24))]
     if sequences and draw(0, 1):
         base = sequences[draw(0, len(sequences) - 1)]
@@ -363,8 +361,8 @@ class Driver:
         return found
 
     def _inspect(self, plan: StepPlan) -> None:
-        """Assert that no row passes its limit, and that a bound request's cached length is whole pages and leaves a
-        token to compute."""
+        """Assert that no row passes its limit, and a bound request's cached length is whole pages, less than its
+        tokens."""
         entry = self.plane.buffers.ring[plan.ring_index]
         assert (entry.extend_lens[: plan.num_rows] >= 1).all()
         assert (entry.seq_lens[: plan.num_rows] < self.limit).all(), "a row passed the limit"
@@ -476,8 +474,8 @@ class Driver:
             assert not full[1] or full in paths, f"the pin of request {req_id} is gone"
 
     def follow_up(self) -> None:
-        """Run a prompt that extends a cached path by a token; assert that it finds exactly that path, except the last
-        whole page."""
+        """Run a prompt that extends a cached path by a token; assert that it finds that path, except the last whole
+        page."""
         paths = [split_path(path) for path, _ in self.plane.tree_pages()]
         if not paths:
             return

@@ -1,7 +1,6 @@
 """Several ranks in one process: a real gloo group each, on a thread of its own, combined into one engine.
 
-Rank 0 is the real `RankEngine`, the others run the real workers' loop; step data passes through the real messages, into
-buffers of their own.
+Rank 0 is the real `RankEngine`, the others run the real workers' loop; steps pass through the real messages.
 """
 
 from __future__ import annotations
@@ -154,8 +153,7 @@ class _Worker:
 
 
 class ThreadRanks(RankEngine):
-    """Engine made of `build(group)` on each of `size` ranks. `tamper(rank, step, plan, entry)` may corrupt the data
-    that a rank above 0 received."""
+    """Engine made of `build(group)` on `size` ranks. `tamper(rank, step, plan, entry)` may corrupt a received step."""
 
     def __init__(
         self, size: int, folder: Path, build: Callable[[TorchGroup], Engine], tamper: Tamper | None = None

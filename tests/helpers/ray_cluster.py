@@ -1,5 +1,4 @@
-"""Real Ray cluster on this machine: nodes that can be killed, an application on Serve, its processes, and many streams
-at once.
+"""Real Ray cluster on this machine: nodes that can be killed, a Serve application, its processes, many streams at once.
 
 Ray keeps one cluster for each process: tests share it (tests/ray/conftest.py).
 """

@@ -1,7 +1,6 @@
 """Driver of a scheduler without an engine, with an engine's view of slots and page tables.
 
-Invariants: every plan is checked from an engine's view (`EngineView`), and the scheduler checks itself after every
-call.
+Invariants: every plan is checked from an engine's view (`EngineView`); the scheduler checks itself after every call.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The prompt contains the reply: "say:TEXT" sends TEXT byte by byte and an EOS, "hang:TEXT" sends TEXT and then nothing
 until it is aborted, "fail:TEXT" ends with an error after TEXT, "burst:TEXT" sends all of TEXT at once, "fill:" sends
 `FILL` times an x and then hangs. Of several commands in a prompt the last one counts, as in a conversation. Without one
-the reply is that of the first matching pattern in `replies`, else "ok". Log probabilities are those of `chance` for
-each token, with one alternative.
+the reply is the first match in `replies`, else "ok". Log probabilities are those of `chance`, with one alternative.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ def patiently(limit_s: float) -> float:
 
 
 def computes_within(used_s: float, limit_s: float) -> bool:
-    """Return true if `used_s` of this core's time is less than `limit_s` of a quick core's; otherwise this core is
-    measured first."""
+    """Return true if `used_s` of this core's time is less than `limit_s` of a quick core's; measures this core if
+    needed."""
     if used_s < limit_s:
         return True
     begin = time.thread_time()

@@ -52,8 +52,7 @@ class FakeServer:
 
 
 class Fleet:
-    """Starter of fake servers: at once, or when a test releases them (`hold`); `refuse` is the reason for which one
-    does not start."""
+    """Starter of fake servers: at once, or when a test releases them (`hold`); `refuse` is the error of a start."""
 
     def __init__(self) -> None:
         self.used: dict[str, int] = {}
@@ -129,8 +128,7 @@ def echo(name: str, **more: object) -> dict[str, object]:
 
 
 def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False, **model: Any) -> str:
-    """Return the text that an echo engine generates. `to_the_end`: ignore end tokens. `model`: further arguments of the
-    echo model."""
+    """Return the text that an echo engine generates. `to_the_end`: ignore end tokens. `model`: its arguments."""
     ids = _echo().encode(prompt).tolist()
     found = EchoModel(seed=seed, **model).generate(ids, max_tokens, ignore_eos=to_the_end)
     return _echo().decode([one for one in found if one < 256])

@@ -18,8 +18,7 @@ TEMPLATE = (Path(__file__).parent / "thoughts_and_calls.jinja").read_text(encodi
 
 
 def thinking_tokenizer(*, has_tokens: bool) -> Tokenizer:
-    """Return the echo engine's tokenizer with a chat template. `has_tokens`: the markers are tokens, plain ones for
-    tool calls like Qwen3's."""
+    """Return the echo engine's tokenizer with a chat template. `has_tokens`: the markers are tokens."""
     backend = echo_library()
     names = ("<|im_start|>", "<|im_end|>", *MARKERS) if has_tokens else ("<|im_start|>", "<|im_end|>")
     backend.add_tokens([AddedToken(text, normalized=False, special=text[1] == "|") for text in names])

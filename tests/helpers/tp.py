@@ -58,8 +58,8 @@ def device_for(kind: str, rank: int) -> Any:
 def cuda_rank(
     folder: Path, group: Group = ALONE, kind: str | Any = "inline", graphs: tuple[int, ...] = (), **settings: Any
 ) -> TorchEngine:
-    """Return the engine of a rank with its shard of the float32 model in `folder`. `kind`: a kind of device, or the
-    device itself."""
+    """Return the engine of a rank with its shard of the float32 model in `folder`. `kind`: of its device, or the
+    device."""
     config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
     model_config = load_config(folder)
     info = EngineInfo(

@@ -158,8 +158,7 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// Decodes a `Q4_K` block: d, m, 8 scales and minima of 6 bits; 4 x 32 bytes, each 32 elements in the low nibbles, then
-/// 32 in the high ones.
+/// Decodes a `Q4_K` block: d, m, 8 scales and minima of 6 bits; 4 x 32 bytes, 32 elements in low, 32 in high nibbles.
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, m, scales) = (half(block, 0), half(block, 2), &block[4..16]);
     let quants = block[16..144].chunks_exact(32);
@@ -174,8 +173,7 @@ fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// Decodes a `Q5_K` block: the layout of `Q4_K` with 32 bytes of fifth bits before the nibbles; bit j of byte i belongs
-/// to element 32 j + i.
+/// Decodes a `Q5_K` block: `Q4_K` with 32 bytes of fifth bits before the nibbles; bit j of byte i: element 32 j + i.
 fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     let (d, m, scales) = (half(block, 0), half(block, 2), &block[4..16]);
     let (high, quants) = (&block[16..48], block[48..176].chunks_exact(32));
@@ -212,8 +210,7 @@ pub(crate) fn scale_and_min_codes(scales: &[u8], j: usize) -> (u8, u8) {
 }
 
 /// Decodes a `Q6_K` block: 128 bytes of low nibbles, 64 of upper 2 bits, 16 scales, d. Each half of the block is 4 x 32
-/// elements: the first two take the low, the last two the high nibbles of 64 bytes, and all four share 32 bytes of
-/// upper bits.
+/// elements: two take the low, two the high nibbles of 64 bytes, and all four share 32 bytes of upper bits.
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
     for (at, y) in out.chunks_exact_mut(32).enumerate() {
@@ -242,8 +239,7 @@ fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
     looked_up(&UNEVEN, half(block, 0), &block[2..], out);
 }
 
-/// Decodes an `IQ4_XS` block: d, 8 x 2 upper bits of scales, 8 x 4 lower ones, then 8 x 16 bytes of codes like
-/// `iq4_nl`.
+/// Decodes an `IQ4_XS` block: d, 8 x 2 upper bits of scales, 8 x 4 lower ones, then 8 x 16 bytes like `iq4_nl`.
 fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
     let (d, high) = (half(block, 0), u16::from_le_bytes([block[2], block[3]]));
     for (j, (codes, y)) in block[8..].chunks_exact(16).zip(out.chunks_exact_mut(32)).enumerate() {
@@ -257,8 +253,7 @@ fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     looked_up(&FLOATS, half_of_e8m0(block[0]), &block[1..], out);
 }
 
-/// Returns 2^(e - 127) / 2 for an e8m0 exponent (halved because the code values are doubled); the two smallest are
-/// subnormal.
+/// Returns 2^(e - 127) / 2 for an e8m0 exponent (code values are doubled); the two smallest are subnormal.
 pub(crate) fn half_of_e8m0(e: u8) -> f32 {
     f32::from_bits(match e {
         0..2 => 0x0020_0000 << e,
@@ -266,8 +261,7 @@ pub(crate) fn half_of_e8m0(e: u8) -> f32 {
     })
 }
 
-/// Decodes an `NVFP4` block: 4 e4m3 scales, then 4 x 8 bytes with the first 8 of 16 elements in the low, the last 8 in
-/// the high nibbles.
+/// Decodes an `NVFP4` block: 4 e4m3 scales, then 4 x 8 bytes: of 16 elements, 8 in the low, 8 in the high nibbles.
 fn nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
     for (i, (codes, y)) in block[4..].chunks_exact(8).zip(out.chunks_exact_mut(16)).enumerate() {
         looked_up(&FLOATS, half_of_e4m3(block[i]), codes, y);
@@ -284,8 +278,7 @@ pub(crate) fn half_of_e4m3(bits: u8) -> f32 {
     }
 }
 
-/// Decodes a `Q2_K` block: 16 scales and minima in the nibbles of bytes; 2 x 32 bytes of 4 x 32 elements, 2 bits each;
-/// d, m.
+/// Decodes a `Q2_K` block: 16 scales and minima in nibbles; 2 x 32 bytes of 4 x 32 elements, 2 bits each; d, m.
 fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     let (quants, d, m) = (&block[16..80], half(block, 80), half(block, 82));
     for (at, y) in out.chunks_exact_mut(16).enumerate() {
@@ -296,8 +289,7 @@ fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     }
 }
 
-/// Decodes a `Q3_K` block: 32 bytes of upper bits (a clear bit subtracts 4); 64 bytes of 2-bit elements like `q2_k`; 16
-/// scales; d.
+/// Decodes a `Q3_K` block: 32 bytes of upper bits (a clear bit subtracts 4); 64 bytes like `q2_k`; 16 scales; d.
 fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let (high, quants, scales, d) = (&block[..32], &block[32..96], &block[96..108], half(block, 108));
     for (at, y) in out.chunks_exact_mut(16).enumerate() {

@@ -1,18 +1,18 @@
 //! KV pool: keys and values of all layers, in pages that the scheduler hands out.
 //!
 //! Memory order: `[page][layer][kv head][K of the page | V of the page]`, where layers may differ in their heads. A
-//! page's layers are adjacent, so the pool's resident memory grows with the pages that were ever used: the memory is
-//! mapped at once and touched lazily. V is `[token][head_dim]`. K is in groups of G tokens, G the largest of 16, 8, 4,
-//! 2, 1 that divides the page size, each group `[head_dim][G]`: attention has one key in each lane, so a group of 16 is
-//! read without a transpose, and smaller ones are interleaved while they are read. Where values are the first elements
-//! of the keys (latent attention, MLA), there is no V.
+//! page's layers are adjacent, so resident memory grows with the pages that were ever used: the memory is mapped at
+//! once and touched lazily. V is `[token][head_dim]`. K is in groups of G tokens, G the largest of 16, 8, 4, 2, 1 that
+//! divides the page size, each group `[head_dim][G]`: attention has one key in each lane, so a group of 16 is read
+//! without a transpose, and smaller ones are interleaved. If values are the first elements of the keys (latent
+//! attention, MLA), there is no V.
 //!
 //! Formats: f32 unchanged; f16 rounded to nearest, ties to even (|error| <= 2^-11 of the value; beyond 65,504 a value
 //! becomes infinite and a key NaN, so that the step that reads it reports logits that are not finite); q8: int8 with an
 //! f16 scale for each token, head and 32 elements, scale = max / 127, so |error| <= half a scale = 0.4 % of the largest
-//! of the 32; q4: integers from -8 to 7 with an f16 scale for 32 elements, after a Hadamard transform
-//! ([`plain::turn`]), which spreads outliers, so that 32 elements share a scale well. Products of transformed queries
-//! and keys are those of queries and keys; the result of transformed values is transformed back.
+//! of the 32; q4: integers from -8 to 7 with an f16 scale for 32 elements, after a Hadamard transform ([`plain::turn`])
+//! that spreads outliers, so that 32 elements share a scale well. Transformed queries and keys have the same products;
+//! the result of transformed values is transformed back.
 //!
 //! Invariants: a slot is `page * page_size + offset`; nothing outside the slots given is written; 64 bytes may be read
 //! past the end of any head's part of a page.
@@ -87,8 +87,7 @@ pub struct KvShape {
     pub pages: usize,
     /// Tokens in a page.
     pub page_size: usize,
-    /// Elements of a value that are the first elements of the key (latent attention); `None`: values are stored
-    /// separately.
+    /// Elements of a value that are the first ones of the key (latent attention); `None`: values are stored separately.
     pub latent: Option<usize>,
     /// Storage format.
     pub dtype: KvDtype,
@@ -269,8 +268,7 @@ impl KvPool {
         &self.shape
     }
 
-    /// Returns the bytes of a page over all layers, without allocating; `usize::MAX` if they overflow. For choosing the
-    /// number of pages.
+    /// Returns the bytes of a page over all layers, without allocating (to size the pool); `usize::MAX` on overflow.
     pub fn page_bytes(shape: &KvShape) -> usize {
         Layout::all(shape).map_or(usize::MAX, |(_, page)| page)
     }
@@ -333,8 +331,7 @@ impl KvPool {
     }
 }
 
-/// f16 NaN that replaces a key that does not fit the format: an infinite score could become a weight of 0 and hide the
-/// overflow.
+/// f16 NaN that replaces a key too large for the format: an infinite score could become a weight of 0 and hide it.
 const NOT_A_NUMBER: u16 = 0x7e00;
 
 /// Conversion of a slice to f16, element by element, with the results of [`f32_to_f16`].
@@ -452,12 +449,10 @@ unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
     }
 }
 
-/// Transforms `x` (Hadamard of size `turned`) and quantizes it to 4 bits: byte i of 16 holds elements i and 16 + i of a
-/// block, plus 8 each.
+/// Hadamard-transforms `x` and quantizes it to 4 bits: byte i of 16 holds elements i and 16 + i of a block, plus 8.
 ///
 /// # Safety
-/// Every `step`-th byte of `to` is writable for two elements of `x`, which are whole blocks; every `step`-th of
-/// `scales` for each block.
+/// `x` is whole blocks. Every `step`-th byte of `to` is writable for two of its elements, of `scales` for each block.
 unsafe fn halved(x: &[f32], turned: usize, to: *mut u8, step: usize, scales: *mut u16) {
     const HALF: usize = BLOCK / 2;
     let mut numbers = [0.0; MAX_HEAD_DIM];

@@ -2,8 +2,7 @@
 //! crate depends on nothing, so that cargo begins with it.
 //!
 //! Start with `blocks`, the storage formats of files, and `panels`, the layout that matmuls read; then `kernels`, the
-//! computations on each instruction set, `kv` and `attention`. `lanes` are the vectors for which generic code is
-//! compiled.
+//! computations on each instruction set, `kv` and `attention`. `lanes` are the vectors of generic code.
 //!
 //! Invariants: the same input gives the same bits whatever the instruction set (except AMX, whose exact matmuls have an
 //! order of sums of their own), the number of threads and the other rows of a step.

@@ -1,5 +1,4 @@
-//! Zeroed memory for weights, activations, KV pages and states: aligned to cache lines and on huge pages where the
-//! system has them.
+//! Zeroed memory for weights, activations, KV pages and states: aligned to cache lines and on huge pages if possible.
 //!
 //! Invariants: every allocation is zero at first and has one owner; its mapping is returned to the system when the last
 //! allocation in it is dropped. Pages are first touched by the code that writes to them, not here.
@@ -125,8 +124,7 @@ impl Mapping {
         Self::new(len, false).expect("memory from the system")
     }
 
-    /// Maps `len` bytes, or returns `None` if the system refuses. `beyond`: the system need not have memory for all of
-    /// it (overcommit).
+    /// Maps `len` bytes, or returns `None` if the system refuses. `beyond`: allow more than the machine's memory.
     fn new(len: usize, beyond: bool) -> Option<Self> {
         let size = len.checked_add(system::ALIGN)?;
         let at = system::take(size, beyond)?;
@@ -146,8 +144,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Memory mappings of Linux, by functions of libc with which every Rust program is linked: no crate has to be built
-/// before this one.
+/// Memory mappings of Linux, by libc functions that every Rust program links: no crate has to be built before this one.
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 mod system {
     use std::ffi::{c_int, c_void};

@@ -15,8 +15,7 @@ pub struct TensorView<'a> {
     kind: Kind,
     shape: &'a [usize],
     data: &'a [u8],
-    /// Exponents of MXFP4 stored separately: one for each 16 bytes of `data`, which have two adjacent elements each.
-    /// `None`: within the blocks.
+    /// Exponents of MXFP4, one for each 16 bytes of `data` (32 elements); `None`: they are within the blocks.
     scales: Option<&'a [u8]>,
     rows: usize,
     row_bytes: usize,
@@ -62,8 +61,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// Creates a view of MXFP4 with separate exponents, one for each 16 bytes of two elements each. Fails if the sizes
-    /// do not match.
+    /// Creates a view of MXFP4 with separate exponents, one for each 16 bytes. Fails if the sizes do not match.
     pub fn apart(name: &'a str, shape: &'a [usize], data: &'a [u8], scales: &'a [u8]) -> Result<Self> {
         let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
         let fits = |blocks: usize| blocks == scales.len() && blocks.checked_mul(HALF) == Some(data.len());
@@ -163,8 +161,7 @@ impl<'a> TensorView<'a> {
         out
     }
 
-    /// Returns part `i` along the outermost dimension, such as one expert. Fails if there is no such part or only one
-    /// dimension.
+    /// Returns part `i` along the outermost dimension, such as one expert. Fails if there is no part `i`.
     pub fn slice(&self, i: usize) -> Result<Self> {
         let (n, inner) = match self.shape.split_first() {
             Some((&n, inner)) if !inner.is_empty() && i < n => (n, inner),

@@ -4,8 +4,7 @@ use super::plan::Plan;
 use super::unit::{Attention, Call, Scratch};
 use crate::lanes::{Lanes, OnLanes, on_lanes};
 
-/// Unit of work for `Isa::run`: one attention unit, or one merge if there is no scratch. Fields: attention, plan,
-/// index, call, scratch.
+/// Unit of work: an attention unit, or a merge if there is no scratch. Fields: attention, plan, index, call, scratch.
 struct Piece<'a, 'c>(&'a Attention, &'a Plan, usize, &'a Call<'c>, Option<&'a mut Scratch>);
 
 impl OnLanes for Piece<'_, '_> {
@@ -34,8 +33,7 @@ impl Attention {
         unsafe { on_lanes(self.isa, Piece(self, plan, unit, call, Some(scratch))) }
     }
 
-    /// Merges the partial results of unit `unit` of a layer (0..[`Plan::merges`]) and writes the output, after all its
-    /// units have run.
+    /// Merges the partial results of unit `unit` of a layer (0..[`Plan::merges`]) and writes the output.
     ///
     /// # Safety
     /// The conditions of [`Self::run_unit`] hold, and all units of this layer are done.

@@ -1,8 +1,7 @@
 //! Kernels of attention over chunks of keys, written once over [`Lanes`].
 //!
 //! Invariants: each element is computed by one sequence of operations, whatever rows and columns are computed with it:
-//! a matmul sums over its inner index in order, with one fused multiply-add each; a row of scores is reduced lane by
-//! lane, then by a tree.
+//! a matmul sums over its inner index in order, one fused multiply-add each; a row of scores by lanes, then by a tree.
 
 use crate::lanes::{LANES, Lanes, OnLanes, exp2, exp2_one};
 
@@ -65,9 +64,8 @@ impl Right for At<*const f32> {
     }
 }
 
-/// Right operand of f16 vectors as the KV pool stores them: converting them first costs more than it saves for few
-/// rows. Element 0 of row i of vector n is at `from[n] + i * step`. With each row the matmul prefetches row i of
-/// `ahead`, which is read later.
+/// Right operand of f16 vectors as stored in the KV pool, since converting them first does not pay for few rows.
+/// Element 0 of row i of vector n is at `from[n] + i * step`. With each row the matmul prefetches row i of `ahead`.
 #[derive(Clone, Copy)]
 pub(super) struct Halves<'a> {
     pub from: &'a [*const u16],
@@ -102,8 +100,7 @@ impl Right for Halves<'_> {
     }
 }
 
-/// Matmul of attention: `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]` for
-/// `rows` rows and `vectors` vectors.
+/// Matmul `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]`.
 pub(super) struct Product<B> {
     pub a: At<*const f32>,
     pub b: B,
@@ -115,10 +112,7 @@ pub(super) struct Product<B> {
 }
 
 impl<B: Right> Product<B> {
-    /// Returns the matmul restricted to the `rows` rows from `r` and to the vectors from `n`.
-    ///
-    /// # Safety
-    /// The rows and vectors lie within this matmul.
+    /// Returns the matmul restricted to the `rows` rows from `r` and the vectors from `n`, which must lie within it.
     #[inline(always)]
     unsafe fn part(&self, (r, rows): (usize, usize), n: usize) -> Self {
         // SAFETY: the caller's word: they are within this one.
@@ -266,8 +260,7 @@ pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize)
     }
 }
 
-/// Online softmax state of a row after some chunks: the largest score and the sum of weights. The weighted sum of
-/// values is stored elsewhere.
+/// Online softmax state of a row after some chunks, without the weighted values: the largest score, the sum of weights.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sums {
     pub most: f32,
@@ -327,8 +320,7 @@ pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut 
     }
 }
 
-/// Multiplies the weights `from..to` of each row by those rows of `b` and writes the sums to `c` (or adds them if
-/// `more`).
+/// Multiplies the weights `from..to` of each row by those rows of `b`; writes the sums to `c`, or adds them if `more`.
 ///
 /// # Safety
 /// The matrices have the sizes that [`Product`] requires, for a chunk; the processor has the instructions of `V`.
@@ -364,9 +356,8 @@ pub(super) unsafe fn span<V: Lanes>(
     }
 }
 
-/// Computes [`span`] for rows with different `limits`. The positions that up to [`TALLEST`] rows have in common are one
-/// matmul; the positions before and after are added row by row, so each row goes through its own positions in order and
-/// through no others.
+/// Computes [`span`] for rows with different `limits`. Positions common to up to [`TALLEST`] rows are one matmul; those
+/// before and after are added row by row, so each row goes through its own positions in order.
 ///
 /// # Safety
 /// The conditions of [`span`] hold.

@@ -30,8 +30,7 @@ pub(super) struct Ahead<'a> {
 }
 
 impl Ahead<'_> {
-    /// Returns the address of the keys at `at` positions after `first`, or `None` past `end`. The values are
-    /// `Layout::v` bytes after it.
+    /// Returns the address of the keys `at` positions after `first` (values: `Layout::v` bytes on), `None` past `end`.
     #[inline(always)]
     fn group(&self, source: Source<'_>, at: usize) -> Option<*const u8> {
         let l = source.kv.layout(source.layer);
@@ -46,9 +45,8 @@ impl Ahead<'_> {
     }
 }
 
-/// Loads the keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]` f32. Whole
-/// vectors of 16 positions are written; elements of other positions are unspecified. Prefetches the chunk `ahead`
-/// meanwhile.
+/// Loads the keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]` f32. Other
+/// elements of whole vectors of 16 positions are unspecified. Prefetches the chunk `ahead`.
 ///
 /// # Safety
 /// `pages` covers `first + to` positions with pages of the pool, and `ahead.pages` covers `ahead.end`; `keys` has
@@ -84,10 +82,7 @@ pub(super) unsafe fn keys<V: Lanes>(
     }
 }
 
-/// Loads the keys of one group of 16 positions, vector by vector, and prefetches the group at `ahead`.
-///
-/// # Safety
-/// The conditions of [`keys`] hold; `to` is the group's first column.
+/// Loads the keys of a group of 16 positions to column `to`, under the conditions of [`keys`]; prefetches `ahead`.
 #[inline(always)]
 unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, ahead: Option<*const u8>, to: *mut f32) {
     let dim = l.head_dim;
@@ -146,10 +141,7 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, a
     }
 }
 
-/// Loads the keys of one group of fewer than 16 positions, element by element.
-///
-/// # Safety
-/// The conditions of [`keys`] hold; `to` is the group's first column.
+/// Loads the keys of a group of fewer than 16 positions to column `to`, under the conditions of [`keys`].
 #[inline(always)]
 unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) {
     let (dim, group) = (l.head_dim, l.group);
@@ -182,8 +174,7 @@ unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) 
 /// Prefetch distance in groups of 16 positions.
 const FAR: usize = 4;
 
-/// Addresses of a chunk's f16 groups of 16 positions in the order in which they are read: keys, values, and the first
-/// keys of the next chunk.
+/// Addresses of a chunk's f16 groups of 16 positions in reading order: keys, values, the first keys of the next chunk.
 pub(super) struct Groups {
     at: [*const u16; 2 * CHUNK / LANES + FAR],
     count: usize,

@@ -30,8 +30,7 @@ impl Query {
         self.lo / CHUNK as u32
     }
 
-    /// Returns true if the query's first chunk is at or after `first`, so that a segment starting there keeps its
-    /// state.
+    /// Returns true if the query's first chunk is at or after `first`: a segment starting there keeps its state.
     pub fn folds(self, first: u32) -> bool {
         self.first_chunk() >= first
     }
@@ -540,8 +539,7 @@ impl Variant {
         }
     }
 
-    /// Returns true if the units, run longest first, finish at about the same time on all threads (within 1/8 of
-    /// `share`).
+    /// Returns true if the units, run longest first, finish at about the same time on all threads (1/8 of `share`).
     fn even(&self, sizes: &Sizes, share: u64) -> bool {
         const MANY: usize = 16;
         let group = sizes.group as u32;

@@ -59,8 +59,7 @@ pub struct Call<'a> {
     pub out: *mut f32,
     /// Elements from one token's output to the next.
     pub out_stride: usize,
-    /// Attention sink of each query head: a score (logarithm to base 2) that takes part in the softmax but has no
-    /// value.
+    /// Attention sink of each query head: a score (logarithm to base 2) in the softmax that has no value.
     pub sinks: Option<&'a [f32]>,
     /// Position bias that is added to scores.
     pub distances: Option<&'a Distances>,
@@ -279,8 +278,7 @@ impl Attention {
         }
     }
 
-    /// Returns the chunk that this thread most likely reads next: the next one, or the first of the unit it will claim
-    /// next.
+    /// Returns the chunk that this thread most likely reads next: the next one, or the first of its next unit.
     #[inline(always)]
     fn ahead<'a>(
         &self,
@@ -323,8 +321,7 @@ impl Attention {
         }
     }
 
-    /// Computes scores, weights and weighted values of one chunk for one query with few heads, directly from the pool's
-    /// f16.
+    /// Computes scores, weights and weighted values of one chunk for one query with few heads, directly from f16.
     #[inline(always)]
     unsafe fn row<V: Lanes>(
         &self,
@@ -402,8 +399,7 @@ impl Attention {
         }
     }
 
-    /// Computes scores, weights and weighted values of one chunk for the queries that attend to it; `at` is the first
-    /// query's index.
+    /// Computes scores, weights and weighted values of one chunk for the queries that see it; the first has index `at`.
     #[inline(always)]
     unsafe fn chunk<V: Lanes>(
         &self,
@@ -617,10 +613,7 @@ fn range(query: Query, first: usize) -> (usize, usize) {
     (from, (query.hi as usize - first).min(CHUNK))
 }
 
-/// Copies `vectors` vectors.
-///
-/// # Safety
-/// Both sides have this many vectors.
+/// Copies `vectors` vectors, which both sides must have.
 #[inline(always)]
 unsafe fn copy<V: Lanes>(from: *const f32, to: *mut f32, vectors: usize) {
     for i in 0..vectors {

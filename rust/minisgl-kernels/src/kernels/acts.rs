@@ -197,8 +197,7 @@ impl ActsPtr {
         self.k.div_ceil(BLOCK)
     }
 
-    /// Lays out the arrays one after the other from `start`, each at a cache line. Returns the pointers and the bytes
-    /// they take.
+    /// Lays out the arrays from `start` on, each at a cache line. Returns the pointers and the bytes they take.
     fn lay_out(start: *mut u8, rows: usize, k: usize, mode: Mode) -> (Self, usize) {
         let cells = rows * k.div_ceil(BLOCK);
         let mut at = 0;

@@ -54,8 +54,7 @@ impl Convolution {
         (0..self.length - 1).map(of).collect()
     }
 
-    /// Applies the convolution to the next token of some channels: replaces their inputs in `numbers` by the outputs
-    /// and shifts the tail.
+    /// Convolves the next token of some channels: replaces inputs in `numbers` by outputs and shifts the tail.
     ///
     /// # Safety
     /// The caller has exclusive use of these channels of the tail.
@@ -104,10 +103,7 @@ impl OnLanes for Pass {
 }
 
 impl Pass {
-    /// Computes a vector of channels from `at` on.
-    ///
-    /// # Safety
-    /// The conditions of `on` hold.
+    /// Computes a vector of channels from `at` on, under the conditions of `on`.
     #[inline(always)]
     unsafe fn some<V: Lanes>(&self, at: usize) {
         let (length, stride) = self.taps;
@@ -133,10 +129,7 @@ impl Pass {
         }
     }
 
-    /// Computes one channel that fills no whole vector.
-    ///
-    /// # Safety
-    /// The conditions of `on` hold.
+    /// Computes one channel that fills no whole vector, under the conditions of `on`.
     unsafe fn one(&self, at: usize) {
         let (length, stride) = self.taps;
         // SAFETY: the caller's.

@@ -1,8 +1,8 @@
 //! Gated delta rule (Gated DeltaNet, arXiv 2412.06464): the update of a head's state matrix S [keys, values] by each
 //! token, and the token's output.
 //!
-//! S decays, then its value for the key is moved towards the token's value, then the query reads: S = g S; d = b (v - k
-//! S); S = S + k d; o = q S.
+//! S decays, then its value for the key is moved towards the token's value, then the query reads:
+//! S = g S; d = b (v - k S); S = S + k d; o = q S.
 //!
 //! Invariants: token by token, key by key, one fused multiply-add each; columns of S are independent. So neither prompt
 //! chunking, nor the threads, nor the instruction set change a bit.
@@ -100,8 +100,7 @@ impl OnLanes for Recurrence {
 }
 
 impl Recurrence {
-    /// Returns the previous token's output, after the block has applied its update, and the block's value for `key`,
-    /// after decay.
+    /// Returns the previous token's output, after its update, and the block's value for `key`, after decay.
     ///
     /// # Safety
     /// The conditions of `on` hold; with `LEARN` there is a previous token.
@@ -138,10 +137,7 @@ impl Recurrence {
         }
     }
 
-    /// Loads a token's value in these columns.
-    ///
-    /// # Safety
-    /// The conditions of `on` hold.
+    /// Loads a token's value in these columns, under the conditions of `on`.
     #[inline(always)]
     unsafe fn values<V: Lanes>(&self, token: usize) -> Block<V> {
         // SAFETY: the caller's.
@@ -157,10 +153,7 @@ impl Recurrence {
         }
     }
 
-    /// Stores a token's output.
-    ///
-    /// # Safety
-    /// The conditions of `on` hold.
+    /// Stores a token's output, under the conditions of `on`.
     #[inline(always)]
     unsafe fn put<V: Lanes>(&self, token: usize, read: Block<V>) {
         let (first, stride) = self.out;

@@ -46,8 +46,8 @@ pub struct By {
 }
 
 on_each_isa! {
-    /// Updates the state, S = decay S + dt b x^T, then replaces x by the output c S + past x. `state` is [len of b, len
-    /// of x].
+    /// Updates the state, S = decay S + dt b x^T, then sets x to the output c S + past x. `state`: [len of b, len of
+    /// x].
     advance(by: By, b: &[f32], c: &[f32], state: &mut [f32], x: &mut [f32]) as advance_one
 }
 
@@ -59,8 +59,7 @@ fn advance_one(by: By, b: &[f32], c: &[f32], state: &mut [f32], x: &mut [f32]) {
     advance_some::<1>(by, (b, c), state, x, first);
 }
 
-/// Updates the elements of x from `first` on, LANES at a time while that many are left. Returns the index of the next
-/// one.
+/// Updates the elements of x from `first` on, LANES at a time while possible. Returns the index of the next one.
 #[inline(always)]
 fn advance_some<const LANES: usize>(
     by: By,

@@ -90,8 +90,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// Returns the functions of `isa`, which must come from `Isa::detect`: running another CPU's instructions is
-    /// undefined behaviour.
+    /// Returns the functions of `isa`, which must come from `Isa::detect`: undefined behaviour otherwise.
     #[must_use]
     pub fn new(isa: Isa) -> Self {
         let table = match isa {
@@ -113,8 +112,7 @@ impl Kernels {
     }
 
     /// Returns the functions for decode rows. AMX multiplies few rows more slowly than AVX-512, except with bytes and
-    /// bf16 weights, and in another order of sums. So the kind of row decides between the two, never the number of
-    /// rows.
+    /// bf16 weights, and in another order of sums. So the kind of row decides, never the number of rows.
     #[must_use]
     #[inline]
     pub fn decoding(self) -> Self {
@@ -149,8 +147,7 @@ impl Kernels {
     /// Unquantized matrices need f32 activations; quantized ones use int8 where `acts` has it.
     ///
     /// # Safety
-    /// The rows are prepared, and nothing writes to them meanwhile; `out` is large enough, and nothing else uses it
-    /// meanwhile.
+    /// The rows are prepared and not written meanwhile; `out` is large enough, and nothing else uses it meanwhile.
     ///
     /// # Panics
     /// If panels, rows, `k` or mode do not fit.
@@ -265,8 +262,7 @@ impl Kernels {
         unsafe { (self.table.silu_mul)(gate, up, n, out) }
     }
 
-    /// Computes `out = gelu(gate) * up` over `n` elements, with the tanh approximation of GELU; `out` may be either
-    /// input.
+    /// Computes `out = gelu(gate) * up` (tanh approximation) over `n` elements; `out` may be either input.
     ///
     /// # Safety
     /// The pointers have `n` elements each.
@@ -286,8 +282,7 @@ impl Kernels {
         unsafe { (self.table.add)(x, y, n) }
     }
 
-    /// Applies RoPE: rotates elements i and `half + i` of `x` by the angle whose cosine and sine are `cos[i]` and
-    /// `sin[i]`.
+    /// Applies RoPE: rotates elements i and `half + i` of `x` by the angle with cosine `cos[i]` and sine `sin[i]`.
     ///
     /// # Safety
     /// `x` has `2 * half` elements, `cos` and `sin` have `half`.
@@ -297,8 +292,7 @@ impl Kernels {
         unsafe { (self.table.rotate)(x, cos, sin, half) }
     }
 
-    /// Returns the index of the largest element, the first of equal ones. NaN is ignored; returns 0 if there is no
-    /// other element.
+    /// Returns the index of the largest element, the first of equal ones; NaN is ignored; 0 if all are NaN.
     ///
     /// # Safety
     /// `x` has `n` elements.

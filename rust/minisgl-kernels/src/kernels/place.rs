@@ -32,8 +32,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Locates block `b` of the panel at `panel`. `b` may run into the following panels if their inputs fill whole
-    /// units.
+    /// Locates block `b` of the panel at `panel`; `b` may run into the next panels if their inputs fill whole units.
     #[inline]
     pub(super) const fn of<const KIND: u8>(panel: *const u8, b: usize) -> Self {
         let layout = const { layout(KIND) };
@@ -44,8 +43,7 @@ impl Place {
     }
 }
 
-/// Returns the properties of a kind that shape its tiles: the number of scales in a block, whether it has minima, and
-/// the step order.
+/// Returns the properties of a kind that shape its tiles: scales in a block, whether it has minima, and the step order.
 const fn tile_kind(kind: u8) -> (usize, bool, bool) {
     let layout = layout(kind);
     (layout.subs, layout.min, layout.by_halves())

@@ -11,8 +11,7 @@ const LANES: usize = 16;
 const ROUNDER: f32 = 12_582_912.0;
 
 on_each_isa! {
-    /// Applies layer norm in place, `x = (x - mean) / sqrt(variance + eps) * weight + bias`. Panics if the lengths
-    /// differ.
+    /// Applies layer norm in place, `x = (x - mean) / sqrt(variance + eps) * weight + bias`. Panics if lengths differ.
     layer_norm(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) as layer_norm_of
 }
 
@@ -90,8 +89,7 @@ pub fn turn(numbers: &mut [f32], size: usize) {
 /// Candidate divisors of the largest element for a 4-bit scale: the one with the least squared error wins.
 const DIVISORS: [f32; 5] = [-8.0, -7.0, -7.5, -8.5, -9.0];
 
-/// Quantizes 32 elements to 4 bits. Returns the f16 scale, which is not finite if an element is not, and the integers
-/// -8..=7 plus 8.
+/// Quantizes 32 elements to 4 bits: returns an f16 scale, not finite if an element is not, and integers -8..=7 plus 8.
 pub fn four_bits(x: &[f32; 32]) -> (u16, [u8; 32]) {
     let mut most = 0.0f32;
     for x in x {

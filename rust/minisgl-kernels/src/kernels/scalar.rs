@@ -18,14 +18,12 @@ pub(super) static TABLE: Table = Table {
     finite,
 };
 
-/// Bits of 2^-100: a block whose largest absolute value is below it is quantized to zero, because the inverse of its
-/// scale would overflow.
+/// Bits of 2^-100: a block whose maximum is below it is quantized to zero, because its inverse scale would overflow.
 pub(super) const TINY: u32 = (127 - 100) << 23;
 /// Bits of infinity: absolute values from here on are not finite.
 pub(super) const INFINITE: u32 = 0x7f80_0000;
 
-/// Returns the input index of step `step` in f32 sums over a block. `by_halves`: both nibbles of a byte, byte after
-/// byte.
+/// Returns the input index of step `step` in f32 sums over a block. `by_halves`: both nibbles of each byte in turn.
 pub(super) const fn input(by_halves: bool, step: usize) -> usize {
     if by_halves { step / 2 + step % 2 * 16 } else { step }
 }
@@ -97,8 +95,7 @@ fn to_bf16(x: f32) -> f32 {
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// Quantizes a block to integers of -127..=127. Returns them with their scale, which is NaN if an element is not
-/// finite.
+/// Quantizes a block to integers of -127..=127. Returns them and the scale, which is NaN if an element is not finite.
 fn quantize(v: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     let max = v.iter().fold(0, |max, x| max.max(x.abs().to_bits()));
     if max >= INFINITE {
@@ -248,8 +245,7 @@ pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usiz
     }
 }
 
-/// Computes the RMS norm. Squares are summed in 32 lanes, element i in lane i % 32; lanes i and i + 16 are added, then
-/// `tree`.
+/// Computes the RMS norm. Squares are summed in 32 lanes, i in lane i % 32; lanes i and i + 16 are added, then a tree.
 unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut lanes = [0.0f32; 32];
     for i in 0..n {
@@ -307,8 +303,7 @@ unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     }
 }
 
-/// Coefficients (a, b) of the tanh approximation of GELU (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b
-/// g^3)).
+/// Coefficients (a, b) of GELU's tanh approximation (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b g^3)).
 pub(super) const GELU: (f32, f32) = (1.595_769, 0.044_715);
 
 unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {

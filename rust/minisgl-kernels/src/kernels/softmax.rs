@@ -9,8 +9,7 @@ use super::plain::exp_below;
 /// Parallel accumulators of a sum.
 const LANES: usize = 8;
 
-/// Exponentials that are computed before they are summed: compilers vectorize a plain loop, but not one with a chain of
-/// sums.
+/// Exponentials that are computed before they are summed: compilers vectorize a plain loop, but no chain of sums.
 const BLOCK: usize = 32 * LANES;
 
 /// Rounding constant 1.5 * 2^52: adding it leaves the nearest integer in the low bits of an f64.
@@ -50,8 +49,7 @@ pub fn max(numbers: &[f32]) -> f32 {
     rest.iter().fold(lanes.iter().fold(f32::NEG_INFINITY, larger), larger)
 }
 
-/// Writes unnormalized probabilities of `logits / temperature` to `to` and returns their sum, which is not positive if
-/// no token has any probability.
+/// Writes unnormalized probabilities of `logits / temperature` to `to`. Returns their sum, not positive if all are 0.
 #[inline(always)]
 fn exponentials(logits: &[f32], temperature: f32, to: &mut [f32]) -> f32 {
     let top = max(logits) / temperature;
@@ -64,8 +62,8 @@ fn exponentials(logits: &[f32], temperature: f32, to: &mut [f32]) -> f32 {
 }
 
 on_each_isa! {
-    /// Writes the probabilities of `logits` at `temperature` to `to`. Returns false if no token has any; then `to` is
-    /// meaningless.
+    /// Writes the probabilities of `logits` at `temperature` to `to`. Returns false, leaving garbage, if there are
+    /// none.
     softmax(logits: &[f32], temperature: f32, to: &mut [f32]) -> bool as softmax_of
 }
 

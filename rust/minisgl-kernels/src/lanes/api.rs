@@ -11,8 +11,7 @@ pub(crate) const ROUNDER: f32 = 12_582_912.0;
 /// Vector of 16 f32.
 ///
 /// # Safety
-/// Every function is for a processor that has the implementor's instructions; pointers are valid for 16 elements and
-/// need no alignment.
+/// The processor has the implementor's instructions; pointers are valid for 16 elements and need no alignment.
 pub(crate) trait Lanes: Copy {
     /// Maximum number of accumulator vectors that fit into registers alongside their operands.
     const ACCUMULATORS: usize;

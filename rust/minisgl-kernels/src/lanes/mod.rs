@@ -1,7 +1,6 @@
 //! Vectors of 16 f32: the operations that an instruction set must offer to the kernels, and 2^x built on them.
 //!
-//! Invariants: every operation rounds like the scalar form, so kernels written once over this trait give the same bits
-//! on all instruction sets.
+//! Invariants: every operation rounds like the scalar form, so generic kernels have the same bits on all sets.
 
 mod api;
 #[cfg(target_arch = "x86_64")]

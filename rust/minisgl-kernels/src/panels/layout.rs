@@ -58,8 +58,7 @@ impl Layout {
         self.head + self.unit * self.codes()
     }
 
-    /// Returns true if f32 sums go over both nibbles of a byte, byte after byte, instead of over inputs in order, which
-    /// is cheapest for 4-bit codes.
+    /// Returns true if f32 sums go over both nibbles of each byte in turn, which is cheapest for 4-bit codes.
     #[must_use]
     pub const fn by_halves(&self) -> bool {
         self.bits[0] == 4 && self.bits[1] == 0 && self.subs == 1

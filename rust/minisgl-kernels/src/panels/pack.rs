@@ -265,8 +265,7 @@ fn put_head(kind: Kind, from: &[u8], head: &mut [u8], lane: usize) {
     }
 }
 
-/// Returns the code of each element of a block. `array::from_fn` is not inlined everywhere, and would take most of a
-/// start.
+/// Returns the code of each element of a block, faster than `array::from_fn`, which is not inlined everywhere.
 #[inline(always)]
 fn each(code: impl Fn(usize) -> u8) -> [u8; BLOCK] {
     let mut codes = [0; BLOCK];

@@ -1,4 +1,4 @@
-//! Test in a process that the system does not permit to use tiles; a separate process, because permission is requested
+//! Test in a process that the system does not permit to use tiles; a process of its own, as permission is requested
 //! once.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 

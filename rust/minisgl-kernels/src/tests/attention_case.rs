@@ -141,8 +141,7 @@ impl Case {
         out
     }
 
-    /// Returns page tables: whole pages of a shared prefix belong to the family, the rest to the row, in a random
-    /// order.
+    /// Returns page tables: whole pages of a shared prefix belong to the family, the rest to the row, shuffled.
     pub fn tables(&self) -> (Vec<u32>, usize, usize) {
         let columns = self.rows.iter().map(|r| r.len.div_ceil(self.page_size)).max().unwrap() + 1;
         let mut seen = std::collections::HashMap::new();

@@ -2,9 +2,8 @@
 //!
 //! An f32, activation or weight, is the sum of three bf16 (24 bits of mantissa in 3 x 8). Of the nine products of their
 //! parts the six largest are computed, all into the same accumulators; the rest is below the last bit of f32. Weights
-//! in bf16 have one part, those in f16 two; quantized ones are multiplied in `shares`. With `Mode::Bf16` both sides
-//! have one part, to which they are rounded. Some panels of weights at a time are converted to tiles, which stay in the
-//! L2 cache.
+//! in bf16 have one part, those in f16 two; quantized ones are multiplied in `shares`. With `Mode::Bf16` both sides are
+//! rounded to one part. Some panels of weights at a time are converted to tiles in the L2 cache.
 //!
 //! Invariants: a row's bits depend on nothing but the row and the matrix.
 
@@ -99,8 +98,7 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
     });
 }
 
-/// Returns the tile shapes: tiles 0 and 1 accumulate the first panel, 2 and 3 the second; 4 and 5 hold rows; 6 and 7
-/// weights.
+/// Returns the tile shapes: tiles 0 and 1 accumulate the first panel, 2 and 3 the second; 4, 5 hold rows, 6, 7 weights.
 fn config(rows: usize) -> Config {
     let (first, second) = (rows.min(TALL), rows.saturating_sub(TALL).max(1));
     let mut shapes = [(TALL, 64); 8];

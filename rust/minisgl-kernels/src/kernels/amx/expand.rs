@@ -1,7 +1,5 @@
-//! Conversion of weight blocks to AMX tiles, in the element order of a tile product's second operand.
-//!
-//! Row j of a byte tile has inputs 4j..4j+4 of each output (the layout of Q8); row j of a bf16 tile has inputs 2j and
-//! 2j + 1 (the layout of Bf16).
+//! Conversion of weight blocks to AMX tiles, in the element order of a tile product's second operand: row j of a byte
+//! tile has inputs 4j..4j+4 of each output (Q8's layout), row j of a bf16 tile inputs 2j and 2j + 1 (Bf16's).
 
 use std::arch::x86_64::*;
 

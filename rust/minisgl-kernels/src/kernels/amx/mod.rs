@@ -1,8 +1,7 @@
 //! Matmul kernels on AMX tiles; everything else uses the AVX-512 kernels.
 //!
-//! int8 results have the same bits as on every instruction set (`shares`). Other matmuls (also `bf16`) sum in an order
-//! of their own, which is the same for every number of rows: a row's bits depend on the row alone, but differ from
-//! other instruction sets.
+//! int8 results have the same bits as on every instruction set (`shares`). Other matmuls (also `bf16`) sum in their own
+//! order, the same for every number of rows: a row's bits depend on the row alone, but differ from other sets'.
 //!
 //! Invariants: no tile outlives a matmul; f32 activations lose nothing when split into bf16.
 

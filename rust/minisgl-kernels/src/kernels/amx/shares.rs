@@ -5,11 +5,10 @@
 //! activation is the sum of three (24 bits of mantissa in 3 x 8). Some panels and inputs of weights at a time are
 //! converted to tiles, with their scales and minima after them, and stay in the L2 cache.
 //!
-//! A pipeline step is three sub-blocks: while their tiles are computed, the results of the previous step are stored and
-//! those of the one before it are scaled.
+//! A pipeline step is three sub-blocks: while their tiles run, the last step's results are stored, the ones before
+//! scaled.
 //!
-//! Invariants: with int8 the bits are those of every other instruction set; otherwise a row's bits depend on nothing
-//! but the row and the matrix.
+//! Invariants: with int8 the bits of every other instruction set; else a row's bits depend on row and matrix alone.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -41,8 +40,7 @@ const fn width(bytes: bool) -> usize {
     if bytes { 1 } else { 2 }
 }
 
-/// Returns the bytes of a block's tiles. `block_bytes` adds its scales and minima: [share][tile], [share][16],
-/// [share][16].
+/// Returns the bytes of a block's tiles; `block_bytes` adds scales and minima: [share][tile], [share][16], [share][16].
 const fn tile_bytes(bytes: bool) -> usize {
     BLOCK * PANEL * width(bytes)
 }
@@ -57,8 +55,7 @@ const fn row_bytes(bytes: bool) -> usize {
     if bytes { BLOCK } else { PARTS * BLOCK * 2 }
 }
 
-/// Computes the whole matmul. `LIKE` is `like(KIND)`: kinds with alike tiles share the code that runs after the
-/// conversion.
+/// Computes the whole matmul. `LIKE` is `like(KIND)`: kinds with alike tiles share the code after the conversion.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8, const BYTES: bool>(p: &Product<'_>) {
     let block = const { block_bytes(KIND, BYTES) };

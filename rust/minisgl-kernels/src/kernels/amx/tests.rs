@@ -1,5 +1,4 @@
-//! Tests of properties that only the tile kernels have: three bf16 parts per f32, their own order of sums, per-thread
-//! state.
+//! Tests of properties that only tiles have: three bf16 parts per f32, their own order of sums, per-thread state.
 
 use super::super::tests::{Case, bits};
 use crate::Kind;

@@ -1,7 +1,6 @@
 //! AMX tile registers: the permission to use them, their shapes, and the instructions (inline assembly in stable Rust).
 //!
-//! Invariants: no instruction runs in a process without the system's permission; a thread's tiles are released by the
-//! code that configured them.
+//! Invariants: no instruction runs without the system's permission; the code that configured tiles releases them.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -26,8 +25,7 @@ thread_local! {
     pub(super) static SCRATCH: RefCell<Zeroed> = RefCell::new(Zeroed::new(0));
 }
 
-/// Returns the missing requirement for AMX tiles, or `None`. The system's permission is requested once for all threads
-/// of the process.
+/// Returns the missing requirement for AMX tiles, or `None`. Requests the system's permission once per process.
 pub(crate) fn missing() -> Option<&'static str> {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
     if !present() {
@@ -46,8 +44,7 @@ fn present() -> bool {
     bf16 & tile & int8 == 1
 }
 
-/// Requests permission for tile state from the system, which grants such large state on demand only. Returns true if
-/// granted.
+/// Requests the system's permission for the large tile state, which is granted on demand only. Returns true if granted.
 #[cfg(target_os = "linux")]
 fn ask() -> bool {
     const ARCH_PRCTL: i64 = 158;

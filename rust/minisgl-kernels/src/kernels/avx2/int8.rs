@@ -2,8 +2,7 @@
 //! `maddubs` sums two products of unsigned by signed bytes in 16 bits, which do not overflow as long as the unsigned
 //! bytes are small: 16 sums of two products with 4 bits stay below 2^15, 8 with 5 bits, 4 with 6.
 //!
-//! A byte with more bits is split into `16 h + l` with 4 bits each. The activations' `offset` subtracts the
-//! contribution of the bias.
+//! A byte with more bits is split into `16 h + l` with 4 bits each. The activations' `offset` subtracts the bias.
 //!
 //! Invariants: integer sums are exact in any order; everything else follows `scalar`.
 
@@ -263,8 +262,7 @@ fn add_wide<const R: usize>(all: &mut Sums<R>, s: &Sums<R>) {
     }
 }
 
-/// Returns the integer sums of 8-bit values: first all low nibbles, then all high ones, because registers have space
-/// for one set of sums.
+/// Returns the integer sums of 8-bit values: first all low nibbles, then all high ones, to save registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sums_of_bytes<const KIND: u8, const R: usize>(codes: *const u8, q: *const i8, offset: *const i32) -> Sums<R> {

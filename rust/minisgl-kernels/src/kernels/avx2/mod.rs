@@ -159,8 +159,7 @@ fn half_of_e8m0(e: __m256i) -> __m256 {
     _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, below))
 }
 
-/// Converts e4m3 floats to f32, halved (`blocks::half_of_e4m3` by lane). No step has a subnormal value, on which
-/// processors are slow.
+/// Converts e4m3 floats to f32, halved (`blocks::half_of_e4m3` by lane), avoiding slow subnormal values.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn half_of_e4m3(bits: __m256i) -> __m256 {

@@ -18,8 +18,7 @@ pub(crate) fn is_here() -> bool {
 /// Computes a bf16 matmul.
 ///
 /// # Safety
-/// The CPU has AVX512-BF16, the matrix is bf16, the rows are prepared as one bf16 part each, and `out` has space for
-/// them.
+/// The CPU has AVX512-BF16, the matrix is bf16, the rows are prepared as one bf16 part each, and `out` is large enough.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(crate) unsafe fn matmul(p: &Product<'_>) {
     for panel in p.panels.clone().step_by(WIDE) {

@@ -2,16 +2,14 @@
 //!
 //! Few rows: weights are converted to f32 in registers and used for all rows at once, block after block in one stream;
 //! the sums of a block depend on no other block, which fills the pipeline at one row. Many rows: some blocks of two
-//! panels are converted to f32 in the L1 cache, unless they are f32, and multiplied by tiles of rows, whose sums stay
-//! in registers.
+//! panels are converted to f32 in the L1 cache, unless they are f32, and multiplied by tiles of rows in registers.
 //!
 //! Invariants: sums follow `scalar`: within a block in the order of its steps, then blocks in order.
 
 use super::unpack::{GROUP, group, input, steps, weights};
 use super::*;
 
-/// Numbers of rows from which on weights are unpacked into the cache: packed formats, then formats that need no
-/// unpacking.
+/// Minimum rows for unpacking weights into the cache: of packed formats, then of formats that need no unpacking.
 const FEW: usize = 8;
 const FEW_OF_NUMBERS: usize = 12;
 /// Blocks that are unpacked at a time; for f32, the blocks of two panels that fit the L2 cache.

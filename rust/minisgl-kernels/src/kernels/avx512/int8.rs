@@ -10,8 +10,7 @@ use super::*;
 /// Rows in a tile.
 const TALL: usize = 12;
 /// Prefetch distances of weights in bytes. Few rows prefetch in two stages: they wait for memory, and the L1 cache
-/// alone has too few lines in flight. With more rows a tile works on a panel so long that distant lines would be
-/// evicted.
+/// alone has too few lines in flight. With more rows a tile takes so long that distant lines would be evicted.
 const NEAR: usize = 4096;
 const AHEAD: usize = 8192;
 const FAR_AHEAD: usize = 12288;

@@ -127,8 +127,7 @@ fn half_of_e8m0(e: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, below, small))
 }
 
-/// Converts e4m3 floats to f32, halved (`blocks::half_of_e4m3` by lane). No step has a subnormal value, on which
-/// processors are slow.
+/// Converts e4m3 floats to f32, halved (`blocks::half_of_e4m3` by lane), avoiding slow subnormal values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn half_of_e4m3(bits: __m512i) -> __m512 {

@@ -1,4 +1,4 @@
-//! Elementwise kernels and reductions between matmuls (AVX-512). A tail that fills no vector is read under a mask, with
+//! Elementwise kernels and reductions between matmuls (AVX-512). A tail shorter than a vector is read masked, with
 //! zeros.
 //!
 //! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
@@ -157,8 +157,7 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
     }
 }
 
-/// Returns e^x by lane (`scalar::exp`). Bounds are the first operand of `min` and `max`, which return the second if one
-/// is NaN.
+/// Returns e^x by lane (`scalar::exp`). Bounds come first in `min` and `max`, which return the second if one is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn exp(x: __m512) -> __m512 {
@@ -192,8 +191,7 @@ pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *
     unsafe { gate_mul::<true>(gate, up, n, out) }
 }
 
-/// Computes `out = activation(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: both are g * sigmoid(h), h being g or
-/// GELU's polynomial.
+/// Computes `out = act(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: g * sigmoid(h), h being g or GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
