@@ -53,7 +53,7 @@ CALLS_SHOWN = 8
 
 REPEATS = {"evict_one": 20_000, "match_1024": 5000, "insert_1024": 1000}
 BARS = {"evict_one": 0.6, "match_1024": 1.5, "insert_1024": 1.5}
-"""In us: what a release must hold."""
+"""Limits of a release, in us."""
 CARGO = ("cargo", "bench", "--quiet", "--locked", "-p", "minisgl-core", "--bench", "prefix_cache", "--")
 
 

@@ -43,7 +43,7 @@ from minisgl.step import FinishReason
 
 COMMAND = "python -m benchmark.simulate"
 PROMPTS = {"prompts below 1,000": (0, 1000), "prompts to 4,000": (1000, 4000), "prompts from 4,000": (4000, 2**63)}
-"""Classes of requests by the tokens of their prompts: from, to."""
+"""Classes of requests by prompt tokens: lower bound, upper bound (exclusive)."""
 Floats = npt.NDArray[np.float64]
 
 

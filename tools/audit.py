@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ALLOWED: dict[str, str] = {}
-"""An advisory's id (PYSEC-..., GHSA-..., RUSTSEC-...), and why it does not concern this project."""
+"""Allowed advisories by id (PYSEC-..., GHSA-..., RUSTSEC-...), with the reason why each does not affect us."""
 LAST_WORDS = 400
 
 

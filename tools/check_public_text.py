@@ -48,14 +48,14 @@ UNCLEAR: dict[str, re.Pattern[str]] = {
 }
 RECORDS = "benchmark/runs/"
 KNOWN = {(".ci/run", "folder beside the checkout")}
-"""Where CI keeps the data of `MINISGL_DATA`; nobody else runs that file."""
+"""CI's path of `MINISGL_DATA`, in a file that only CI runs."""
 # crates.io appears in every Cargo.lock, as the name of the default registry; the other one has torch without CUDA
 ALLOWED = re.compile(
     r"registry\+https://github\.com/rust-lang/crates[.]io-index|--index[-]url https://download\.pytorch\.org/whl/cpu\b"
 )
 LOCK = "uv.lock"
 PUBLIC_PACKAGE = re.compile(r'"https:[/]{2}(?:pypi[.]org/simple|files[.]pythonhosted[.]org/packages/[^"]+)"')
-"""What a lock may name: nothing else, for a mirror looks like any address."""
+"""Package hosts that a lock file may name; no other, because a private mirror looks like any address."""
 
 
 def host_pattern(host: str) -> dict[str, re.Pattern[str]]:

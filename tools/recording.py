@@ -42,7 +42,7 @@ CHAT: tuple[tuple[str, str], ...] = (
     (PROMPT, "/exit\r"),
     (SHELL, ""),
 )
-"""The chat starts a server of its own; `/stats` asks for the figures below each answer."""
+"""Prompts to wait for and keys to type. The chat starts its own server; `/stats` shows figures below each answer."""
 
 
 class Recorder:

@@ -49,9 +49,9 @@ class Kind(NamedTuple):
 
     name: str
     neighbours: list[int]
-    """The core of each neighbour."""
+    """Core of each load process."""
     prefix: list[str]
-    """The command that holds the test's command to a core."""
+    """Command prefix that pins the test to a core."""
     slower: float
 
 
@@ -94,7 +94,7 @@ class Target:
     failures: list[str] = field(default_factory=list)
     has_no_tests: bool = False
     longest_s: float = 0.0
-    """The longest round as if the machine were quiet."""
+    """Seconds of the longest round, converted to a quiet machine."""
 
     def expected_s(self, kind: Kind) -> float:
         return max(self.recorded_s, self.longest_s) * kind.slower

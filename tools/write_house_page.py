@@ -16,7 +16,7 @@ from tests.test_layering import MAY_IMPORT, PACKAGE
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "house.md"
 EVERYWHERE = ("config", "envs", "extension", "sampling_params", "step", "utils")
-"""Data, settings and small tools: rooms name them too often for a drawing."""
+"""Rooms omitted from the drawing: data, settings and small tools, which nearly all rooms import."""
 Rooms = Mapping[str, set[str]]
 
 

@@ -100,7 +100,7 @@ async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
 
 
 ENGINES = {"minisgl.runner.process", "minisgl.supervisor.child", FORKED}
-"""What the command lines of engines have: of those that were started, and of those that were forked."""
+"""Words in the command lines of engine processes, started or forked."""
 
 
 def engine_processes(server: Pool) -> list[psutil.Process]:

@@ -26,7 +26,7 @@ MINISGL_PORT = 1919
 USER = 10001
 CACHE = "/var/cache/minisgl"
 AFTER_THE_DRAIN_S = GRACE_S + RANKS_GRACE_S
-"""What a server may need between its drain and its end."""
+"""Seconds that a server may need between its drain and its end."""
 
 
 def documents(name: str) -> list[Any]:

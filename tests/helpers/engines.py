@@ -27,7 +27,7 @@ HAS_CPU = hasattr(_rust, "CpuEngine")
 NEEDS_CPU = pytest.mark.skipif(not HAS_CPU, reason="the extension has no CPU engine")
 CPU = pytest.param("cpu", marks=NEEDS_CPU)
 MODEL_ENGINES = (pytest.param("torch", marks=pytest.mark.wide), CPU)
-"""For `parametrize`."""
+"""Arguments of `parametrize`: the engines that compute models."""
 
 
 def load(engine: str, folder: Path, **settings: object) -> tuple[Engine, EngineConfig]:

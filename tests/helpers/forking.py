@@ -28,12 +28,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MINISGL, ENGINE, FORKED = "minisgl", "minisgl.runner.process", "tests.helpers.forking"
-"""Modules that the template process can run; its own."""
+"""Modules that the template process can run; the last is its own."""
 NOT_ONE_ENGINE = {"--tp", "--models", "--models-dir"}
-"""Flags of servers whose processes are started as ever."""
+"""Flags of servers whose processes are started, not forked."""
 STREAMS = 3
 ENDED = struct.Struct("id")
-"""What the template process writes at the end of a process: its exit code and its CPU seconds, with its children's."""
+"""Record that the template process writes at the end of a process: exit code and CPU seconds, with its children's."""
 _forked_cpu_s = 0.0
 _template: tuple[int, socket.socket, int] | None = None  # the process that started it, the socket to it, its id
 

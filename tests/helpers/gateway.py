@@ -8,7 +8,7 @@ from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
 from minisgl.server.gateway import NoGateway, gateway_class
 
 PASSED_ON = {"return_token_ids": True}
-"""Fields of a request for text that the gateway leaves to the Python server."""
+"""Fields of a generation request that the gateway forwards to the Python server."""
 BUCKETS = {"ttft": SECONDS, "itl": SECONDS, "e2e": SECONDS, "queue": SECONDS, "prompt": TOKENS, "answer": TOKENS}
 
 

@@ -41,9 +41,9 @@ DEVICE = "inline" if REHEARSAL else "cuda"
 PLACE = torch.device("cpu" if REHEARSAL else "cuda")
 
 FLOAT32_WITHIN = 1e-3
-"""Of logits around 5: ten times the bound on the CPU, for sums in another order. TF32 would be ten times this."""
+"""Error bound for logits around 5: ten times that on the CPU, for sums in another order. TF32 errs ten times more."""
 BFLOAT16_WITHIN = 0.25
-"""Of logits around 5, of which bfloat16 keeps 8 bits, through a few layers: between two ways to compute the same."""
+"""Error bound for logits around 5 in bfloat16 (8 bits) after a few layers, between two ways to compute the same."""
 SETTINGS: dict[str, Any] = {"num_pages": 200, "max_running_requests": 6, "max_prefill_length": 24}
 # heads of sizes that FlashInfer knows; weights small enough that logits stay around 5
 WIDE = {

@@ -160,7 +160,7 @@ def converted(checkpoint: Path, kind: str, pre: str = "gpt-2", *options: str) ->
 
 
 MIXTURES = {"mostly Q2_K": 10, "mostly Q3_K_M": 12, "mostly Q4_K_M": 15, "mostly IQ4_XS": 30}
-"""What llama.cpp's quantizer makes of a whole model, and its number in llama.h."""
+"""Quantization mixtures of llama.cpp's quantizer, with their ids in llama.h."""
 _ALL_ALIKE = {"mostly Q8_0": 7}
 
 
@@ -238,9 +238,9 @@ class Alike(NamedTuple):
     num_steps: int
     ties: int
     largest: float
-    """Of the differences of log probabilities of the `num_top` most likely tokens."""
+    """Largest difference of a log probability of the `num_top` likeliest tokens."""
     typical: float = 0.0
-    """What nine steps in ten do not exceed."""
+    """90th percentile of the differences, by step."""
 
 
 def compared(

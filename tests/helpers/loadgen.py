@@ -49,7 +49,7 @@ class Exchange:
 
 
 Script = Callable[[Exchange], bool]
-"""Answers one request; False: close the connection."""
+"""Function that answers one request; returns false to close the connection."""
 
 
 class StubServer:

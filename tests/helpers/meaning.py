@@ -25,7 +25,7 @@ def capital(country: str) -> str:
 CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Germany": "Berlin"}
 FRANCE = capital("France")
 BEGINNINGS = {"The capital of France is": (" Paris", 1), "1, 2, 3,": (" 4, 5, 6", 8), "1, 2, 3, 4,": (" 5, 6, 7", 8)}
-"""Plain texts: how they go on, of which so many tokens are sure."""
+"""Prompts with their continuation, and the number of its tokens that are certain."""
 
 
 def told_capital(url: str, country: str, timeout_s: float) -> str:

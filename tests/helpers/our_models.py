@@ -34,9 +34,8 @@ RECORD = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 IDS = torch.randint(3, 131, (100,), generator=torch.Generator().manual_seed(3)).tolist()
 Figures = dict[str, dict[str, Any]]
-"""`safetensors` and `theirs`: the largest difference of a logit by variant and by case. `encoders`: of a number of a
-vector. `gguf`: by row, its `variant`, what the `file` says that it is, and by type of its tensors that of a log
-probability."""
+"""Largest differences. `safetensors`, `theirs`: of a logit, by variant and by case. `encoders`: of an embedding's
+element. `gguf`: by row, its `variant`, the type of its `file`, and by tensor type that of a log probability."""
 
 
 def by_safetensors(variant: str, folder: Path) -> float:
@@ -124,7 +123,7 @@ def theirs(figures: Figures) -> str:
 
 
 TABLES = {"native models": native, "encoders": encoders}
-"""The tables, by the mark before each in the page."""
+"""Tables by the mark before each in the page."""
 
 
 def written(page: str, figures: Figures) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 CORE = "core"
-"""The part that runs where none is chosen."""
+"""Part that runs by default."""
 PARTS = {
     "torch": (
         "attention/*",

@@ -61,7 +61,7 @@ def computes_within(used_s: float, limit_s: float) -> bool:
 
 
 WAIT_S = patiently(60.0)
-"""For what must come: a failure, not a measurement."""
+"""Timeout of an awaited event in seconds: expiry is a failure, not a measurement."""
 
 
 def recorded() -> dict[str, float]:

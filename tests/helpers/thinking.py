@@ -12,7 +12,7 @@ from tests.helpers.text import echo_library
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 BYTES = "\x01\x02\x03\x04"
-"""In the text of an order they stand for `MARKERS`: a marker itself in a prompt may be a token."""
+"""Bytes that stand for `MARKERS` in a scripted reply, since a marker itself in a prompt may be a token."""
 
 TEMPLATE = (Path(__file__).parent / "thoughts_and_calls.jinja").read_text(encoding="utf-8")
 

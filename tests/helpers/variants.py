@@ -16,17 +16,17 @@ class Model(NamedTuple):
     """Tiny random checkpoint."""
 
     architecture: str
-    """A class of transformers."""
+    """Class of transformers."""
     notes: str = ""
     """Features that it has beyond a Llama."""
     config: Config = {}  # noqa: RUF012
-    """Settings beyond those of all."""
+    """Settings in addition to those of all variants."""
     called: str = ""
-    """The names of published models. Without, the page has no line."""
+    """Names of published models; "": not listed on the page."""
     torch: bool = False
-    """Whether the native layers for torch compute it, not the CPU engine alone."""
+    """True if the native torch layers support it, not only the CPU engine."""
     vision: Config | None = None
-    """The config of a tower beside the text model, which `config` describes then. None: the text's hidden size."""
+    """Config of a vision tower; `config` is the text model's then. A `None` value becomes the text's hidden size."""
     whole: Config = {}  # noqa: RUF012
     """Settings of text model and tower together."""
 
