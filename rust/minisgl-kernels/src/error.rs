@@ -18,7 +18,7 @@ pub enum Fault {
 /// Error with its cause and its text, which names the thing, its value and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// Cause.
+    /// Cause of the error.
     pub fault: Fault,
     text: String,
 }

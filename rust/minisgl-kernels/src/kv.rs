@@ -89,7 +89,7 @@ pub struct KvShape {
     pub page_size: usize,
     /// Elements of a value that are the first ones of the key (latent attention); `None`: values are stored separately.
     pub latent: Option<usize>,
-    /// Storage format.
+    /// Storage format of keys and values.
     pub dtype: KvDtype,
 }
 

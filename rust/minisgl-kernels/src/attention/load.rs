@@ -24,7 +24,7 @@ pub(super) struct Source<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'a> {
     pub pages: &'a [u32],
-    /// First position.
+    /// First position of the chunk; `end` is the position after its last.
     pub first: usize,
     pub end: usize,
 }

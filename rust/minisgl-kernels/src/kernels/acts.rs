@@ -181,7 +181,7 @@ pub struct ActsPtr {
     pub(crate) mode: Mode,
     /// Rows laid out, padding rows included.
     pub(crate) rows: usize,
-    /// Inputs (columns).
+    /// Inputs of a row, which are the columns of the matrix.
     pub(crate) k: usize,
 }
 

@@ -109,7 +109,7 @@ fn config(rows: usize) -> Config {
     Config::new(shapes)
 }
 
-/// Group of panels, converted to tiles panel after panel, by up to `MOST` rows.
+/// Work of one pass: a group of panels, converted to tiles panel after panel, times up to `MOST` rows of activations.
 struct Place<'a> {
     p: &'a Product<'a>,
     weights: *const u8,
@@ -158,7 +158,7 @@ unsafe fn cell<const A: usize, const W: usize, const N: usize>(place: &Place<'_>
     }
 }
 
-/// Two panels by up to `MOST` rows. Pointers are at the first block.
+/// Work of one set of tiles: two panels times up to `MOST` rows of activations. Pointers are at the first block.
 struct Pair {
     w: [*const u8; 2],
     blocks: usize,

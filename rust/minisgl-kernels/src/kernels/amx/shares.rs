@@ -120,7 +120,7 @@ unsafe fn expand<const KIND: u8, const BYTES: bool>(block: Place, to: *mut u8) {
     }
 }
 
-/// Group of panels by some rows.
+/// Work of one pass: a group of panels, expanded to tiles, times some rows of activations.
 struct Group<'a> {
     p: &'a Product<'a>,
     panels: Range<usize>,
@@ -196,7 +196,7 @@ fn config<const LIKE: u8, const BYTES: bool>(rows: usize) -> Config {
     Config::new([sums, sums, sums, row, row, weights, weights, weights])
 }
 
-/// Panel by at most `TALL` rows.
+/// Work of one tile: a panel times at most `TALL` rows of activations.
 struct Piece<'a> {
     p: &'a Product<'a>,
     /// Tiles of the first block.

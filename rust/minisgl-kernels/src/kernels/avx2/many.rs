@@ -120,7 +120,7 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, ro
     }
 }
 
-/// Some rows by `chunk` consecutive blocks of f32.
+/// Work of one tile: some rows of activations times `chunk` consecutive blocks of f32 weights.
 struct Tile<'a> {
     acts: &'a ActsPtr,
     w: *const f32,

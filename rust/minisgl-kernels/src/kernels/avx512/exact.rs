@@ -273,7 +273,7 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at
     }
 }
 
-/// Some rows by `chunk` blocks of f32, which are unpacked or read directly from the panels.
+/// Work of one tile: some rows of activations times `chunk` blocks of f32 weights, unpacked or in the panels.
 struct Tile<'a, const P: usize> {
     acts: &'a ActsPtr,
     /// First block of each panel; the next one is `next` elements later.
