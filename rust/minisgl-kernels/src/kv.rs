@@ -10,9 +10,9 @@
 //! Formats: f32 unchanged; f16 rounded to nearest, ties to even (|error| <= 2^-11 of the value; beyond 65,504 a value
 //! becomes infinite and a key NaN, so that the step that reads it reports logits that are not finite); q8: int8 with an
 //! f16 scale for each token, head and 32 elements, scale = max / 127, so |error| <= half a scale = 0.4 % of the largest
-//! of the 32; q4: integers from -8 to 7 with an f16 scale for 32 elements, after a Hadamard transform ([`plain::turn`])
-//! that spreads outliers, so that 32 elements share a scale well. Transformed queries and keys have the same products;
-//! the result of transformed values is transformed back.
+//! of the 32; q4: integers from -8 to 7 with an f16 scale for 32 elements, after a transform that spreads outliers
+//! ([`plain::hadamard_transform`]), so that they share a scale well. Transformed queries and keys have the same
+//! products; the result of transformed values is transformed back.
 //!
 //! Invariants: a slot is `page * page_size + offset`; nothing outside the slots given is written; 64 bytes may be read
 //! past the end of any head's part of a page.
@@ -127,7 +127,7 @@ pub(crate) struct Layout {
     /// True if values are part of the keys, so there is no V.
     pub shared: bool,
     /// Size of the Hadamard transform in elements; 1: none.
-    pub turned: usize,
+    pub hadamard: usize,
     /// Keys in a group.
     pub group: usize,
     /// Offset of the layer in a page; `head` is the distance from one head to the next.
@@ -166,7 +166,7 @@ impl Layout {
         let scales = scales.next_multiple_of(64);
         let shared = shape.latent.is_some();
         let head = numbers.checked_add(scales)?.checked_mul(if shared { 1 } else { 2 })?;
-        let turned = match shape.dtype {
+        let hadamard = match shape.dtype {
             // the largest power of two that divides all
             KvDtype::Q4 => 1 << (heads.dim | shape.latent.unwrap_or(0)).trailing_zeros(),
             _ => 1,
@@ -176,7 +176,7 @@ impl Layout {
             page_size: shape.page_size,
             head_dim: heads.dim,
             shared,
-            turned,
+            hadamard,
             group,
             start,
             head,
@@ -204,7 +204,7 @@ pub struct KvPool {
     layouts: Vec<Layout>,
     page_bytes: usize,
     memory: Reserved,
-    to_halves: ToHalves,
+    to_f16: ToF16,
 }
 
 impl KvPool {
@@ -233,7 +233,7 @@ impl KvPool {
             layouts,
             page_bytes,
             memory,
-            to_halves: to_halves(),
+            to_f16: to_f16(),
         })
     }
 
@@ -324,7 +324,7 @@ impl KvPool {
                     } else {
                         std::slice::from_raw_parts(v.add(from), head_dim)
                     };
-                    token(&self.layouts[layer], self.to_halves, to, at, k, v);
+                    write_token(&self.layouts[layer], self.to_f16, to, at, k, v);
                 }
             }
         }
@@ -335,10 +335,10 @@ impl KvPool {
 const NOT_A_NUMBER: u16 = 0x7e00;
 
 /// Conversion of a slice to f16, element by element, with the results of [`f32_to_f16`].
-pub(crate) type ToHalves = fn(&[f32], &mut [u16]);
+pub(crate) type ToF16 = fn(&[f32], &mut [u16]);
 
 /// Returns the fastest f16 conversion of this processor.
-pub(crate) fn to_halves() -> ToHalves {
+pub(crate) fn to_f16() -> ToF16 {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     if is_x86_feature_detected!("f16c") && is_x86_feature_detected!("avx") {
         // SAFETY: the instructions are there.
@@ -376,7 +376,7 @@ fn f16c(x: &[f32], halves: &mut [u16]) {
 /// # Safety
 /// `to` is the start of a head's part of a page that nothing else uses at offset `at`; `at` is below the page size; `k`
 /// and `v` have `head_dim` elements, `v` none if there is no V.
-pub(crate) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usize, k: &[f32], v: &[f32]) {
+pub(crate) unsafe fn write_token(l: &Layout, to_f16: ToF16, to: *mut u8, at: usize, k: &[f32], v: &[f32]) {
     let dim = l.head_dim;
     // Number d of the key of token `at` is number `first + d * step`.
     let (first, step) = (at / l.group * l.group * dim + at % l.group, l.group);
@@ -393,13 +393,13 @@ pub(crate) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usi
             KvDtype::F16 => {
                 let mut halves = [0; MAX_HEAD_DIM];
                 let halves = &mut halves[..dim];
-                to_halves(k, halves);
+                to_f16(k, halves);
                 let ks = to.cast::<u16>().add(first);
                 for (d, half) in halves.iter().enumerate() {
                     let fits = half & 0x7c00 != 0x7c00;
                     *ks.add(d * step) = if fits { *half } else { NOT_A_NUMBER };
                 }
-                to_halves(v, halves);
+                to_f16(v, halves);
                 let vs = to.add(l.v).cast::<u16>().add(at * dim);
                 vs.copy_from_nonoverlapping(halves.as_ptr(), v.len());
             }
@@ -407,18 +407,18 @@ pub(crate) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usi
                 let blocks = l.blocks();
                 let scales = to.add(l.k_scales).cast::<u16>();
                 let scales = scales.add(at / l.group * l.group * blocks + at % l.group);
-                quantized(k, to.cast::<i8>().add(first), step, scales);
+                quantize_q8(k, to.cast::<i8>().add(first), step, scales);
                 let scales = to.add(l.v_scales).cast::<u16>().add(at * blocks);
-                quantized(v, to.add(l.v).cast::<i8>().add(at * dim), 1, scales);
+                quantize_q8(v, to.add(l.v).cast::<i8>().add(at * dim), 1, scales);
             }
             KvDtype::Q4 => {
                 let blocks = l.blocks();
                 let scales = to.add(l.k_scales).cast::<u16>();
                 let scales = scales.add(at / l.group * l.group * blocks + at % l.group);
                 let first = at / l.group * l.group * dim / 2 + at % l.group;
-                halved(k, l.turned, to.add(first), step, scales);
+                quantize_q4(k, l.hadamard, to.add(first), step, scales);
                 let scales = to.add(l.v_scales).cast::<u16>().add(at * blocks);
-                halved(v, l.turned, to.add(l.v + at * dim / 2), 1, scales);
+                quantize_q4(v, l.hadamard, to.add(l.v + at * dim / 2), 1, scales);
             }
         }
     }
@@ -428,7 +428,7 @@ pub(crate) unsafe fn token(l: &Layout, to_halves: ToHalves, to: *mut u8, at: usi
 ///
 /// # Safety
 /// Every `step`-th element is writable: of `to` for each element of `x`, of `scales` for each block.
-unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
+unsafe fn quantize_q8(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
     for (b, block) in x.chunks(BLOCK).enumerate() {
         let mut max = 0.0f32;
         for &x in block {
@@ -453,14 +453,14 @@ unsafe fn quantized(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
 ///
 /// # Safety
 /// `x` is whole blocks. Every `step`-th byte of `to` is writable for two of its elements, of `scales` for each block.
-unsafe fn halved(x: &[f32], turned: usize, to: *mut u8, step: usize, scales: *mut u16) {
+unsafe fn quantize_q4(x: &[f32], hadamard: usize, to: *mut u8, step: usize, scales: *mut u16) {
     const HALF: usize = BLOCK / 2;
     let mut numbers = [0.0; MAX_HEAD_DIM];
     let numbers = &mut numbers[..x.len()];
     numbers.copy_from_slice(x);
-    plain::turn(numbers, turned);
+    plain::hadamard_transform(numbers, hadamard);
     for (b, block) in numbers.as_chunks::<BLOCK>().0.iter().enumerate() {
-        let (scale, codes) = plain::four_bits(block);
+        let (scale, codes) = plain::quantize_q4(block);
         // SAFETY: the caller's word.
         unsafe {
             *scales.add(b * step) = scale;

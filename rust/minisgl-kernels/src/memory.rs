@@ -32,7 +32,7 @@ impl Zeroed {
     pub fn new(len: usize) -> Self {
         let need = len.max(1).next_multiple_of(ALIGN);
         if need > SHARED / 4 {
-            return Self::cut(Arc::new(Mapping::held(need)), 0, len);
+            return Self::carve(Arc::new(Mapping::held(need)), 0, len);
         }
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mapping) = current.0.upgrade()
@@ -40,14 +40,14 @@ impl Zeroed {
         {
             let at = current.1;
             current.1 += need;
-            return Self::cut(mapping, at, len);
+            return Self::carve(mapping, at, len);
         }
         let mapping = Arc::new(Mapping::held(SHARED));
         *current = (Arc::downgrade(&mapping), need);
-        Self::cut(mapping, 0, len)
+        Self::carve(mapping, 0, len)
     }
 
-    fn cut(mapping: Arc<Mapping>, at: usize, len: usize) -> Self {
+    fn carve(mapping: Arc<Mapping>, at: usize, len: usize) -> Self {
         Self {
             // SAFETY: `at + len` lies in the mapping: checked by the caller.
             start: unsafe { mapping.start.add(at) },
@@ -124,10 +124,10 @@ impl Mapping {
         Self::new(len, false).expect("memory from the system")
     }
 
-    /// Maps `len` bytes, or returns `None` if the system refuses. `beyond`: allow more than the machine's memory.
-    fn new(len: usize, beyond: bool) -> Option<Self> {
+    /// Maps `len` bytes, or returns `None` if the system refuses. `overcommit`: allow more than the machine's memory.
+    fn new(len: usize, overcommit: bool) -> Option<Self> {
         let size = len.checked_add(system::ALIGN)?;
-        let at = system::take(size, beyond)?;
+        let at = system::map(size, overcommit)?;
         Some(Self {
             // SAFETY: the mapping is larger than asked for by what the alignment can take.
             start: unsafe { at.add(at.align_offset(system::ALIGN).min(system::ALIGN)) },
@@ -139,8 +139,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it came from `take`, and whoever had a piece of it is gone.
-        unsafe { system::give_back(self.whole.0, self.whole.1) };
+        // SAFETY: it came from `map`, and whoever had a piece of it is gone.
+        unsafe { system::unmap(self.whole.0, self.whole.1) };
     }
 }
 
@@ -164,8 +164,8 @@ mod system {
         fn munmap(at: *mut c_void, len: usize) -> c_int;
     }
 
-    pub fn take(len: usize, beyond: bool) -> Option<*mut u8> {
-        let flags = PRIVATE_AND_ANONYMOUS | if beyond { NO_RESERVE } else { 0 };
+    pub fn map(len: usize, overcommit: bool) -> Option<*mut u8> {
+        let flags = PRIVATE_AND_ANONYMOUS | if overcommit { NO_RESERVE } else { 0 };
         // SAFETY: a mapping of its own, where the system wants it; the advice is about that.
         unsafe {
             let at = mmap(std::ptr::null_mut(), len, READ_AND_WRITE, flags, -1, 0);
@@ -181,8 +181,8 @@ mod system {
     /// Unmaps memory.
     ///
     /// # Safety
-    /// `take` returned it with that length, and nothing uses it any more.
-    pub unsafe fn give_back(at: *mut u8, len: usize) {
+    /// `map` returned it with that length, and nothing uses it any more.
+    pub unsafe fn unmap(at: *mut u8, len: usize) {
         // SAFETY: the caller's.
         let _ = unsafe { munmap(at.cast(), len) };
     }
@@ -200,7 +200,7 @@ mod system {
         Layout::from_size_align(len, 1).ok()
     }
 
-    pub fn take(len: usize, _beyond: bool) -> Option<*mut u8> {
+    pub fn map(len: usize, _beyond: bool) -> Option<*mut u8> {
         // SAFETY: it is not empty: it has room for the alignment.
         let at = unsafe { alloc_zeroed(layout(len)?) };
         (!at.is_null()).then_some(at)
@@ -209,8 +209,8 @@ mod system {
     /// Frees memory.
     ///
     /// # Safety
-    /// `take` returned it with that length, and nothing uses it any more.
-    pub unsafe fn give_back(at: *mut u8, len: usize) {
+    /// `map` returned it with that length, and nothing uses it any more.
+    pub unsafe fn unmap(at: *mut u8, len: usize) {
         if let Some(layout) = layout(len) {
             // SAFETY: the caller's.
             unsafe { dealloc(at, layout) };

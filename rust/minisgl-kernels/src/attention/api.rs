@@ -14,8 +14,8 @@ impl OnLanes for Piece<'_, '_> {
         // SAFETY: the caller's word.
         unsafe {
             match scratch {
-                Some(scratch) => attention.unit::<V>(plan, unit, call, scratch),
-                None => attention.join::<V>(plan, unit, call),
+                Some(scratch) => attention.attend::<V>(plan, unit, call, scratch),
+                None => attention.merge_records::<V>(plan, unit, call),
             }
         }
     }

@@ -10,15 +10,15 @@ pub(super) const CHUNK: usize = 128;
 
 /// Matrix in memory: a pointer to its first element (`at`) and the elements from one row to the next (`ld`).
 #[derive(Clone, Copy)]
-pub(super) struct At<T> {
+pub(super) struct Strided<T> {
     pub at: T,
     pub ld: usize,
 }
 
 /// Right operand of a matmul: one row of 16-element vectors for each step of the inner index.
-pub(super) trait Right: Copy {
+pub(super) trait RightOperand: Copy {
     /// Element type in memory (`f32`, or `u16` for f16).
-    type Number: Copy;
+    type Element: Copy;
 
     /// Returns the operand without its first `n` vectors.
     ///
@@ -29,18 +29,18 @@ pub(super) trait Right: Copy {
     ///
     /// # Safety
     /// The operand has at least N vectors.
-    unsafe fn first<const N: usize>(self) -> ([*const Self::Number; N], Option<[*const Self::Number; N]>);
+    unsafe fn first<const N: usize>(self) -> ([*const Self::Element; N], Option<[*const Self::Element; N]>);
     /// Returns the elements from one row to the next.
     fn step(self) -> usize;
     /// Loads 16 elements at `at` as f32.
     ///
     /// # Safety
     /// 16 elements are readable at `at`, and the processor has the instructions of `V`.
-    unsafe fn load<V: Lanes>(at: *const Self::Number) -> V;
+    unsafe fn load<V: Lanes>(at: *const Self::Element) -> V;
 }
 
-impl Right for At<*const f32> {
-    type Number = f32;
+impl RightOperand for Strided<*const f32> {
+    type Element = f32;
 
     #[inline(always)]
     unsafe fn skip(self, n: usize) -> Self {
@@ -67,14 +67,14 @@ impl Right for At<*const f32> {
 /// Right operand of f16 vectors as stored in the KV pool, since converting them first does not pay for few rows.
 /// Element 0 of row i of vector n is at `from[n] + i * step`. With each row the matmul prefetches row i of `ahead`.
 #[derive(Clone, Copy)]
-pub(super) struct Halves<'a> {
+pub(super) struct F16Vectors<'a> {
     pub from: &'a [*const u16],
     pub ahead: &'a [*const u16],
     pub step: usize,
 }
 
-impl Right for Halves<'_> {
-    type Number = u16;
+impl RightOperand for F16Vectors<'_> {
+    type Element = u16;
 
     #[inline(always)]
     unsafe fn skip(self, n: usize) -> Self {
@@ -101,17 +101,17 @@ impl Right for Halves<'_> {
 }
 
 /// Matmul `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]`.
-pub(super) struct Product<B> {
-    pub a: At<*const f32>,
+pub(super) struct Matmul<B> {
+    pub a: Strided<*const f32>,
     pub b: B,
     pub k: usize,
-    pub c: At<*mut f32>,
+    pub c: Strided<*mut f32>,
     pub rows: usize,
     pub vectors: usize,
     pub more: bool,
 }
 
-impl<B: Right> Product<B> {
+impl<B: RightOperand> Matmul<B> {
     /// Returns the matmul restricted to the `rows` rows from `r` and the vectors from `n`, which must lie within it.
     #[inline(always)]
     unsafe fn part(&self, (r, rows): (usize, usize), n: usize) -> Self {
@@ -124,9 +124,9 @@ impl<B: Right> Product<B> {
             )
         };
         Self {
-            a: At { at: a, ..self.a },
+            a: Strided { at: a, ..self.a },
             b,
-            c: At { at: c, ..self.c },
+            c: Strided { at: c, ..self.c },
             rows,
             ..*self
         }
@@ -170,7 +170,7 @@ impl<B: Right> Product<B> {
         }
     }
 
-    /// Computes the matmul for `self.rows` rows (at most [`TALLEST`]) of N vectors.
+    /// Computes the matmul for `self.rows` rows (at most [`MAX_TILE_ROWS`]) of N vectors.
     #[inline(always)]
     unsafe fn rows_of<V: Lanes, const N: usize>(self) {
         // SAFETY: the caller's word.
@@ -189,9 +189,9 @@ impl<B: Right> Product<B> {
 }
 
 /// Rows of the largest matmul tile.
-pub(super) const TALLEST: usize = 6;
+pub(super) const MAX_TILE_ROWS: usize = 6;
 
-impl<B: Right> OnLanes for Product<B> {
+impl<B: RightOperand> OnLanes for Matmul<B> {
     /// Computes the whole matmul, tile by tile.
     ///
     /// # Safety
@@ -205,7 +205,7 @@ impl<B: Right> OnLanes for Product<B> {
                 2.. if V::ACCUMULATORS >= 24 || self.rows < 4 => 2,
                 _ => 1,
             };
-            let most = (V::ACCUMULATORS / wide).clamp(1, TALLEST);
+            let most = (V::ACCUMULATORS / wide).clamp(1, MAX_TILE_ROWS);
             let mut r = 0;
             while r < self.rows {
                 let tall = most.min(self.rows - r);
@@ -231,7 +231,7 @@ impl<B: Right> OnLanes for Product<B> {
 /// # Safety
 /// `scores` has [`CHUNK`] elements, `from < to <= CHUNK`; the processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize) -> (f32, f32) {
+pub(super) unsafe fn softmax_weights<V: Lanes>(scores: *mut f32, from: usize, to: usize) -> (f32, f32) {
     let vectors = from / LANES..to.div_ceil(LANES);
     // SAFETY: the vectors are within the chunk.
     unsafe {
@@ -262,7 +262,7 @@ pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize)
 
 /// Online softmax state of a row after some chunks, without the weighted values: the largest score, the sum of weights.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sums {
+pub(super) struct Softmax {
     pub most: f32,
     pub sum: f32,
 }
@@ -273,13 +273,13 @@ pub(super) struct Sums {
 /// # Safety
 /// `values` and `chunk` have `vectors` vectors; the processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn fold<V: Lanes>(
-    before: Sums,
+pub(super) unsafe fn merge_chunk<V: Lanes>(
+    before: Softmax,
     values: *mut f32,
-    next: Sums,
+    next: Softmax,
     chunk: *const f32,
     vectors: usize,
-) -> Sums {
+) -> Softmax {
     let most = if before.most > next.most {
         before.most
     } else {
@@ -295,7 +295,7 @@ pub(super) unsafe fn fold<V: Lanes>(
             V::load(chunk.add(i * LANES)).fma(b, x).store(at);
         }
     }
-    Sums {
+    Softmax {
         most,
         sum: next.sum.mul_add(new, before.sum * old),
     }
@@ -306,7 +306,7 @@ pub(super) unsafe fn fold<V: Lanes>(
 /// # Safety
 /// `values` has whole vectors for `count` elements, `out` has `count`; the processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut f32, count: usize) {
+pub(super) unsafe fn normalize<V: Lanes>(sums: Softmax, values: *const f32, out: *mut f32, count: usize) {
     let inverse = 1.0 / sums.sum;
     // SAFETY: the caller's word.
     unsafe {
@@ -323,28 +323,28 @@ pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut 
 /// Multiplies the weights `from..to` of each row by those rows of `b`; writes the sums to `c`, or adds them if `more`.
 ///
 /// # Safety
-/// The matrices have the sizes that [`Product`] requires, for a chunk; the processor has the instructions of `V`.
+/// The matrices have the sizes that [`Matmul`] requires, for a chunk; the processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn span<V: Lanes>(
-    a: At<*const f32>,
-    b: At<*const f32>,
+    a: Strided<*const f32>,
+    b: Strided<*const f32>,
     (from, to): (usize, usize),
-    c: At<*mut f32>,
+    c: Strided<*mut f32>,
     (rows, vectors): (usize, usize),
     more: bool,
 ) {
     // SAFETY: the caller's word.
     unsafe {
-        let a = At {
+        let a = Strided {
             at: a.at.add(from),
             ld: a.ld,
         };
-        let b = At {
+        let b = Strided {
             at: b.at.add(from * b.ld),
             ld: b.ld,
         };
         let k = to - from;
-        V::run(Product {
+        V::run(Matmul {
             a,
             b,
             k,
@@ -356,34 +356,34 @@ pub(super) unsafe fn span<V: Lanes>(
     }
 }
 
-/// Computes [`span`] for rows with different `limits`. Positions common to up to [`TALLEST`] rows are one matmul; those
+/// Computes [`span`] for rows with different `limits`. Positions common to [`MAX_TILE_ROWS`] rows are one matmul; those
 /// before and after are added row by row, so each row goes through its own positions in order.
 ///
 /// # Safety
 /// The conditions of [`span`] hold.
 #[inline(always)]
 pub(super) unsafe fn ragged<V: Lanes>(
-    a: At<*const f32>,
-    b: At<*const f32>,
-    c: At<*mut f32>,
+    a: Strided<*const f32>,
+    b: Strided<*const f32>,
+    c: Strided<*mut f32>,
     (rows, vectors): (usize, usize),
     limits: impl Fn(usize) -> (usize, usize),
 ) {
     let mut start = 0;
     while start < rows {
-        let tall = TALLEST.min(rows - start);
+        let tall = MAX_TILE_ROWS.min(rows - start);
         let from = (start..start + tall).map(|r| limits(r).0).max().unwrap_or(0);
         let to = (start..start + tall).map(|r| limits(r).1).min().unwrap_or(0);
         // SAFETY: rows start..start + tall are the caller's.
         unsafe {
             let row = |r: usize| {
-                let a = At {
+                let a = Strided {
                     at: a.at.add(r * a.ld),
                     ld: a.ld,
                 };
                 (
                     a,
-                    At {
+                    Strided {
                         at: c.at.add(r * c.ld),
                         ld: c.ld,
                     },

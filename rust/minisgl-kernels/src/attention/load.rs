@@ -1,7 +1,6 @@
 //! Loads keys and values of a chunk from the KV pool's pages, converted to f32.
 //!
-//! Invariants: the elements written are exactly those that the pool stores, whatever the page size; only the pages that
-//! cover the requested positions are looked up.
+//! Invariants: elements are exactly the pool's, whatever the page size; only pages of the requested positions are read.
 
 use super::kernel::CHUNK;
 use crate::blocks::f16_to_f32;
@@ -172,23 +171,23 @@ unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) 
 }
 
 /// Prefetch distance in groups of 16 positions.
-const FAR: usize = 4;
+const PREFETCH_GROUPS: usize = 4;
 
 /// Addresses of a chunk's f16 groups of 16 positions in reading order: keys, values, the first keys of the next chunk.
-pub(super) struct Groups {
-    at: [*const u16; 2 * CHUNK / LANES + FAR],
+pub(super) struct F16Groups {
+    at: [*const u16; 2 * CHUNK / LANES + PREFETCH_GROUPS],
     count: usize,
 }
 
-impl Groups {
+impl F16Groups {
     /// Collects the addresses for the positions `from..to` of the chunk that begins at `first`.
     ///
     /// # Safety
     /// The conditions of [`keys`] hold; the pool stores f16 in groups of 16.
     #[inline(always)]
-    pub unsafe fn of(source: Source<'_>, first: usize, (from, to): (usize, usize), ahead: Option<Ahead<'_>>) -> Self {
+    pub unsafe fn new(source: Source<'_>, first: usize, (from, to): (usize, usize), ahead: Option<Ahead<'_>>) -> Self {
         let l = source.kv.layout(source.layer);
-        let mut at = [std::ptr::null(); 2 * CHUNK / LANES + FAR];
+        let mut at = [std::ptr::null(); 2 * CHUNK / LANES + PREFETCH_GROUPS];
         let starts = from / LANES * LANES..to;
         let count = starts.len().div_ceil(LANES);
         for (i, start) in starts.step_by(LANES).enumerate() {
@@ -201,7 +200,7 @@ impl Groups {
                 (at[i], at[count + i]) = (group, group.byte_add(l.v));
             }
         }
-        for i in 0..FAR {
+        for i in 0..PREFETCH_GROUPS {
             let next = ahead.and_then(|ahead| ahead.group(source, i * LANES));
             at[2 * count + i] = next.map_or(at[2 * count - 1], <*const u8>::cast);
         }
@@ -211,13 +210,13 @@ impl Groups {
     /// Returns the address of each group's keys, and for each the address to prefetch.
     #[inline(always)]
     pub fn keys(&self) -> (&[*const u16], &[*const u16]) {
-        (&self.at[..self.count], &self.at[FAR..])
+        (&self.at[..self.count], &self.at[PREFETCH_GROUPS..])
     }
 
     /// Returns the address of the values of group `i`, and the address to prefetch with it.
     #[inline(always)]
     pub fn values(&self, i: usize) -> (*const u16, *const u16) {
-        (self.at[self.count + i], self.at[self.count + i + FAR])
+        (self.at[self.count + i], self.at[self.count + i + PREFETCH_GROUPS])
     }
 }
 
@@ -301,7 +300,7 @@ pub(super) unsafe fn values<V: Lanes>(
 /// # Safety
 /// `keys` and `values` have these sizes; `width` is a multiple of 16.
 #[inline(always)]
-pub(super) unsafe fn values_of_keys(keys: *const f32, (from, to): (usize, usize), width: usize, values: *mut f32) {
+pub(super) unsafe fn transpose_values(keys: *const f32, (from, to): (usize, usize), width: usize, values: *mut f32) {
     for first in (from / LANES * LANES..to).step_by(LANES) {
         for d in (0..width).step_by(LANES) {
             let mut tile = [[0.0_f32; LANES]; LANES];

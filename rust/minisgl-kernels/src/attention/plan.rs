@@ -31,12 +31,12 @@ impl Query {
     }
 
     /// Returns true if the query's first chunk is at or after `first`: a segment starting there keeps its state.
-    pub fn folds(self, first: u32) -> bool {
+    pub fn starts_from(self, first: u32) -> bool {
         self.first_chunk() >= first
     }
 
     /// Returns true if the query attends to nothing from chunk `end` on.
-    pub fn ends(self, end: u32) -> bool {
+    pub fn ends_by(self, end: u32) -> bool {
         self.hi <= end * CHUNK as u32
     }
 }
@@ -96,7 +96,7 @@ pub struct Plan {
     variants: Vec<Variant>,
     /// Index into `variants` of each layer.
     of_layer: Vec<u8>,
-    finder: Finder,
+    finder: PrefixFinder,
     spans: Vec<(u32, u32)>,
     pub(super) records: Lines,
     sharing: bool,
@@ -107,9 +107,9 @@ impl Plan {
         let mut variants: Vec<Variant> = Vec::new();
         let mut of_layer = Vec::new();
         for window in &sizes.windows {
-            let known = variants.iter().position(|v| v.window == *window);
-            of_layer.push(known.unwrap_or(variants.len()) as u8);
-            if known.is_none() {
+            let existing = variants.iter().position(|v| v.window == *window);
+            of_layer.push(existing.unwrap_or(variants.len()) as u8);
+            if existing.is_none() {
                 variants.push(Variant {
                     window: *window,
                     ..Variant::default()
@@ -120,7 +120,7 @@ impl Plan {
             sizes,
             variants,
             of_layer,
-            finder: Finder::default(),
+            finder: PrefixFinder::default(),
             spans: Vec::new(),
             records: Lines::default(),
             sharing: true,
@@ -158,11 +158,11 @@ impl Plan {
                 match rows.qo_indptr[row + 1] - rows.qo_indptr[row] {
                     0 => {}
                     1 => self.finder.add(row as u32),
-                    _ => variant.prompt(rows, row, self.sizes.tile),
+                    _ => variant.add_prompt(rows, row, self.sizes.tile),
                 }
             }
-            variant.decodes(rows, &self.sizes, &mut self.finder, self.sharing);
-            variant.place(rows, &self.sizes, &mut self.spans);
+            variant.add_decodes(rows, &self.sizes, &mut self.finder, self.sharing);
+            variant.assign_records(rows, &self.sizes, &mut self.spans);
             records = records.max(variant.records as usize * self.sizes.record);
         }
         self.records.grow(records);
@@ -222,7 +222,7 @@ impl Variant {
     }
 
     /// Adds one segment for each tile of `tile` tokens of a row with several tokens (prefill).
-    fn prompt(&mut self, rows: &Rows<'_>, row: usize, tile: usize) {
+    fn add_prompt(&mut self, rows: &Rows<'_>, row: usize, tile: usize) {
         let (from, to) = (rows.qo_indptr[row], rows.qo_indptr[row + 1]);
         let start = rows.seq_lens[row] - (to - from);
         for first in (from..to).step_by(tile) {
@@ -231,20 +231,20 @@ impl Variant {
                 let position = start + token - from;
                 self.queries.push(self.query(token, position, rows.seq_lens[row]));
             }
-            let chunks = self.sight(begin);
-            self.close(begin, row as u32, chunks);
+            let chunks = self.visible_chunks(begin);
+            self.push_segment(begin, row as u32, chunks);
         }
     }
 
     /// Returns the chunks that the queries from index `begin` on attend to.
-    fn sight(&self, begin: usize) -> Range<u32> {
+    fn visible_chunks(&self, begin: usize) -> Range<u32> {
         let seen = &self.queries[begin..];
         let hi = seen.last().map_or(0, |q| q.hi);
         seen.first().map_or(0, |q| q.first_chunk())..hi.div_ceil(CHUNK as u32)
     }
 
     /// Adds a segment of the queries from index `begin` on, unless it has no chunks or no queries.
-    fn close(&mut self, begin: usize, row: u32, chunks: Range<u32>) {
+    fn push_segment(&mut self, begin: usize, row: u32, chunks: Range<u32>) {
         if !chunks.is_empty() && begin < self.queries.len() {
             self.segments.push(Segment {
                 queries: begin as u32..self.queries.len() as u32,
@@ -255,7 +255,7 @@ impl Variant {
     }
 
     /// Adds the segments of the decode rows (one token each): one for each shared prefix, one for each row's own rest.
-    fn decodes(&mut self, rows: &Rows<'_>, sizes: &Sizes, finder: &mut Finder, sharing: bool) {
+    fn add_decodes(&mut self, rows: &Rows<'_>, sizes: &Sizes, finder: &mut PrefixFinder, sharing: bool) {
         finder.find(rows, sizes.page_size, self.window, sharing);
         for shared in &finder.shared {
             let members = &finder.members[shared.members.start..shared.members.end];
@@ -271,8 +271,8 @@ impl Variant {
                     }
                 }
                 self.queries[begin..].sort_unstable_by_key(|q| q.hi);
-                let first = self.sight(begin).start.max(shared.chunks.start);
-                self.close(begin, part[0], first..shared.chunks.end);
+                let first = self.visible_chunks(begin).start.max(shared.chunks.start);
+                self.push_segment(begin, part[0], first..shared.chunks.end);
             }
         }
         for own in &finder.own {
@@ -280,13 +280,13 @@ impl Variant {
             let begin = self.queries.len();
             let len = rows.seq_lens[row];
             self.queries.push(self.query(rows.qo_indptr[row], len - 1, len));
-            let sight = self.sight(begin);
-            self.close(begin, own.row, sight.start.max(own.from)..sight.end);
+            let visible = self.visible_chunks(begin);
+            self.push_segment(begin, own.row, visible.start.max(own.from)..visible.end);
         }
     }
 
     /// Splits long segments, gives every query its records, adds the merges and sorts the segments longest first.
-    fn place(&mut self, rows: &Rows<'_>, sizes: &Sizes, spans: &mut Vec<(u32, u32)>) {
+    fn assign_records(&mut self, rows: &Rows<'_>, sizes: &Sizes, spans: &mut Vec<(u32, u32)>) {
         self.split(sizes);
         let tokens = rows.qo_indptr.last().map_or(0, |n| *n as usize);
         spans.clear();
@@ -294,7 +294,7 @@ impl Variant {
         for segment in &self.segments {
             let end = segment.chunks.end;
             for query in &self.queries[segment.queries.start as usize..segment.queries.end as usize] {
-                if query.folds(segment.chunks.start) && query.first_chunk() < end && !query.ends(end) {
+                if query.starts_from(segment.chunks.start) && query.first_chunk() < end && !query.ends_by(end) {
                     let count = 1 + query.hi.div_ceil(CHUNK as u32) - end;
                     spans[query.token as usize] = (self.records, end);
                     self.merges.push(Merge {
@@ -311,7 +311,7 @@ impl Variant {
             let range = segment.queries.start as usize..segment.queries.end as usize;
             for query in &mut self.queries[range] {
                 let (record, end) = spans[query.token as usize];
-                query.record = if query.folds(first) {
+                query.record = if query.starts_from(first) {
                     record
                 } else {
                     record + 1 + first - end
@@ -325,15 +325,15 @@ impl Variant {
 
 /// Chunks that several rows read through the same pages.
 #[derive(Clone, Debug)]
-pub(super) struct Shared {
-    /// Range of indices into [`Finder::members`].
+pub(super) struct SharedChunks {
+    /// Range of indices into [`PrefixFinder::members`].
     pub members: Range<usize>,
     pub chunks: Range<u32>,
 }
 
 /// Row that reads its chunks from index `from` on alone.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Own {
+pub(super) struct OwnChunks {
     pub row: u32,
     pub from: u32,
 }
@@ -350,14 +350,14 @@ struct Branch {
 
 /// Finder of page prefixes that decode rows share. Reuses its allocations from step to step.
 #[derive(Debug, Default)]
-pub(super) struct Finder {
+pub(super) struct PrefixFinder {
     pub members: Vec<u32>,
-    pub shared: Vec<Shared>,
-    pub own: Vec<Own>,
+    pub shared: Vec<SharedChunks>,
+    pub own: Vec<OwnChunks>,
     branches: Vec<Branch>,
 }
 
-impl Finder {
+impl PrefixFinder {
     pub fn clear(&mut self) {
         self.members.clear();
         self.shared.clear();
@@ -373,7 +373,7 @@ impl Finder {
     /// Divides the chunks of the rows added since `clear` into shared and own ones.
     pub fn find(&mut self, rows: &Rows<'_>, page_size: usize, window: Option<usize>, sharing: bool) {
         if !sharing || self.members.len() < 2 {
-            let own = self.members.iter().map(|row| Own { row: *row, from: 0 });
+            let own = self.members.iter().map(|row| OwnChunks { row: *row, from: 0 });
             self.own.extend(own);
             return;
         }
@@ -383,11 +383,11 @@ impl Finder {
             from: 0,
         });
         while let Some(branch) = self.branches.pop() {
-            self.follow(branch, rows, page_size, window);
+            self.divide(branch, rows, page_size, window);
         }
     }
 
-    fn follow(&mut self, branch: Branch, rows: &Rows<'_>, page_size: usize, window: Option<usize>) {
+    fn divide(&mut self, branch: Branch, rows: &Rows<'_>, page_size: usize, window: Option<usize>) {
         let Branch {
             members,
             depth,
@@ -399,17 +399,17 @@ impl Finder {
         };
         let group = &mut self.members[members.clone()];
         if let [row] = *group {
-            self.own.push(Own { row, from });
+            self.own.push(OwnChunks { row, from });
             return;
         }
         let model = full(group[0]);
         let mut common = model.len();
         for row in &group[1..] {
-            common = depth + agreement(&model[depth..common], &full(*row)[depth..]);
+            common = depth + common_prefix(&model[depth..common], &full(*row)[depth..]);
         }
         let end = (common * page_size / CHUNK) as u32;
-        if worth(group, from..end, rows, window) {
-            self.shared.push(Shared {
+        if is_worth_sharing(group, from..end, rows, window) {
+            self.shared.push(SharedChunks {
                 members: members.clone(),
                 chunks: from..end,
             });
@@ -435,7 +435,7 @@ impl Finder {
 }
 
 /// Returns the number of leading pages that two page tables have in common.
-fn agreement(a: &[u32], b: &[u32]) -> usize {
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     const STEP: usize = 32;
     let n = a.len().min(b.len());
     let mut same = 0;
@@ -447,7 +447,7 @@ fn agreement(a: &[u32], b: &[u32]) -> usize {
 }
 
 /// Returns true if reading these chunks once for all rows of the group saves more time than merging costs.
-fn worth(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usize>) -> bool {
+fn is_worth_sharing(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usize>) -> bool {
     let (mut seeing, mut longest, mut alone) = (0u64, 0u64, 0u64);
     for row in group {
         let len = rows.seq_lens[*row as usize];
@@ -512,10 +512,10 @@ impl<'a> Rows<'a> {
 }
 
 /// Maximum size of all records of split segments, in f32 elements (32 MiB).
-const MOST_RECORDS: usize = 8 << 20;
+const MAX_RECORD_ELEMENTS: usize = 8 << 20;
 
 /// Minimum number of chunks in a split segment: fewer are not worth a merge.
-const LEAST_CHUNKS: usize = 4;
+const MIN_CHUNKS: usize = 4;
 
 impl Variant {
     /// Splits long segments if the threads would otherwise finish at very different times.
@@ -523,24 +523,24 @@ impl Variant {
         let group = sizes.group as u32;
         let whole: u64 = self.segments.iter().map(|s| u64::from(cost(s, group))).sum();
         let share = whole * sizes.kv_heads as u64 / sizes.threads.max(1) as u64;
-        if self.even(sizes, share) {
+        if self.is_balanced(sizes, share) {
             return;
         }
-        let mut room = MOST_RECORDS / sizes.record;
+        let mut room = MAX_RECORD_ELEMENTS / sizes.record;
         for i in 0..self.segments.len() {
             let segment = self.segments[i].clone();
             let pieces = u64::from(cost(&segment, group)) * 4 / share.max(1) + 1;
-            let pieces = (pieces as usize).min(segment.chunks.len() / LEAST_CHUNKS);
+            let pieces = (pieces as usize).min(segment.chunks.len() / MIN_CHUNKS);
             let needs = segment.queries.len() * (segment.chunks.len() + 1);
             if pieces > 1 && needs <= room {
                 room -= needs;
-                self.cut(i, pieces as u32);
+                self.split_segment(i, pieces as u32);
             }
         }
     }
 
     /// Returns true if the units, run longest first, finish at about the same time on all threads (1/8 of `share`).
-    fn even(&self, sizes: &Sizes, share: u64) -> bool {
+    fn is_balanced(&self, sizes: &Sizes, share: u64) -> bool {
         const MANY: usize = 16;
         let group = sizes.group as u32;
         let costs = self.segments.iter().map(|s| u64::from(cost(s, group)));
@@ -562,7 +562,7 @@ impl Variant {
     }
 
     /// Splits segment `at` into `pieces` runs of chunks, each with the queries that attend to any of it.
-    fn cut(&mut self, at: usize, pieces: u32) {
+    fn split_segment(&mut self, at: usize, pieces: u32) {
         let whole = self.segments[at].clone();
         let count = whole.chunks.len() as u32;
         for piece in 0..pieces {
@@ -571,7 +571,7 @@ impl Variant {
             let begin = self.queries.len();
             for i in whole.queries.start as usize..whole.queries.end as usize {
                 let query = self.queries[i];
-                if query.first_chunk() < end && !query.ends(start) {
+                if query.first_chunk() < end && !query.ends_by(start) {
                     self.queries.push(query);
                 }
             }

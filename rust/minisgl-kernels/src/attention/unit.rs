@@ -3,7 +3,9 @@
 //! Invariants: a thread's scratch has the size of a unit's tile, whatever the step; only the unit's own elements of the
 //! output and of the plan's records are written, so the units of a layer may run at once in any order.
 
-use super::kernel::{At, CHUNK, Halves, Product, Sums, TALLEST, finish, fold, ragged, span, weights};
+use super::kernel::{
+    CHUNK, F16Vectors, MAX_TILE_ROWS, Matmul, Softmax, Strided, merge_chunk, normalize, ragged, softmax_weights, span,
+};
 use super::load::{self, Ahead, Source};
 use super::plan::{Plan, Query, Rows, Segment, Sizes};
 use crate::error::{Error, Result};
@@ -39,8 +41,7 @@ pub struct Attention {
 /// Inputs and output of one layer's attention in a step.
 ///
 /// Token t's query begins at `queries.add(t * query_stride)`: `kv_heads * group` heads of `head_dim` elements, the
-/// heads of a group adjacent. Its result goes to `out.add(t * out_stride)`, in the same order, with `value_dim`
-/// elements a head.
+/// heads of a group adjacent. Its result goes to `out.add(t * out_stride)`: as many heads of `value_dim` elements.
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
     /// Rows that the plan was built for.
@@ -99,13 +100,12 @@ pub struct Scratch {
     pub(super) chunk: Lines,
     /// Weighted values of all chunks so far, and a vector for each row's softmax state.
     pub(super) whole: Lines,
-    pub(super) sums: [Sums; ROWS],
+    pub(super) sums: [Softmax; ROWS],
 }
 
 impl Attention {
     /// Creates attention with `heads` query heads over `kv_heads` KV heads of `head_dim` elements. Scores are
-    /// multiplied by `scale` (1 / sqrt(head_dim) in most models) and soft-capped at `cap` unless it is 0. Fails if the
-    /// heads do not divide or the size is unsupported.
+    /// multiplied by `scale` (1 / sqrt(head_dim) in most models) and soft-capped at `cap` (0: not).
     pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32, cap: f32) -> Result<Self> {
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(Error::unsupported(format!(
@@ -154,7 +154,7 @@ impl Attention {
     /// # Safety
     /// `scores` has the elements of a chunk.
     #[inline(always)]
-    unsafe fn finished(
+    unsafe fn bias_and_cap(
         &self,
         scores: *mut f32,
         (from, to): (usize, usize),
@@ -204,7 +204,7 @@ impl Attention {
             values: Lines::new(CHUNK * width),
             chunk: Lines::new(ROWS * width),
             whole: Lines::new(ROWS * (width + LANES)),
-            sums: [Sums { most: 0.0, sum: 0.0 }; ROWS],
+            sums: [Softmax { most: 0.0, sum: 0.0 }; ROWS],
         }
     }
 
@@ -225,7 +225,7 @@ impl Attention {
 
 impl Attention {
     #[inline(always)]
-    pub(super) unsafe fn unit<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
+    pub(super) unsafe fn attend<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
         let variant = plan.variant(call.layer);
         let segment = &variant.segments[unit / self.kv_heads];
         let queries = &variant.queries[segment.queries.start as usize..segment.queries.end as usize];
@@ -241,46 +241,46 @@ impl Attention {
         assert!(layout.shared == self.shared, "a pool of another kind");
         let direct = !self.shared
             && queries.len() == 1
-            && self.group <= TALLEST
+            && self.group <= MAX_TILE_ROWS
             && layout.dtype == KvDtype::F16
             && layout.group == LANES;
         // SAFETY: the caller's word for all of it; scratch has room for a tile of rows and a chunk.
         unsafe {
-            self.gather(queries, head, call, scratch);
+            self.load_queries(queries, head, call, scratch);
             for chunk in segment.chunks.clone() {
                 let first = chunk as usize * CHUNK;
-                let active = active(queries, first);
+                let active = visible_queries(queries, first);
                 if active.is_empty() {
                     continue;
                 }
-                let (_, to) = range(queries[active.end - 1], first);
-                let (from, _) = range(queries[active.start], first);
-                let ahead = self.ahead(plan, (unit, chunk), segment, call);
+                let (_, to) = visible(queries[active.end - 1], first);
+                let (from, _) = visible(queries[active.start], first);
+                let ahead = self.next_chunk(plan, (unit, chunk), segment, call);
                 if direct {
                     let which = (call, head, queries[0].position);
-                    self.row::<V>(source, first, (from, to), which, ahead, scratch);
-                    self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
+                    self.attend_row::<V>(source, first, (from, to), which, ahead, scratch);
+                    self.accumulate::<V>(plan, segment, queries, (active, chunk), head, scratch);
                     continue;
                 }
                 load::keys::<V>(source, first, (from, to), ahead, scratch.keys.as_mut_ptr());
                 let values = scratch.values.as_mut_ptr();
                 if self.shared {
-                    load::values_of_keys(scratch.keys.as_ptr(), (from, to), self.width(), values);
+                    load::transpose_values(scratch.keys.as_ptr(), (from, to), self.width(), values);
                 } else {
                     load::values::<V>(source, first, (from, to), ahead, values);
                 }
-                self.chunk::<V>(&queries[active.clone()], active.start, first, (call, head), scratch);
-                self.keep::<V>(plan, segment, queries, (active, chunk), head, scratch);
+                self.attend_chunk::<V>(&queries[active.clone()], active.start, first, (call, head), scratch);
+                self.accumulate::<V>(plan, segment, queries, (active, chunk), head, scratch);
             }
             for (i, query) in queries.iter().enumerate() {
-                self.leave::<V>(plan, segment, (i, *query), head, call, scratch);
+                self.write_result::<V>(plan, segment, (i, *query), head, call, scratch);
             }
         }
     }
 
     /// Returns the chunk that this thread most likely reads next: the next one, or the first of its next unit.
     #[inline(always)]
-    fn ahead<'a>(
+    fn next_chunk<'a>(
         &self,
         plan: &Plan,
         (unit, chunk): (usize, u32),
@@ -305,9 +305,9 @@ impl Attention {
 
     /// Copies the queries to scratch, scaled, and Hadamard-transformed if the pool's keys are.
     #[inline(always)]
-    unsafe fn gather(&self, queries: &[Query], head: usize, call: &Call<'_>, scratch: &mut Scratch) {
+    unsafe fn load_queries(&self, queries: &[Query], head: usize, call: &Call<'_>, scratch: &mut Scratch) {
         let count = self.group * self.head_dim;
-        let turned = call.kv.layout(call.kv_layer).turned;
+        let hadamard = call.kv.layout(call.kv_layer).hadamard;
         for (i, query) in queries.iter().enumerate() {
             let from = query.token as usize * call.query_stride + head * count;
             // SAFETY: the caller's word for each token of the step; scratch has room for a tile of rows.
@@ -316,14 +316,14 @@ impl Attention {
                 for d in 0..count {
                     *to.add(d) = *from.add(d) * self.scale;
                 }
-                plain::turn(std::slice::from_raw_parts_mut(to, count), turned);
+                plain::hadamard_transform(std::slice::from_raw_parts_mut(to, count), hadamard);
             }
         }
     }
 
     /// Computes scores, weights and weighted values of one chunk for one query with few heads, directly from f16.
     #[inline(always)]
-    unsafe fn row<V: Lanes>(
+    unsafe fn attend_row<V: Lanes>(
         &self,
         source: Source<'_>,
         first: usize,
@@ -336,22 +336,22 @@ impl Attention {
         // SAFETY: rows and columns are within the scratch's sizes.
         unsafe {
             let scores = scratch.scores.as_mut_ptr();
-            let groups = load::Groups::of(source, first, (from, to), ahead);
-            let a = At {
+            let groups = load::F16Groups::new(source, first, (from, to), ahead);
+            let a = Strided {
                 at: scratch.queries.as_ptr(),
                 ld: dim,
             };
-            let c = At {
+            let c = Strided {
                 at: scores.add(from / LANES * LANES),
                 ld: CHUNK,
             };
             let (from_keys, after) = groups.keys();
-            let keys = Halves {
+            let keys = F16Vectors {
                 from: from_keys,
                 ahead: after,
                 step: LANES,
             };
-            V::run(Product {
+            V::run(Matmul {
                 a,
                 b: keys,
                 k: dim,
@@ -362,11 +362,11 @@ impl Attention {
             });
             for r in 0..rows {
                 let which = (call, head * self.group + r);
-                self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
-                let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
-                scratch.sums[r] = Sums { most, sum };
+                self.bias_and_cap(scores.add(r * CHUNK), (from, to), which, (position, first));
+                let (most, sum) = softmax_weights::<V>(scores.add(r * CHUNK), from, to);
+                scratch.sums[r] = Softmax { most, sum };
             }
-            let c = At {
+            let c = Strided {
                 at: scratch.chunk.as_mut_ptr(),
                 ld: width,
             };
@@ -377,16 +377,16 @@ impl Attention {
                     let first = first.wrapping_add(begin % LANES * dim);
                     std::array::from_fn(|n| first.wrapping_add(n * LANES))
                 };
-                let values = Halves {
+                let values = F16Vectors {
                     from: &vectors(values)[..width / LANES],
                     ahead: &vectors(after)[..width / LANES],
                     step: dim,
                 };
-                let a = At {
+                let a = Strided {
                     at: scores.add(begin).cast_const(),
                     ld: CHUNK,
                 };
-                V::run(Product {
+                V::run(Matmul {
                     a,
                     b: values,
                     k: end - begin,
@@ -401,7 +401,7 @@ impl Attention {
 
     /// Computes scores, weights and weighted values of one chunk for the queries that see it; the first has index `at`.
     #[inline(always)]
-    unsafe fn chunk<V: Lanes>(
+    unsafe fn attend_chunk<V: Lanes>(
         &self,
         queries: &[Query],
         at: usize,
@@ -410,24 +410,27 @@ impl Attention {
         scratch: &mut Scratch,
     ) {
         let (dim, width, group) = (self.head_dim, self.width(), self.group);
-        let (from, to) = (range(queries[0], first).0, range(queries[queries.len() - 1], first).1);
+        let (from, to) = (
+            visible(queries[0], first).0,
+            visible(queries[queries.len() - 1], first).1,
+        );
         let (left, right) = (from / LANES * LANES, to.next_multiple_of(LANES));
         let row = at * group;
         let rows = queries.len() * group;
         // SAFETY: rows and columns are within the scratch's sizes.
         unsafe {
             let scores = scratch.scores.as_mut_ptr().add(row * CHUNK);
-            V::run(Product {
-                a: At {
+            V::run(Matmul {
+                a: Strided {
                     at: scratch.queries.as_ptr().add(row * dim),
                     ld: dim,
                 },
-                b: At {
+                b: Strided {
                     at: scratch.keys.as_ptr().add(left),
                     ld: CHUNK,
                 },
                 k: dim,
-                c: At {
+                c: Strided {
                     at: scores.add(left),
                     ld: CHUNK,
                 },
@@ -436,29 +439,29 @@ impl Attention {
                 more: false,
             });
             for r in 0..rows {
-                let (from, to) = range(queries[r / group], first);
+                let (from, to) = visible(queries[r / group], first);
                 let which = (call, head * group + r % group);
                 let position = queries[r / group].position;
-                self.finished(scores.add(r * CHUNK), (from, to), which, (position, first));
-                let (most, sum) = weights::<V>(scores.add(r * CHUNK), from, to);
-                scratch.sums[row + r] = Sums { most, sum };
+                self.bias_and_cap(scores.add(r * CHUNK), (from, to), which, (position, first));
+                let (most, sum) = softmax_weights::<V>(scores.add(r * CHUNK), from, to);
+                scratch.sums[row + r] = Softmax { most, sum };
             }
-            let a = At {
+            let a = Strided {
                 at: scores.cast_const(),
                 ld: CHUNK,
             };
-            let b = At {
+            let b = Strided {
                 at: scratch.values.as_ptr(),
                 ld: width,
             };
-            let c = At {
+            let c = Strided {
                 at: scratch.chunk.as_mut_ptr().add(row * width),
                 ld: width,
             };
-            if queries.iter().all(|q| range(*q, first) == (from, to)) {
+            if queries.iter().all(|q| visible(*q, first) == (from, to)) {
                 span::<V>(a, b, (from, to), c, (rows, width / LANES), false);
             } else {
-                let limits = |r: usize| range(queries[r / group], first);
+                let limits = |r: usize| visible(queries[r / group], first);
                 ragged::<V>(a, b, c, (rows, width / LANES), limits);
             }
         }
@@ -466,7 +469,7 @@ impl Attention {
 
     /// Merges a computed chunk into the running softmax state of each query, or writes it to the query's record.
     #[inline(always)]
-    unsafe fn keep<V: Lanes>(
+    unsafe fn accumulate<V: Lanes>(
         &self,
         plan: &Plan,
         segment: &Segment,
@@ -477,7 +480,7 @@ impl Attention {
     ) {
         let width = self.width();
         for (i, query) in queries.iter().enumerate().take(active.end).skip(active.start) {
-            let folds = query.folds(segment.chunks.start);
+            let keeps_state = query.starts_from(segment.chunks.start);
             let begins = query.lo as usize / CHUNK == chunk as usize;
             for g in 0..self.group {
                 let row = i * self.group + g;
@@ -485,23 +488,23 @@ impl Attention {
                 // SAFETY: a row of each; records of this query and head are this unit's own.
                 unsafe {
                     let values = scratch.chunk.as_ptr().add(row * width);
-                    if folds {
+                    if keeps_state {
                         let whole = scratch.whole.as_mut_ptr().add(row * (width + LANES));
                         let before = whole.add(width);
                         if begins {
                             copy::<V>(values, whole, width / LANES);
                         } else {
-                            let so_far = Sums {
+                            let so_far = Softmax {
                                 most: *before,
                                 sum: *before.add(1),
                             };
-                            *sums = fold::<V>(so_far, whole, *sums, values, width / LANES);
+                            *sums = merge_chunk::<V>(so_far, whole, *sums, values, width / LANES);
                         }
                         *before = sums.most;
                         *before.add(1) = sums.sum;
                     } else {
                         let record = query.record + chunk - segment.chunks.start;
-                        let to = self.place(plan, record, head * self.group + g);
+                        let to = self.record_ptr(plan, record, head * self.group + g);
                         *to = sums.most;
                         *to.add(1) = sums.sum;
                         copy::<V>(values, to.add(LANES), width / LANES);
@@ -513,7 +516,7 @@ impl Attention {
 
     /// Writes a query's output, or its softmax state to a record if later chunks are still to be merged.
     #[inline(always)]
-    unsafe fn leave<V: Lanes>(
+    unsafe fn write_result<V: Lanes>(
         &self,
         plan: &Plan,
         segment: &Segment,
@@ -522,7 +525,7 @@ impl Attention {
         call: &Call<'_>,
         scratch: &mut Scratch,
     ) {
-        if !query.folds(segment.chunks.start) {
+        if !query.starts_from(segment.chunks.start) {
             return;
         }
         let width = self.width();
@@ -530,14 +533,14 @@ impl Attention {
             // SAFETY: as in `keep`; the output of this token and head is this unit's own.
             unsafe {
                 let values = scratch.whole.as_ptr().add((i * self.group + g) * (width + LANES));
-                let sums = Sums {
+                let sums = Softmax {
                     most: *values.add(width),
                     sum: *values.add(width + 1),
                 };
-                if query.ends(segment.chunks.end) {
+                if query.ends_by(segment.chunks.end) {
                     self.write::<V>(call, query.token, head * self.group + g, sums, values);
                 } else {
-                    let to = self.place(plan, query.record, head * self.group + g);
+                    let to = self.record_ptr(plan, query.record, head * self.group + g);
                     *to = sums.most;
                     *to.add(1) = sums.sum;
                     copy::<V>(values, to.add(LANES), width / LANES);
@@ -547,25 +550,25 @@ impl Attention {
     }
 
     #[inline(always)]
-    pub(super) unsafe fn join<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>) {
+    pub(super) unsafe fn merge_records<V: Lanes>(&self, plan: &Plan, unit: usize, call: &Call<'_>) {
         let merge = plan.variant(call.layer).merges[unit / self.kv_heads];
         let first = unit % self.kv_heads * self.group;
         let width = self.width();
         for head in first..first + self.group {
             // SAFETY: all units are done, and the records and the output of this token and head are this merge's own.
             unsafe {
-                let state = self.place(plan, merge.first, head);
-                let mut sums = Sums {
+                let state = self.record_ptr(plan, merge.first, head);
+                let mut sums = Softmax {
                     most: *state,
                     sum: *state.add(1),
                 };
                 for record in merge.first + 1..merge.first + merge.count {
-                    let next = self.place(plan, record, head);
-                    let to_come = Sums {
+                    let next = self.record_ptr(plan, record, head);
+                    let to_come = Softmax {
                         most: *next,
                         sum: *next.add(1),
                     };
-                    sums = fold::<V>(sums, state.add(LANES), to_come, next.add(LANES), width / LANES);
+                    sums = merge_chunk::<V>(sums, state.add(LANES), to_come, next.add(LANES), width / LANES);
                 }
                 self.write::<V>(call, merge.token, head, sums, state.add(LANES));
             }
@@ -574,7 +577,7 @@ impl Attention {
 
     /// Returns the address of a head's part of a record.
     #[inline(always)]
-    unsafe fn place(&self, plan: &Plan, record: u32, head: usize) -> *mut f32 {
+    unsafe fn record_ptr(&self, plan: &Plan, record: u32, head: usize) -> *mut f32 {
         let at = record as usize * self.record() + head * self.part();
         debug_assert!(at + self.part() <= plan.records.len());
         // SAFETY: the plan has room for all records it gave out.
@@ -582,7 +585,7 @@ impl Attention {
     }
 
     #[inline(always)]
-    unsafe fn write<V: Lanes>(&self, call: &Call<'_>, token: u32, head: usize, mut sums: Sums, values: *const f32) {
+    unsafe fn write<V: Lanes>(&self, call: &Call<'_>, token: u32, head: usize, mut sums: Softmax, values: *const f32) {
         if let Some(sinks) = call.sinks {
             let above = sinks[head] - sums.most;
             // so much above all scores, it takes all
@@ -591,16 +594,16 @@ impl Attention {
         // SAFETY: the caller's word for the output of each token.
         unsafe {
             let out = call.out.add(token as usize * call.out_stride + head * self.value_dim);
-            finish::<V>(sums, values, out, self.value_dim);
-            let turned = call.kv.layout(call.kv_layer).turned;
-            plain::turn(std::slice::from_raw_parts_mut(out, self.value_dim), turned);
+            normalize::<V>(sums, values, out, self.value_dim);
+            let hadamard = call.kv.layout(call.kv_layer).hadamard;
+            plain::hadamard_transform(std::slice::from_raw_parts_mut(out, self.value_dim), hadamard);
         }
     }
 }
 
 /// Returns the indices of the queries that attend to any position of the chunk at `first`.
 #[inline(always)]
-fn active(queries: &[Query], first: usize) -> std::ops::Range<usize> {
+fn visible_queries(queries: &[Query], first: usize) -> std::ops::Range<usize> {
     let start = queries.partition_point(|q| q.hi as usize <= first);
     let end = queries.partition_point(|q| (q.lo as usize) < first + CHUNK);
     start..end.max(start)
@@ -608,7 +611,7 @@ fn active(queries: &[Query], first: usize) -> std::ops::Range<usize> {
 
 /// Returns the positions, relative to `first`, that a query attends to in the chunk at `first`.
 #[inline(always)]
-fn range(query: Query, first: usize) -> (usize, usize) {
+fn visible(query: Query, first: usize) -> (usize, usize) {
     let from = (query.lo as usize).saturating_sub(first);
     (from, (query.hi as usize - first).min(CHUNK))
 }

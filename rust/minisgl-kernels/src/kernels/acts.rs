@@ -68,8 +68,7 @@ impl Mode {
         }
     }
 
-    /// Returns the cheapest mode for multiplying by `matrix` where this mode is requested: int8 only for quantized
-    /// matrices, sums only for formats that read them.
+    /// Returns the mode for multiplying by `matrix` on this request: int8 only if quantized, sums only if needed.
     #[must_use]
     pub fn with(self, matrix: &Matrix) -> Self {
         let kind = matrix.kind();

@@ -95,9 +95,9 @@ impl OnLanes for Pass {
         // SAFETY: the caller's.
         unsafe {
             for at in (0..whole).step_by(LANES) {
-                self.some::<V>(at);
+                self.pass_vector::<V>(at);
             }
-            (whole..self.count).for_each(|at| self.one(at));
+            (whole..self.count).for_each(|at| self.pass_channel(at));
         }
     }
 }
@@ -105,7 +105,7 @@ impl OnLanes for Pass {
 impl Pass {
     /// Computes a vector of channels from `at` on, under the conditions of `on`.
     #[inline(always)]
-    unsafe fn some<V: Lanes>(&self, at: usize) {
+    unsafe fn pass_vector<V: Lanes>(&self, at: usize) {
         let (length, stride) = self.taps;
         // SAFETY: the caller's.
         unsafe {
@@ -130,7 +130,7 @@ impl Pass {
     }
 
     /// Computes one channel that fills no whole vector, under the conditions of `on`.
-    unsafe fn one(&self, at: usize) {
+    unsafe fn pass_channel(&self, at: usize) {
         let (length, stride) = self.taps;
         // SAFETY: the caller's.
         unsafe {

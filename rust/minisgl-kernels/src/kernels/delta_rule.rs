@@ -1,5 +1,4 @@
-//! Gated delta rule (Gated DeltaNet, arXiv 2412.06464): the update of a head's state matrix S [keys, values] by each
-//! token, and the token's output.
+//! Gated delta rule (Gated DeltaNet, arXiv 2412.06464): updates of a head's state S [keys, values], outputs of tokens.
 //!
 //! S decays, then its value for the key is moved towards the token's value, then the query reads:
 //! S = g S; d = b (v - k S); S = S + k d; o = q S.
@@ -45,7 +44,7 @@ pub struct Recurrence {
 type Block<V> = [V; VECTORS];
 
 /// Pending work of a token, done in the next token's pass: its key, its query and its update d.
-struct Left<V> {
+struct Pending<V> {
     key: *const f32,
     query: *const f32,
     learnt: Block<V>,
@@ -72,7 +71,7 @@ impl OnLanes for Recurrence {
     unsafe fn on<V: Lanes>(self) {
         // SAFETY: the caller's.
         unsafe {
-            let mut left: Option<Left<V>> = None;
+            let mut left: Option<Pending<V>> = None;
             for token in 0..self.count {
                 let at = token * self.stride;
                 let (key, decay) = (self.key.add(at), V::splat(*self.decay.add(at)));
@@ -80,7 +79,7 @@ impl OnLanes for Recurrence {
                     None => self.pass::<V, false, true>(None, (key, decay)).1,
                     Some(left) => {
                         let (read, seen) = self.pass::<V, true, true>(Some(left), (key, decay));
-                        self.put(token - 1, read);
+                        self.store_output(token - 1, read);
                         seen
                     }
                 };
@@ -89,11 +88,11 @@ impl OnLanes for Recurrence {
                     *value = value.sub(seen).mul(rate);
                 }
                 let query = self.query.add(at);
-                left = Some(Left { key, query, learnt });
+                left = Some(Pending { key, query, learnt });
             }
             if let Some(left) = &left {
                 let (read, _) = self.pass::<V, true, false>(Some(left), (left.key, V::splat(1.0)));
-                self.put(self.count - 1, read);
+                self.store_output(self.count - 1, read);
             }
         }
     }
@@ -107,7 +106,7 @@ impl Recurrence {
     #[inline(always)]
     unsafe fn pass<V: Lanes, const LEARN: bool, const ASK: bool>(
         &self,
-        left: Option<&Left<V>>,
+        left: Option<&Pending<V>>,
         (key, decay): (*const f32, V),
     ) -> (Block<V>, Block<V>) {
         // SAFETY: the caller's.
@@ -155,7 +154,7 @@ impl Recurrence {
 
     /// Stores a token's output, under the conditions of `on`.
     #[inline(always)]
-    unsafe fn put<V: Lanes>(&self, token: usize, read: Block<V>) {
+    unsafe fn store_output<V: Lanes>(&self, token: usize, read: Block<V>) {
         let (first, stride) = self.out;
         // SAFETY: the caller's.
         unsafe {

@@ -63,10 +63,9 @@ pub fn dot(one: &[f32], other: &[f32]) -> f32 {
     total(one.len().min(other.len()), |i| one[i] * other[i])
 }
 
-/// Applies the orthonormal Hadamard transform to each group of `size` elements (a power of two) in place. The transform
-/// is its own inverse and preserves dot products.
+/// Applies the orthonormal Hadamard transform, its own inverse, to each `size` elements (a power of two) in place.
 #[inline(always)]
-pub fn turn(numbers: &mut [f32], size: usize) {
+pub fn hadamard_transform(numbers: &mut [f32], size: usize) {
     if size < 2 {
         return;
     }
@@ -90,7 +89,7 @@ pub fn turn(numbers: &mut [f32], size: usize) {
 const DIVISORS: [f32; 5] = [-8.0, -7.0, -7.5, -8.5, -9.0];
 
 /// Quantizes 32 elements to 4 bits: returns an f16 scale, not finite if an element is not, and integers -8..=7 plus 8.
-pub fn four_bits(x: &[f32; 32]) -> (u16, [u8; 32]) {
+pub fn quantize_q4(x: &[f32; 32]) -> (u16, [u8; 32]) {
     let mut most = 0.0f32;
     for x in x {
         // what is not a number must stay so

@@ -253,7 +253,7 @@ unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f
         let x = unsafe { *x.add(i) };
         lanes[i % 32] = x.mul_add(x, lanes[i % 32]);
     }
-    let by = inverse_root(tree(std::array::from_fn(|i| lanes[i] + lanes[i + 16])), n, eps);
+    let by = inverse_rms(tree(std::array::from_fn(|i| lanes[i] + lanes[i + 16])), n, eps);
     for i in 0..n {
         // SAFETY: as above.
         unsafe { *out.add(i) = *x.add(i) * by * *w.add(i) };
@@ -261,7 +261,7 @@ unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f
 }
 
 /// Returns the inverse RMS of a row, 1 / sqrt(sum / n + eps), from the sum of its squares.
-pub(super) fn inverse_root(sum: f32, n: usize, eps: f32) -> f32 {
+pub(super) fn inverse_rms(sum: f32, n: usize, eps: f32) -> f32 {
     1.0 / (sum / n as f32 + eps).sqrt()
 }
 

@@ -267,7 +267,7 @@ fn put_head(kind: Kind, from: &[u8], head: &mut [u8], lane: usize) {
 
 /// Returns the code of each element of a block, faster than `array::from_fn`, which is not inlined everywhere.
 #[inline(always)]
-fn each(code: impl Fn(usize) -> u8) -> [u8; BLOCK] {
+fn map_codes(code: impl Fn(usize) -> u8) -> [u8; BLOCK] {
     let mut codes = [0; BLOCK];
     for (i, one) in codes.iter_mut().enumerate() {
         *one = code(i);
@@ -283,33 +283,33 @@ fn codes_of(kind: Kind, from: &[u8], j: usize) -> [u8; BLOCK] {
     let twos = |qs: usize, i: usize| from[qs + j / 4 * 32 + i] >> (j % 4 * 2) & 3;
     let (side, turn) = (j / 4, j % 4);
     match kind {
-        Kind::Q4_0 | Kind::IQ4_NL => each(|i| nibbles(2, i)),
-        Kind::MXFP4 => each(|i| nibbles(1, i)),
-        Kind::Q4_1 => each(|i| nibbles(4, i)),
-        Kind::IQ4_XS => each(|i| nibbles(8 + 16 * j, i)),
-        Kind::Q5_0 => each(|i| nibbles(6, i) | fifth(2, i)),
-        Kind::Q5_1 => each(|i| nibbles(8, i) | fifth(4, i)),
-        Kind::Q8_0 => each(|i| from[2 + i]),
-        Kind::Q2_K => each(|i| twos(16, i)),
-        Kind::Q3_K => each(|i| twos(32, i) | (from[i] >> j & 1) << 2),
-        Kind::Q4_K => each(|i| fours(16, i)),
-        Kind::Q5_K => each(|i| fours(48, i) | (from[16 + i] >> j & 1) << 4),
-        Kind::Q6_K => each(|i| {
+        Kind::Q4_0 | Kind::IQ4_NL => map_codes(|i| nibbles(2, i)),
+        Kind::MXFP4 => map_codes(|i| nibbles(1, i)),
+        Kind::Q4_1 => map_codes(|i| nibbles(4, i)),
+        Kind::IQ4_XS => map_codes(|i| nibbles(8 + 16 * j, i)),
+        Kind::Q5_0 => map_codes(|i| nibbles(6, i) | fifth(2, i)),
+        Kind::Q5_1 => map_codes(|i| nibbles(8, i) | fifth(4, i)),
+        Kind::Q8_0 => map_codes(|i| from[2 + i]),
+        Kind::Q2_K => map_codes(|i| twos(16, i)),
+        Kind::Q3_K => map_codes(|i| twos(32, i) | (from[i] >> j & 1) << 2),
+        Kind::Q4_K => map_codes(|i| fours(16, i)),
+        Kind::Q5_K => map_codes(|i| fours(48, i) | (from[16 + i] >> j & 1) << 4),
+        Kind::Q6_K => map_codes(|i| {
             let low = from[64 * side + 32 * (turn % 2) + i] >> (4 * (turn / 2)) & 15;
             low | (from[128 + 32 * side + i] >> (2 * turn) & 3) << 4
         }),
-        Kind::TQ1_0 => each(|i| match 32 * j + i {
+        Kind::TQ1_0 => map_codes(|i| match 32 * j + i {
             at @ 0..160 => digit(from[at % 32], at / 32),
             at @ 160..240 => digit(from[32 + at % 16], at / 16 - 10),
             at => digit(from[48 + at % 4], at / 4 - 60),
         }),
-        Kind::TQ2_0 => each(|i| twos(0, i)),
-        Kind::NVFP4 => each(|i| {
+        Kind::TQ2_0 => map_codes(|i| twos(0, i)),
+        Kind::NVFP4 => map_codes(|i| {
             let at = 32 * j + i;
             from[4 + at / 16 * 8 + at % 8] >> (at % 16 / 8 * 4) & 15
         }),
-        Kind::Q1_0 => each(|i| from[2 + 4 * j + i / 8] >> (i % 8) & 1),
-        Kind::Q2_0 => each(|i| from[2 + 8 * j + i / 4] >> (i % 4 * 2) & 3),
+        Kind::Q1_0 => map_codes(|i| from[2 + 4 * j + i / 8] >> (i % 8) & 1),
+        Kind::Q2_0 => map_codes(|i| from[2 + 8 * j + i / 4] >> (i % 4 * 2) & 3),
         Kind::F32 | Kind::F16 | Kind::BF16 => unreachable!("{kind:?} has numbers"),
     }
 }

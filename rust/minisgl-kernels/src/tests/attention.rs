@@ -29,7 +29,9 @@ fn four_bits(numbers: &mut [f32], dim: usize) {
         }
         block[7] = -8.0;
     }
-    numbers.chunks_mut(dim).for_each(|head| plain::turn(head, dim));
+    numbers
+        .chunks_mut(dim)
+        .for_each(|head| plain::hadamard_transform(head, dim));
 }
 
 #[test]
@@ -57,7 +59,7 @@ fn turned_twice_is_as_before_and_products_stay() {
         let (one, other) = (numbers(1), numbers(2));
         let turned = |x: &[f32]| {
             let mut x = x.to_vec();
-            plain::turn(&mut x, size);
+            plain::hadamard_transform(&mut x, size);
             x
         };
         let back: Vec<f64> = turned(&turned(&one)).into_iter().map(f64::from).collect();
@@ -80,7 +82,7 @@ fn a_number_that_stands_out_costs_the_others_little_in_four_bits() {
     let mut numbers = [0.5; 64];
     numbers[0] = 40.0;
     // without being turned, 0.5 of 40 would be nothing in 4 bits
-    let plain_codes = plain::four_bits(numbers.first_chunk().unwrap()).1;
+    let plain_codes = plain::quantize_q4(numbers.first_chunk().unwrap()).1;
     assert_eq!(plain_codes[1..], [8; 31]);
     assert!(error(KvDtype::Q4) < 0.25, "{}", error(KvDtype::Q4));
 }

@@ -56,7 +56,7 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
         // SAFETY: the caller's; the scratch has room for the sums and tiles of a group.
         unsafe {
             let tiles_at = scratch.as_ptr().add((GROUP + 2) * SUMS);
-            let tiles = Tiles::take(&config_last);
+            let tiles = Tiles::configure(&config_last);
             for first in p.panels.clone().step_by(group) {
                 let panels = group.min(p.panels.end - first);
                 if KIND != BF16 {
@@ -81,11 +81,11 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
                     rows: 0,
                     sums: scratch.as_ptr(),
                 };
-                tiles.shape(&config_full);
+                tiles.reconfigure(&config_full);
                 for row in (0..rows).step_by(MOST) {
                     (place.row, place.rows) = (row, (rows - row).min(MOST));
                     if place.rows < MOST {
-                        tiles.shape(&config_last);
+                        tiles.reconfigure(&config_last);
                     }
                     if place.rows > TALL {
                         cell::<A, W, 2>(&place);

@@ -140,11 +140,11 @@ impl Group<'_> {
         let block = const { block_bytes(LIKE, BYTES) };
         // SAFETY: the caller's: shapes fit, rows are prepared.
         unsafe {
-            let tiles = Tiles::take(&config::<LIKE, BYTES>(self.rows.len().min(TALL)));
+            let tiles = Tiles::configure(&config::<LIKE, BYTES>(self.rows.len().min(TALL)));
             for (i, row) in self.rows.clone().step_by(TALL).enumerate() {
                 let rows = TALL.min(self.rows.end - row);
                 if i > 0 && rows < TALL {
-                    tiles.shape(&config::<LIKE, BYTES>(rows));
+                    tiles.reconfigure(&config::<LIKE, BYTES>(rows));
                 }
                 for from in blocks.clone().step_by(near) {
                     for panel in 0..self.panels.len() {

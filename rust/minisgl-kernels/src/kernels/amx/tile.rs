@@ -28,14 +28,14 @@ thread_local! {
 /// Returns the missing requirement for AMX tiles, or `None`. Requests the system's permission once per process.
 pub(crate) fn missing() -> Option<&'static str> {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
-    if !present() {
+    if !is_present() {
         return Some("amx-tile with amx-int8 and amx-bf16");
     }
-    (!*PERMITTED.get_or_init(ask)).then_some("leave of the system to use amx tiles")
+    (!*PERMITTED.get_or_init(request_permission)).then_some("leave of the system to use amx tiles")
 }
 
 /// Returns true if the CPU has tiles with byte and bf16 products.
-fn present() -> bool {
+fn is_present() -> bool {
     if __cpuid(0).eax < 7 {
         return false;
     }
@@ -46,7 +46,7 @@ fn present() -> bool {
 
 /// Requests the system's permission for the large tile state, which is granted on demand only. Returns true if granted.
 #[cfg(target_os = "linux")]
-fn ask() -> bool {
+fn request_permission() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const TILE_DATA: i64 = 18;
@@ -60,7 +60,7 @@ fn ask() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask() -> bool {
+fn request_permission() -> bool {
     false
 }
 
@@ -101,10 +101,10 @@ impl Tiles {
     ///
     /// # Safety
     /// `missing()` is `None`, and the thread has no other `Tiles`.
-    pub(super) unsafe fn take(config: &Config) -> Self {
+    pub(super) unsafe fn configure(config: &Config) -> Self {
         let tiles = Self(());
         // SAFETY: the caller's.
-        unsafe { tiles.shape(config) };
+        unsafe { tiles.reconfigure(config) };
         tiles
     }
 
@@ -112,7 +112,7 @@ impl Tiles {
     ///
     /// # Safety
     /// The shapes are valid.
-    pub(super) unsafe fn shape(&self, config: &Config) {
+    pub(super) unsafe fn reconfigure(&self, config: &Config) {
         // SAFETY: the thread may use tiles, and the configuration is one.
         unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) }
     }

@@ -1,5 +1,4 @@
-//! Matmul of many rows with f32 activations (AVX2): some blocks of a panel are converted to f32 in the L1 cache, unless
-//! they are f32, and multiplied by tiles of rows.
+//! Matmul of many rows with f32 activations (AVX2): blocks of a panel are unpacked to the L1 cache, then multiplied.
 //!
 //! Invariants: results follow `scalar`; sums of blocks are added in memory, in the blocks' order.
 

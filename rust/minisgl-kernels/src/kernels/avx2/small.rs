@@ -2,7 +2,7 @@
 //!
 //! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
-use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_rms};
 use super::*;
 
 /// Source of masks of 8 lanes: a load at an offset gives the mask.
@@ -155,7 +155,7 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
         s[i] = _mm256_fmadd_ps(x, x, s[i]);
     }
     let sum = tree(_mm256_add_ps(s[0], s[2]), _mm256_add_ps(s[1], s[3]));
-    let by = _mm256_set1_ps(inverse_root(sum, n, eps));
+    let by = _mm256_set1_ps(inverse_rms(sum, n, eps));
     for at in (0..n).step_by(8) {
         // SAFETY: as above.
         unsafe {

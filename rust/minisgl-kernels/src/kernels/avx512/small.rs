@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_rms};
 use super::*;
 
 /// Returns a mask of the first `left` lanes.
@@ -143,7 +143,7 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
         let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
         s[i] = _mm512_fmadd_ps(x, x, s[i]);
     }
-    let by = _mm512_set1_ps(inverse_root(tree(_mm512_add_ps(s[0], s[1])), n, eps));
+    let by = _mm512_set1_ps(inverse_rms(tree(_mm512_add_ps(s[0], s[1])), n, eps));
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);
         // SAFETY: as above.
