@@ -49,7 +49,7 @@ impl KvDtype {
             "q8" => Ok(Self::Q8),
             "q4" => Ok(Self::Q4),
             other => Err(Error::setting(format!(
-                "kv dtype {other:?} is not one of f16, f32, q8, q4"
+                "--kv-dtype is {other:?}; it must be f16, f32, q8 or q4"
             ))),
         }
     }
@@ -99,7 +99,7 @@ impl KvShape {
         for heads in &self.layers {
             if !(1..=MAX_HEAD_DIM).contains(&heads.dim) {
                 return Err(Error::unsupported(format!(
-                    "head_dim {} is not from 1 to {MAX_HEAD_DIM}",
+                    "head_dim is {}; it must be from 1 to {MAX_HEAD_DIM}",
                     heads.dim
                 )));
             }
@@ -110,7 +110,7 @@ impl KvShape {
                 .find(|size| !whole(size));
             if let Some(size) = odd.filter(|_| self.dtype == KvDtype::Q4) {
                 return Err(Error::unsupported(format!(
-                    "--kv-dtype q4: the model has heads of {size} numbers, which are not whole blocks of {BLOCK}: choose q8"
+                    "--kv-dtype q4: the model has heads of {size} elements, not a multiple of {BLOCK}: choose q8"
                 )));
             }
         }
@@ -215,7 +215,7 @@ impl KvPool {
         let layers = shape.layers.len();
         if pages == 0 || page_size == 0 || shape.layers.iter().any(|heads| heads.count == 0) {
             return Err(Error::setting(format!(
-                "a KV pool of {layers} layers and {pages} pages of {page_size} tokens, or a layer of it, holds nothing"
+                "a KV pool of {layers} layers and {pages} pages of {page_size} tokens: every size must be at least 1"
             )));
         }
         shape.check()?;
@@ -240,14 +240,14 @@ impl KvPool {
     /// Zeroes a page, which must not be in use.
     pub fn clear(&mut self, page: usize) {
         assert!(page < self.shape.pages, "page {page} of {}", self.shape.pages);
-        // SAFETY: a whole page within the mapping, and nobody else has the pool.
+        // SAFETY: a whole page within the mapping, and `&mut self` excludes other users.
         unsafe { self.head(0, page, 0).write_bytes(0, self.page_bytes) };
     }
 
     /// Returns the bytes of a page over all layers. They do not depend on the page's index.
     pub fn page(&self, page: usize) -> Vec<u8> {
         assert!(page < self.shape.pages, "page {page} of {}", self.shape.pages);
-        // SAFETY: a whole page within the mapping; who stores at the same time breaks the contract of `store`.
+        // SAFETY: a whole page within the mapping; storing at the same time would break the contract of `store`.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().add(page * self.page_bytes), self.page_bytes) }
             .to_vec()
     }
@@ -256,7 +256,7 @@ impl KvPool {
     pub fn put(&mut self, page: usize, bytes: &[u8]) {
         assert!(page < self.shape.pages, "page {page} of {}", self.shape.pages);
         assert_eq!(bytes.len(), self.page_bytes, "bytes of a page");
-        // SAFETY: a whole page within the mapping, and nobody else has the pool.
+        // SAFETY: a whole page within the mapping, and `&mut self` excludes other users.
         unsafe {
             let to = self.memory.as_ptr().add(page * self.page_bytes);
             to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
@@ -314,7 +314,7 @@ impl KvPool {
             assert!(page < pages, "slot {slot} is past {pages} pages");
             for head in 0..kv_heads {
                 let from = i * stride + head * head_dim;
-                // SAFETY: the caller's numbers are readable; page, layer and head were checked, the head's part of
+                // SAFETY: the caller's elements are readable; page, layer and head were checked, the head's part of
                 // a page has room for `page_size` tokens, and nobody else is in this slot.
                 unsafe {
                     let to = self.head(layer, page, head);
@@ -438,7 +438,7 @@ unsafe fn quantize_q8(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
         let scale = f32_to_f16(max / 127.0);
         let d = f16_to_f32(scale);
         let inverse = if d > 0.0 { 1.0 / d } else { 0.0 };
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             *scales.add(b * step) = scale;
             for (i, &x) in block.iter().enumerate() {
@@ -461,7 +461,7 @@ unsafe fn quantize_q4(x: &[f32], hadamard: usize, to: *mut u8, step: usize, scal
     plain::hadamard_transform(numbers, hadamard);
     for (b, block) in numbers.as_chunks::<BLOCK>().0.iter().enumerate() {
         let (scale, codes) = plain::quantize_q4(block);
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             *scales.add(b * step) = scale;
             for i in 0..HALF {

@@ -23,7 +23,7 @@ pub struct Zeroed {
 
 // SAFETY: a `Zeroed` is the only way to its bytes, as a `Vec<u8>` is, and keeps their mapping alive.
 unsafe impl Send for Zeroed {}
-// SAFETY: through `&Zeroed` bytes are only read; who writes through `as_ptr` answers for it.
+// SAFETY: through `&Zeroed` bytes are only read; writing through `as_ptr` is the writer's responsibility.
 unsafe impl Sync for Zeroed {}
 
 impl Zeroed {
@@ -114,7 +114,7 @@ struct Mapping {
     whole: (*mut u8, usize),
 }
 
-// SAFETY: it is only an address and its owner; who uses the bytes is the business of the pieces.
+// SAFETY: only an address and its owner; the allocations in it govern access to the bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -129,7 +129,7 @@ impl Mapping {
         let size = len.checked_add(system::ALIGN)?;
         let at = system::map(size, overcommit)?;
         Some(Self {
-            // SAFETY: the mapping is larger than asked for by what the alignment can take.
+            // SAFETY: the mapping is larger than requested by the alignment.
             start: unsafe { at.add(at.align_offset(system::ALIGN).min(system::ALIGN)) },
             len,
             whole: (at, size),
@@ -139,7 +139,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it came from `map`, and whoever had a piece of it is gone.
+        // SAFETY: it came from `map`, and nothing uses it any more.
         unsafe { system::unmap(self.whole.0, self.whole.1) };
     }
 }
@@ -183,7 +183,7 @@ mod system {
     /// # Safety
     /// `map` returned it with that length, and nothing uses it any more.
     pub unsafe fn unmap(at: *mut u8, len: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         let _ = unsafe { munmap(at.cast(), len) };
     }
 }
@@ -212,7 +212,7 @@ mod system {
     /// `map` returned it with that length, and nothing uses it any more.
     pub unsafe fn unmap(at: *mut u8, len: usize) {
         if let Some(layout) = layout(len) {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { dealloc(at, layout) };
         }
     }

@@ -32,7 +32,7 @@ impl<'a> TensorView<'a> {
     pub fn new(name: &'a str, kind: Kind, shape: &'a [usize], data: &'a [u8]) -> Result<Self> {
         let bad = |what: String| Error::file(format!("tensor {name}: {what}"));
         let Some((&k, outer)) = shape.split_last() else {
-            return Err(bad("it has no dimensions".into()));
+            return Err(bad("its shape must have at least one dimension".into()));
         };
         let rows = outer.iter().try_fold(1usize, |rows, &n| rows.checked_mul(n));
         let row_bytes = kind.bytes_of(k).ok_or_else(|| {
@@ -167,7 +167,7 @@ impl<'a> TensorView<'a> {
             Some((&n, inner)) if !inner.is_empty() && i < n => (n, inner),
             _ => {
                 return Err(Error::file(format!(
-                    "tensor {}: no part {i} in its shape {:?}",
+                    "tensor {}: index {i} is outside its shape {:?}",
                     self.name, self.shape
                 )));
             }

@@ -11,7 +11,7 @@ impl OnLanes for Piece<'_, '_> {
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
         let Self(attention, plan, unit, call, scratch) = self;
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             match scratch {
                 Some(scratch) => attention.attend::<V>(plan, unit, call, scratch),
@@ -29,7 +29,7 @@ impl Attention {
     /// The keys and values of this layer, this step's included, are stored, and nothing writes them meanwhile. No other
     /// thread uses `scratch`, runs this unit, or accesses the output, except for other units of this plan and layer.
     pub unsafe fn run_unit(&self, plan: &Plan, unit: usize, call: &Call<'_>, scratch: &mut Scratch) {
-        // SAFETY: the caller's word; the instruction set was found on this processor.
+        // SAFETY: upheld by the caller; the instruction set was found on this processor.
         unsafe { on_lanes(self.isa, Piece(self, plan, unit, call, Some(scratch))) }
     }
 

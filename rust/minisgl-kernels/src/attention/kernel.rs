@@ -44,13 +44,13 @@ impl RightOperand for Strided<*const f32> {
 
     #[inline(always)]
     unsafe fn skip(self, n: usize) -> Self {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         let at = unsafe { self.at.add(n * LANES) };
         Self { at, ..self }
     }
     #[inline(always)]
     unsafe fn first<const N: usize>(self) -> ([*const f32; N], Option<[*const f32; N]>) {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         (std::array::from_fn(|n| unsafe { self.at.add(n * LANES) }), None)
     }
     #[inline(always)]
@@ -59,7 +59,7 @@ impl RightOperand for Strided<*const f32> {
     }
     #[inline(always)]
     unsafe fn load<V: Lanes>(at: *const f32) -> V {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe { V::load(at) }
     }
 }
@@ -95,7 +95,7 @@ impl RightOperand for F16Vectors<'_> {
     }
     #[inline(always)]
     unsafe fn load<V: Lanes>(at: *const u16) -> V {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe { V::load_f16(at) }
     }
 }
@@ -115,7 +115,7 @@ impl<B: RightOperand> Matmul<B> {
     /// Returns the matmul restricted to the `rows` rows from `r` and the vectors from `n`, which must lie within it.
     #[inline(always)]
     unsafe fn part(&self, (r, rows): (usize, usize), n: usize) -> Self {
-        // SAFETY: the caller's word: they are within this one.
+        // SAFETY: upheld by the caller: the rows and vectors are within this matmul.
         let (a, b, c) = unsafe {
             (
                 self.a.at.add(r * self.a.ld),
@@ -136,7 +136,7 @@ impl<B: RightOperand> Matmul<B> {
     #[inline(always)]
     unsafe fn tile<V: Lanes, const R: usize, const N: usize>(self) {
         let Self { a, b, k, c, more, .. } = self;
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             let mut sums = [[V::splat(0.0); N]; R];
             if more {
@@ -173,7 +173,7 @@ impl<B: RightOperand> Matmul<B> {
     /// Computes the matmul for `self.rows` rows (at most [`MAX_TILE_ROWS`]) of N vectors.
     #[inline(always)]
     unsafe fn rows_of<V: Lanes, const N: usize>(self) {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             match self.rows {
                 1 => self.tile::<V, 1, N>(),
@@ -209,7 +209,7 @@ impl<B: RightOperand> OnLanes for Matmul<B> {
             let mut r = 0;
             while r < self.rows {
                 let tall = most.min(self.rows - r);
-                // SAFETY: rows r..r + tall and vectors n..n + wide are within what the caller gave.
+                // SAFETY: rows r..r + tall and vectors n..n + wide are within the caller's matrices.
                 unsafe {
                     let part = self.part((r, tall), n);
                     match wide {
@@ -286,7 +286,7 @@ pub(super) unsafe fn merge_chunk<V: Lanes>(
         next.most
     };
     let (old, new) = (exp2_one(before.most - most), exp2_one(next.most - most));
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let (a, b) = (V::splat(old), V::splat(new));
         for i in 0..vectors {
@@ -308,7 +308,7 @@ pub(super) unsafe fn merge_chunk<V: Lanes>(
 #[inline(always)]
 pub(super) unsafe fn normalize<V: Lanes>(sums: Softmax, values: *const f32, out: *mut f32, count: usize) {
     let inverse = 1.0 / sums.sum;
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let by = V::splat(inverse);
         for i in 0..count / LANES {
@@ -333,7 +333,7 @@ pub(super) unsafe fn span<V: Lanes>(
     (rows, vectors): (usize, usize),
     more: bool,
 ) {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let a = Strided {
             at: a.at.add(from),
@@ -374,7 +374,7 @@ pub(super) unsafe fn ragged<V: Lanes>(
         let tall = MAX_TILE_ROWS.min(rows - start);
         let from = (start..start + tall).map(|r| limits(r).0).max().unwrap_or(0);
         let to = (start..start + tall).map(|r| limits(r).1).min().unwrap_or(0);
-        // SAFETY: rows start..start + tall are the caller's.
+        // SAFETY: rows start..start + tall exist, by the caller's contract.
         unsafe {
             let row = |r: usize| {
                 let a = Strided {

@@ -94,7 +94,7 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, a
             V::prefetch(ahead.wrapping_add(byte));
         }
     };
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         match l.dtype {
             KvDtype::F16 => {
@@ -144,7 +144,7 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, a
 #[inline(always)]
 unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) {
     let (dim, group) = (l.head_dim, l.group);
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         for d in 0..dim {
             for i in 0..group {

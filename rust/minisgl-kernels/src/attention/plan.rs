@@ -499,12 +499,12 @@ impl<'a> Rows<'a> {
             let needs = len.div_ceil(page_size);
             if to < from || (to - from) as usize > len || needs > self.columns || end > self.table.len() {
                 return Err(Error::step(format!(
-                    "row {row} of length {len}: tokens {from}..{to}, {needs} pages in a table of {}",
+                    "row {row} of length {len}: tokens {from}..{to} and {needs} pages do not fit a page table of {}",
                     self.columns
                 )));
             }
             if let Some(page) = self.pages(row)[..needs].iter().find(|p| **p as usize >= pages) {
-                return Err(Error::step(format!("row {row}: page {page} of {pages}")));
+                return Err(Error::step(format!("row {row}: page {page} is not below {pages}")));
             }
         }
         Ok(())

@@ -84,7 +84,7 @@ impl Distances {
     }
 }
 
-// SAFETY: only addresses; they are followed by unsafe functions, whose callers answer for them.
+// SAFETY: only addresses, which are dereferenced in unsafe functions whose callers guarantee them.
 unsafe impl Send for Call<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Call<'_> {}
@@ -109,12 +109,12 @@ impl Attention {
     pub fn new(isa: Isa, heads: usize, kv_heads: usize, head_dim: usize, scale: f32, cap: f32) -> Result<Self> {
         if kv_heads == 0 || heads == 0 || !heads.is_multiple_of(kv_heads) {
             return Err(Error::unsupported(format!(
-                "{heads} heads over {kv_heads} key/value heads: not as many for each"
+                "{heads} attention heads are not a multiple of {kv_heads} KV heads"
             )));
         }
         if head_dim == 0 || head_dim > MAX_HEAD_DIM {
             return Err(Error::unsupported(format!(
-                "head_dim {head_dim} is not from 1 to {MAX_HEAD_DIM}"
+                "head_dim is {head_dim}; it must be from 1 to {MAX_HEAD_DIM}"
             )));
         }
         let all = heads / kv_heads;
@@ -162,13 +162,13 @@ impl Attention {
         (position, first): (u32, usize),
     ) {
         if let Some(distances) = call.distances {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(from), to - from) };
             let added = distances.of(head, position as usize, first + from);
             scores.iter_mut().zip(added).for_each(|(score, added)| *score += added);
         }
         if self.cap != 0.0 {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             let scores = unsafe { std::slice::from_raw_parts_mut(scores.add(from), to - from) };
             plain::soft_cap(scores, self.cap);
         }
@@ -244,7 +244,7 @@ impl Attention {
             && self.group <= MAX_TILE_ROWS
             && layout.dtype == KvDtype::F16
             && layout.group == LANES;
-        // SAFETY: the caller's word for all of it; scratch has room for a tile of rows and a chunk.
+        // SAFETY: upheld by the caller; scratch has room for a tile of rows and a chunk.
         unsafe {
             self.load_queries(queries, head, call, scratch);
             for chunk in segment.chunks.clone() {
@@ -310,7 +310,7 @@ impl Attention {
         let hadamard = call.kv.layout(call.kv_layer).hadamard;
         for (i, query) in queries.iter().enumerate() {
             let from = query.token as usize * call.query_stride + head * count;
-            // SAFETY: the caller's word for each token of the step; scratch has room for a tile of rows.
+            // SAFETY: upheld by the caller for each token of the step; scratch has room for a tile of rows.
             unsafe {
                 let (from, to) = (call.queries.add(from), scratch.queries.as_mut_ptr().add(i * count));
                 for d in 0..count {
@@ -530,7 +530,7 @@ impl Attention {
         }
         let width = self.width();
         for g in 0..self.group {
-            // SAFETY: as in `keep`; the output of this token and head is this unit's own.
+            // SAFETY: as in `accumulate`; the output of this token and head is this unit's own.
             unsafe {
                 let values = scratch.whole.as_ptr().add((i * self.group + g) * (width + LANES));
                 let sums = Softmax {
@@ -591,7 +591,7 @@ impl Attention {
             // so much above all scores, it takes all
             sums.sum += exp2_one(if above > 126.0 { 126.0 } else { above });
         }
-        // SAFETY: the caller's word for the output of each token.
+        // SAFETY: upheld by the caller for the output of each token.
         unsafe {
             let out = call.out.add(token as usize * call.out_stride + head * self.value_dim);
             normalize::<V>(sums, values, out, self.value_dim);
@@ -620,7 +620,7 @@ fn visible(query: Query, first: usize) -> (usize, usize) {
 #[inline(always)]
 unsafe fn copy<V: Lanes>(from: *const f32, to: *mut f32, vectors: usize) {
     for i in 0..vectors {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe { V::load(from.add(i * LANES)).store(to.add(i * LANES)) };
     }
 }

@@ -143,7 +143,7 @@ impl Acts {
         let (most, most_k) = (self.rows, self.k);
         assert!(
             bytes <= self.memory.len(),
-            "{rows} rows of {k} where there is room for {most} of {most_k}"
+            "{rows} rows of {k} do not fit a buffer of {most} rows of {most_k}"
         );
         ptr
     }

@@ -69,7 +69,7 @@ impl Convolution {
             count: channels.len(),
             taps: (self.length, self.channels),
         };
-        // SAFETY: the caller's; the weights are as long as `new` makes them.
+        // SAFETY: upheld by the caller; the weights are as long as `new` makes them.
         unsafe { on_lanes(isa, job) };
     }
 }
@@ -92,7 +92,7 @@ impl OnLanes for Pass {
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
         let whole = self.count / LANES * LANES;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             for at in (0..whole).step_by(LANES) {
                 self.pass_vector::<V>(at);
@@ -107,7 +107,7 @@ impl Pass {
     #[inline(always)]
     unsafe fn pass_vector<V: Lanes>(&self, at: usize) {
         let (length, stride) = self.taps;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let (number, mut sum) = (V::load(self.numbers.add(at)), V::splat(0.0));
             for tap in 0..length {
@@ -132,7 +132,7 @@ impl Pass {
     /// Computes one channel that fills no whole vector, under the conditions of `on`.
     unsafe fn pass_channel(&self, at: usize) {
         let (length, stride) = self.taps;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let (number, mut sum) = (*self.numbers.add(at), 0.0_f32);
             for tap in 0..length {

@@ -56,7 +56,7 @@ impl Recurrence {
     /// # Safety
     /// The pointers have these sizes, and nothing else uses state and output.
     pub unsafe fn run(self, isa: Isa) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { on_lanes(isa, self) };
     }
 }
@@ -69,7 +69,7 @@ impl OnLanes for Recurrence {
     /// The pointers have these sizes, and nothing else uses state and output.
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let mut left: Option<Pending<V>> = None;
             for token in 0..self.count {
@@ -109,7 +109,7 @@ impl Recurrence {
         left: Option<&Pending<V>>,
         (key, decay): (*const f32, V),
     ) -> (Block<V>, Block<V>) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let zero = V::splat(0.0);
             let (mut read, mut seen) = ([zero; VECTORS], [zero; VECTORS]);
@@ -139,7 +139,7 @@ impl Recurrence {
     /// Loads a token's value in these columns, under the conditions of `on`.
     #[inline(always)]
     unsafe fn values<V: Lanes>(&self, token: usize) -> Block<V> {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let mut some = [0.0; BLOCK];
             let from = self.value.add(token * self.stride);
@@ -156,7 +156,7 @@ impl Recurrence {
     #[inline(always)]
     unsafe fn store_output<V: Lanes>(&self, token: usize, read: Block<V>) {
         let (first, stride) = self.out;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let mut some = [0.0; BLOCK];
             for (part, read) in read.into_iter().enumerate() {

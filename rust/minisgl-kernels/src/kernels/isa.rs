@@ -55,7 +55,7 @@ impl Isa {
         let Some(&(_, isa)) = Self::NAMES.iter().find(|(known, _)| *known == name) else {
             let known = Self::NAMES.map(|(name, _)| name).join(", ");
             return Err(Error::setting(format!(
-                "MINISGL_CPU_ISA is {name:?}, which is none of {known}"
+                "MINISGL_CPU_ISA is {name:?}; it must be one of {known}"
             )));
         };
         let missing = isa.missing();
@@ -176,6 +176,6 @@ mod tests {
         let text = Isa::detect(Some(foreign)).unwrap_err().to_string();
         assert!(text.contains(foreign) && text.contains("no "), "{text}");
         let text = Isa::detect(Some("mmx")).unwrap_err().to_string();
-        assert!(text.contains("none of scalar"), "{text}");
+        assert!(text.contains("one of scalar"), "{text}");
     }
 }

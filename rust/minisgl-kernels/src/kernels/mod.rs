@@ -138,7 +138,7 @@ impl Kernels {
     #[inline]
     pub unsafe fn prepare(&self, x: *const f32, acts: ActsPtr, row: usize) {
         debug_assert!(row < acts.rows);
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.prepare)(x, acts, row) }
     }
 
@@ -175,7 +175,7 @@ impl Kernels {
             stride,
             add,
         };
-        // SAFETY: the caller's, and the shapes fit.
+        // SAFETY: upheld by the caller, and the shapes fit.
         unsafe { (self.table.matmul)(&product) }
     }
 
@@ -198,7 +198,7 @@ impl Kernels {
     pub unsafe fn prepare_bf16(&self, x: *const f32, acts: ActsPtr, row: usize) {
         assert!(acts.mode == Mode::Bf16 && self.has_bf16());
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the caller's; the CPU has AVX-512.
+        // SAFETY: upheld by the caller; the CPU has AVX-512.
         unsafe {
             avx512::small::prepare_as::<false, true>(x, acts, row);
         }
@@ -235,7 +235,7 @@ impl Kernels {
             add: false,
         };
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the caller's, and the shapes fit.
+        // SAFETY: upheld by the caller, and the shapes fit.
         unsafe {
             avx512::bf16::matmul(&product);
         }
@@ -248,7 +248,7 @@ impl Kernels {
     /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn rms_norm(&self, x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.rms_norm)(x, w, n, eps, out) }
     }
 
@@ -258,7 +258,7 @@ impl Kernels {
     /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn silu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.silu_mul)(gate, up, n, out) }
     }
 
@@ -268,7 +268,7 @@ impl Kernels {
     /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn gelu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.gelu_mul)(gate, up, n, out) }
     }
 
@@ -278,7 +278,7 @@ impl Kernels {
     /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn add(&self, x: *mut f32, y: *const f32, n: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.add)(x, y, n) }
     }
 
@@ -288,7 +288,7 @@ impl Kernels {
     /// `x` has `2 * half` elements, `cos` and `sin` have `half`.
     #[inline]
     pub unsafe fn rotate(&self, x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.rotate)(x, cos, sin, half) }
     }
 
@@ -298,7 +298,7 @@ impl Kernels {
     /// `x` has `n` elements.
     #[inline]
     pub unsafe fn argmax(&self, x: *const f32, n: usize) -> usize {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.argmax)(x, n) }
     }
 
@@ -308,7 +308,7 @@ impl Kernels {
     /// `x` has `n` elements.
     #[inline]
     pub unsafe fn finite(&self, x: *const f32, n: usize) -> bool {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.finite)(x, n) }
     }
 }

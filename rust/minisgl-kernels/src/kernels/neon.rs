@@ -32,7 +32,7 @@ unsafe fn matmul(p: &Product<'_>) {
     for panel in p.panels.clone() {
         for first in p.rows.clone().step_by(ROWS) {
             let rows = ROWS.min(p.rows.end - first);
-            // SAFETY: the caller's: the rows are prepared, `out` has room.
+            // SAFETY: the caller guarantees the rows are prepared, `out` has room.
             unsafe {
                 let mut sums = [[0.0; PANEL]; ROWS];
                 if p.acts.mode.int8_with(p.w.kind()) {
@@ -51,7 +51,7 @@ unsafe fn matmul(p: &Product<'_>) {
 /// Writes a panel's 16 sums for a row to the output, or adds them if `p.add` is set.
 unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: &Lanes<f32>) {
     let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
-    // SAFETY: the caller's: `out` has room for every row and panel of the product.
+    // SAFETY: the caller guarantees `out` has room for every row and panel of the product.
     let out = unsafe { &mut *p.out.add(at).cast::<Lanes<f32>>() };
     for (out, sum) in out.iter_mut().zip(sums) {
         *out = if p.add { *out + sum } else { *sum };
@@ -68,7 +68,7 @@ unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f
         let scales = Scales::of(block, layout.subs);
         for (row, acc) in (first..).zip(sums.iter_mut()) {
             let cell = b * p.acts.rows + row;
-            // SAFETY: the caller's: the row is prepared, and nobody writes to it meanwhile.
+            // SAFETY: the caller guarantees the row is prepared, and nobody writes to it meanwhile.
             let x: &[f32; BLOCK] = unsafe { &*p.acts.x.add(cell * BLOCK).cast() };
             let share = BLOCK / layout.subs.max(1);
             for sub in 0..layout.subs.max(1) {
@@ -105,7 +105,7 @@ unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f3
         let scales = Scales::of(block, layout.subs);
         for (row, acc) in (first..).zip(sums.iter_mut()) {
             let cell = b * acts.rows + row;
-            // SAFETY: the caller's: the row is prepared in int8.
+            // SAFETY: the caller guarantees the row is prepared in int8.
             let (q, d) = unsafe { (&*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>(), *acts.d.add(cell)) };
             for sub in 0..layout.subs {
                 let mut s = [0i32; PANEL];

@@ -20,7 +20,7 @@ fn layer_norm_of(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) 
     let n = weight.len();
     assert!(x.len() == n && bias.is_none_or(|bias| bias.len() == n));
     let at = x.as_ptr();
-    // SAFETY: `n` numbers; whether an index is one of them is no question that vectors could ask.
+    // SAFETY: `n` elements; whether an index is one of them is no question that vectors could ask.
     let mean = total(n, |i| unsafe { *at.add(i) }) / n as f32;
     let squares = total(n, |i| {
         // SAFETY: as above.
@@ -151,7 +151,7 @@ pub(super) fn exp_below(x: f32) -> f32 {
 /// The pointers have `n` elements each.
 pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let g = *gate.add(i);
             let g = if g < 0.0 { 0.0 } else { g }; // NaN stays
@@ -166,7 +166,7 @@ pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f3
 /// The pointers have `n` elements each.
 pub unsafe fn scaled_silu_mul(gate: *const f32, up: *const f32, n: usize, (by, of_out): (f32, f32), out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { *out.add(i) = silu(*gate.add(i) * by) * *up.add(i) * of_out };
     }
 }
@@ -195,7 +195,7 @@ pub(super) fn silu(x: f32) -> f32 {
 /// The pointers have `n` elements each.
 pub unsafe fn clamped_swiglu(gate: *const f32, up: *const f32, n: usize, (alpha, limit): (f32, f32), out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let g = below(*gate.add(i), limit);
             let u = -below(-below(*up.add(i), limit), limit);
@@ -289,7 +289,7 @@ mod tests {
         for step in -3000..3000i16 {
             let (gate, up) = (f32::from(step) / 100.0, f32::from(step * 7 % 2000) / 100.0);
             let mut found = 0.0;
-            // SAFETY: one number each.
+            // SAFETY: one element each.
             unsafe { clamped_swiglu(&gate, &up, 1, (1.702, 7.0), &mut found) };
             let (g, u) = (f64::from(gate).min(7.0), f64::from(up).clamp(-7.0, 7.0));
             let wanted = g / (1.0 + (-1.702 * g).exp()) * (u + 1.0);

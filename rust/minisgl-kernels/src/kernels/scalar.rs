@@ -47,14 +47,14 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
         let mut v = [0.0; BLOCK];
         let len = BLOCK.min(acts.k - b * BLOCK);
-        // SAFETY: the caller's: `k` numbers.
+        // SAFETY: the caller guarantees `k` elements.
         unsafe { std::ptr::copy_nonoverlapping(x.add(b * BLOCK), v.as_mut_ptr(), len) };
         if acts.mode == Mode::Bf16 {
             v = v.map(to_bf16);
         }
         let cell = b * acts.rows + row;
         if acts.mode.has_f32() {
-            // SAFETY: the caller's row, of which every block has a cell.
+            // SAFETY: the caller guarantees the row, of which every block has a cell.
             unsafe {
                 std::ptr::copy_nonoverlapping(v.as_ptr(), acts.x.add(cell * BLOCK), BLOCK);
             }
@@ -113,7 +113,7 @@ unsafe fn matmul(p: &Product<'_>) {
     let int8 = p.acts.mode.int8_with(p.w.kind());
     for panel in p.panels.clone() {
         for row in p.rows.clone() {
-            // SAFETY: the caller's: the row is prepared, `out` has room.
+            // SAFETY: the caller guarantees the row is prepared, `out` has room.
             unsafe {
                 let sums = panel_by_row(p, panel, row, int8);
                 let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
@@ -133,7 +133,7 @@ unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) ->
     for b in 0..p.w.blocks() {
         let block = p.w.block(panel, b);
         for (lane, acc) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's: the row is prepared, in the mode that the kind needs.
+            // SAFETY: the caller guarantees the row is prepared, in the mode that the kind needs.
             unsafe {
                 *acc = if int8 {
                     add_int8(*acc, kind, block, lane, acts, b, row)
@@ -163,7 +163,7 @@ unsafe fn add_exact(
 ) -> f32 {
     let layout = kind.layout();
     let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
-    // SAFETY: the caller's: the row is prepared in f32.
+    // SAFETY: the caller guarantees the row is prepared in f32.
     let x = unsafe { &*acts.x.add(cell * BLOCK).cast::<[f32; BLOCK]>() };
     for sub in 0..layout.subs {
         let mut s = 0.0f32;
@@ -193,7 +193,7 @@ unsafe fn add_int8(
 ) -> f32 {
     let layout = kind.layout();
     let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
-    // SAFETY: the caller's: the row is prepared in int8.
+    // SAFETY: the caller guarantees the row is prepared in int8.
     let (q, d) = unsafe { (&*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>(), *acts.d.add(cell)) };
     for sub in 0..layout.subs {
         let product = |i: usize| block.value(lane, i) * i32::from(q[i]);
@@ -211,7 +211,7 @@ unsafe fn add_int8(
 /// Returns the address of the sums of inputs of sub-block `sub` for the rows from `row` on.
 #[inline]
 pub(super) unsafe fn input_sums(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const f32 {
-    // SAFETY: the caller's: the rows are there.
+    // SAFETY: the caller guarantees the rows are there.
     unsafe {
         match subs {
             1 => acts.sum.add(b * acts.rows + row),
@@ -236,7 +236,7 @@ pub(super) unsafe fn offsets(acts: &ActsPtr, subs: usize, b: usize, sub: usize, 
 #[inline]
 pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> f32 {
     let cell = b * acts.rows + row;
-    // SAFETY: the caller's: the row is prepared in int8.
+    // SAFETY: the caller guarantees the row is prepared in int8.
     unsafe {
         match subs {
             1 => *acts.ds.add(cell),
@@ -249,7 +249,7 @@ pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usiz
 unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut lanes = [0.0f32; 32];
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { *x.add(i) };
         lanes[i % 32] = x.mul_add(x, lanes[i % 32]);
     }
@@ -295,7 +295,7 @@ pub fn exp(x: f32) -> f32 {
 
 unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = *gate.add(i);
             *out.add(i) = g / (1.0 + exp(-g)) * *up.add(i);
@@ -308,7 +308,7 @@ pub(super) const GELU: (f32, f32) = (1.595_769, 0.044_715);
 
 unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = *gate.add(i);
             let t = (g * g * GELU.1).mul_add(g, g) * GELU.0;
@@ -319,14 +319,14 @@ unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
 
 unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe { *x.add(i) += *y.add(i) };
     }
 }
 
 unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     for i in 0..half {
-        // SAFETY: the caller's: `2 half` and `half` numbers.
+        // SAFETY: the caller guarantees `2 half` and `half` elements.
         unsafe {
             let (a, b, c, s) = (*x.add(i), *x.add(half + i), *cos.add(i), *sin.add(i));
             *x.add(i) = a.mul_add(c, -(b * s));
@@ -338,7 +338,7 @@ unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
 unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let mut best = (0, f32::NEG_INFINITY);
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { *x.add(i) };
         if x > best.1 {
             best = (i, x);
@@ -348,6 +348,6 @@ unsafe fn argmax(x: *const f32, n: usize) -> usize {
 }
 
 unsafe fn finite(x: *const f32, n: usize) -> bool {
-    // SAFETY: the caller's: `n` numbers.
+    // SAFETY: the caller guarantees `n` elements.
     (0..n).all(|i| unsafe { *x.add(i) }.is_finite())
 }

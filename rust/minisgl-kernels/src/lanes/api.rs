@@ -75,7 +75,7 @@ pub(crate) const LOWEST: f32 = -125.0;
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn exp2<V: Lanes>(x: V) -> V {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let lowest = V::splat(LOWEST);
         // NaN is not above the limit: `max` gives its second operand.
@@ -123,7 +123,7 @@ struct Line {
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Vec<Line>);
 
-// SAFETY: shared numbers are reached only through `shared`, whose users are unsafe and say who writes where.
+// SAFETY: shared elements are reached only through `shared`, whose unsafe users state who writes where.
 unsafe impl Sync for Lines {}
 
 impl Lines {

@@ -163,7 +163,7 @@ impl Lanes for Vector {
 /// The processor has AVX2.
 #[inline(always)]
 pub(super) unsafe fn total(x: __m256) -> f32 {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -177,7 +177,7 @@ pub(super) unsafe fn total(x: __m256) -> f32 {
 /// The processor has AVX2.
 #[inline(always)]
 pub(super) unsafe fn largest(x: __m256) -> f32 {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_max_ps(x, _mm_movehl_ps(x, x));

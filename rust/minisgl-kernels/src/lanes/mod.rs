@@ -18,7 +18,7 @@ use crate::kernels::Isa;
 /// # Safety
 /// The processor has that instruction set, and the job's own conditions hold.
 pub(crate) unsafe fn on_lanes<J: OnLanes>(isa: Isa, job: J) {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]

@@ -48,7 +48,7 @@ impl<'a> Part<'a> {
         if row >= self.tensor.rows() {
             let (name, rows) = (self.tensor.name(), self.tensor.rows());
             return Err(Error::file(format!(
-                "tensor {name} has {rows} rows, not one numbered {row}"
+                "tensor {name} has {rows} rows; there is no row {row}"
             )));
         }
         Ok(self.tensor.row(row))
@@ -87,7 +87,7 @@ pub fn packed(shape: Shape, parts: &[Part<'_>], interleave: bool) -> Result<Pane
 /// Returns the shape of the matrix that `Matrix::pack` makes of `parts`. Fails if their rows or columns do not match.
 pub fn shape_of(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Shape> {
     let Some(first) = parts.first().map(|part| part.tensor) else {
-        return Err(Error::setting("a matrix without parts"));
+        return Err(Error::setting("a matrix must have at least one part"));
     };
     let k = first.k();
     for Part { tensor, .. } in parts {

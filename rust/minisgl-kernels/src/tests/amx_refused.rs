@@ -18,7 +18,7 @@ fn with_small_signal_stack(then: impl FnOnce()) {
     // SAFETY: the memory lives until the stack before it is back; no signal comes in a test.
     if unsafe { libc::sigaltstack(&stack, &mut before) } == 0 {
         then();
-        // SAFETY: it is what the system had.
+        // SAFETY: the value that the system had.
         let back = unsafe { libc::sigaltstack(&before, std::ptr::null_mut()) };
         assert_eq!(back, 0);
     }

@@ -27,7 +27,7 @@ const SUMS: usize = MOST * PANEL * 4;
 
 /// Computes the matmul with `Mode::Bf16`: one bf16 part on both sides.
 pub(super) unsafe fn rounded(p: &Product<'_>) {
-    // SAFETY: the caller's; the table is only for CPUs with tiles.
+    // SAFETY: upheld by the caller; the table is only for CPUs with tiles.
     unsafe { by_kind!(p.w.kind(), KIND, product::<KIND, 1, 1>(p), product::<KIND, 1, 1>(p)) }
 }
 
@@ -53,7 +53,7 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
         if scratch.len() < (GROUP + 2) * SUMS + own {
             *scratch = Zeroed::new((GROUP + 2) * SUMS + own);
         }
-        // SAFETY: the caller's; the scratch has room for the sums and tiles of a group.
+        // SAFETY: upheld by the caller; the scratch has room for the sums and tiles of a group.
         unsafe {
             let tiles_at = scratch.as_ptr().add((GROUP + 2) * SUMS);
             let tiles = Tiles::configure(&config_last);
@@ -127,7 +127,7 @@ unsafe fn cell<const A: usize, const W: usize, const N: usize>(place: &Place<'_>
     let (acts, blocks) = (p.acts, p.w.blocks());
     let row_bytes = const { A * 64 };
     let chunk = const { NEAR / (A * 64 * MOST) };
-    // SAFETY: the caller's: shapes fit, rows are prepared, `out` has room.
+    // SAFETY: the caller guarantees shapes fit, rows are prepared, `out` has room.
     unsafe {
         std::slice::from_raw_parts_mut(place.sums, place.panels.next_multiple_of(2) * SUMS).fill(0);
         for from in (0..blocks).step_by(chunk) {
@@ -174,7 +174,7 @@ struct Pair {
 /// time: long sums of small values lose less precision in chunks.
 #[target_feature(enable = "avx512f")]
 unsafe fn run<const A: usize, const W: usize, const N: usize>(p: &Pair) {
-    // SAFETY: the caller's: tiles are configured for the rows, and everything has the sizes that the pair says.
+    // SAFETY: the caller guarantees tiles are configured for the rows, and everything has the sizes that the pair says.
     unsafe {
         zero!("0");
         zero!("2");

@@ -18,7 +18,7 @@ const UPPER: i32 = 0xffff_0000_u32 as i32;
 pub(super) unsafe fn to_bytes<const KIND: u8>(codes: *const u8, to: *mut u8) {
     let bias = _mm512_set1_epi8(const { layout(KIND) }.bias as i8);
     for j in 0..8 {
-        // SAFETY: the caller's: a block's codes, 512 aligned bytes at `to`.
+        // SAFETY: the caller guarantees a block's codes, 512 aligned bytes at `to`.
         unsafe { _mm512_store_si512(to.add(64 * j).cast(), _mm512_sub_epi8(biased::<KIND>(codes, j), bias)) }
     }
 }
@@ -38,7 +38,7 @@ pub(super) const fn parts_of(kind: u8) -> usize {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn to_bf16<const KIND: u8, const PARTS: usize, const SCALED: bool>(block: Place, to: *mut u8) {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a block of that kind, `PARTS` aligned tiles at `to`.
+    // SAFETY: the caller guarantees a block of that kind, `PARTS` aligned tiles at `to`.
     unsafe {
         for g in 0..4 {
             let sub = g / 2 * (layout.subs / 2);
@@ -88,7 +88,7 @@ struct Words([u16; 32]);
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn put<const PARTS: usize>(mut even: __m512, mut odd: __m512, to: *mut u8) {
     const ODD: __mmask32 = 0xaaaa_aaaa;
-    // SAFETY: the caller's: a row of each of the tiles.
+    // SAFETY: the caller guarantees a row of each of the tiles.
     unsafe {
         if PARTS == 1 {
             let both = _mm512_cvtne2ps_pbh(odd, even);

@@ -46,7 +46,7 @@ const INT8_ROWS: usize = 16;
 
 /// Prepares a row of activations for tiles: bf16 parts and bytes.
 unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    // SAFETY: the caller's; the CPU has AVX-512.
+    // SAFETY: upheld by the caller; the CPU has AVX-512.
     unsafe { avx512::small::prepare_as::<false, true>(x, acts, row) }
 }
 
@@ -59,7 +59,7 @@ unsafe fn prepare_decoding(x: *const f32, acts: ActsPtr, row: usize) {
 /// Multiplies decode rows. For few rows AVX-512 is faster than tiles, except for bf16 weights, which are stored as
 /// tiles; int8 results have the same bits in either.
 unsafe fn matmul_decoding(p: &Product<'_>) {
-    // SAFETY: the caller's; the table is only for CPUs with tiles.
+    // SAFETY: upheld by the caller; the table is only for CPUs with tiles.
     unsafe {
         if p.acts.mode.int8_with(p.w.kind()) || p.w.kind() == Kind::BF16 {
             matmul(p);
@@ -70,7 +70,7 @@ unsafe fn matmul_decoding(p: &Product<'_>) {
 }
 
 unsafe fn matmul(p: &Product<'_>) {
-    // SAFETY: the caller's; the table is only for CPUs with tiles.
+    // SAFETY: upheld by the caller; the table is only for CPUs with tiles.
     unsafe {
         let int8 = p.acts.mode.int8_with(p.w.kind());
         match p.acts.mode {

@@ -64,7 +64,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8, const BYTES: bool>(p
         if scratch.len() < ALL_SUMS + RING + EXPANDED {
             *scratch = Zeroed::new(ALL_SUMS + RING + EXPANDED);
         }
-        // SAFETY: the caller's; the scratch has room for the sums and the blocks of a group.
+        // SAFETY: upheld by the caller; the scratch has room for the sums and the blocks of a group.
         unsafe {
             let tiles = scratch.as_ptr().add(ALL_SUMS + RING);
             for first in p.rows.clone().step_by(ROWS) {
@@ -103,7 +103,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8, const BYTES: bool>(p
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 unsafe fn expand<const KIND: u8, const BYTES: bool>(block: Place, to: *mut u8) {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a block of that kind, `block_bytes` aligned bytes at `to`.
+    // SAFETY: the caller guarantees a block of that kind, `block_bytes` aligned bytes at `to`.
     unsafe {
         if BYTES {
             to_bytes::<KIND>(block.codes, to);
@@ -138,7 +138,7 @@ impl Group<'_> {
     unsafe fn multiply<const LIKE: u8, const BYTES: bool>(&self, blocks: Range<usize>) {
         let near = const { NEAR / (TALL * row_bytes(BYTES)) };
         let block = const { block_bytes(LIKE, BYTES) };
-        // SAFETY: the caller's: shapes fit, rows are prepared.
+        // SAFETY: the caller guarantees shapes fit, rows are prepared.
         unsafe {
             let tiles = Tiles::configure(&config::<LIKE, BYTES>(self.rows.len().min(TALL)));
             for (i, row) in self.rows.clone().step_by(TALL).enumerate() {
@@ -175,7 +175,7 @@ impl Group<'_> {
         for (t, row) in self.rows.clone().enumerate() {
             for (i, panel) in self.panels.clone().enumerate() {
                 let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
-                // SAFETY: the caller's: `out` has room.
+                // SAFETY: the caller guarantees `out` has room.
                 unsafe {
                     let from = ((t / TALL * self.panels.len() + i) * TALL + t % TALL) * PANEL;
                     let mut sums = _mm512_load_ps(self.sums.add(from));
@@ -220,7 +220,7 @@ impl Piece<'_> {
         // Bytes from block to block, of weights and of rows.
         let (block, next) = (const { block_bytes(LIKE, BYTES) }, acts.rows * row_bytes(BYTES));
         let row_stride = const { row_bytes(BYTES) };
-        // SAFETY: the caller's: the panel's tiles and the rows are there; shares are clamped to those of the piece.
+        // SAFETY: the caller guarantees the panel's tiles and the rows; shares are clamped to the piece's.
         unsafe {
             let rows: *const u8 = if BYTES { acts.q.cast() } else { acts.parts.cast() };
             let rows = rows.add(start * row_bytes(BYTES));
@@ -317,7 +317,7 @@ impl Piece<'_> {
     ) {
         let layout = const { layout(LIKE) };
         let acts = &self.p.acts;
-        // SAFETY: the caller's: a block's scales, a tile's sums, and the rows' numbers for that block.
+        // SAFETY: the caller guarantees a block's scales, a tile's sums, and the rows' elements for that block.
         unsafe {
             let d = _mm512_load_ps(scales.add(sub * PANEL));
             let dx = acts.d.wrapping_add(b * acts.rows + self.row);

@@ -31,7 +31,7 @@ pub(crate) fn missing() -> Option<&'static str> {
     if !is_present() {
         return Some("amx-tile with amx-int8 and amx-bf16");
     }
-    (!*PERMITTED.get_or_init(request_permission)).then_some("leave of the system to use amx tiles")
+    (!*PERMITTED.get_or_init(request_permission)).then_some("permission of the system to use amx tiles")
 }
 
 /// Returns true if the CPU has tiles with byte and bf16 products.
@@ -51,7 +51,7 @@ fn request_permission() -> bool {
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const TILE_DATA: i64 = 18;
     let answer: i64;
-    // SAFETY: the call takes two integers and changes nothing but this process's leave; the system overwrites rcx and r11.
+    // SAFETY: the call takes two integers and changes only this process's permission; the system overwrites rcx, r11.
     unsafe {
         asm!("syscall", inlateout("rax") ARCH_PRCTL => answer, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -103,7 +103,7 @@ impl Tiles {
     /// `missing()` is `None`, and the thread has no other `Tiles`.
     pub(super) unsafe fn configure(config: &Config) -> Self {
         let tiles = Self(());
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { tiles.reconfigure(config) };
         tiles
     }
@@ -113,14 +113,14 @@ impl Tiles {
     /// # Safety
     /// The shapes are valid.
     pub(super) unsafe fn reconfigure(&self, config: &Config) {
-        // SAFETY: the thread may use tiles, and the configuration is one.
+        // SAFETY: the thread may use tiles, and the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) }
     }
 }
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: they were taken, so the instruction is there.
+        // SAFETY: tiles were configured, so the instruction exists.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }

@@ -21,7 +21,7 @@ type Stored = [[__m256i; 2]; 2];
 pub(super) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> [__m256i; 2] {
     let layout = const { layout(KIND) };
     let [low, high] = layout.bits;
-    // SAFETY: the caller's: a block's codes.
+    // SAFETY: the caller guarantees a block's codes.
     unsafe {
         if low == 8 {
             let top = _mm256_set1_epi8(-128);
@@ -47,7 +47,7 @@ pub(super) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> [__m2
 unsafe fn plane(at: *const u8, bits: usize, j: usize) -> [__m256i; 2] {
     let by = _mm_cvtsi32_si128((bits * (j / bits)) as i32);
     let mask = _mm256_set1_epi8((1 << bits) - 1);
-    // SAFETY: the caller's: a whole plane.
+    // SAFETY: the caller guarantees a whole plane.
     let v = unsafe { vectors(at.add(64 * (j % bits))) };
     both!(v, |v| _mm256_and_si256(_mm256_srl_epi16(v, by), mask))
 }
@@ -58,7 +58,7 @@ unsafe fn plane(at: *const u8, bits: usize, j: usize) -> [__m256i; 2] {
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn group<const KIND: u8, const SIGNED: bool>(block: Place, g: usize) -> Stored {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a whole block, 4 groups.
+    // SAFETY: the caller guarantees a whole block, 4 groups.
     unsafe {
         if layout.subs == 0 {
             return [[_mm256_setzero_si256(); 2]; 2];
@@ -91,7 +91,7 @@ pub(super) unsafe fn weights<const KIND: u8, const T: usize, const SIGNED: bool>
 ) -> Pair {
     let layout = const { layout(KIND) };
     let numbers = block.codes;
-    // SAFETY: the caller's: a whole block.
+    // SAFETY: the caller guarantees a whole block.
     unsafe {
         match KIND {
             F16 => halves(numbers.add(256 * g + 32 * T)),
@@ -212,7 +212,7 @@ pub(super) use steps;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         if p.rows.len() > FEW {
             return many::matmul::<KIND, LIKE>(p);
@@ -240,7 +240,7 @@ unsafe fn few<const KIND: u8, const R: usize, const B: usize, const SIGNED: bool
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [zero(); R];
     let mut b = 0;
-    // SAFETY: the caller's: every block of the panel and of the rows is there.
+    // SAFETY: the caller guarantees every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
             few_blocks::<KIND, R, B, SIGNED>(p, weights, b, row, &mut acc);
@@ -268,7 +268,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNE
 ) {
     let layout = const { layout(KIND) };
     let shares = layout.subs.max(1);
-    // SAFETY: the caller's: `B` blocks of weights and activations.
+    // SAFETY: the caller guarantees `B` blocks of weights and activations.
     unsafe {
         let mut blocks = [Place::of::<KIND>(panel, b); B];
         for i in 1..B {

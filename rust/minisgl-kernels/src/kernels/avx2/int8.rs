@@ -23,7 +23,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const VNNI: bool>(p: &Product<'_>) {
             for tile in 0..tiles {
                 let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
                 let row = first + from;
-                // SAFETY: the caller's.
+                // SAFETY: upheld by the caller.
                 unsafe {
                     match to - from {
                         1 => run::<KIND, VNNI, 1>(p, panel, row, tile == 0),
@@ -49,7 +49,7 @@ unsafe fn run<const KIND: u8, const VNNI: bool, const R: usize>(
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [zero(); R];
     for b in 0..p.acts.blocks() {
-        // SAFETY: the caller's: every block of the panel and of the rows is there.
+        // SAFETY: the caller guarantees every block of the panel and of the rows is there.
         unsafe {
             let block = Place::of::<KIND>(weights, b);
             let cell = cell(&p.acts, b, row);
@@ -91,7 +91,7 @@ unsafe fn run<const KIND: u8, const VNNI: bool, const R: usize>(
         }
     }
     for (r, acc) in acc.into_iter().enumerate() {
-        // SAFETY: the caller's: `out` has room.
+        // SAFETY: the caller guarantees `out` has room.
         unsafe { put(p, panel, row + r, acc) };
     }
 }
@@ -110,7 +110,7 @@ unsafe fn sums_of_four<const KIND: u8, const R: usize>(
 ) -> Sums<R> {
     let layout = const { layout(KIND) };
     let vectors = 8 / layout.subs;
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         let mut s = start::<R>(offset, layout.bias);
         for j in sub * vectors..(sub + 1) * vectors {
@@ -129,7 +129,7 @@ unsafe fn sums_of_four<const KIND: u8, const R: usize>(
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_products(mut s: __m256i, w: __m256i, x: __m256i) -> __m256i {
-    // SAFETY: the caller's: the CPU has AVX-VNNI.
+    // SAFETY: the caller guarantees the CPU has AVX-VNNI.
     unsafe {
         std::arch::asm!("{{vex}} vpdpbusd {s}, {w}, {x}", s = inout(ymm_reg) s, w = in(ymm_reg) w, x = in(ymm_reg) x,
             options(pure, nomem, nostack, preserves_flags));
@@ -142,7 +142,7 @@ unsafe fn add_products(mut s: __m256i, w: __m256i, x: __m256i) -> __m256i {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply<const R: usize>(s: &mut Sums<R>, w: [__m256i; 2], q: *const i8) {
     for r in 0..R {
-        // SAFETY: the caller's: `R` cells.
+        // SAFETY: the caller guarantees `R` cells.
         let x = unsafe { _mm256_set1_epi32(q.add(r * BLOCK).cast::<i32>().read_unaligned()) };
         s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(w[0], x));
         s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(w[1], x));
@@ -197,7 +197,7 @@ unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> Sums
     let mut s = [[_mm256_setzero_si256(); 2]; R];
     // What the compiler knows to be 4 it unrolls until registers run out.
     for j in 0..if R == 1 { 4 } else { std::hint::black_box(4) } {
-        // SAFETY: the caller's: a block of weights and `R` cells.
+        // SAFETY: the caller guarantees a block of weights and `R` cells.
         unsafe {
             let v = vectors(codes.add(64 * j));
             multiply(&mut s, low(v), q.add(4 * j));
@@ -224,7 +224,7 @@ unsafe fn sums_of_values<const KIND: u8, const R: usize>(
     let fit = const { 128 >> if bits(KIND) < 4 { 4 } else { bits(KIND) } };
     let vectors = 8 / layout.subs;
     let chunk = if fit < vectors { fit } else { vectors };
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         let mut all = start::<R>(offset, layout.bias);
         for from in (sub * vectors..(sub + 1) * vectors).step_by(chunk) {
@@ -244,7 +244,7 @@ unsafe fn sums_of_values<const KIND: u8, const R: usize>(
 unsafe fn start<const R: usize>(offset: *const i32, bias: u8) -> Sums<R> {
     let mut s = [[_mm256_setzero_si256(); 2]; R];
     for r in 0..R {
-        // SAFETY: the caller's: `R` cells.
+        // SAFETY: the caller guarantees `R` cells.
         s[r] = [_mm256_set1_epi32(unsafe { *offset.add(r) } / 128 * i32::from(bias)); 2];
     }
     s
@@ -269,7 +269,7 @@ unsafe fn sums_of_bytes<const KIND: u8, const R: usize>(codes: *const u8, q: *co
     let zero = [[_mm256_setzero_si256(); 2]; R];
     let (mut lows, mut highs) = (zero, zero);
     let eight = || if R == 1 { 8 } else { std::hint::black_box(8) };
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         for j in 0..eight() {
             multiply(&mut lows, low(biased::<KIND>(codes, j)), q.add(4 * j));

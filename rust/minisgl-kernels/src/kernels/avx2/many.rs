@@ -29,7 +29,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     for first in p.rows.clone().step_by(ROWS) {
         let rows = first..(first + ROWS).min(p.rows.end);
         for panel in p.panels.clone() {
-            // SAFETY: the caller's; `room` is written before it is read.
+            // SAFETY: upheld by the caller; `room` is written before it is read.
             unsafe { panel_by_rows::<KIND, LIKE>(p, panel, rows.clone(), room) };
         }
     }
@@ -44,7 +44,7 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
     room: *mut Unpacked,
 ) {
     let blocks = p.acts.blocks();
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let acc: *mut f32 = (&raw mut (*room).acc).cast();
         for r in 0..rows.len() {
@@ -98,7 +98,7 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
 unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, room: *mut Unpacked) {
     let layout = const { layout(KIND) };
     for b in 0..chunk {
-        // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
+        // SAFETY: the caller guarantees `chunk` blocks to read, for which `room` has space.
         unsafe {
             let block = Place::of::<KIND>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b]).cast();
@@ -135,7 +135,7 @@ impl Tile<'_> {
     unsafe fn run<const KIND: u8, const R: usize>(&self) {
         let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
         for b in 0..self.chunk {
-            // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
+            // SAFETY: the caller guarantees unpacked blocks, prepared rows, room for their sums.
             unsafe {
                 let cell = cell(self.acts, self.b + b, self.row);
                 let x = self.acts.x.add(cell * BLOCK).cast_const();
@@ -175,7 +175,7 @@ unsafe fn total<const KIND: u8>(acc: Pair, s: Pair, scales: *const f32, total: *
     if layout.subs == 0 {
         return sum(acc, s);
     }
-    // SAFETY: the caller's: scales and sum are there if the kind has them.
+    // SAFETY: the caller guarantees scales and sum are there if the kind has them.
     unsafe {
         let acc = fma2(s, load(scales), acc);
         if layout.min {

@@ -58,7 +58,7 @@ type Pair = [__m256; 2];
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn matmul<const VNNI: bool>(p: &Product<'_>) {
-    // SAFETY: the caller's: activations are prepared in the mode that the kind needs, `out` has room.
+    // SAFETY: the caller guarantees activations are prepared in the mode that the kind needs, `out` has room.
     unsafe {
         by_kind!(
             p.w.kind(),
@@ -82,7 +82,7 @@ fn zero() -> Pair {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn halves(at: *const u8) -> Pair {
-    // SAFETY: the caller's: 32 bytes.
+    // SAFETY: the caller guarantees 32 bytes.
     unsafe {
         [
             _mm256_cvtph_ps(_mm_loadu_si128(at.cast())),
@@ -98,7 +98,7 @@ type Whole = [__m256i; 2];
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> Whole {
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     both!([0, 8], |i| unsafe {
         let v = _mm_loadl_epi64(at.add(i).cast());
         if SIGNED {
@@ -114,7 +114,7 @@ unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> Whole {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn fields(at: *const u8, from: usize, bits: u32) -> Whole {
     let (by, mask) = (_mm_cvtsi32_si128(from as i32), _mm256_set1_epi32((1 << bits) - 1));
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     both!(unsafe { bytes::<false>(at) }, |v| _mm256_and_si256(
         _mm256_srl_epi32(v, by),
         mask
@@ -125,7 +125,7 @@ unsafe fn fields(at: *const u8, from: usize, bits: u32) -> Whole {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> Pair {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -179,7 +179,7 @@ fn half_of_e4m3(bits: __m256i) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> Pair {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -209,7 +209,7 @@ fn product(a: Pair, b: Pair) -> Pair {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn vectors(at: *const u8) -> [__m256i; 2] {
-    // SAFETY: the caller's: 64 bytes.
+    // SAFETY: the caller guarantees 64 bytes.
     unsafe { [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())] }
 }
 
@@ -217,14 +217,14 @@ unsafe fn vectors(at: *const u8) -> [__m256i; 2] {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load(at: *const f32) -> Pair {
-    // SAFETY: the caller's: 16 numbers.
+    // SAFETY: the caller guarantees 16 elements.
     unsafe { [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))] }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn store(at: *mut f32, v: Pair) {
-    // SAFETY: the caller's: room for 16 numbers.
+    // SAFETY: the caller guarantees room for 16 elements.
     unsafe {
         _mm256_storeu_ps(at, v[0]);
         _mm256_storeu_ps(at.add(8), v[1]);
@@ -249,7 +249,7 @@ fn fma2(a: Pair, b: Pair, s: Pair) -> Pair {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn put(p: &Product<'_>, panel: usize, row: usize, mut sums: Pair) {
-    // SAFETY: the caller's: `out` has room for every row and panel of the product.
+    // SAFETY: the caller guarantees `out` has room for every row and panel of the product.
     unsafe {
         let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
         let out = p.out.add(at);

@@ -20,7 +20,7 @@ fn lanes(left: usize) -> __m256i {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn read(x: *const f32, left: usize) -> __m256 {
-    // SAFETY: the caller's: `left` numbers, or 8.
+    // SAFETY: the caller guarantees `left` elements, or 8.
     unsafe {
         if left >= 8 {
             _mm256_loadu_ps(x)
@@ -33,7 +33,7 @@ unsafe fn read(x: *const f32, left: usize) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn write(x: *mut f32, left: usize, v: __m256) {
-    // SAFETY: the caller's: room for `left` numbers, or 8.
+    // SAFETY: the caller guarantees room for `left` elements, or 8.
     unsafe {
         if left >= 8 {
             _mm256_storeu_ps(x, v);
@@ -57,7 +57,7 @@ fn tree(low: __m256, high: __m256) -> f32 {
 pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
         let (left, cell) = (acts.k - b * BLOCK, cell(&acts, b, row));
-        // SAFETY: the caller's: `k` numbers and the row's cells.
+        // SAFETY: the caller guarantees `k` elements and the row's cells.
         unsafe {
             let mut v = [_mm256_setzero_ps(); 4];
             for i in 0..4 {
@@ -134,7 +134,7 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
     let sum = sum16[0] + sum16[1];
     let q = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     let q = _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    // SAFETY: the caller's cell.
+    // SAFETY: the caller guarantees the cell.
     unsafe {
         _mm256_storeu_si256(acts.q.add(cell * BLOCK).cast(), q);
         *acts.d.add(cell) = d;
@@ -150,7 +150,7 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
 pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut s = [_mm256_setzero_ps(); 4];
     for (at, i) in (0..n).step_by(8).zip([0, 1, 2, 3].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { read(x.add(at), n - at) };
         s[i] = _mm256_fmadd_ps(x, x, s[i]);
     }
@@ -189,13 +189,13 @@ fn exp(x: __m256) -> __m256 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<false>(gate, up, n, out) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<true>(gate, up, n, out) }
 }
 
@@ -205,7 +205,7 @@ pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *
 unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     let (one, sign) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
     for at in (0..n).step_by(8) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = read(gate.add(at), n - at);
             let t = if IS_GELU {
@@ -224,7 +224,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
     for at in (0..n).step_by(8) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let sum = _mm256_add_ps(read(x.add(at), n - at), read(y.add(at), n - at));
             write(x.add(at), n - at, sum);
@@ -236,7 +236,7 @@ pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
 pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     for at in (0..half).step_by(8) {
         let left = half - at;
-        // SAFETY: the caller's: `2 half` and `half` numbers.
+        // SAFETY: the caller guarantees `2 half` and `half` elements.
         unsafe {
             let (low, high) = (x.add(at), x.add(half + at));
             let (a, b) = (read(low, left), read(high, left));
@@ -254,15 +254,15 @@ pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let mut best = [least; 4];
     let whole = n / 8 * 8;
     for (at, i) in (0..whole).step_by(8).zip([0, 1, 2, 3].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm256_loadu_ps(x.add(at)) };
         best[i] = _mm256_max_ps(x, best[i]); // of NaN and a number: the second
     }
     let best = _mm256_max_ps(_mm256_max_ps(best[0], best[1]), _mm256_max_ps(best[2], best[3]));
     let mut lanes = [0.0f32; 8];
-    // SAFETY: room for 8 numbers.
+    // SAFETY: room for 8 elements.
     unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), best) };
-    // SAFETY: the caller's: `n` numbers.
+    // SAFETY: the caller guarantees `n` elements.
     let end = (whole..n).map(|i| unsafe { *x.add(i) });
     let best = lanes
         .into_iter()
@@ -286,7 +286,7 @@ pub(super) unsafe fn finite(x: *const f32, n: usize) -> bool {
     let (infinite, sign) = (_mm256_set1_ps(f32::INFINITY), _mm256_set1_ps(-0.0));
     let mut bad = _mm256_setzero_ps();
     for at in (0..n).step_by(8) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { read(x.add(at), n - at) };
         bad = _mm256_or_ps(bad, _mm256_cmp_ps::<_CMP_NLT_UQ>(_mm256_andnot_ps(sign, x), infinite));
     }

@@ -22,7 +22,7 @@ pub(crate) fn is_here() -> bool {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(crate) unsafe fn matmul(p: &Product<'_>) {
     for panel in p.panels.clone().step_by(WIDE) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             match p.panels.end - panel {
                 1 => rows::<1>(p, panel),
@@ -41,7 +41,7 @@ unsafe fn rows<const P: usize>(p: &Product<'_>, panel: usize) {
     for tile in 0..tiles {
         let (from, to) = (tile * count / tiles, (tile + 1) * count / tiles);
         let row = p.rows.start + from;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             match to - from {
                 1 => run::<1, P>(p, panel, row),
@@ -60,7 +60,7 @@ unsafe fn rows<const P: usize>(p: &Product<'_>, panel: usize) {
 unsafe fn run<const R: usize, const P: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let mut sums = [[_mm512_setzero_ps(); P]; R];
     let weights: [*const u8; P] = std::array::from_fn(|i| p.w.panel(panel + i).as_ptr());
-    // SAFETY: the caller's: every block of the panels and of the rows is there.
+    // SAFETY: the caller guarantees every block of the panels and of the rows is there.
     unsafe {
         for b in 0..p.acts.blocks() {
             let x: *const i32 = p.acts.parts.add(cell(&p.acts, b, row) * BLOCK).cast();

@@ -24,7 +24,7 @@ const ROWS: usize = 128;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let are_numbers = const { layout(KIND).subs == 0 };
         if p.rows.len() > if are_numbers { FEW_OF_NUMBERS } else { FEW } {
@@ -63,7 +63,7 @@ unsafe fn few<const KIND: u8, const R: usize, const B: usize>(p: &Product<'_>, p
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [_mm512_setzero_ps(); R];
     let mut b = 0;
-    // SAFETY: the caller's: every block of the panel and of the rows is there.
+    // SAFETY: the caller guarantees every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
             few_blocks::<KIND, R, B>(p, weights, b, row, &mut acc);
@@ -90,7 +90,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     acc: &mut [__m512; R],
 ) {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: `B` blocks of weights and activations.
+    // SAFETY: the caller guarantees `B` blocks of weights and activations.
     unsafe {
         let mut x = [std::ptr::null::<f32>(); B];
         let mut blocks = [Place::of::<KIND>(panel, b); B];
@@ -163,7 +163,7 @@ unsafe fn many<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     for first in p.rows.clone().step_by(ROWS) {
         let rows = first..(first + ROWS).min(p.rows.end);
         for panel in p.panels.clone().step_by(WIDE) {
-            // SAFETY: the caller's; `room` is written before it is read.
+            // SAFETY: upheld by the caller; `room` is written before it is read.
             unsafe {
                 match p.panels.end - panel {
                     1 => panels_by_rows::<KIND, LIKE, 1>(p, panel, rows.clone(), room),
@@ -183,7 +183,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
     room: *mut Unpacked,
 ) {
     let blocks = p.acts.blocks();
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let acc: *mut f32 = (&raw mut (*room).acc).cast();
         for r in 0..rows.len() {
@@ -251,7 +251,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
 unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at: usize, room: *mut Unpacked) {
     let layout = const { layout(KIND) };
     for b in 0..chunk {
-        // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
+        // SAFETY: the caller guarantees `chunk` blocks to read, for which `room` has space.
         unsafe {
             let block = Place::of::<KIND>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b][at]).cast();
@@ -295,7 +295,7 @@ impl<const P: usize> Tile<'_, P> {
         for from in w {
             for step in 0..GROUP {
                 let from = from.wrapping_add((g * GROUP + step) * PANEL);
-                // SAFETY: an address that is asked for need not be there.
+                // SAFETY: a prefetched address need not be valid.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_byte_add(self.ahead).cast()) };
             }
         }
@@ -305,7 +305,7 @@ impl<const P: usize> Tile<'_, P> {
     unsafe fn run<const KIND: u8, const R: usize>(&self) {
         let has_min = const { layout(KIND).min };
         let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
-        // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
+        // SAFETY: the caller guarantees unpacked blocks, prepared rows, room for their sums.
         unsafe {
             let mut acc = [[_mm512_setzero_ps(); P]; R];
             for r in 0..R {
@@ -370,7 +370,7 @@ unsafe fn total<const KIND: u8>(acc: __m512, s: __m512, scales: *const f32, sum:
     if layout.subs == 0 {
         return _mm512_add_ps(acc, s);
     }
-    // SAFETY: the caller's: scales and sum are there if the kind has them.
+    // SAFETY: the caller guarantees scales and sum are there if the kind has them.
     unsafe {
         let acc = _mm512_fmadd_ps(s, _mm512_load_ps(scales), acc);
         if layout.min {

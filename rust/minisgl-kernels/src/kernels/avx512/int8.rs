@@ -26,7 +26,7 @@ pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
             for tile in 0..tiles {
                 let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
                 let row = first + from;
-                // SAFETY: the caller's.
+                // SAFETY: upheld by the caller.
                 unsafe {
                     match to - from {
                         1 => run::<KIND, 1>(p, panel, row, tile == 0),
@@ -55,7 +55,7 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [_mm512_setzero_ps(); R];
     for b in 0..p.acts.blocks() {
-        // SAFETY: the caller's: every block of the panel and of the rows is there.
+        // SAFETY: the caller guarantees every block of the panel and of the rows is there.
         unsafe {
             let block = Place::of::<KIND>(weights, b);
             let cell = cell(&p.acts, b, row);
@@ -91,7 +91,7 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
         }
     }
     for (r, acc) in acc.into_iter().enumerate() {
-        // SAFETY: the caller's: `out` has room.
+        // SAFETY: the caller guarantees `out` has room.
         unsafe { put(p, panel, row + r, acc) };
     }
 }
@@ -100,7 +100,7 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn four(q: *const i8) -> __m512i {
-    // SAFETY: the caller's: 4 bytes.
+    // SAFETY: the caller guarantees 4 bytes.
     unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
 
@@ -111,7 +111,7 @@ unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> [__m
     let low = _mm512_set1_epi8(15);
     let mut s = [_mm512_setzero_si512(); R];
     for j in 0..4 {
-        // SAFETY: the caller's: a block of weights and `R` cells.
+        // SAFETY: the caller guarantees a block of weights and `R` cells.
         unsafe {
             let v = _mm512_loadu_si512(codes.add(64 * j).cast());
             let (a, b) = (
@@ -139,7 +139,7 @@ unsafe fn sums<const KIND: u8, const R: usize>(
 ) -> [__m512i; R] {
     let layout = const { layout(KIND) };
     let vectors = 8 / layout.subs;
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         let q = acts.q.add(cell(acts, b, row) * BLOCK).cast_const();
         let offset = offsets(acts, layout.subs, b, sub, row);

@@ -46,7 +46,7 @@ const NVFP4: u8 = Kind::NVFP4 as u8;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn matmul(p: &Product<'_>) {
-    // SAFETY: the caller's: activations are prepared in the mode that the kind needs, `out` has room.
+    // SAFETY: the caller guarantees activations are prepared in the mode that the kind needs, `out` has room.
     unsafe {
         by_kind!(
             p.w.kind(),
@@ -64,7 +64,7 @@ unsafe fn matmul(p: &Product<'_>) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn halves(at: *const u8) -> __m512 {
-    // SAFETY: the caller's: 32 bytes.
+    // SAFETY: the caller guarantees 32 bytes.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
@@ -72,7 +72,7 @@ pub(super) unsafe fn halves(at: *const u8) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> __m512i {
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     let v = unsafe { _mm_loadu_si128(at.cast()) };
     if SIGNED {
         _mm512_cvtepi8_epi32(v)
@@ -85,7 +85,7 @@ unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn fields(at: *const u8, from: usize, bits: u32) -> __m512i {
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     let v = unsafe { bytes::<false>(at) };
     let v = _mm512_srl_epi32(v, _mm_cvtsi32_si128(from as i32));
     _mm512_and_si512(v, _mm512_set1_epi32((1 << bits) - 1))
@@ -95,7 +95,7 @@ unsafe fn fields(at: *const u8, from: usize, bits: u32) -> __m512i {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> __m512 {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -145,7 +145,7 @@ fn half_of_e4m3(bits: __m512i) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> __m512 {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -161,7 +161,7 @@ pub(super) unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> __m512 {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: __m512) {
-    // SAFETY: the caller's: `out` has room for every row and panel of the product.
+    // SAFETY: the caller guarantees `out` has room for every row and panel of the product.
     unsafe {
         let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
         let out = p.out.add(at);

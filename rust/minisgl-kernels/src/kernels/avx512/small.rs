@@ -26,7 +26,7 @@ fn tree(v: __m512) -> f32 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { prepare_as::<true, false>(x, acts, row) }
 }
 
@@ -36,7 +36,7 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
     for b in 0..acts.blocks() {
         let left = acts.k - b * BLOCK;
         let cell = cell(&acts, b, row);
-        // SAFETY: the caller's: `k` numbers and the row's cells.
+        // SAFETY: the caller guarantees `k` elements and the row's cells.
         unsafe {
             let mut v = [
                 _mm512_maskz_loadu_ps(lanes(left), x.wrapping_add(b * BLOCK)),
@@ -76,7 +76,7 @@ unsafe fn split(v: [__m512; 2], acts: ActsPtr, cell: usize) {
             let bits = _mm512_and_si512(_mm512_castps_si512(rest), upper);
             rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(bits));
             let words = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
-            // SAFETY: the caller's cell.
+            // SAFETY: the caller guarantees the cell.
             unsafe {
                 let to = acts.parts.add((cell * parts + part) * BLOCK + 16 * half);
                 _mm256_storeu_si256(to.cast(), words);
@@ -122,7 +122,7 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
     ];
     let sum16 = both!(q, |q| _mm512_reduce_add_epi32(q));
     let sum = sum16[0] + sum16[1];
-    // SAFETY: the caller's cell.
+    // SAFETY: the caller guarantees the cell.
     unsafe {
         _mm_storeu_si128(acts.q.add(cell * BLOCK).cast(), _mm512_cvtepi32_epi8(q[0]));
         _mm_storeu_si128(acts.q.add(cell * BLOCK + 16).cast(), _mm512_cvtepi32_epi8(q[1]));
@@ -139,7 +139,7 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
 pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut s = [_mm512_setzero_ps(); 2];
     for (at, i) in (0..n).step_by(16).zip([0, 1].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
         s[i] = _mm512_fmadd_ps(x, x, s[i]);
     }
@@ -181,13 +181,13 @@ fn exp(x: __m512) -> __m512 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<false>(gate, up, n, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<true>(gate, up, n, out) }
 }
 
@@ -198,7 +198,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
     let (one, sign) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = _mm512_maskz_loadu_ps(mask, gate.add(at));
             let t = if IS_GELU {
@@ -219,7 +219,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
 pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let y = _mm512_maskz_loadu_ps(mask, y.add(at));
             let sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x.add(at)), y);
@@ -232,7 +232,7 @@ pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
 pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     for at in (0..half).step_by(16) {
         let mask = lanes(half - at);
-        // SAFETY: the caller's: `2 half` and `half` numbers.
+        // SAFETY: the caller guarantees `2 half` and `half` elements.
         unsafe {
             let (low, high) = (x.add(at), x.add(half + at));
             let (a, b) = (_mm512_maskz_loadu_ps(mask, low), _mm512_maskz_loadu_ps(mask, high));
@@ -252,7 +252,7 @@ pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let least = _mm512_set1_ps(f32::NEG_INFINITY);
     let mut best = [least; 4];
     for (at, i) in (0..n).step_by(16).zip([0, 1, 2, 3].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm512_mask_loadu_ps(least, lanes(n - at), x.add(at)) };
         best[i] = _mm512_max_ps(x, best[i]); // of NaN and a number: the second
     }
@@ -274,7 +274,7 @@ pub(super) unsafe fn finite(x: *const f32, n: usize) -> bool {
     let infinite = _mm512_set1_ps(f32::INFINITY);
     let mut bad = 0;
     for at in (0..n).step_by(16) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
         bad |= _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(_mm512_abs_ps(x), infinite);
     }

@@ -26,7 +26,7 @@ macro_rules! steps {
 pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m512i {
     let layout = const { layout(KIND) };
     let [low, high] = layout.bits;
-    // SAFETY: the caller's: a block's codes.
+    // SAFETY: the caller guarantees a block's codes.
     unsafe {
         if low == 8 {
             let v = _mm512_loadu_si512(codes.add(64 * j).cast());
@@ -53,7 +53,7 @@ pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m51
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn plane(at: *const u8, bits: usize, j: usize) -> __m512i {
-    // SAFETY: the caller's: a whole plane.
+    // SAFETY: the caller guarantees a whole plane.
     let v = unsafe { _mm512_loadu_si512(at.add(64 * (j % bits)).cast()) };
     let v = _mm512_srl_epi16(v, _mm_cvtsi32_si128((bits * (j / bits)) as i32));
     _mm512_and_si512(v, _mm512_set1_epi8((1 << bits) - 1))
@@ -64,7 +64,7 @@ unsafe fn plane(at: *const u8, bits: usize, j: usize) -> __m512i {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> [__m512i; 2] {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a whole block, 4 groups.
+    // SAFETY: the caller guarantees a whole block, 4 groups.
     unsafe {
         if layout.subs == 0 {
             return [_mm512_setzero_si512(); 2];
@@ -84,7 +84,7 @@ pub(crate) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> [__m512i; 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: usize, v: [__m512i; 2]) -> __m512 {
     let numbers = block.codes;
-    // SAFETY: the caller's: a whole block.
+    // SAFETY: the caller guarantees a whole block.
     unsafe {
         match KIND {
             F16 => halves(numbers.add(256 * g + 32 * T)),
@@ -108,7 +108,7 @@ pub(crate) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: us
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn nibble<const KIND: u8, const T: usize>(v: __m512i) -> __m512 {
-    // SAFETY: 16 numbers.
+    // SAFETY: 16 elements.
     let table = unsafe { _mm512_loadu_ps(const { &values(KIND) }.as_ptr()) };
     let index = match T {
         0 => v,
