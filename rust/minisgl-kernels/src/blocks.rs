@@ -35,7 +35,7 @@ macro_rules! kinds {
     };
 }
 
-// ggml's name and number, numbers in a block, bytes of it, how one is decoded
+// ggml's name and id, elements in a block, bytes of a block, decoder
 kinds! {
     F32 0 1 4 |b, y| y[0] = f32::from_le_bytes(*b), "IEEE single precision.";
     F16 1 1 2 |b, y| y[0] = half(b, 0), "IEEE half precision.";
@@ -389,9 +389,9 @@ pub fn f32_to_bf16(value: f32) -> u16 {
 #[inline]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
-    let rest = u32::from(bits & 0x7fff) << 13; // exponent and mantissa where a single has them
+    let rest = u32::from(bits & 0x7fff) << 13; // exponent and mantissa at their place in an f32
     let value = match bits & 0x7c00 {
-        // The smallest are multiples of 2^-24, which a single holds.
+        // Subnormal values are multiples of 2^-24, exact in f32.
         0 => {
             return f32::from_bits(sign | (f32::from(bits & 0x3ff) * f32::from_bits(0x3380_0000)).to_bits());
         }
@@ -415,11 +415,11 @@ pub fn f32_to_f16(value: f32) -> u16 {
         return sign | 0x7c00; // 65536 and more
     }
     if rest < 0x3880_0000 {
-        // Below the smallest normal one. Added to 0.5, whose last bit is 2^-24, it is rounded just there.
+        // Below the smallest normal f16: adding 0.5, whose last bit is 2^-24, rounds at that bit.
         let rounded = f32::from_bits(rest) + 0.5;
         return sign | (rounded.to_bits() - 0.5f32.to_bits()) as u16;
     }
-    let rounded = rest + 0xfff + (rest >> 13 & 1); // may carry into the exponent, up to infinity: as it should
+    let rounded = rest + 0xfff + (rest >> 13 & 1); // may carry into the exponent, up to infinity, correctly
     sign | ((rounded - ((127 - 15) << 23)) >> 13) as u16
 }
 

@@ -167,7 +167,7 @@ impl Layout {
         let shared = shape.latent.is_some();
         let head = numbers.checked_add(scales)?.checked_mul(if shared { 1 } else { 2 })?;
         let hadamard = match shape.dtype {
-            // the largest power of two that divides all
+            // the largest power of two that divides every head size
             KvDtype::Q4 => 1 << (heads.dim | shape.latent.unwrap_or(0)).trailing_zeros(),
             _ => 1,
         };
@@ -378,7 +378,7 @@ fn f16c(x: &[f32], halves: &mut [u16]) {
 /// and `v` have `head_dim` elements, `v` none if there is no V.
 pub(crate) unsafe fn write_token(l: &Layout, to_f16: ToF16, to: *mut u8, at: usize, k: &[f32], v: &[f32]) {
     let dim = l.head_dim;
-    // Number d of the key of token `at` is number `first + d * step`.
+    // Element d of the key of token `at` is at `first + d * step`.
     let (first, step) = (at / l.group * l.group * dim + at % l.group, l.group);
     // SAFETY: every place computed here is inside the head's part of the page, by the layout.
     unsafe {
@@ -432,7 +432,7 @@ unsafe fn quantize_q8(x: &[f32], to: *mut i8, step: usize, scales: *mut u16) {
     for (b, block) in x.chunks(BLOCK).enumerate() {
         let mut max = 0.0f32;
         for &x in block {
-            // What is not a number must stay so: it makes the scale one.
+            // A NaN must stay one: it makes the scale NaN.
             max = if x.abs() > max || x.is_nan() { x.abs() } else { max };
         }
         let scale = f32_to_f16(max / 127.0);

@@ -31,7 +31,7 @@ pub use kernels::scalar::exp;
 pub use kernels::{Acts, ActsPtr, Isa, Kernels, Mode, convolution, delta_rule, mamba, plain, softmax};
 pub use tensor::TensorView;
 
-// By this name `panels/tests/stored.rs` is the same for who includes it.
+// Alias under which `panels/tests/stored.rs` compiles in every crate that includes it.
 #[cfg(test)]
 extern crate self as minisgl_kernels;
 #[cfg(test)]

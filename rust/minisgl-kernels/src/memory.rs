@@ -172,7 +172,7 @@ mod system {
             if at == FAILED {
                 return None;
             }
-            // Without huge pages it is slower, nothing else.
+            // Failure is ignored: memory without huge pages is only slower.
             let _ = madvise(at, len, HUGE_PAGES);
             Some(at.cast())
         }
@@ -195,7 +195,7 @@ mod system {
 
     pub use crate::memory::ALIGN;
 
-    // Without alignment: what is aligned the allocator would fill with zeros, and so touch, itself.
+    // Allocates without alignment: the allocator would zero, and so touch, aligned memory itself.
     fn layout(len: usize) -> Option<Layout> {
         Layout::from_size_align(len, 1).ok()
     }

@@ -85,7 +85,7 @@ pub(super) unsafe fn keys<V: Lanes>(
 #[inline(always)]
 unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, ahead: Option<*const u8>, to: *mut f32) {
     let dim = l.head_dim;
-    // Keys of the group ahead, a line as often as a line of this group is read.
+    // Prefetches one cache line of the next group for each line read of this group.
     let fetch = |vector: usize, size: usize| {
         let byte = vector * LANES * size;
         if let Some(ahead) = ahead

@@ -415,7 +415,7 @@ impl PrefixFinder {
             });
             from = end;
         }
-        // Rows that end here are branches of their own: no page has their key.
+        // Rows that end here become branches of their own: their key is that of no page.
         let key = |row: u32| {
             full(row)
                 .get(common)

@@ -588,7 +588,7 @@ impl Attention {
     unsafe fn write<V: Lanes>(&self, call: &Call<'_>, token: u32, head: usize, mut sums: Softmax, values: *const f32) {
         if let Some(sinks) = call.sinks {
             let above = sinks[head] - sums.most;
-            // so much above all scores, it takes all
+            // a sink this far above all scores takes all of the weight
             sums.sum += exp2_one(if above > 126.0 { 126.0 } else { above });
         }
         // SAFETY: upheld by the caller for the output of each token.

@@ -214,8 +214,8 @@ impl ActsPtr {
             d: take(int8, cells * 4).cast(),
             ds: take(int8, cells * 4).cast(),
             offset: take(int8, cells * 4).cast(),
-            // Tiles may read beyond the last row here, and of the parts, which are the last: nobody touches them where no kernel
-            // wants them.
+            // Tiles may read past the last row of these arrays. The parts come last, so that their memory is never
+            // touched if no kernel uses them.
             offset16: take(int8, 2 * cells * 4 + 64).cast(),
             parts: take(f32s, cells * BLOCK * mode.parts() * 2 + 16 * 3 * 64).cast(),
             mode,

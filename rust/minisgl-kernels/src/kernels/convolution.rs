@@ -81,7 +81,7 @@ struct Pass {
     tail: *mut f32,
     numbers: *mut f32,
     count: usize,
-    taps: (usize, usize), // how many, and from one to the next
+    taps: (usize, usize), // number of taps, and elements from one to the next
 }
 
 impl OnLanes for Pass {
@@ -157,7 +157,7 @@ impl Pass {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::undocumented_unsafe_blocks)] // the tail is a list of its own
+    #![allow(clippy::undocumented_unsafe_blocks)] // the tail is a vector of its own
 
     use super::*;
 

@@ -177,7 +177,7 @@ pub fn decay(rate: f32, step: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::undocumented_unsafe_blocks)] // every pointer is a list's, which is as long as the case says
+    #![allow(clippy::undocumented_unsafe_blocks)] // every pointer is into a vector of the length that the case needs
 
     use super::*;
 
@@ -279,7 +279,7 @@ mod tests {
 
     #[test]
     fn gates_are_as_torch_has_them() {
-        // of torch: exp(-exp(a) * softplus(x)), by a and x
+        // torch's values of exp(-exp(a) * softplus(x)), by a and x
         for (a, x, wanted) in [
             (0.0_f32, 0.0, 0.5),
             (0.0, 1.0, 0.268_941_42),

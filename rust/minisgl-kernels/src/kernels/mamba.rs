@@ -24,7 +24,7 @@ fn silu_each(numbers: &mut [f32]) {
 #[inline]
 pub fn step(dt: f32, (least, most): (f32, f32)) -> f32 {
     let dt = softplus(dt);
-    // comparisons that NaN passes as it is
+    // comparisons that let NaN through
     if dt < least {
         least
     } else if dt > most {

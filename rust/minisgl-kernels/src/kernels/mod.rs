@@ -105,7 +105,7 @@ impl Kernels {
             Isa::Avx512 => &avx512::TABLE,
             #[cfg(any(target_arch = "aarch64", test))]
             Isa::Neon => &neon::TABLE,
-            #[allow(unreachable_patterns)] // where all are built
+            #[allow(unreachable_patterns)] // on targets with every instruction set
             _ => &scalar::TABLE,
         };
         Self { isa, table }
@@ -151,7 +151,7 @@ impl Kernels {
     ///
     /// # Panics
     /// If panels, rows, `k` or mode do not fit.
-    #[allow(clippy::too_many_arguments)] // a matrix product has as many
+    #[allow(clippy::too_many_arguments)] // the parameters of a matmul
     #[inline]
     pub unsafe fn matmul(
         &self,

@@ -92,7 +92,7 @@ const DIVISORS: [f32; 5] = [-8.0, -7.0, -7.5, -8.5, -9.0];
 pub fn quantize_q4(x: &[f32; 32]) -> (u16, [u8; 32]) {
     let mut most = 0.0f32;
     for x in x {
-        // what is not a number must stay so
+        // NaN must stay NaN
         most = if x.abs() > most.abs() || x.is_nan() { *x } else { most };
     }
     let mut best = (0, [0.0; 32], f32::INFINITY);
@@ -124,7 +124,7 @@ pub fn soft_cap(numbers: &mut [f32], cap: f32) {
 /// Returns tanh(x) to about 1e-7; NaN stays NaN.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
-    // beyond it tanh is 1 in f32
+    // beyond this bound tanh is 1 in f32
     let away = if x.abs() > 10.0 { 10.0 } else { x.abs() };
     let e = exp_below(-2.0 * away);
     ((1.0 - e) / (1.0 + e)).copysign(x)
@@ -251,7 +251,7 @@ pub fn gelu_erf(x: f32) -> f32 {
 /// Returns erf(x) to about 2e-7 (Abramowitz and Stegun 7.1.26); NaN stays NaN.
 #[inline(always)]
 fn erf(x: f32) -> f32 {
-    // beyond it erf is 1 in f32
+    // beyond this bound erf is 1 in f32
     let away = if x.abs() > 4.0 { 4.0 } else { x.abs() };
     let t = 1.0 / (1.0 + 0.327_591_1 * away);
     let mut sum = 1.061_405_4;
@@ -308,7 +308,7 @@ mod tests {
 
     #[test]
     fn gelu_by_the_error_function() {
-        // of Python's math.erf
+        // expected values of Python's math.erf
         let wanted = [
             (-5.0, -1.433_260_4e-6),
             (-1.5, -0.100_210_8),

@@ -22,7 +22,7 @@ const NEGLIGIBLE: f32 = -87.0;
 /// Returns e^x in f64 for `x` at most 0, with a relative error of 1e-11.
 #[inline(always)]
 fn exp(x: f32) -> f64 {
-    let x = f64::from(if x > LOWEST { x } else { LOWEST }); // a NaN, too, goes there
+    let x = f64::from(if x > LOWEST { x } else { LOWEST }); // a NaN, too, becomes the bound
     let rounded = x * std::f64::consts::LOG2_E + ROUND;
     let r = x - (rounded - ROUND) * std::f64::consts::LN_2;
     // the Taylor polynomial of degree 9, |r| <= ln 2 / 2, in pairs for a short chain
@@ -93,7 +93,7 @@ fn log_sum_exp_of(logits: &[f32]) -> f32 {
         let found = &mut block[..from.len()];
         for (found, x) in found.iter_mut().zip(from) {
             let x = x - top;
-            *found = exp_below(if x > NEGLIGIBLE { x } else { NEGLIGIBLE }); // a NaN, too, goes there
+            *found = exp_below(if x > NEGLIGIBLE { x } else { NEGLIGIBLE }); // a NaN, too, becomes the bound
         }
         add(&mut sums, found);
     }
@@ -177,7 +177,7 @@ mod tests {
         let exact = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
         let found = log_sum_exp(Isa::Scalar, &logits);
         assert!((f64::from(found) - exact).abs() < 1e-6, "{found} {exact}");
-        // receipts tell them: raise NUMERICS of engine/page_store.py with them
+        // receipts contain these bits: raise NUMERICS of engine/page_store.py when they change
         assert_eq!(found.to_bits(), 0x410c_f091);
     }
 

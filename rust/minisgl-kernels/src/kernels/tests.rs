@@ -1,6 +1,6 @@
 //! Tests of every instruction set on this machine against the scalar definition, bit for bit, and of that against f64.
 
-#![allow(clippy::undocumented_unsafe_blocks)] // every pointer is a list's, which is as long as the call says
+#![allow(clippy::undocumented_unsafe_blocks)] // every pointer is into a vector of the length that the call needs
 
 use proptest::prelude::*;
 
@@ -47,7 +47,7 @@ fn matrix(kind: Kind, n: usize, k: usize, numbers: &mut Numbers, extremes: bool)
             .collect();
         sensible(kind, &mut block);
         if extremes && full.is_multiple_of(2) && kind == Kind::MXFP4 {
-            block[0] &= 3; // the scales of all are the least that there are, two below the normal numbers
+            block[0] &= 3; // the smallest scales, two of them subnormal
         }
         data.extend(block);
     }

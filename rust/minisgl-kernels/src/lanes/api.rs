@@ -115,7 +115,7 @@ pub(crate) fn power_one(shifted: f32) -> f32 {
 #[repr(align(64))]
 #[derive(Debug)]
 struct Line {
-    // Reached through pointers.
+    // Accessed through pointers only.
     _numbers: UnsafeCell<[f32; LANES]>,
 }
 

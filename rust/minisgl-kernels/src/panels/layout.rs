@@ -214,7 +214,7 @@ impl<'a> Block<'a> {
     #[inline]
     fn biased(&self, layout: &Layout, j: usize, byte: usize) -> u8 {
         let plane = |bits: usize, at: usize| -> u8 {
-            // `bits` vectors of the plane hold what eight of bytes would.
+            // `bits` vectors of the plane hold as much as eight vectors of bytes.
             self.codes[at + 64 * (j % bits) + byte] >> (bits * (j / bits)) & ((1u16 << bits) - 1) as u8
         };
         let [low, high] = layout.bits;

@@ -168,7 +168,7 @@ impl Case {
     pub fn run_with(&self, how: How, spoil: impl Fn(usize, usize, &mut [f32], &mut [f32])) -> Vec<f32> {
         let (table, columns, pages) = self.tables();
         let shape = KvShape {
-            // the first with heads of its own
+            // the first layer has heads of its own
             layers: vec![
                 KvHeads {
                     count: 3,
@@ -223,7 +223,7 @@ impl Case {
         };
         let mut plan = attention.plan(&kv, how.threads, &[None, self.window]);
         plan.share(how.sharing);
-        // Twice: a plan forgets the step before.
+        // Built twice: a plan keeps nothing of the previous step.
         plan.build(&rows).unwrap();
         plan.build(&rows).unwrap();
         let mut out = vec![7.0f32; tokens * out_stride];

@@ -133,7 +133,7 @@ unsafe fn cell<const A: usize, const W: usize, const N: usize>(place: &Place<'_>
         for from in (0..blocks).step_by(chunk) {
             let at = from * acts.rows + p.rows.start + place.row;
             for i in (0..place.panels).step_by(2) {
-                // An odd panel is its own neighbour, whose sums nobody reads.
+                // A last odd panel is paired with itself; the second sums are not read.
                 let w = [i, (i + 1).min(place.panels - 1)].map(|i| place.weights.add((i * blocks + from) * W * TILE));
                 run::<A, W, N>(&Pair {
                     w,
@@ -188,7 +188,7 @@ unsafe fn run<const A: usize, const W: usize, const N: usize>(p: &Pair) {
                 let at = (b * W + part) * TILE;
                 load!("6", p.w[0].add(at), 64usize);
                 load!("7", p.w[1].add(at), 64usize);
-                // A part of activations and one of weights count together: 2 is the last place that f32 has.
+                // Products whose part indices add up to more than 2 are below the precision of f32.
                 for other in 0..const { A }.min(3 - part) {
                     let rows = a.add(64 * other);
                     load!("4", rows, const { A * 64 });

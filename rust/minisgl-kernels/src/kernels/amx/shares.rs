@@ -237,8 +237,8 @@ impl Piece<'_> {
                     weights[i] = self.tiles.add(b * block + sub * (tile_bytes(BYTES) / subs));
                     from[i] = rows.add(b * next + sub * (BLOCK / subs * width(BYTES)));
                 }
-                // What was computed in the step before is stored, what was computed before that is scaled: in turns with
-                // products, for a processor sees only so far ahead.
+                // Stores the previous step's results and scales those before them, interleaved with
+                // tile products, because the processor's reordering window is limited.
                 let (now, to) = (g < steps, rings[(g + 1) % 2]);
                 macro_rules! begin {
                     ($i:literal, $sums:literal, $weights:literal) => {
@@ -281,7 +281,7 @@ impl Piece<'_> {
                     add!(2, "2", "3", "7", 0);
                     scale!(2);
                 } else {
-                    // From the smallest part to the largest; three sums in turns, so that none waits for the one before.
+                    // From the smallest part to the largest; three sums alternate to break the dependency chain.
                     begin!(0, "0", "5");
                     add!(0, "0", "3", "5", 2);
                     begin!(1, "1", "6");
@@ -337,7 +337,7 @@ impl Piece<'_> {
                     (false, subs) => input_sums(acts, subs, b, sub, self.row),
                     (true, 1) => acts.ds.add(b * acts.rows + self.row),
                     (true, subs) => {
-                        // As `scaled_sum`, for all rows: what is divided by -128 is a multiple of it.
+                        // `scaled_sum` for all rows: the sums divide by -128 exactly.
                         let offsets = _mm512_loadu_si512(offsets(acts, subs, b, sub, self.row).cast());
                         let sums = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_srai_epi32::<7>(offsets));
                         let totals = _mm512_mul_ps(_mm512_loadu_ps(dx), _mm512_cvtepi32_ps(sums));

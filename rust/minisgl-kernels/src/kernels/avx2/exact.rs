@@ -277,7 +277,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNE
         let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         let mut s = [[[zero(); R]; B]; 2];
         for g in 0..4 {
-            // A few lines at a time: more than the processor can ask for at once would stop the work on what is here.
+            // Prefetches a few lines at a time: more than the processor can track would stall the computation.
             for line in g * lines..(g + 1) * lines {
                 _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
             }

@@ -195,7 +195,7 @@ const fn bits(kind: u8) -> u32 {
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> Sums<R> {
     let mut s = [[_mm256_setzero_si256(); 2]; R];
-    // What the compiler knows to be 4 it unrolls until registers run out.
+    // A constant 4 would be unrolled until registers run out.
     for j in 0..if R == 1 { 4 } else { std::hint::black_box(4) } {
         // SAFETY: the caller guarantees a block of weights and `R` cells.
         unsafe {

@@ -59,7 +59,7 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
                 unpack::<KIND>(from, b, chunk, room);
                 (&raw const (*room).w).cast()
             };
-            // What is unpacked next comes while tiles run: the bytes after these, in this panel or the next.
+            // Prefetches the bytes to unpack next while tiles run, in this panel or the next.
             for line in 0..(CHUNK * block_bytes(KIND)).div_ceil(64) {
                 let next = from.wrapping_add((b + chunk) * block_bytes(KIND) + line * 64);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());

@@ -118,7 +118,7 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
     } else {
         (127.0 / max, max / 127.0)
     };
-    // 0 for what is not finite, as the whole block is then.
+    // 0 for a block with an element that is not finite.
     let keep = _mm256_set1_epi32(if bits >= INFINITE { 0 } else { -1 });
     let by = _mm256_set1_ps(inverse);
     let mut q = [_mm256_setzero_si256(); 4];
@@ -256,7 +256,7 @@ pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     for (at, i) in (0..whole).step_by(8).zip([0, 1, 2, 3].into_iter().cycle()) {
         // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm256_loadu_ps(x.add(at)) };
-        best[i] = _mm256_max_ps(x, best[i]); // of NaN and a number: the second
+        best[i] = _mm256_max_ps(x, best[i]); // returns the second operand if one is NaN
     }
     let best = _mm256_max_ps(_mm256_max_ps(best[0], best[1]), _mm256_max_ps(best[2], best[3]));
     let mut lanes = [0.0f32; 8];

@@ -32,7 +32,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
         }
         let row = p.rows.start;
         for panel in p.panels.clone() {
-            // As many blocks at once as there are registers for their sums, one for each row and share.
+            // As many blocks at once as registers can hold sums: one for each row and sub-block.
             match (p.rows.len(), const { layout(KIND).subs == 2 }) {
                 (0, _) => {}
                 (1, _) => few::<KIND, 1, 4>(p, panel, row),
@@ -101,7 +101,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
         let mut s = [[[_mm512_setzero_ps(); R]; B]; 2];
         let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         for g in 0..4 {
-            // A few lines at a time: more than the processor can ask for at once would stop the work on what is here.
+            // Prefetches a few lines at a time: more than the processor can track would stall the computation.
             for line in g * lines..(g + 1) * lines {
                 _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
             }
@@ -203,7 +203,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                 }
                 unpack::<KIND>(from, b, chunk, i, room);
                 w[i] = (&raw const (*room).w[0][i]).cast();
-                // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
+                // Prefetches the blocks to unpack next while tiles run: the next ones, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
                     for line in 0..block_bytes(KIND).div_ceil(64) {
@@ -221,7 +221,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                     w,
                     next: BLOCK * PANEL * if KIND == F32 { 1 } else { WIDE },
                     scales: (&raw const (*room).scales).cast(),
-                    // The first rows wait for memory: they ask for what comes.
+                    // The first rows wait for memory, so they prefetch.
                     ahead: if KIND == F32 && tile == 0 { AHEAD } else { 0 },
                     b,
                     chunk,

@@ -113,7 +113,7 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
     } else {
         (127.0 / max, max / 127.0)
     };
-    // 0 for what is not finite, as the whole block is then.
+    // 0 for a block with an element that is not finite.
     let keep = if bits >= INFINITE { 0 } else { !0 };
     let by = _mm512_set1_ps(inverse);
     let q = [
@@ -254,7 +254,7 @@ pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     for (at, i) in (0..n).step_by(16).zip([0, 1, 2, 3].into_iter().cycle()) {
         // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm512_mask_loadu_ps(least, lanes(n - at), x.add(at)) };
-        best[i] = _mm512_max_ps(x, best[i]); // of NaN and a number: the second
+        best[i] = _mm512_max_ps(x, best[i]); // returns the second operand if one is NaN
     }
     let best = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
     let best = _mm512_set1_ps(_mm512_reduce_max_ps(best));

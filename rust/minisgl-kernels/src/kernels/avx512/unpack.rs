@@ -34,7 +34,7 @@ pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m51
         }
         let mut code = plane(codes, low, j);
         if high > 0 {
-            // One turn of each lane moves the upper bits within their bytes.
+            // One rotation of each lane moves the upper bits within their bytes.
             let upper = _mm512_loadu_si512(codes.add(64 * low + 64 * (j % high)).cast());
             let turn = (high * (j / high)) as i32 - low as i32;
             let v = _mm512_rorv_epi32(upper, _mm512_set1_epi32(turn));
