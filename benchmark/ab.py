@@ -115,7 +115,7 @@ def _build(tree: Path, target: Path) -> None:
     try:
         _run((*CARGO, "--target-dir", str(target)), tree)
     except FileNotFoundError as error:
-        raise ConfigError("cargo is missing: a revision's extension is built by it") from error
+        raise ConfigError("cargo is not installed; it builds the extension of a revision") from error
     libraries = [target / "release" / name for name in LIBRARIES if (target / "release" / name).exists()]
     if not libraries:
         raise ConfigError(f"{tree.name}: cargo built no extension")
@@ -144,19 +144,19 @@ def make_parser() -> argparse.ArgumentParser:
     for letter in ("a", "b"):
         name = letter.upper()
         group = parser.add_argument_group(f"variant {name}")
-        group.add_argument(f"--{letter}-name", default=name, help=f"its name in tables (default: {name})")
-        group.add_argument(f"--{letter}-flags", default="", metavar="TEXT", help="flags of its server, in one text")
-        group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="its environment")
+        group.add_argument(f"--{letter}-name", default=name, help=f"name in tables (default: {name})")
+        group.add_argument(f"--{letter}-flags", default="", metavar="TEXT", help="flags of the server, in one string")
+        group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable")
         group.add_argument(f"--{letter}-revision", metavar="REV", help="git revision to build and run")
-        group.add_argument(f"--{letter}-load", default="", metavar="TEXT", help="flags after those of --load")
+        group.add_argument(f"--{letter}-load", default="", metavar="TEXT", help="flags added to --load")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each variant (default: 5)")
     parser.add_argument(
         "--load",
         default="",
         metavar="TEXT",
-        help="load and workload flags of `minisgl bench serve`, one point, in one text",
+        help="load and workload flags of `minisgl bench serve` for one point, in one string",
     )
-    parser.add_argument("--confidence", type=float, default=0.95, help="of the intervals (default: 0.95)")
+    parser.add_argument("--confidence", type=float, default=0.95, help="level of the intervals (default: 0.95)")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     parser.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="flags of both servers")

@@ -123,7 +123,7 @@ def variant_of(text: str) -> Variant:
     name, equals, rest = text.partition("=")
     folder, colon, front_end = rest.rpartition(":")
     if not (name and equals and folder and colon) or front_end not in FRONT_ENDS:
-        raise ConfigError(f"{text}: must be NAME=FOLDER:FRONTEND, the last one of {', '.join(FRONT_ENDS)}")
+        raise ConfigError(f"{text}: must be NAME=FOLDER:FRONTEND with FRONTEND one of {', '.join(FRONT_ENDS)}")
     found = Variant(name, Path(folder).expanduser().resolve(), front_end)
     if not (found.folder / EXTENSION).is_file():
         raise ConfigError(f"{text}: the folder has no {EXTENSION}: build it there")
@@ -207,7 +207,7 @@ def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], durati
     if found["failed"]:
         raise ConfigError(f"{cell}: {found['failed']} of {found['requests']} requests failed: {found['failures']}")
     if found["output_tokens"] != found["requests"] * cell.output_len:
-        raise ConfigError(f"{cell}: answers have another length than was asked for: {found['lengths']['output']}")
+        raise ConfigError(f"{cell}: responses do not have the requested length: {found['lengths']['output']}")
     cpu = found["server"]["cpu_us_per_token"]
     known_s = found["server"]["cpu_s"]["all"] + found["client"]["cpu_s"]
     return {
@@ -331,15 +331,15 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    found.add_argument("variants", nargs="+", metavar="NAME=FOLDER:FRONTEND", help="at least two")
-    found.add_argument("--base", metavar="NAME", help="what the others are compared with (default: the first)")
-    found.add_argument("--quick", action="store_true", help="fewer cells, shorter and fewer turns: some minutes")
-    found.add_argument("--output-len", type=int, nargs="+", metavar="N", help="tokens out (default: 128 512)")
-    found.add_argument("--tools", type=int, nargs="+", metavar="N", help="default: 0 2 8; quick: 0 2")
-    found.add_argument("--clients", type=int, nargs="+", metavar="N", help="default: 1 64 256; quick: 256")
-    found.add_argument("--duration", type=float, metavar="S", help="of a turn (default: 6; quick: 4)")
-    found.add_argument("--turns", type=int, metavar="N", help="of each variant in each cell (default: 5; quick: 3)")
-    found.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve, for all")
+    found.add_argument("variants", nargs="+", metavar="NAME=FOLDER:FRONTEND", help="variants to compare, at least two")
+    found.add_argument("--base", metavar="NAME", help="variant with which the others are compared (default: the first)")
+    found.add_argument("--quick", action="store_true", help="fewer cells, fewer and shorter turns: some minutes")
+    found.add_argument("--output-len", type=int, nargs="+", metavar="N", help="tokens out of a chat (default: 128 512)")
+    found.add_argument("--tools", type=int, nargs="+", metavar="N", help="tools of a chat (default: 0 2 8; quick: 0 2)")
+    found.add_argument("--clients", type=int, nargs="+", metavar="N", help="clients (default: 1 64 256; quick: 256)")
+    found.add_argument("--duration", type=float, metavar="S", help="seconds of a turn (default: 6; quick: 4)")
+    found.add_argument("--turns", type=int, metavar="N", help="turns of a variant in a cell (default: 5; quick: 3)")
+    found.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve for all variants")
     found.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     return found
 
@@ -352,7 +352,7 @@ def grid_of(args: argparse.Namespace) -> Grid:
     duration_s = args.duration or (QUICK_DURATION_S if args.quick else DURATION_S)
     num_turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
     if min(*outputs, *clients, num_turns) < 1 or min(numbers) < 0 or not duration_s > 0:
-        raise ConfigError("lengths, clients, turns and the duration must be above 0, and numbers of tools not below")
+        raise ConfigError("lengths, clients, turns and the duration must be above 0, and tools at least 0")
     cells = [Cell(out, number, many) for number in numbers for many in clients for out in outputs]
     return Grid(list(dict.fromkeys(cells)), duration_s, num_turns)
 

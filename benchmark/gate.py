@@ -187,7 +187,7 @@ def _command(gate: Gate) -> Result:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise CouldNotRun("the last line of stdout is no JSON object")
+        raise CouldNotRun("the last line of stdout is not a JSON object")
     return found
 
 
@@ -226,7 +226,7 @@ def _variation(gate: Gate) -> Result:
     for _ in range(gate.repeats):
         value = look_up(_command(gate), gate.field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise CouldNotRun(f"{gate.field} is no number: {value!r}")
+            raise CouldNotRun(f"{gate.field} is {value!r}; it must be a number")
         values.append(float(value))
     return {"cv": coefficient_of_variation(values), "median": statistics.median(values), "values": values}
 
@@ -338,9 +338,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, help="the gates, such as benchmark/gates/release.yaml")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="only gates with this in their name")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and the table (default: nothing)")
+    parser.add_argument("file", type=Path, help="file of gates, such as benchmark/gates/release.yaml")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="run only gates whose name contains TEXT")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and the table there (default: print)")
     return parser
 
 
@@ -356,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace, command: str) -> int:
     gates = [gate for gate in read_gates(args.file) if any(text in gate.name for text in args.only or [""])]
     if not gates:
-        raise ConfigError(f"--only: no gate of {args.file} has this in its name")
+        raise ConfigError(f"--only: no gate of {args.file} has a name that contains this")
     report = None if args.out is None else Report(args.out, "Gates", command=command)
     verdicts = []
     for i, gate in enumerate(gates, 1):

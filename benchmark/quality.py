@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark.quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
-    parser.add_argument("--tokens", type=int, default=2000, help="compared (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens to compare (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS), metavar="NAME",

@@ -62,7 +62,7 @@ def times(name: str, repeats: int) -> list[float]:
     try:
         done = subprocess.run((*CARGO, name, str(repeats)), cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise ConfigError("cargo is missing: it builds what times Rust") from error
+        raise ConfigError("cargo is not installed; it builds the Rust benchmark") from error
     if done.returncode:
         raise ConfigError(f"cargo bench failed: {done.stderr.strip()[-1000:]}")
     return [float(line) for line in done.stdout.split()]
@@ -219,20 +219,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True)
     tree = commands.add_parser("tree", help="single operations of the prefix cache")
     tree.set_defaults(run=run_tree)
-    tree.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
+    tree.add_argument("--gate", action="store_true", help="exit with 1 if an operation exceeds its limit")
     tree.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
-    of_parts = commands.add_parser("parts", help="the building blocks, and steps with each of them in Rust")
+    of_parts = commands.add_parser("parts", help="building blocks, and steps with each of them in Rust")
     of_parts.set_defaults(run=run_parts)
     of_parts.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
-    traces = commands.add_parser("traces", help="both schedulers over whole production traces")
+    traces = commands.add_parser("traces", help="compare both schedulers over whole production traces")
     traces.set_defaults(run=run_traces)
     traces.add_argument("--trace", nargs="+", choices=tuple(NAMES), default=["mooncake-conversation"])
-    traces.add_argument("--requests", type=int, help="the first N (default: all)")
-    traces.add_argument("--backend", default="rust_hotpath", help="what is compared with the reference")
-    traces.add_argument("--step-ms", type=int, default=30, help="of the trace, per step")
-    traces.add_argument("--num-pages", type=int, default=16_384, help="of 16 tokens")
+    traces.add_argument("--requests", type=int, help="number of requests from the start of a trace (default: all)")
+    traces.add_argument("--backend", default="rust_hotpath", help="scheduler to compare with the reference")
+    traces.add_argument("--step-ms", type=int, default=30, help="milliseconds of the trace for each step (default: 30)")
+    traces.add_argument("--num-pages", type=int, default=16_384, help="pages of 16 tokens (default: 16384)")
     traces.add_argument("--max-running-requests", type=int, default=64)
-    traces.add_argument("--out", type=Path, metavar="DIR", help="write JSON")
+    traces.add_argument("--out", type=Path, metavar="DIR", help="write results as JSON into DIR")
     args = parser.parse_args(arguments)
     try:
         return int(args.run(args))

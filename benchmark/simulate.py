@@ -146,7 +146,7 @@ class Simulation:
         if self.engine.engine != "sim":
             raise ConfigError(f"--engine {self.engine.engine}: only the simulated engine runs in virtual time")
         if self.engine.sim_profile == "null":
-            raise ConfigError("--sim-profile null: takes no time: name a profile or a file")
+            raise ConfigError("--sim-profile is null, which takes no time; it must be a profile or a file")
         for flag, values in (
             ("--time-scale", self.time_scales),
             ("--load", self.loads),
@@ -157,7 +157,7 @@ class Simulation:
             if wrong := [value for value in values if not 0 < value < float("inf")]:
                 raise ConfigError(f"{flag} {wrong[0]}: must be above 0")
         if self.loads and (self.concurrency is not None or self.time_scales != (1.0,)):
-            raise ConfigError("--load: gives the rate: not with --time-scale or --concurrency")
+            raise ConfigError("--load sets the rate; it cannot be used with --time-scale or --concurrency")
         if self.lengths is not None and not (self.max_requests and self.concurrency):
             raise ConfigError("--lengths: needs --requests and --concurrency")
         if not 0 <= self.host_s < float("inf"):
@@ -181,7 +181,7 @@ def simulate(settings: Simulation) -> dict[str, Any]:
     capacity = None
     if settings.loads:
         if not trace[-1].arrival_s:
-            raise ConfigError("--load: all requests of the trace come at once: there is no rate to change")
+            raise ConfigError("--load needs a trace with arrival times; in this one all requests come at once")
         at_once = _run(settings, trace, float("inf"), "fcfs")
         capacity = float((~at_once.refused).sum() / at_once.clock.now())
         scales = [load * capacity * trace[-1].arrival_s / len(trace) for load in settings.loads]
@@ -278,16 +278,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     job = parser.add_argument_group("workload")
     job.add_argument("--trace", default="mooncake-conversation", help=f"{', '.join(NAMES)} (MINISGL_DATA), or a file")
-    job.add_argument("--requests", type=int, help="only the first so many (default: all)")
-    job.add_argument("--time-scale", type=float, nargs="+", default=[1.0], help="times as fast; a run each")
-    job.add_argument("--load", type=float, nargs="+", default=[], help="of the capacity instead; a run each")
-    job.add_argument("--concurrency", type=int, help="clients, in place of the trace's times")
-    job.add_argument("--lengths", type=int, nargs=2, metavar=("IN", "OUT"), help="of every request, without a trace")
-    job.add_argument("--workload-seed", type=int, default=0, help="of the prompts' tokens")
-    job.add_argument("--host-us", type=float, default=0.0, help="what the step loop itself takes for a step")
-    job.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="a request is good with a first token by then")
-    job.add_argument("--slo-tpot-ms", type=float, default=50.0, help="and at most this between its tokens")
-    job.add_argument("--compare-policies", action="store_true", help="a run with each --schedule-policy")
+    job.add_argument("--requests", type=int, help="number of requests from the start of the trace (default: all)")
+    job.add_argument("--time-scale", type=float, nargs="+", default=[1.0], help="speed-up of the times; a run for each")
+    job.add_argument("--load", type=float, nargs="+", default=[], help="fraction of the capacity; a run for each")
+    job.add_argument("--concurrency", type=int, help="number of clients in a closed loop, instead of the trace's times")
+    job.add_argument("--lengths", type=int, nargs=2, metavar=("IN", "OUT"), help="tokens in and out, without a trace")
+    job.add_argument("--workload-seed", type=int, default=0, help="seed of the prompts' tokens (default: 0)")
+    job.add_argument("--host-us", type=float, default=0.0, help="time of the step loop per step (default: 0)")
+    job.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="TTFT limit of a good request (default: 1000)")
+    job.add_argument("--slo-tpot-ms", type=float, default=50.0, help="TPOT limit of a good request (default: 50)")
+    job.add_argument("--compare-policies", action="store_true", help="one run with each --schedule-policy")
     job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     add_settings(parser, ENGINE, show=("sim_profile",))
     parser.set_defaults(engine="sim", sim_profile="qwen3-8b-h200", max_running_requests=256, max_prefill_length=8192)

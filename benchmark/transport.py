@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="benchmark.transport", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--out", type=Path, help="folder for raw.json and README.md")
+    parser.add_argument("--out", type=Path, help="write raw.json and README.md into this folder")
     args = parser.parse_args(arguments)
     command = public_command(arguments, "python -m benchmark.transport")
     report = None if args.out is None else Report(args.out, "Typed messages beside dicts and pickle", command=command)

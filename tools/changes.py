@@ -36,7 +36,7 @@ def base_of(root: Path, since: str | None = None) -> str:
         except subprocess.CalledProcessError:
             continue
     if since:
-        raise ValueError(f"{since}: git knows no such revision, or it shares no commit with HEAD: name another one")
+        raise ValueError(f"{since}: no such git revision, or it has no common ancestor with HEAD")
     return "HEAD"
 
 

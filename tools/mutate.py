@@ -176,10 +176,10 @@ class Copy:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Break the package on purpose and see which tests notice.")
-    parser.add_argument("out", type=Path, help="JSON lines, one a mutant; those that are there are not tried again")
-    parser.add_argument("rooms", nargs="*", help="a folder of the package and how many mutants: server=35")
+    parser.add_argument("out", type=Path, help="results, a JSON line for each mutant; those in it are skipped")
+    parser.add_argument("rooms", nargs="*", help="folder of the package and number of mutants, such as server=35")
     parser.add_argument("--seed", type=int, default=52)
-    parser.add_argument("--again", type=Path, help="the records of a run whose mutants are tried again")
+    parser.add_argument("--again", type=Path, help="results of an earlier run whose mutants are tried again")
     args = parser.parse_intermixed_args()
 
     def recorded(path: Path) -> list[Mutant]:

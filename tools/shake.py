@@ -114,7 +114,7 @@ def rust_targets(root: Path, name: str) -> list[Target]:
     build = ["cargo", "test", "--quiet", "--no-run", "--message-format=json", "--lib", "--tests", *flags, "-p", crate]
     built = subprocess.run(build, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode:
-        raise ValueError(f"{name}: its tests could not be built")
+        raise ValueError(f"{name}: the tests cannot be built")
     found = []
     for line in built.stdout.splitlines():
         made = json.loads(line)
@@ -252,13 +252,13 @@ class Shaking:
 
 def parsed(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shake", description="Run tests many times on a busy machine.")
-    parser.add_argument("tests", nargs="*", help="files or ids of pytest, rust:CRATE or rust:CRATE::PART")
+    parser.add_argument("tests", nargs="*", help="pytest files or ids, rust:CRATE or rust:CRATE::PART")
     parser.add_argument("--times", type=int, default=20, help="rounds of each test (default: 20)")
-    parser.add_argument("--since", metavar="REV", help="also what a change since this revision touches")
-    parser.add_argument("--changed", action="store_true", help="also what a change since main touches")
-    parser.add_argument("--seconds", type=float, help="begin no round that would not end within so many seconds")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a round hangs (default: 1800)")
-    parser.add_argument("--seed", type=int, help="of the first round; each round adds 1 (default: another each time)")
+    parser.add_argument("--since", metavar="REV", help="also run the tests that changes since this revision touch")
+    parser.add_argument("--changed", action="store_true", help="also run the tests that changes since main touch")
+    parser.add_argument("--seconds", type=float, help="start no round that would end after so many seconds")
+    parser.add_argument("--limit", type=float, default=1800.0, help="timeout of a round in seconds (default: 1800)")
+    parser.add_argument("--seed", type=int, help="seed of the first round; each round adds 1 (default: random)")
     found = parser.parse_args(args)
     if not (found.tests or found.since or found.changed):
         parser.error("name a test, as in TESTS=tests/test_pages.py, or a revision, as in SINCE=main")

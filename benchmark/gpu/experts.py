@@ -208,14 +208,14 @@ def row(found: dict[str, Any]) -> tuple[float | None, ...]:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write experts.json and experts.md there")
+    parser.add_argument("--out", type=Path, help="write experts.json and experts.md into this folder")
     parser.add_argument("--model", choices=sorted(n for n in SHAPES if "num_experts" in SHAPES[n]))
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=400.0, help="start nothing new after so many")
-    parser.add_argument("--sweep", action="store_true", help="then try other tiles")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny shape and no kernel")
+    parser.add_argument("--seconds", type=float, default=400.0, help="start nothing after so many (default: 400)")
+    parser.add_argument("--sweep", action="store_true", help="also try other tiles")
+    parser.add_argument("--rehearse", action="store_true", help="run on the CPU, with a tiny shape and no kernel")
     return parser
 
 

@@ -45,22 +45,22 @@ GRACE_S = 30.0  # to end after the budget, before the process is killed
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write README.md, raw.json and points.json there")
+    parser.add_argument("--out", type=Path, help="write README.md, raw.json and points.json into this folder")
     parser.add_argument("--models", nargs="+", choices=sorted(SHAPES), default=["qwen3-0.6b", "qwen3-8b"])
     parser.add_argument("--num-sequences", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3, help="turns through the variants of a model")
+    parser.add_argument("--repeats", type=int, default=3, help="turns through the variants of a model (default: 3)")
     parser.add_argument(
         "--variants",
         nargs="+",
         choices=NAMES,
         default=list(NAMES),
-        help="scheduler, and whether steps overlap (default: all four)",
+        help="schedulers, with overlap on or off (default: all four)",
     )
-    parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole benchmark; models share it evenly")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="time limit, shared evenly by the models")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--cuda-graph-max-bs", type=int)
-    parser.add_argument("--trace", action="store_true", help="a Chrome trace of the first model's decode steps")
-    parser.add_argument("--rehearse", action="store_true", help="a tiny shape on the CPU; its figures mean nothing")
+    parser.add_argument("--trace", action="store_true", help="write a Chrome trace of the first model's decode steps")
+    parser.add_argument("--rehearse", action="store_true", help="run a tiny shape on the CPU, for a test")
     return parser
 
 

@@ -64,9 +64,9 @@ REHEARSAL = Size("tiny", (1, 4), 2.0, (8, 16), (4, 8), SMALL, ("--rehearse",))
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="write README.md, raw.json and offline/ there")
-    parser.add_argument("--seconds", type=float, default=480.0, help="of the whole benchmark")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU; its figures mean nothing")
+    parser.add_argument("--out", type=Path, required=True, help="folder for README.md, raw.json and offline/")
+    parser.add_argument("--seconds", type=float, default=480.0, help="time limit of the benchmark (default: 480)")
+    parser.add_argument("--tiny", action="store_true", help="run a tiny shape on the CPU, for a test")
     return parser
 
 
