@@ -146,7 +146,7 @@ def make_parser() -> argparse.ArgumentParser:
         group = parser.add_argument_group(f"variant {name}")
         group.add_argument(f"--{letter}-name", default=name, help=f"name in tables (default: {name})")
         group.add_argument(f"--{letter}-flags", default="", metavar="TEXT", help="flags of the server, in one string")
-        group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="an environment variable")
+        group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="environment")
         group.add_argument(f"--{letter}-revision", metavar="REV", help="git revision to build and run")
         group.add_argument(f"--{letter}-load", default="", metavar="TEXT", help="flags added to --load")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each variant (default: 5)")

@@ -339,7 +339,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--clients", type=int, nargs="+", metavar="N", help="clients (default: 1 64 256; quick: 256)")
     found.add_argument("--duration", type=float, metavar="S", help="seconds of a turn (default: 6; quick: 4)")
     found.add_argument("--turns", type=int, metavar="N", help="turns of a variant in a cell (default: 5; quick: 3)")
-    found.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve for all variants")
+    found.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve for all")
     found.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     return found
 
