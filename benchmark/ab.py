@@ -1,14 +1,14 @@
-"""Two configurations of the server, measured in pairs: differences with a confidence interval.
+"""Compare two configurations of the server, measured in pairs: differences with a confidence interval.
 
     python -m benchmark.ab --a-revision HEAD~10 --b-revision HEAD -- --engine echo
 
-Two servers may differ in flags, environment or git revision. Flags after -- are those of `minisgl serve` for both.
-Every measurement has a fresh server; the variants alternate, and who goes first alternates too, so that drift of the
-machine hits both. A run with a failed request is no result. Variants whose loads differ (`--b-load`) have the same
-server, and all of their runs share one: short runs, many pairs, and a difference of a percent is seen.
+The configurations may differ in flags, environment or git revision. Flags after -- are those of `minisgl serve` for
+both. Every measurement has a fresh server; the variants alternate, and so does their order within a pair, so that drift
+of the machine affects both. A run with a failed request is discarded. Variants whose loads differ (`--b-load`) use the
+same server for all runs: short runs and many pairs show a difference of a percent.
 
 A revision is a checkout of its own (a git worktree in a temporary folder) with its own extension, built there by cargo;
-both are gone at the end, and this checkout stays as it is.
+both are removed at the end, and this checkout is not changed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ EXTENSION = "_rust.abi3.so"
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """`flags` come after those that both variants share, `load` after those of both loads; `env` is set over the
-    caller's environment."""
+    """Configuration of the server to compare. `flags` and `load` follow the shared ones of both variants; `env` is
+    added to the caller's environment."""
 
     name: str
     flags: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class Variant:
 
 
 def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """From NAME=VALUE texts. Raises `ConfigError`."""
+    """Parse NAME=VALUE texts. Raises `ConfigError` for any other text."""
     found = []
     for text in pairs:
         name, sign, value = text.partition("=")
@@ -81,7 +81,7 @@ def parse_env(pairs: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 @contextlib.contextmanager
 def sources(variants: Sequence[Variant]) -> Iterator[dict[str, Path | None]]:
-    """The `python` folder to run by variant name, None for this checkout. Raises `ConfigError`."""
+    """Yield the `python` folder to run by variant name, `None` for this checkout. Raises `ConfigError`."""
     with tempfile.TemporaryDirectory(prefix="minisgl-revisions-") as folder, contextlib.ExitStack() as stack:
         found: dict[str, Path | None] = {}
         built: dict[str, Path] = {}
@@ -109,13 +109,13 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def _build(tree: Path, target: Path) -> None:
-    """The target folder is shared by the variants: what they have in common is compiled once."""
+    """Build a revision's extension. Variants share the `target` folder, so that common crates are compiled once."""
     if not (tree / "Cargo.toml").exists():
         return  # a revision from before the extension
     try:
         _run((*CARGO, "--target-dir", str(target)), tree)
     except FileNotFoundError as error:
-        raise ConfigError("cargo is missing: a revision's extension is built by it") from error
+        raise ConfigError("cargo is not installed; it builds the extension of a revision") from error
     libraries = [target / "release" / name for name in LIBRARIES if (target / "release" / name).exists()]
     if not libraries:
         raise ConfigError(f"{tree.name}: cargo built no extension")
@@ -123,7 +123,7 @@ def _build(tree: Path, target: Path) -> None:
 
 
 def _git(*args: str) -> str:
-    """In the checkout that this file lies in."""
+    """Run git in the checkout that contains this file; return its output."""
     return _run(("git", *args), Path(__file__).resolve().parent)
 
 
@@ -144,19 +144,19 @@ def make_parser() -> argparse.ArgumentParser:
     for letter in ("a", "b"):
         name = letter.upper()
         group = parser.add_argument_group(f"variant {name}")
-        group.add_argument(f"--{letter}-name", default=name, help=f"its name in tables (default: {name})")
-        group.add_argument(f"--{letter}-flags", default="", metavar="TEXT", help="flags of its server, in one text")
-        group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="its environment")
+        group.add_argument(f"--{letter}-name", default=name, help=f"name in tables (default: {name})")
+        group.add_argument(f"--{letter}-flags", default="", metavar="TEXT", help="flags of the server, in one string")
+        group.add_argument(f"--{letter}-env", action="append", default=[], metavar="NAME=VALUE", help="environment")
         group.add_argument(f"--{letter}-revision", metavar="REV", help="git revision to build and run")
-        group.add_argument(f"--{letter}-load", default="", metavar="TEXT", help="flags after those of --load")
+        group.add_argument(f"--{letter}-load", default="", metavar="TEXT", help="flags added to --load")
     parser.add_argument("--pairs", type=int, default=5, help="measurements of each variant (default: 5)")
     parser.add_argument(
         "--load",
         default="",
         metavar="TEXT",
-        help="load and workload flags of `minisgl bench serve`, one point, in one text",
+        help="load and workload flags of `minisgl bench serve` for one point, in one string",
     )
-    parser.add_argument("--confidence", type=float, default=0.95, help="of the intervals (default: 0.95)")
+    parser.add_argument("--confidence", type=float, default=0.95, help="level of the intervals (default: 0.95)")
     parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     parser.add_argument("server_flags", nargs="*", metavar="-- FLAGS", help="flags of both servers")
@@ -229,7 +229,7 @@ Runs = dict[str, list[Figures]]
 
 
 def _gathered(names: Sequence[str], pairs: int, measure_one: Callable[[str], Figures], runs: Runs) -> None:
-    """Fill `runs`, pair by pair, with a line of progress (a bar on a terminal) for each. Raises `Stopped`."""
+    """Fill `runs`, pair by pair, showing progress by a bar on a terminal or else by lines. Raises `Stopped`."""
     with tqdm(total=len(names) * pairs, desc="ab", unit="run", disable=None) as bar:
         for pair, name in turns(list(names), pairs):
             if bar.disable:
@@ -241,8 +241,8 @@ def _gathered(names: Sequence[str], pairs: int, measure_one: Callable[[str], Fig
 def compare(
     variants: tuple[Variant, ...], shared: Sequence[str], pairs: int, measure_one: Measure
 ) -> tuple[Stopped | None, Runs]:
-    """Return what stopped it (None: nothing), and the figures of each run by variant, pair by pair. Raises
-    `ConfigError`."""
+    """Measure all pairs. Return the reason for an early stop (`None`: none), and the figures of each run by variant,
+    pair by pair. Raises `ConfigError` if a server fails."""
     of_name = {variant.name: variant for variant in variants}
     runs: Runs = {name: [] for name in of_name}
 
@@ -267,7 +267,7 @@ def compare(
 
 
 def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: int) -> tuple[Stopped | None, Runs]:
-    """Do as `compare` does with one server that has each of the loads in turns. Raises `ConfigError`."""
+    """Measure all pairs on one server that gets the loads in turn; return what `compare` does. Raises `ConfigError`."""
     runs: Runs = {name: [] for name in loads}
     try:
         with ServerProcess(Launch(tuple(flags))) as server:
@@ -280,7 +280,7 @@ def compare_loads(loads: Mapping[str, PointLoad], flags: Sequence[str], pairs: i
 
 
 def verdict(name: str, found: PairedDifference) -> str:
-    """What the interval that is shown says; of many figures, one that stands alone may be chance."""
+    """Return the verdict that a figure's interval supports; one difference among many figures may be chance."""
     shown = found.ratio or found.difference
     if not shown.excludes_zero:
         return "no difference seen"
@@ -291,7 +291,7 @@ def verdict(name: str, found: PairedDifference) -> str:
 
 
 def figures_table(variants: tuple[Variant, ...], differences: Mapping[str, PairedDifference]) -> str:
-    """B against A: means, whose quotient (or difference) is the paired one beside them, its interval, what it says."""
+    """Return the table of B against A: means, the paired ratio (or difference) with its interval, and the verdict."""
     rows = [(name, found.mean_a, found.mean_b, str(found), verdict(name, found)) for name, found in differences.items()]
     a, b = (variant.name for variant in variants)
     return table(("figure", a, b, f"{b} against {a}", "verdict"), rows)

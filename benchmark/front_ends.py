@@ -1,21 +1,21 @@
-"""Front ends side by side in one run: what a streamed chat costs with each, over an engine that computes nothing.
+"""Compare front ends in one run: the cost of a streamed chat with each, over an engine that computes nothing.
 
     MINISGL_DATA=... python -m benchmark.front_ends today=.:rust python=.:python new=../other:rust [--quick] [--out DIR]
 
-A variant is NAME=FOLDER:FRONTEND: the code and the extension of a checkout that is built, and `rust` or `python`, as
-in `minisgl serve --frontend`; the first one is what the others are compared with (or --base NAME). Chats have 180 words
-in and exactly as many tokens out as their cell says; cells differ in tokens out, tools (of which none has to be
-called) and clients. The chat template shows tools: that of Qwen3, whose tokenizer MINISGL_DATA has, or one of the
-tests' over the embedded model's tokenizer. The load generator runs on the same cores.
+A variant is NAME=FOLDER:FRONTEND: the code and the extension of a built checkout, and `rust` or `python`, as in
+`minisgl serve --frontend`; the first one is the base of the comparison (or --base NAME). Chats have 180 words in and
+exactly the cell's number of tokens out; cells differ in tokens out, tools (which need not be called) and clients. The
+chat template shows tools: that of Qwen3, whose tokenizer MINISGL_DATA has, or one of the tests' over the embedded
+model's tokenizer. The load generator runs on the same cores.
 
-Each number of tools has servers of its own, one for each variant; they take turns, in alternating order, and all of a
-turn get the same requests, which no other turn gets. Figures are medians over the turns, ratios medians of the turns'
-ratios to the base. CPU is user and system time of the server's HTTP process alone, from the first request to the end of
-the last answer. A pause is the time between two events with text of one stream. "Others' cores" is what neither a
-variant's server nor the load generator used of the machine: where it is not small, only CPU per token says something.
+Each number of tools has servers of its own, one for each variant; they take turns, in alternating order. All variants
+of a turn get the same requests, which no other turn gets. Figures are medians over the turns, ratios medians of the
+turns' ratios to the base. CPU is user and system time of the server's HTTP process alone, from the first request to the
+end of the last response. A pause is the time between two events with text of one stream. "Others' cores" is the CPU use
+of all processes other than the variant's server and the load generator: if it is large, trust only CPU per token.
 
-Invariants: a run with a failed request, or with an answer of another length, is no result; a server that does not run
-its variant's extension is an error; all that is started ends with the program, however that ends.
+Invariants: a run with a failed request, or with a response of another length, is discarded; a server that does not run
+its variant's extension is an error; all processes end with the program, however that ends.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Variant:
         return Launch((*flags, "--frontend", self.front_end), source=self.folder / "python")
 
     def facts(self) -> dict[str, str]:
-        """Its front end, and the commit that its folder is at."""
+        """Return the front end, and the git commit of the folder if there is one."""
         asked = ("git", "-C", str(self.folder), "rev-parse", "--short", "HEAD")
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             done = subprocess.run(asked, capture_output=True, text=True, check=True)
@@ -106,24 +106,24 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """What is measured, for how long, and how often."""
+    """Cells to measure, the seconds of a turn, and the number of turns."""
 
     cells: Sequence[Cell]
     duration_s: float
     num_turns: int
 
     def sets(self) -> list[list[Cell]]:
-        """Cells that share servers."""
+        """Return the cells in groups that share servers (cells with the same number of tools)."""
         numbers = dict.fromkeys(cell.num_tools for cell in self.cells)
         return [[cell for cell in self.cells if cell.num_tools == number] for number in numbers]
 
 
 def variant_of(text: str) -> Variant:
-    """NAME=FOLDER:FRONTEND. Raises `ConfigError`."""
+    """Parse NAME=FOLDER:FRONTEND. Raises `ConfigError` for a wrong form or a folder without a built extension."""
     name, equals, rest = text.partition("=")
     folder, colon, front_end = rest.rpartition(":")
     if not (name and equals and folder and colon) or front_end not in FRONT_ENDS:
-        raise ConfigError(f"{text}: must be NAME=FOLDER:FRONTEND, the last one of {', '.join(FRONT_ENDS)}")
+        raise ConfigError(f"{text}: must be NAME=FOLDER:FRONTEND with FRONTEND one of {', '.join(FRONT_ENDS)}")
     found = Variant(name, Path(folder).expanduser().resolve(), front_end)
     if not (found.folder / EXTENSION).is_file():
         raise ConfigError(f"{text}: the folder has no {EXTENSION}: build it there")
@@ -131,7 +131,7 @@ def variant_of(text: str) -> Variant:
 
 
 def tools(number: int) -> list[dict[str, Any]]:
-    """As agents have them: two arguments each, one of them required."""
+    """Return `number` tools typical of an agent: two arguments each, one of them required."""
     path = {"type": "string", "description": "The path of the file, relative to the root of the project."}
     limit = {"type": "integer", "description": "How many lines to look at, at most."}
     schema = {"type": "object", "properties": {"path": path, "limit": limit}, "required": ["path"]}
@@ -149,7 +149,7 @@ def tools(number: int) -> list[dict[str, Any]]:
 
 
 def bodies(cell: Cell, model: str, turn: int, count: int) -> list[bytes]:
-    """Requests of one turn: equal for all variants, different from those of other turns and cells."""
+    """Return the requests of one turn: equal for all variants, different from those of other turns and cells."""
     fixed: dict[str, Any] = {
         "model": model,
         "stream": True,
@@ -173,7 +173,7 @@ def bodies(cell: Cell, model: str, turn: int, count: int) -> list[bytes]:
 
 @contextlib.contextmanager
 def servers(variants: Sequence[Variant], flags: Sequence[str]) -> Iterator[dict[str, ServerProcess]]:
-    """A server for each variant, by its name. Raises `ConfigError`."""
+    """Start a server for each variant; yields them by name. Raises `ConfigError` if one does not start."""
     with contextlib.ExitStack() as stack:
         found = {}
         for variant in variants:
@@ -189,7 +189,7 @@ def servers(variants: Sequence[Variant], flags: Sequence[str]) -> Iterator[dict[
 
 
 def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], duration_s: float) -> Figures:
-    """One turn of one variant; without a duration, the requests once. Raises `ConfigError` for one that failed."""
+    """Measure a turn of one variant; a duration of 0 sends the requests once. Raises `ConfigError` if any failed."""
     target = Server(server.url, server.model, own=server)
     passed_on = _passed_on(server)
     times = -(-MOST_REQUESTS // len(requests)) if duration_s else 1
@@ -207,7 +207,7 @@ def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], durati
     if found["failed"]:
         raise ConfigError(f"{cell}: {found['failed']} of {found['requests']} requests failed: {found['failures']}")
     if found["output_tokens"] != found["requests"] * cell.output_len:
-        raise ConfigError(f"{cell}: answers have another length than was asked for: {found['lengths']['output']}")
+        raise ConfigError(f"{cell}: responses do not have the requested length: {found['lengths']['output']}")
     cpu = found["server"]["cpu_us_per_token"]
     known_s = found["server"]["cpu_s"]["all"] + found["client"]["cpu_s"]
     return {
@@ -229,13 +229,13 @@ def measure(server: ServerProcess, cell: Cell, requests: Sequence[bytes], durati
 
 
 def _busy_s() -> float:
-    """Seconds that the machine's processors have worked for anybody."""
+    """Return the CPU seconds that the machine has spent on all processes."""
     times = psutil.cpu_times()
     return float(times.user + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
 
 def _passed_on(server: ServerProcess) -> int:
-    """Requests that a gateway left to the Python server so far."""
+    """Return the number of requests that the gateway has forwarded to the Python server so far."""
     http = httpx.get(f"{server.url}/stats", timeout=HTTP_TIMEOUT_S).raise_for_status().json()["http"]
     return int((http.get("gateway") or {}).get("passed_on", 0))
 
@@ -244,7 +244,7 @@ Runs = dict[Cell, dict[str, list[Figures]]]
 
 
 def measure_all(variants: Sequence[Variant], grid: Grid, flags: Sequence[str]) -> Iterator[tuple[Cell, Runs]]:
-    """All runs so far, and the cell that has been measured last."""
+    """Measure cell by cell; yields each measured cell with all runs so far."""
     runs: Runs = {}
     for cells in grid.sets():
         with servers(variants, flags) as running:
@@ -273,7 +273,7 @@ def medians(runs: Sequence[Figures]) -> Figures:
 
 
 def ratios(runs: Sequence[Figures], base: Sequence[Figures]) -> Figures:
-    """The median ratio of each figure to the base's of the same turn, where no base is 0."""
+    """Return the median ratio of each figure to the base's of the same turn; figures whose base has a 0 are omitted."""
     return {
         key: statistics.median(one[key] / other[key] for one, other in zip(runs, base, strict=True))
         for key in COLUMNS.values()
@@ -282,7 +282,7 @@ def ratios(runs: Sequence[Figures], base: Sequence[Figures]) -> Figures:
 
 
 def result_of(runs: Runs, base: str) -> list[dict[str, Any]]:
-    """By cell and variant: medians, ratios to the base, and each turn's figures."""
+    """Return by cell and variant: medians, ratios to the base, and each turn's figures."""
     return [
         {
             **asdict(cell),
@@ -296,7 +296,7 @@ def result_of(runs: Runs, base: str) -> list[dict[str, Any]]:
 
 
 def cell_table(of_cell: Mapping[str, Sequence[Figures]], base: str) -> str:
-    """Medians, with ratios to the base behind those of the others."""
+    """Return the table of a cell: medians, and their ratios to the base in parentheses."""
     rows = []
     for name, found in of_cell.items():
         middle, against = medians(found), ratios(found, of_cell[base])
@@ -313,7 +313,7 @@ def _number(value: float) -> str:
 
 
 def flags_of(extra: Sequence[str]) -> tuple[str, ...]:
-    """Of `minisgl serve`, for all variants."""
+    """Return the flags of `minisgl serve` for all variants."""
     folder = envs.data_dir()
     qwen3 = None if folder is None else folder / "tokenizers" / "qwen3"
     words = (
@@ -331,34 +331,34 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    found.add_argument("variants", nargs="+", metavar="NAME=FOLDER:FRONTEND", help="at least two")
-    found.add_argument("--base", metavar="NAME", help="what the others are compared with (default: the first)")
-    found.add_argument("--quick", action="store_true", help="fewer cells, shorter and fewer turns: some minutes")
-    found.add_argument("--output-len", type=int, nargs="+", metavar="N", help="tokens out (default: 128 512)")
-    found.add_argument("--tools", type=int, nargs="+", metavar="N", help="default: 0 2 8; quick: 0 2")
-    found.add_argument("--clients", type=int, nargs="+", metavar="N", help="default: 1 64 256; quick: 256")
-    found.add_argument("--duration", type=float, metavar="S", help="of a turn (default: 6; quick: 4)")
-    found.add_argument("--turns", type=int, metavar="N", help="of each variant in each cell (default: 5; quick: 3)")
-    found.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve, for all")
+    found.add_argument("variants", nargs="+", metavar="NAME=FOLDER:FRONTEND", help="variants to compare, at least two")
+    found.add_argument("--base", metavar="NAME", help="variant with which the others are compared (default: the first)")
+    found.add_argument("--quick", action="store_true", help="fewer cells, fewer and shorter turns: some minutes")
+    found.add_argument("--output-len", type=int, nargs="+", metavar="N", help="tokens out of a chat (default: 128 512)")
+    found.add_argument("--tools", type=int, nargs="+", metavar="N", help="tools of a chat (default: 0 2 8; quick: 0 2)")
+    found.add_argument("--clients", type=int, nargs="+", metavar="N", help="clients (default: 1 64 256; quick: 256)")
+    found.add_argument("--duration", type=float, metavar="S", help="seconds of a turn (default: 6; quick: 4)")
+    found.add_argument("--turns", type=int, metavar="N", help="turns of a variant in a cell (default: 5; quick: 3)")
+    found.add_argument("--serve-flags", default="", metavar="FLAGS", help="more flags of minisgl serve for all")
     found.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     return found
 
 
 def grid_of(args: argparse.Namespace) -> Grid:
-    """Raises `ConfigError`."""
+    """Return the grid that the arguments ask for. Raises `ConfigError` if a value is out of range."""
     outputs = args.output_len or OUTPUTS
     numbers = args.tools or (QUICK_TOOLS if args.quick else TOOLS)
     clients = args.clients or (QUICK_CLIENTS if args.quick else CLIENTS)
     duration_s = args.duration or (QUICK_DURATION_S if args.quick else DURATION_S)
     num_turns = args.turns or (QUICK_TURNS if args.quick else TURNS)
     if min(*outputs, *clients, num_turns) < 1 or min(numbers) < 0 or not duration_s > 0:
-        raise ConfigError("lengths, clients, turns and the duration must be above 0, and numbers of tools not below")
+        raise ConfigError("lengths, clients, turns and the duration must be above 0, and tools at least 0")
     cells = [Cell(out, number, many) for number in numbers for many in clients for out in outputs]
     return Grid(list(dict.fromkeys(cells)), duration_s, num_turns)
 
 
 def run(args: argparse.Namespace, command: str) -> None:
-    """Raises `ConfigError`."""
+    """Measure all variants and write the report. Raises `ConfigError` if an argument is wrong or a run fails."""
     variants, grid = [variant_of(text) for text in args.variants], grid_of(args)
     names = [variant.name for variant in variants]
     base = args.base or names[0]

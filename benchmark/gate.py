@@ -1,8 +1,8 @@
-"""Run every gate of a file, say which held: one table, one exit code.
+"""Run every release gate of a file and report which passed: one table, one exit code.
 
     python -m benchmark.gate benchmark/gates/release.yaml [--only TEXT] [--out DIR]
 
-The file says what must hold, as data:
+The file states the requirements as data:
 
     gates:
       - name: a decode step of 256 rows
@@ -11,8 +11,8 @@ The file says what must hold, as data:
           - {field: us.rust_hotpath.decode_256, at_most: 5}
 
 Exit code 0 if all passed. A gate that could not run counts as failed; one gate's failure never stops the others. A
-misspelt key, a kind without what it needs, a check without a bound and two gates of one name are errors with the file's
-name; nothing is a default that lets a gate pass. A command that takes too long is ended with everything it started.
+misspelt key, a kind without its required keys, a check without a bound and two gates of one name are errors that name
+the file; no default lets a gate pass. A command that takes too long is killed with its children.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MAX_STEPS = 100_000
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A bound on one field of the result, which is named by its keys with dots between (`variants.python.cpu_s`)."""
+    """Bound on one field of the result, which is named by its keys with dots between (`variants.python.cpu_s`)."""
 
     field: str
     at_least: float | None = None
@@ -84,12 +84,12 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Gate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One gate.
+    """Release gate.
 
-    command: `run` ends with code 0, and its last line on stdout is JSON that meets `checks` (without checks the code
-    alone decides). variation: `run`, `repeats` times; checks see cv (of `field`), median and values. start_stop: a
-    server with `flags` started and stopped `repeats` times; checks see start_s, stop_s (medians); anything left behind
-    fails. shadow: a seeded load on the echo engine with both schedulers; any difference fails.
+    Kind command: `run` must exit with 0, and its last line on stdout must be JSON that meets `checks` (without checks
+    the exit code alone decides). variation: `run`, `repeats` times; checks see cv (of `field`), median and values.
+    start_stop: a server with `flags` started and stopped `repeats` times; checks see start_s, stop_s (medians);
+    anything left running fails. shadow: a seeded load on the echo engine with both schedulers; any difference fails.
     """
 
     name: str
@@ -102,7 +102,7 @@ class Gate(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     timeout_s: float = 600.0
 
     def problem(self) -> str | None:
-        """Why this cannot be a gate."""
+        """Return the reason why this is not a valid gate, or `None`."""
         if self.kind in ("command", "variation") and not self.run:
             return "run: missing: the command"
         if self.kind in ("start_stop", "shadow") and self.run:
@@ -122,7 +122,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_gates(path: Path) -> tuple[Gate, ...]:
-    """Raises `ConfigError` with what is wrong and where."""
+    """Read the gates of a file. Raises `ConfigError` that names the fault and its place."""
     try:
         data: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         gates = msgspec.convert(data, _File).gates
@@ -144,20 +144,20 @@ def read_gates(path: Path) -> tuple[Gate, ...]:
 
 
 class CouldNotRun(Exception):
-    """There is no result to judge."""
+    """Error for a gate that produced no result to judge."""
 
 
 class Failed(Exception):
-    """It ran, and what must always hold did not."""
+    """Error for a gate that ran and broke a condition that must always hold."""
 
 
 def result_of(gate: Gate) -> Result:
-    """Raises `CouldNotRun`, `Failed`."""
+    """Run a gate and return its result. Raises `CouldNotRun` or `Failed`."""
     return KINDS[gate.kind](gate)
 
 
 def look_up(result: object, field: str) -> object:
-    """The value at `field`, keys with dots between; list items by number. Raises `CouldNotRun`."""
+    """Return the value at `field`, keys with dots between, list items by index. Raises `CouldNotRun` without one."""
     value, left = result, field
     while left:
         if isinstance(value, dict):
@@ -187,12 +187,12 @@ def _command(gate: Gate) -> Result:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise CouldNotRun("the last line of stdout is no JSON object")
+        raise CouldNotRun("the last line of stdout is not a JSON object")
     return found
 
 
 def _run(gate: Gate) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of the gate's command."""
+    """Run the gate's command; return its exit code, stdout and stderr. Raises `CouldNotRun` on a timeout."""
     program = shlex.split(gate.run)
     own = {"python": [sys.executable], "minisgl": [sys.executable, "-m", "minisgl"]}
     program = [*own.get(program[0], program[:1]), *program[1:]]
@@ -226,7 +226,7 @@ def _variation(gate: Gate) -> Result:
     for _ in range(gate.repeats):
         value = look_up(_command(gate), gate.field)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise CouldNotRun(f"{gate.field} is no number: {value!r}")
+            raise CouldNotRun(f"{gate.field} is {value!r}; it must be a number")
         values.append(float(value))
     return {"cv": coefficient_of_variation(values), "median": statistics.median(values), "values": values}
 
@@ -272,10 +272,11 @@ KINDS: dict[Kind, Callable[[Gate], Result]] = {
 
 
 def shadow_run(num_requests: int = 400, seed: int = 0, page_size: int = 4) -> dict[str, Any]:
-    """A seeded load with both schedulers under the same calls, in this process, made to reach every decision: shared
-    prefixes, a pool that is too small (eviction and retraction), requests that are aborted, new ones while others run.
+    """Run a seeded load with both schedulers under the same calls, in this process, made to reach every decision:
+    shared prefixes, a pool that is too small (eviction and retraction), aborted requests, new ones while others run.
 
-    Returns the counts of `ShadowSummary`, num_retracted and num_steps."""
+    Returns the counts of `ShadowSummary`, num_retracted and num_steps.
+    """
     config = EngineConfig(
         engine="echo",
         num_pages=96,
@@ -304,7 +305,7 @@ def shadow_run(num_requests: int = 400, seed: int = 0, page_size: int = 4) -> di
 
 
 def _messages(num_requests: int, seed: int, vocab_size: int) -> list[ToEngine]:
-    """Requests in order of arrival; every eighth is aborted some requests later."""
+    """Return requests in order of arrival; one of every eight is aborted shortly after it was sent."""
     rng = random.Random(seed)
     prefixes = [[rng.randrange(vocab_size) for _ in range(length)] for length in PREFIXES]
     found: list[ToEngine] = []
@@ -319,7 +320,7 @@ def _messages(num_requests: int, seed: int, vocab_size: int) -> list[ToEngine]:
 
 @dataclass(slots=True)
 class Verdict:
-    """`findings` has (field, value, bound, held) of each check; `reason` says why without a check."""
+    """Outcome of a gate: `findings` are (field, value, bound, passed) by check; `reason`: a failure without a check."""
 
     name: str
     kind: str
@@ -337,9 +338,9 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("file", type=Path, help="the gates, such as benchmark/gates/release.yaml")
-    parser.add_argument("--only", action="append", metavar="TEXT", help="only gates with this in their name")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and the table (default: nothing)")
+    parser.add_argument("file", type=Path, help="file of gates, such as benchmark/gates/release.yaml")
+    parser.add_argument("--only", action="append", metavar="TEXT", help="run only gates whose name contains TEXT")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and the table there (default: print)")
     return parser
 
 
@@ -355,7 +356,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace, command: str) -> int:
     gates = [gate for gate in read_gates(args.file) if any(text in gate.name for text in args.only or [""])]
     if not gates:
-        raise ConfigError(f"--only: no gate of {args.file} has this in its name")
+        raise ConfigError(f"--only: no gate of {args.file} has a name that contains this")
     report = None if args.out is None else Report(args.out, "Gates", command=command)
     verdicts = []
     for i, gate in enumerate(gates, 1):

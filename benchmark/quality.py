@@ -1,13 +1,13 @@
-"""How far each engine's logits are from transformers' in float32, over the prompts of MINISGL_DATA.
+"""Measure the distance of each engine's logits from transformers' in float32, over the prompts of MINISGL_DATA.
 
     python -m benchmark.quality [--tokens 2000] [--variants exact int8 torch-bf16] [--out DIR]
 
-First turns of MT-Bench and questions of GSM8K, in turns, go through the embedded model; each variant's logits after
-every token are compared with the reference's after the same tokens. KL is that of the variant's distribution from the
-reference's, in nats; top-1 the share of positions with the same likeliest token; ties the share where the two likeliest
-are equal; dlogprob the difference of log probabilities of the prompt's own next tokens (its mean), and of these and the
-reference's likeliest (its largest). `reference, f16 KV` says what rounding keys and values alone costs. The last line
-of stdout is JSON.
+First turns of MT-Bench and questions of GSM8K, alternating, go through the embedded model; each variant's logits after
+every token are compared with the reference's after the same tokens. KL is the divergence of the variant's distribution
+from the reference's, in nats; top-1 the share of positions with the same likeliest token; ties the share where the two
+likeliest are equal; dlogprob the difference of log probabilities of the prompt's own next tokens (its mean), and of
+these and the reference's likeliest (its largest). `reference, f16 KV` shows the cost of rounding keys and values alone.
+The last line of stdout is JSON.
 
 Invariants: all variants see the same tokens; sums are float64.
 """
@@ -58,7 +58,7 @@ Logits = Callable[[Sequence[int]], Tensor]
 
 
 class Compared:
-    """Sums over the positions that were compared."""
+    """Accumulated differences over the positions compared so far."""
 
     def __init__(self) -> None:
         self._count = self._same = self._ties = self._scored = 0
@@ -92,7 +92,7 @@ class Compared:
 
 
 def prompts(num_tokens: int) -> list[list[int]]:
-    """So many tokens in all. Raises `ConfigError` without the data."""
+    """Return prompts with `num_tokens` tokens in total. Raises `ConfigError` without the data."""
     tokenizer = Tokenizer.load(_model_folder())
     texts = itertools.chain.from_iterable(
         zip(*([first for first, _ in of] for of in (mt_bench(), gsm8k())), strict=False)
@@ -110,7 +110,7 @@ def _model_folder() -> Path:
 
 
 class RoundedCache(DynamicCache):
-    """Keys and values as float16 holds them."""
+    """Cache that rounds keys and values to float16."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         return super().update(key_states.half().float(), value_states.half().float(), *args, **kwargs)
@@ -128,7 +128,7 @@ def reference(threads: int, cache: type[DynamicCache] = DynamicCache) -> Logits:
 
 
 def logits_of(name: str, threads: int) -> Logits:
-    """The variant's logits after each token of a prompt. Raises `ConfigError`."""
+    """Return a function that computes the variant's logits after each token of a prompt. Raises `ConfigError`."""
     if name == ROUNDED:
         return reference(threads, RoundedCache)
     settings = VARIANTS[name]
@@ -155,8 +155,8 @@ def logits_of(name: str, threads: int) -> Logits:
 
 
 def _through_the_loop(engine: Any, config: EngineConfig) -> Logits:
-    """What the torch engine's head gives in its real step loop: at prompt positions, for which log probabilities are
-    asked, and at the last one, which is sampled from."""
+    """Return the logits function of the torch engine in its real step loop: at prompt positions by requesting log
+    probabilities, and at the last position by sampling."""
     pieces: list[Tensor] = []
     head = engine.model.logits
 
@@ -181,7 +181,7 @@ def _through_the_loop(engine: Any, config: EngineConfig) -> Logits:
 
 @torch.inference_mode()
 def measure(names: Sequence[str], num_tokens: int, threads: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures by variant, and why the others have none."""
+    """Return the figures by variant, and the reasons for variants that have none."""
     given, exact = prompts(num_tokens), reference(threads)
     expected = [exact(ids) for ids in given]
     found, missing = dict[str, Any](), dict[str, str]()
@@ -205,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="benchmark.quality", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
-    parser.add_argument("--tokens", type=int, default=2000, help="compared (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=2000, help="tokens to compare (default: %(default)s)")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
         "--variants", nargs="+", choices=tuple(VARIANTS), default=list(VARIANTS), metavar="NAME",

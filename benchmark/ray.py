@@ -1,12 +1,12 @@
-"""What Ray Serve costs: the same load on one replica behind Serve, on the bare server that a replica is, and on the
-default server, all alive at once, asked in turns. Needs the extra `ray`; all runs on this machine.
+"""Measure the cost of Ray Serve: the same load on one replica behind Serve, on the bare server that a replica is, and
+on the default server, all running at once, in turns. Needs the extra `ray`; everything runs on this machine.
 
     python -m benchmark.ray --out benchmark/runs/DATE-ray     # several minutes
 
 The client and all servers share the machine's cores: read ratios, not speeds. The last line of stdout is JSON.
 
-Invariants: a failed request makes the run no result; within a round all sides get the same texts; every process counts
-once, under one part.
+Invariants: a run with a failed request is discarded; within a round all sides get the same prompts; every process
+counts once, under one part.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Samples = Sequence[Mapping[str, Any]]
 
 
 def part_of(command: Sequence[str]) -> str:
-    """One of `PARTS`, by a process's command line; `ray` is what Ray has beside them."""
+    """Return the part (one of `PARTS`) of a process by its command line; `ray` is every other process of Ray."""
     line = " ".join(command)
     if line.startswith("ray::ServeReplica:"):
         deployment = line.split()[0].split(":")[4].partition(".")[0] if line.count(":") >= 4 else ""
@@ -64,7 +64,7 @@ def whole(pid: int) -> list[psutil.Process]:
 
 
 class Cpu:
-    """CPU seconds by part between two moments. Processes and their parts are found once: a worker's title changes."""
+    """CPU seconds by part since its creation. Processes are assigned to parts once: a worker's title changes."""
 
     def __init__(self, processes: Iterable[psutil.Process]) -> None:
         self._parts: dict[psutil.Process, str] = {}
@@ -81,7 +81,7 @@ class Cpu:
         return found
 
     def used(self) -> dict[str, float]:
-        """Since the beginning."""
+        """Return the CPU seconds since the creation, by part."""
         seconds: dict[str, float] = collections.defaultdict(float)
         for process, now in self._look().items():
             seconds[self._parts[process]] += now - self._before.get(process, now)
@@ -123,7 +123,7 @@ def _side(server: Server, processes: Callable[[], list[psutil.Process]]) -> Side
 
 
 def measure(rounds: int, streams: Sequence[int]) -> list[dict[str, Any]]:
-    """A sample for each number of streams, length of answers (1 and `OUTPUT` tokens), side and round."""
+    """Return a sample for each number of streams, response length (1 and `OUTPUT` tokens), side and round."""
     points, samples = [(count, tokens) for count in streams for tokens in (1, OUTPUT)], list[dict[str, Any]]()
     with sides() as alive:
         for turn in range(rounds):
@@ -156,7 +156,7 @@ def _measure_one(side: Side, streams: int, tokens: int, run: int, *, is_first: b
 
 
 def sample_of(found: Mapping[str, Any], used: Mapping[str, float]) -> dict[str, Any]:
-    """From `serve_metrics.figures`, and CPU seconds by part."""
+    """Return a sample from `serve_metrics.figures` and CPU seconds by part."""
     latencies = {f"{kind}_{at}_ms": found[f"{kind}_ms"][at] for kind in ("ttft", "itl") for at in ("p50", "p99")}
     return {
         "requests": found["requests"],
@@ -176,7 +176,7 @@ FIGURES = {
 
 
 def compared(samples: Samples, tokens: int) -> str:
-    """Medians of each side, and Serve against the others, paired by round."""
+    """Return the table of each side's medians, and of Serve against the others, paired by round."""
     rows = []
     for streams in sorted({one["streams"] for one in samples}):
         of_side = {
@@ -195,7 +195,7 @@ def compared(samples: Samples, tokens: int) -> str:
 
 
 def cpu_table(samples: Samples) -> str:
-    """Medians over the rounds: CPU us of a request of one token by part, and of each token more."""
+    """Return the table of medians over the rounds, by part: CPU us of a one-token request, and per further token."""
     rows = []
     for streams, side in sorted({(one["streams"], one["side"]) for one in samples}):
         pairs: dict[int, dict[int, Mapping[str, Any]]] = {}

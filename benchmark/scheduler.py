@@ -1,4 +1,4 @@
-"""The schedulers beyond `minisgl bench scheduler`: single operations of the prefix cache, and whole production traces.
+"""Benchmark the schedulers: operations of the prefix cache, building blocks, and whole production traces.
 
     python -m benchmark.scheduler tree [--gate] [--out FILE]
     python -m benchmark.scheduler parts [--out FILE]
@@ -11,8 +11,8 @@
 `parts` times each building block in Python, in Rust through PyO3 and inside Rust, then whole steps with each part in
 Rust, in one run: the tables of benchmark/runs/2026-11-29-hot-path.
 
-`traces` asks whether any decision differs: requests at the times of the trace (a step stands for `--step-ms` of it),
-steps overlapping by one as the server's do, a pool that evicts; every plan, array, output and count is compared. A
+`traces` checks that no decision differs: requests at the times of the trace (a step stands for `--step-ms` of it),
+steps overlapping by one as in the server, a pool that evicts; every plan, array, output and count is compared. A
 decision that differs ends the run with the calls that led to it. The last line of stdout is JSON.
 """
 
@@ -53,16 +53,16 @@ CALLS_SHOWN = 8
 
 REPEATS = {"evict_one": 20_000, "match_1024": 5000, "insert_1024": 1000}
 BARS = {"evict_one": 0.6, "match_1024": 1.5, "insert_1024": 1.5}
-"""In us: what a release must hold."""
+"""Limits of a release, in us."""
 CARGO = ("cargo", "bench", "--quiet", "--locked", "-p", "minisgl-core", "--bench", "prefix_cache", "--")
 
 
 def times(name: str, repeats: int) -> list[float]:
-    """The time of each operation, in us. Raises `ConfigError`."""
+    """Return the time of each operation in Rust, in us. Raises `ConfigError` if cargo is missing or fails."""
     try:
         done = subprocess.run((*CARGO, name, str(repeats)), cwd=ROOT, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
-        raise ConfigError("cargo is missing: it builds what times Rust") from error
+        raise ConfigError("cargo is not installed; it builds the Rust benchmark") from error
     if done.returncode:
         raise ConfigError(f"cargo bench failed: {done.stderr.strip()[-1000:]}")
     return [float(line) for line in done.stdout.split()]
@@ -83,7 +83,7 @@ LENGTH = 1024
 
 
 def cached(tree: PrefixTree) -> list[int]:
-    """Tokens of `LENGTH` pages that the tree has, among 10,000 leaves of one page."""
+    """Fill a prefix tree with a path of `LENGTH` pages among 10,000 leaves of one page; return the path's tokens."""
     tokens = list(range(1, LENGTH + 1))
     for own in [tokens, *([-leaf] for leaf in range(2, 10_000))]:
         handle, _ = tree.insert(tree.root, own, tree.take(len(own)), 0)
@@ -92,7 +92,7 @@ def cached(tree: PrefixTree) -> list[int]:
 
 
 def operations(parts: Parts) -> dict[str, Callable[[], object]]:
-    """A call of each building block."""
+    """Return a benchmark call for each building block."""
     tree = parts.tree(16_384, 1, "lru", None)
     tokens = cached(tree)
     fresh = itertools.count(100_000, LENGTH)
@@ -114,7 +114,7 @@ def operations(parts: Parts) -> dict[str, Callable[[], object]]:
 
 
 def timed(call: Callable[[], object], repeats: int) -> list[float]:
-    """The time of each call, in us."""
+    """Return the time of each of `repeats` calls, in us."""
     found = []
     for _ in range(repeats):
         began = time.perf_counter()
@@ -152,7 +152,7 @@ def parity(
     step_ms: int,
     backend: str = "rust_hotpath",
 ) -> dict[str, Any]:
-    """Raises `Divergence`."""
+    """Run a trace on both schedulers and return the counts. Raises `Divergence` if they decide differently."""
     pair = Pair(config, keep=CALLS_SHOWN, backend=backend)
     coming = due(requests, step_ms)
     rng = np.random.default_rng(0)
@@ -191,7 +191,7 @@ def parity(
 
 
 def due(requests: list[TraceRequest], step_ms: int) -> Iterator[list[tuple[int, TraceRequest]]]:
-    """By step, the requests that have come, with their places; ends after the last one."""
+    """Yield, for each step, the requests that have arrived, with their indices; ends after the last request."""
     at = step = 0
     while at < len(requests):
         found = []
@@ -219,20 +219,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(required=True)
     tree = commands.add_parser("tree", help="single operations of the prefix cache")
     tree.set_defaults(run=run_tree)
-    tree.add_argument("--gate", action="store_true", help="exit with 1 when a bar is missed")
+    tree.add_argument("--gate", action="store_true", help="exit with 1 if an operation exceeds its limit")
     tree.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
-    of_parts = commands.add_parser("parts", help="the building blocks, and steps with each of them in Rust")
+    of_parts = commands.add_parser("parts", help="building blocks, and steps with each of them in Rust")
     of_parts.set_defaults(run=run_parts)
     of_parts.add_argument("--out", type=Path, metavar="FILE", help="write all figures as JSON")
-    traces = commands.add_parser("traces", help="both schedulers over whole production traces")
+    traces = commands.add_parser("traces", help="compare both schedulers over whole production traces")
     traces.set_defaults(run=run_traces)
     traces.add_argument("--trace", nargs="+", choices=tuple(NAMES), default=["mooncake-conversation"])
-    traces.add_argument("--requests", type=int, help="the first N (default: all)")
-    traces.add_argument("--backend", default="rust_hotpath", help="what is compared with the reference")
-    traces.add_argument("--step-ms", type=int, default=30, help="of the trace, per step")
-    traces.add_argument("--num-pages", type=int, default=16_384, help="of 16 tokens")
+    traces.add_argument("--requests", type=int, help="number of requests from the start of a trace (default: all)")
+    traces.add_argument("--backend", default="rust_hotpath", help="scheduler to compare with the reference")
+    traces.add_argument("--step-ms", type=int, default=30, help="milliseconds of the trace for each step (default: 30)")
+    traces.add_argument("--num-pages", type=int, default=16_384, help="pages of 16 tokens (default: 16384)")
     traces.add_argument("--max-running-requests", type=int, default=64)
-    traces.add_argument("--out", type=Path, metavar="DIR", help="write JSON")
+    traces.add_argument("--out", type=Path, metavar="DIR", help="write results as JSON into DIR")
     args = parser.parse_args(arguments)
     try:
         return int(args.run(args))

@@ -4,8 +4,8 @@
     python -m benchmark.simulate --lengths 512 128 --requests 500 --concurrency 64
     python -m benchmark.simulate --trace FILE --load 0.9 --compare-policies
 
-The clock is only counted: it moves when a simulated step ends and when the loop is idle. A request arrives when the
-trace says so, and is seen at the next step, as in the server. Text, HTTP and network are left out.
+The virtual clock advances when a simulated step ends and when the loop is idle. A request arrives at its time in the
+trace, and is admitted at the next step, as in the server. Tokenization, HTTP and network are omitted.
 
 Invariants: the same settings give the same result, with both schedulers; a request that does not fit counts as refused.
 """
@@ -43,15 +43,15 @@ from minisgl.step import FinishReason
 
 COMMAND = "python -m benchmark.simulate"
 PROMPTS = {"prompts below 1,000": (0, 1000), "prompts to 4,000": (1000, 4000), "prompts from 4,000": (4000, 2**63)}
-"""Classes of requests by the tokens of their prompts: from, to."""
+"""Classes of requests by prompt tokens: lower bound, upper bound (exclusive)."""
 Floats = npt.NDArray[np.float64]
 
 
 class VirtualServer:
-    """A step loop with a simulated engine on a counted clock, for `trace`.
+    """Step loop with a simulated engine on a virtual clock, for the requests of `trace`.
 
-    The arrays have an entry a request; times are virtual seconds since the first arrival, NaN where there was none.
-    `host_s` is what the loop itself takes for a step.
+    The arrays have an entry for each request; times are virtual seconds since the first arrival, NaN if there was none.
+    `host_s` is the loop's own time for a step.
     """
 
     def __init__(self, config: EngineConfig, trace: Sequence[TraceRequest], host_s: float = 0.0) -> None:
@@ -72,8 +72,8 @@ class VirtualServer:
         self._host_s = host_s
 
     def run(self, seed: int = 0, time_scale: float = 1.0, concurrency: int | None = None) -> VirtualServer:
-        """Serve all requests at their times, `time_scale` times as fast; with `concurrency`, as soon as fewer than that
-        many live, and `arrival_s` becomes when that was."""
+        """Serve all requests at their times, `time_scale` times as fast. With `concurrency`, send a request as soon as
+        fewer than that many run; `arrival_s` becomes the time when it was sent."""
         self.arrival_s = self.arrival_s / time_scale
         at = 0
         while at < len(self._trace) or self.num_live:
@@ -121,11 +121,11 @@ class VirtualServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """Return the runs: one for each of `policies` (none: the engine's own) and of `time_scales`, or of `loads`.
+    """Settings of simulated runs: one run for each of `policies` (none: the engine's) and of `time_scales` or `loads`.
 
-    A time scale of 2 makes the trace's requests come twice as fast. A load is a fraction of the capacity, the rate at
-    which the trace is served when all of it waits from the beginning, first come first. `concurrency` is a closed loop
-    in place of the trace's times, `lengths` (prompt, answer) equal requests in place of a trace.
+    A time scale of 2 makes the trace's requests arrive twice as fast. A load is a fraction of the capacity, the rate at
+    which the trace is served when all of it is queued from the start, first come first served. `concurrency` is a
+    closed loop in place of the trace's times, `lengths` (prompt, output) equal requests in place of a trace.
     """
 
     engine: EngineConfig
@@ -142,11 +142,11 @@ class Simulation:
     policies: tuple[SchedulePolicy, ...] = ()
 
     def check(self) -> None:
-        """Raises `ConfigError`."""
+        """Check the settings. Raises `ConfigError` that names the flag and the value."""
         if self.engine.engine != "sim":
             raise ConfigError(f"--engine {self.engine.engine}: only the simulated engine runs in virtual time")
         if self.engine.sim_profile == "null":
-            raise ConfigError("--sim-profile null: takes no time: name a profile or a file")
+            raise ConfigError("--sim-profile is null, which takes no time; it must be a profile or a file")
         for flag, values in (
             ("--time-scale", self.time_scales),
             ("--load", self.loads),
@@ -157,7 +157,7 @@ class Simulation:
             if wrong := [value for value in values if not 0 < value < float("inf")]:
                 raise ConfigError(f"{flag} {wrong[0]}: must be above 0")
         if self.loads and (self.concurrency is not None or self.time_scales != (1.0,)):
-            raise ConfigError("--load: gives the rate: not with --time-scale or --concurrency")
+            raise ConfigError("--load sets the rate; it cannot be used with --time-scale or --concurrency")
         if self.lengths is not None and not (self.max_requests and self.concurrency):
             raise ConfigError("--lengths: needs --requests and --concurrency")
         if not 0 <= self.host_s < float("inf"):
@@ -174,14 +174,14 @@ class Simulation:
 
 
 def simulate(settings: Simulation) -> dict[str, Any]:
-    """Return the figures of every run, which depend on `settings` alone. Raises `ConfigError`."""
+    """Return the figures of every run, which depend on `settings` alone. Raises `ConfigError` if they are invalid."""
     settings.check()
     trace = settings.requests()
     scales: Sequence[float] = settings.time_scales
     capacity = None
     if settings.loads:
         if not trace[-1].arrival_s:
-            raise ConfigError("--load: all requests of the trace come at once: there is no rate to change")
+            raise ConfigError("--load needs a trace with arrival times; in this one all requests come at once")
         at_once = _run(settings, trace, float("inf"), "fcfs")
         capacity = float((~at_once.refused).sum() / at_once.clock.now())
         scales = [load * capacity * trace[-1].arrival_s / len(trace) for load in settings.loads]
@@ -254,7 +254,7 @@ COLUMNS = {
 
 
 def shown(result: dict[str, Any]) -> str:
-    """Return the tables: a line a run, and a line for each of its latencies."""
+    """Return the result as tables: a line for each run, and a line for each of its latencies."""
     key = "load" if result["capacity_req_s"] else "time_scale"
     runs = [(run[key], *(run[name] for name in COLUMNS.values())) for run in result["runs"]]
     latencies = [
@@ -278,16 +278,16 @@ def make_parser() -> argparse.ArgumentParser:
     )
     job = parser.add_argument_group("workload")
     job.add_argument("--trace", default="mooncake-conversation", help=f"{', '.join(NAMES)} (MINISGL_DATA), or a file")
-    job.add_argument("--requests", type=int, help="only the first so many (default: all)")
-    job.add_argument("--time-scale", type=float, nargs="+", default=[1.0], help="times as fast; a run each")
-    job.add_argument("--load", type=float, nargs="+", default=[], help="of the capacity instead; a run each")
-    job.add_argument("--concurrency", type=int, help="clients, in place of the trace's times")
-    job.add_argument("--lengths", type=int, nargs=2, metavar=("IN", "OUT"), help="of every request, without a trace")
-    job.add_argument("--workload-seed", type=int, default=0, help="of the prompts' tokens")
-    job.add_argument("--host-us", type=float, default=0.0, help="what the step loop itself takes for a step")
-    job.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="a request is good with a first token by then")
-    job.add_argument("--slo-tpot-ms", type=float, default=50.0, help="and at most this between its tokens")
-    job.add_argument("--compare-policies", action="store_true", help="a run with each --schedule-policy")
+    job.add_argument("--requests", type=int, help="number of requests from the start of the trace (default: all)")
+    job.add_argument("--time-scale", type=float, nargs="+", default=[1.0], help="speed-up of the times; a run for each")
+    job.add_argument("--load", type=float, nargs="+", default=[], help="fraction of the capacity; a run for each")
+    job.add_argument("--concurrency", type=int, help="number of clients in a closed loop, instead of the trace's times")
+    job.add_argument("--lengths", type=int, nargs=2, metavar=("IN", "OUT"), help="tokens in and out, without a trace")
+    job.add_argument("--workload-seed", type=int, default=0, help="seed of the prompts' tokens (default: 0)")
+    job.add_argument("--host-us", type=float, default=0.0, help="time of the step loop per step (default: 0)")
+    job.add_argument("--slo-ttft-ms", type=float, default=1000.0, help="TTFT limit of a good request (default: 1000)")
+    job.add_argument("--slo-tpot-ms", type=float, default=50.0, help="TPOT limit of a good request (default: 50)")
+    job.add_argument("--compare-policies", action="store_true", help="one run with each --schedule-policy")
     job.add_argument("--out", type=Path, metavar="DIR", help="write raw.json and a report")
     add_settings(parser, ENGINE, show=("sim_profile",))
     parser.set_defaults(engine="sim", sim_profile="qwen3-8b-h200", max_running_requests=256, max_prefill_length=8192)

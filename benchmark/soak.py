@@ -1,13 +1,12 @@
-"""Many streaming clients for a while: exact answers, no leak, flat memory.
+"""Soak test with many streaming clients: exact responses, no leak, flat memory.
 
     python -m benchmark.soak [--engine echo|torch] [--seconds 600] [--clients 64] [--out FILE]
 
 Starts its own server with a pool small enough to evict and retract. Each client sends prompts with shared prefixes,
-mixed lengths and stop strings, and sometimes leaves in the middle. On the echo engine every finished answer is
-compared with the one that the prompt gives alone. Beside them one client sends what is refused for its size, in the
-forms of `REFUSED`. Exit code 1 if anything differs, fails or leaks, if the server's
-counters do not add up, or if a process grows by more than `MAX_GROWTH_MB` in the second half. The last line of stdout
-is JSON.
+mixed lengths and stop strings, and sometimes disconnects midway. On the echo engine every finished response is compared
+with the one that the prompt gives alone. Meanwhile one client sends requests that are refused for their size, in the
+forms of `REFUSED`. Exit code 1 if anything differs, fails or leaks, if the server's counters do not add up, or if a
+process grows by more than `MAX_GROWTH_MB` in the second half. The last line of stdout is JSON.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ async def client(http: httpx.AsyncClient, seed: int, until: float, tally: Tally,
 
 
 async def too_large(http: httpx.AsyncClient, until: float, tally: Tally) -> None:
-    """One at a time, and none that waits: what is measured beside it is the others."""
+    """Send oversized requests, one at a time with pauses, until `until`: the other clients are what is measured."""
     for kind, (path, body) in itertools.cycle(REFUSED.items()):
         if time.monotonic() >= until:
             return
@@ -140,7 +139,7 @@ async def load(server: ServerProcess, clients: int, seconds: float, exact: bool)
 
 
 def final_stats(server: ServerProcess) -> dict[str, Any]:
-    """The server's own counts once it is idle."""
+    """Return the server's own counts once it is idle."""
     for _ in range(200):
         stats: dict[str, Any] = httpx.get(server.url + "/health").json()["stats"]
         if stats["num_running"] + stats["num_waiting"] == 0:
@@ -150,7 +149,7 @@ def final_stats(server: ServerProcess) -> dict[str, Any]:
 
 
 def counters(server: ServerProcess) -> dict[str, float]:
-    """The server's counters of requests by name and reason."""
+    """Return the server's request counters by name and reason."""
     lines = httpx.get(server.url + "/metrics").text.splitlines()
     pairs = [line.rpartition(" ") for line in lines if line.startswith("minisgl:requests_") and "_total" in line]
     return {name: float(value) for name, _, value in pairs}

@@ -1,12 +1,12 @@
-"""Operations per second of the typed messages beside msgpack of dicts and pickle, in one run.
+"""Measure operations per second of the typed messages against msgpack of dicts and pickle, in one run.
 
     python -m benchmark.transport [--rounds 30] [--out FOLDER]
 
-An operation is the tokens of one step, encoded by the sender (who has arrays) and decoded by the receiver into a list
-of (request id, token, reason). The codecs take turns in short rounds; figures are medians of the rounds, by the CPU
-time of this process. The last line of stdout is JSON.
+An operation is the tokens of one step, encoded by the sender (from arrays) and decoded by the receiver into a list of
+(request id, token, reason). The codecs take turns in short rounds; figures are medians of the rounds, by the CPU time
+of this process. The last line of stdout is JSON.
 
-Invariants: every codec carries the same facts, which is checked before the clock starts.
+Invariants: every codec carries the same information, which is checked before the clock starts.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Row = tuple[int, int, int]
 
 
 class Step(NamedTuple):
-    """What a commit gives the sender, [rows] each."""
+    """Output of a step's commit, [rows] each."""
 
     req_ids: Int64Array
     tokens: Int32Array
@@ -85,13 +85,13 @@ def a_step(rows: int) -> Step:
 
 
 def check() -> None:
-    """Raises `AssertionError` for a codec that loses something."""
+    """Check that every codec round-trips a step. Raises `AssertionError` if not."""
     for name, codec in CODECS.items():
         assert codec.decode(codec.encode(a_step(16))) == a_step(16).rows(), name
 
 
 def rate(codec: Codec, step: Step) -> float:
-    """Operations a second over about `ROUND_S` of CPU time (others may share the core)."""
+    """Return the operations per second over about `ROUND_S` of CPU time (other processes may share the core)."""
     number, began = 0, time.process_time()
     while (passed := time.process_time() - began) < ROUND_S:
         for _ in range(10):
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(prog="benchmark.transport", description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--out", type=Path, help="folder for raw.json and README.md")
+    parser.add_argument("--out", type=Path, help="write raw.json and README.md into this folder")
     args = parser.parse_args(arguments)
     command = public_command(arguments, "python -m benchmark.transport")
     report = None if args.out is None else Report(args.out, "Typed messages beside dicts and pickle", command=command)

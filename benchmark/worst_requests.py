@@ -1,13 +1,13 @@
-"""What the worst legal requests cost others: the time to the first token of small chats, alone and beside each kind.
+"""Measure the effect of the worst legal requests on the time to first token of small chats, by kind of request.
 
     MINISGL_DATA=... python -m benchmark.worst_requests NAME=FOLDER:FRONTEND ... [--duration S] [--turns N]
 
-A variant is as in `benchmark.front_ends`. Small chats are sent one after the other by `--clients` clients; beside them
-one client sends the same worst request again and again: bodies of 8 MB that are one text, one of nearly as many values
-or objects as are taken, a conversation of as many messages, 128 strict tools. Kinds take turns. Times are milliseconds,
-percentiles over all turns; "added" is the difference to the same variant alone.
+A variant has the form of `benchmark.front_ends`. `--clients` clients send small chats one after the other; meanwhile
+one client sends the same worst request again and again: bodies of 8 MB with one long text, one with nearly the maximum
+of values or objects, a conversation with very many messages, 128 strict tools. Kinds take turns. Times are
+milliseconds, percentiles over all turns; "added" is the difference to the same variant alone.
 
-Invariants: a small chat that fails is no result; a worst request may be refused, and its status is shown.
+Invariants: a run with a failed small chat is discarded; a worst request may be refused, and its status is shown.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def chat(content: str, **more: Any) -> dict[str, Any]:
 
 
 def worst() -> dict[str, bytes]:
-    """The bodies, by what they have too much of."""
+    """Return the request bodies by the kind of excess."""
     schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(10)}}
     functions = [{"name": f"f{i}", "strict": True, "parameters": {**schema, "required": ["p0"]}} for i in range(128)]
     turns = [{"role": role, "content": "a word"} for _ in range(2000) for role in ("user", "assistant")]
@@ -71,7 +71,7 @@ async def again_and_again(http: httpx.AsyncClient, body: bytes, until: float, st
 
 
 async def measure(url: str, body: bytes | None, duration_s: float, clients: int) -> tuple[list[float], list[int]]:
-    """Times to the first tokens of the small chats, and the statuses of the worst requests."""
+    """Return the times to first token of the small chats, in seconds, and the statuses of the worst requests."""
     times, statuses = list[float](), list[int]()
     until = time.perf_counter() + duration_s
     async with httpx.AsyncClient(base_url=url, timeout=120.0) as http, asyncio.TaskGroup() as tasks:

@@ -127,7 +127,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize("typed", WRONG, ids=lambda typed: " ".join(typed).encode("ascii", "replace").decode())
-def test_what_a_user_may_get_wrong(
+def test_wrong_arguments_end_with_an_error_before_an_engine_starts(
     typed: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_engine(*_: object) -> None:
@@ -143,7 +143,7 @@ def test_what_a_user_may_get_wrong(
     assert "usage:" not in said, said
 
 
-def test_the_machine_has_no_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for error in (OSError(28, "No space left on device", "x"), MemoryError("8 GiB")):
 
         def fails(*_: object, error: Exception = error) -> int:
@@ -154,7 +154,7 @@ def test_the_machine_has_no_room(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         assert str(error) in capsys.readouterr().err
 
 
-def test_ctrl_c_while_it_answers() -> None:
+def test_ctrl_c_during_an_answer_ends_without_a_traceback() -> None:
     """More than a pipe holds, so that it cannot be over before the signal comes: the echo engine ends texts by chance,
     here by one that does not come."""
     sizes = ("--max-tokens", "100000", "--max-seq-len", "150000", "--num-pages", "10000")
@@ -174,7 +174,7 @@ def test_ctrl_c_while_it_answers() -> None:
 
 
 @pytest.mark.parametrize("module", ["minisgl.cli.chat", "minisgl.llm", "minisgl.supervisor.start"])
-def test_ctrl_c_while_modules_are_loaded(module: str) -> None:
+def test_ctrl_c_during_imports_ends_without_a_traceback(module: str) -> None:
     """A finder that gets a signal when `module` is looked for."""
     finder = (
         "import os, runpy, signal, sys\n"
@@ -189,7 +189,7 @@ def test_ctrl_c_while_modules_are_loaded(module: str) -> None:
     assert done.returncode in (130, -signal.SIGINT) and "Traceback" not in done.stderr, done.stderr
 
 
-def test_ctrl_c_while_an_engine_loads(tmp_path: Path) -> None:
+def test_ctrl_c_during_loading_ends_without_a_traceback(tmp_path: Path) -> None:
     """Through a named pipe that nobody writes: it waits there for ever."""
     os.mkfifo(tmp_path / "profile.yaml")
     command = [sys.executable, "-m", "minisgl", "generate", "x", "--engine", "sim", "--sim-profile"]

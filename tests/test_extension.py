@@ -34,7 +34,7 @@ def run_time_only(source: str) -> str:
     return ast.unparse(Drop().visit(ast.parse(source)))
 
 
-def test_no_module_imports_it_at_run_time() -> None:
+def test_no_module_imports_the_extension_at_run_time() -> None:
     found = [
         file.relative_to(PACKAGE).as_posix()
         for file in sources()
@@ -61,7 +61,7 @@ def test_a_package_without_the_file_serves_texts_and_says_what_is_missing(tmp_pa
     assert done.stdout.startswith("Paris No module named 'minisgl._rust'") and HOW_TO_BUILD in done.stdout
 
 
-def test_the_error_names_what_needs_it_the_reason_and_the_way_out(hidden: None) -> None:
+def test_the_missing_extension_error_names_user_reason_and_remedy(hidden: None) -> None:
     assert why_missing() == f"{envs.NO_EXTENSION} hides it: unset that; where it is not built, {HOW_TO_BUILD}"
     with pytest.raises(ExtensionMissing, match=r"^CpuEngine needs the extension minisgl\._rust, which is missing: "):
         _ = _rust.CpuEngine
@@ -81,7 +81,7 @@ def test_a_value_of_the_variable_that_means_nothing_is_an_error(monkeypatch: pyt
         why_missing()
 
 
-def test_no_parser_and_no_grammar_is_there(hidden: None) -> None:
+def test_parsers_and_grammars_are_missing_without_the_extension(hidden: None) -> None:
     assert (tool_call_parsers(), reasoning_parsers()) == (["auto"], ["auto", "none"])
     assert thinking("auto", "<think>") is None
     with pytest.raises(ParamError, match="needs the extension"):
@@ -89,7 +89,7 @@ def test_no_parser_and_no_grammar_is_there(hidden: None) -> None:
 
 
 @pytest.mark.parametrize("command", [["cache", "info", "."], ["bench", "scheduler"]])
-def test_a_command_that_needs_it_ends_with_a_line(
+def test_a_command_without_the_extension_ends_with_one_line(
     command: list[str], hidden: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command) == 2

@@ -35,10 +35,10 @@ LONG_RUST = {
     "cpu head_steps": "what is done to a head, in the order in which it is done",
     "cpu new": "the buffers of a forward, with the size of each",
     "cpu run": "one story: the parts of a step, in their order",
-    "kernels chunk": "one loop over a page's keys that keeps its sums in registers",
+    "kernels attend_chunk": "one loop over a page's keys that keeps its sums in registers",
     "kernels few_blocks": "one loop over blocks that keeps its sums in registers",
     "kernels panels_by_rows": "one loop over panels that keeps its sums in registers",
-    "kernels row": "one loop over a row's pages that keeps its sums in registers",
+    "kernels attend_row": "one loop over a row's pages that keeps its sums in registers",
     "kernels run": "the tiles of a processor with AMX, loaded and stored by hand",
     "kernels values": "one loop over a page's values that keeps its sums in registers",
 }

@@ -131,7 +131,7 @@ def test_bad_arguments_are_named(call: object, text: str) -> None:
         call()  # type: ignore[operator]
 
 
-def test_mappings() -> None:
+def test_mappings_have_the_documented_values() -> None:
     assert hotpath.make_positions([5, 0], [1, 3]).tolist() == [5, 0, 1, 2]
     assert hotpath.make_input_mapping([7, 2], [1, 3]).tolist() == [7, 2, 2, 2]
     assert hotpath.make_write_mapping([6, 3], [1, 0]).tolist() == [6, -1]

@@ -314,7 +314,7 @@ def top_names() -> set[str]:
     return {file.relative_to(PACKAGE).parts[0].removesuffix(".py") for file in sources()}
 
 
-def test_every_part_has_a_rule() -> None:
+def test_every_part_has_an_import_rule() -> None:
     assert top_names() <= set(MAY_IMPORT)
 
 

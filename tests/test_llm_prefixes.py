@@ -47,7 +47,7 @@ def test_a_prefix_is_kept_until_it_is_removed(llm: LLM) -> None:
     assert cached(llm, SYSTEM + "!!!") == 0
 
 
-def test_a_conversation_begins_with_it(llm: LLM) -> None:
+def test_a_chat_reuses_the_prefix_of_its_first_message(llm: LLM) -> None:
     messages = [{"role": "system", "content": SYSTEM}]
     prefix = llm.insert_prefix(messages)
     [answer] = llm.chat([*messages, {"role": "user", "content": "Why?"}], PARAMS, progress=False)
@@ -55,7 +55,7 @@ def test_a_conversation_begins_with_it(llm: LLM) -> None:
     llm.remove_prefix(prefix)
 
 
-def test_the_cache_is_emptied(llm: LLM) -> None:
+def test_clear_cache_removes_all_but_pinned_prefixes(llm: LLM) -> None:
     prefix = llm.insert_prefix([7] * 20)
     cached(llm, "something else that is cached")
     assert llm.clear_cache() > 0 and llm.clear_cache() == 0
@@ -80,7 +80,7 @@ def test_what_cannot_be_kept_is_refused_with_a_reason(llm: LLM) -> None:
     llm.remove_prefix(llm.insert_prefix([2] * 100))
 
 
-def test_some_are_computed_while_it_loads(tmp_path: Path) -> None:
+def test_warm_prefixes_are_computed_on_load(tmp_path: Path) -> None:
     file = tmp_path / "prefix.txt"
     file.write_text("out of a file, as it stands", encoding="utf-8")
     with load(warm_prefixes=[SYSTEM, f"@{file}"]) as llm:
@@ -93,7 +93,7 @@ def test_some_are_computed_while_it_loads(tmp_path: Path) -> None:
         load(warm_prefixes=[SYSTEM], max_pinned_ratio=0.0)
 
 
-def test_budgets() -> None:
+def test_cache_budgets_bound_what_is_cached() -> None:
     with load(cache_token_budget=20) as llm:
         llm.generate(["a" * 30, "b" * 30], PARAMS, progress=False)
         assert llm.clear_cache() <= 5

@@ -36,7 +36,7 @@ def answers(asked: dict[str, Any], speculative: str | None, backend: str) -> tup
 
 @pytest.mark.parametrize("backend", ["python", "rust_hotpath"])
 @pytest.mark.parametrize("name", ASKED)
-def test_answers_are_the_same(name: str, backend: str) -> None:
+def test_speculation_changes_no_output(name: str, backend: str) -> None:
     (plain, _), (drafting, stats) = (answers(ASKED[name], speculative, backend) for speculative in (None, "ngram:5"))
     for one, other in zip(plain, drafting, strict=True):
         assert one.outputs == other.outputs
@@ -51,12 +51,12 @@ WRONG = ["ngram", "ngram:0", "ngram:-1", "ngram:100", "eagle:4", "4", "", "model
 
 
 @pytest.mark.parametrize("value", WRONG)
-def test_other_values_are_refused(value: str) -> None:
+def test_invalid_speculative_values_are_refused(value: str) -> None:
     with pytest.raises(ConfigError, match=r"must be ngram:K or model:FILE\[:K\], with K from 1 to 99"):
         LLM("none", engine="echo", speculative=value)
 
 
-def test_there_must_be_rows_for_it() -> None:
+def test_speculation_needs_more_rows_than_drafts() -> None:
     with pytest.raises(ConfigError, match="--max-running-requests must be above 8"):
         LLM("none", engine="echo", speculative="ngram:8", max_running_requests=8)
 

@@ -26,7 +26,7 @@ def made(key: Ed25519PrivateKey | None = KEY, **sampling: Any) -> Receipt:
     return receipt.make(MODEL, NUMERICS, params, [1, 2, 3], [4, 5], "stop", "d" * 64, key)
 
 
-def test_it_says_the_same_whoever_numbers_choices_and_adapters() -> None:
+def test_a_receipt_does_not_depend_on_ids_of_choices_and_adapters() -> None:
     assert made() == made(logprobs=3, adapter=2)
     assert made().sha256 == made(None).sha256 and made(None).signature is None
     assert receipt.parse(msgspec.json.encode(made(logit_bias={5: 1.5}))).sampling.logit_bias == {5: 1.5}
@@ -89,12 +89,12 @@ def test_base64_has_one_form_of_a_signature() -> None:
         receipt.parse(msgspec.json.encode(msgspec.structs.replace(found, signature=f"{found.signature[:-3]}{other}==")))
 
 
-def test_who_signs_with_another_key_is_another_signer() -> None:
+def test_another_key_is_another_signer() -> None:
     other = receipt.parse(msgspec.json.encode(made(Ed25519PrivateKey.generate())))
     assert other.sha256 == made().sha256 and other.signer != made().signer
 
 
-def test_what_is_the_default_is_not_said() -> None:
+def test_default_values_are_omitted_from_a_receipt() -> None:
     """An object of its own would be: whoever asks for it gets the receipt of who does not."""
     default = float("1")
     assert msgspec.json.encode(made(top_p=default, frequency_penalty=0.0 * default)) == msgspec.json.encode(made())
@@ -124,13 +124,13 @@ def test_a_field_is_there_once_and_the_form_has_a_number() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"[]", b"{}", b"\xff", b'{"receipt": 2}', b'{"receipt": 1, "minisgl": 5}', b"[" * 10**5]
 )
-def test_what_is_no_receipt(data: bytes) -> None:
+def test_invalid_receipts_are_refused(data: bytes) -> None:
     with pytest.raises(ConfigError, match="receipt: "):
         receipt.parse(data)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(temperature=-1), SamplingParams(n=2), SamplingParams(adapter=1)])
-def test_sampling_that_cannot_be(sampling: SamplingParams) -> None:
+def test_a_receipt_with_invalid_sampling_is_refused(sampling: SamplingParams) -> None:
     bad = msgspec.structs.replace(made(None), sampling=sampling)
     with pytest.raises(ConfigError, match="receipt: sampling: "):
         receipt.parse(msgspec.json.encode(msgspec.structs.replace(bad, sha256=bad.digest().hex())))
@@ -143,7 +143,7 @@ def test_an_engine_that_is_not_exact_gives_none() -> None:
     assert classes == ["exact", "amx"]
 
 
-def test_a_folder_is_what_its_files_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_digest_follows_the_contents_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "adapter"
     folder.mkdir()
@@ -157,7 +157,7 @@ def test_a_folder_is_what_its_files_are(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("text", ["", "nothing in PEM"])
-def test_a_key_that_is_none(text: str, tmp_path: Path) -> None:
+def test_an_invalid_receipt_key_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "key").write_text(text)
     with pytest.raises(ConfigError, match="--receipt-key"):
         receipt.read_key(str(tmp_path / "key"))

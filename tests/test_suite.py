@@ -41,7 +41,7 @@ def test_each_test_is_in_one_of_the_shares(request: pytest.FixtureRequest) -> No
 
 
 @pytest.mark.parametrize("wrong", ["3", "10/10", "-1/3", "a/b", "1/"])
-def test_a_share_that_cannot_be_is_refused(wrong: str) -> None:
+def test_an_invalid_share_is_refused(wrong: str) -> None:
     with pytest.raises(Exception, match="must be I/N"):
         slice_of(wrong)
 

@@ -1,7 +1,7 @@
-"""`make audit`: known vulnerabilities of the locked dependencies, by pip-audit (PyPI) and cargo-audit (RustSec).
+"""`make audit`: check the locked dependencies for vulnerabilities by pip-audit (PyPI) and cargo-audit (RustSec).
 
-Invariants: what could not be asked is said with the tool's own words, and is no failure: the services are not
-reachable everywhere; a finding that `ALLOWED` does not name fails.
+Invariants: a package or service that could not be checked is reported in the tool's own words and is no failure,
+because the services are not reachable everywhere; a finding that `ALLOWED` does not name fails.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 ALLOWED: dict[str, str] = {}
-"""An advisory's id (PYSEC-..., GHSA-..., RUSTSEC-...), and why it does not concern this project."""
+"""Allowed advisories by id (PYSEC-..., GHSA-..., RUSTSEC-...), with the reason why each does not affect us."""
 LAST_WORDS = 400
 
 
 def python_findings(report: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What pip-audit's JSON says that it found, as `id: package version`, and what it could not ask for."""
+    """Return the findings of pip-audit's JSON report as `id: package version`, and why it skipped packages."""
     found, skipped = [], []
     for one in report["dependencies"]:
         if reason := one.get("skip_reason"):
@@ -29,7 +29,7 @@ def python_findings(report: dict[str, Any]) -> tuple[list[str], list[str]]:
 
 
 def rust_findings(report: dict[str, Any]) -> list[str]:
-    """What cargo-audit's JSON says that it found, warnings (unmaintained, yanked) among it."""
+    """Return the findings of cargo-audit's JSON report, including its warnings (unmaintained, yanked)."""
     entries = [*report["vulnerabilities"]["list"], *(one for many in report["warnings"].values() for one in many)]
     return [
         f"{(one.get('advisory') or {'id': one['kind']})['id']}: {one['package']['name']} {one['package']['version']}"
@@ -38,7 +38,7 @@ def rust_findings(report: dict[str, Any]) -> list[str]:
 
 
 def _run(*command: str) -> tuple[dict[str, Any] | None, str]:
-    """The JSON that it prints, if it does, and its last words."""
+    """Run a command; return the JSON that it prints (`None` if it prints none) and the end of its output."""
     beside = Path(sys.executable).parent / command[0]
     path = str(beside) if beside.exists() else shutil.which(command[0])
     if path is None:
@@ -51,7 +51,7 @@ def _run(*command: str) -> tuple[dict[str, Any] | None, str]:
 
 
 def audit(requirements: str) -> list[str]:
-    """Findings; says what could not be asked."""
+    """Return the findings of both tools, and print what could not be checked."""
     found: list[str] = []
     quiet = ("--require-hashes", "--disable-pip", "--progress-spinner", "off", "--format", "json")
     report, words = _run("pip-audit", "--requirement", requirements, *quiet)

@@ -1,7 +1,7 @@
-"""Run a command that runs cargo, and say how far cargo is: `57 of 202 crates, 41 s: minisgl-kernels, tokenizers`.
+"""Run a command that runs cargo, and show cargo's progress: `57 of 202 crates, 41 s: minisgl-kernels, tokenizers`.
 
-On a terminal one line changes in place; elsewhere a line comes every few seconds. Whatever else the command writes to
-stderr, warnings and errors among it, is passed on. Ends with the command's exit code.
+On a terminal one line changes in place; elsewhere a line is printed every few seconds. All other output on stderr, such
+as warnings and errors, is passed through. Exits with the command's exit code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def lines_of(stream: IO[bytes]) -> Iterator[str]:
-    """Yield the lines of a stream as they come, those that end with a carriage return too, without colours."""
+    """Yield the lines of a stream as they arrive, also those that end with a carriage return, without colours."""
     left = b""
     while piece := os.read(stream.fileno(), 65536):
         *whole, left = re.split(rb"[\r\n]", left + piece)
@@ -31,7 +31,7 @@ def lines_of(stream: IO[bytes]) -> Iterator[str]:
 
 
 def status(line: str, seconds: float) -> str | None:
-    """Return what to show for a line of cargo's progress; None if it is another line."""
+    """Return the text to show for a line of cargo's progress; `None` for any other line."""
     found = PROGRESS.search(line)
     if found is None:
         return None

@@ -1,7 +1,7 @@
-"""Find what a change touches: files against a revision, importers of Python modules, dependants of Rust crates.
+"""Find what a change touches: files that differ, importers of Python modules, dependants of Rust crates.
 
-Invariants: only git and the sources are read, nothing is imported, so that a module that no longer imports can be asked
-about; lists are sorted, so that two runs over the same tree choose the same tests.
+Invariants: only git and the sources are read, nothing is imported, so that a module that no longer imports can be
+analysed; lists are sorted, so that two runs over the same tree choose the same tests.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMENT = re.compile(r"#[^\n]*")
 
 
 def git(root: Path, *args: str) -> str:
-    """Return what a git command prints. Raises `CalledProcessError` if git refuses."""
+    """Return the output of a git command. Raises `CalledProcessError` if git fails."""
     return subprocess.run(["git", *args], cwd=root, check=True, capture_output=True, text=True).stdout
 
 
@@ -36,7 +36,7 @@ def base_of(root: Path, since: str | None = None) -> str:
         except subprocess.CalledProcessError:
             continue
     if since:
-        raise ValueError(f"{since}: git knows no such revision, or it shares no commit with HEAD: name another one")
+        raise ValueError(f"{since}: no such git revision, or it has no common ancestor with HEAD")
     return "HEAD"
 
 
@@ -48,8 +48,8 @@ def changed_files(root: Path, since: str | None = None) -> list[str]:
 
 
 def imports_in(source: str) -> set[str]:
-    """Return the dotted names that a source text imports, wherever the import stands. A name of `from a import b` is
-    `a.b`, as `b` may be a module."""
+    """Return the dotted names that a Python source imports anywhere. A name of `from a import b` is `a.b`, as `b` may
+    be a module."""
     found: set[str] = set()
     for package, several, some, plain, by_name in IMPORT.findall(source):
         names = COMMENT.sub("", several or some or plain).replace("\\", "").split(",")
@@ -61,13 +61,13 @@ def imports_in(source: str) -> set[str]:
 
 
 def module_of(file: str) -> str:
-    """Return a file's dotted name: `minisgl.a.b` for a file b in a folder a; the file of a package is the package."""
+    """Return a file's dotted module name: `minisgl.a.b` for a/b.py, and `minisgl.a` for a/__init__.py."""
     parts = Path(file).with_suffix("").parts
     return ".".join(parts[parts[0] == "python" :]).removesuffix(".__init__")
 
 
 class Imports:
-    """The import graph of all Python files that git does not ignore."""
+    """Import graph of all Python files that git does not ignore."""
 
     def __init__(self, root: Path) -> None:
         listed = git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", "*.py", "*.pyi")
@@ -84,14 +84,14 @@ class Imports:
 
     @staticmethod
     def _file_of(name: str, by_module: dict[str, str]) -> str | None:
-        """Return the file of the longest beginning of a dotted name that is a module here."""
+        """Return the file of the longest prefix of a dotted name that is a module here."""
         while name and name not in by_module:
             name = name.rpartition(".")[0]
         return by_module.get(name)
 
     def distances(self, changed: list[str]) -> dict[str, int]:
-        """Return for each file that reaches a changed one how many imports of the package lie between. Imports of
-        helpers of tests do not count: a test that starts a server through a helper is as near as the helper."""
+        """Return, for each file that reaches a changed one, the number of imports of package modules in between.
+        Imports of test helpers count 0: a test that starts a server through a helper is as near as the helper."""
         found = {file: 0 for file in changed if file in self.sources}
         waiting = deque(found)
         while waiting:
@@ -104,7 +104,7 @@ class Imports:
         return found
 
     def reach(self, files: list[str], target: str) -> bool:
-        """Tell whether one of these files imports `target`, directly or through others."""
+        """Return true if one of these files imports `target`, directly or indirectly."""
         seen, waiting = set(files), list(files)
         while waiting:
             new = self.imported.get(waiting.pop(), set()) - seen
@@ -118,12 +118,12 @@ def is_test(file: str) -> bool:
 
 
 def crates_of(files: list[str]) -> list[str]:
-    """Return the crates that these files belong to."""
+    """Return the Rust crates that these files belong to."""
     return sorted({file.split("/")[1] for file in files if file.startswith("rust/") and file.count("/") > 1})
 
 
 def dependants_of(root: Path, crates: list[str]) -> list[str]:
-    """Return the workspace's other crates that depend on these, directly or through others."""
+    """Return the workspace's other crates that depend on these, directly or indirectly."""
     needs = {}
     for manifest in sorted(root.glob("rust/*/Cargo.toml")):
         read = tomllib.loads(manifest.read_text(encoding="utf-8"))

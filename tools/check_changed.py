@@ -1,13 +1,14 @@
-"""Check what differs from main, in the time between two edits: `make check`.
+"""Check the changes against main, quickly enough for use between two edits: `make check`.
 
-Format and lint of everything, types if the package changed, clippy and tests of changed Rust crates, clippy of their
-dependants, and the nearest tests in Python. A change is what differs from the commit where the branch left main, with
-what is not committed yet. Test files are run in this order, while their recorded seconds (tests/seconds.json) fit into
-`BUDGET_S`: changed ones; those named after a changed module; those that hold the repository's rules; those of the room
-(its folder, and where tests/test_mirror.py says) that reach a changed module; those elsewhere that reach one by at most
-`NEAR` imports. Among equals the nearest comes first, then the quickest. The rest is counted and left for `make test`.
+Checks the format and lint of everything, types if the package changed, clippy and tests of changed Rust crates, clippy
+of their dependants, and the nearest Python tests. A change is any difference from the commit where the branch left
+main, including uncommitted ones. Test files run in this order, while their recorded seconds (tests/seconds.json) fit
+into `BUDGET_S`: changed ones; those named after a changed module; those that check the repository's rules; those of the
+module's room (its folder, and the folders in tests/test_mirror.py) that reach a changed module; those elsewhere that
+reach one by at most `NEAR` imports. Among equals the nearest come first, then the quickest. The rest is counted and
+left for `make test`.
 
-Invariants: the same files choose the same tests; what is left out is said; ends with 1 if a part fails.
+Invariants: the same files choose the same tests; omitted tests are reported; exits with 1 if a part fails.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BIN = Path(sys.executable).parent
 
 
 class Chosen(NamedTuple):
-    """Test files to run now, in that order, and files for which the budget has no seconds left."""
+    """Test files to run now, in order, and test files that do not fit into the time budget."""
 
     files: list[str]
     left: list[str]
@@ -44,8 +45,8 @@ class Chosen(NamedTuple):
 
 
 def named_after(imports: Imports, file: str) -> list[str]:
-    """Return the tests of a module by its name: `tests/a/test_b.py` and `tests/a/test_b_topic.py` for `minisgl/a/b.py`.
-    A folder of tests may be flatter than its folder of modules."""
+    """Return the tests named after a module: `tests/a/test_b.py` and `tests/a/test_b_topic.py` for `minisgl/a/b.py`. A
+    folder of tests may be flatter than its folder of modules."""
     parts = Path(file).with_suffix("").parts
     parts = parts[2:] if parts[:2] == ("python", "minisgl") else parts
     folders = {test.rpartition("/")[0] for test in filter(is_test, imports.sources)}
@@ -57,7 +58,7 @@ def named_after(imports: Imports, file: str) -> list[str]:
 
 
 def rooms_of(file: str) -> tuple[str, ...]:
-    """Return the folders and files where a module of the package is tested, beside the tests that have its name."""
+    """Return the folders and files that test a module of the package, in addition to the tests named after it."""
     folder = file.removeprefix("python/minisgl/").rpartition("/")[0]
     rows = [row for row in (folder, folder.rpartition("/")[0]) if row in TOGETHER]
     named = TOGETHER[rows[0]].split() if rows else []
@@ -67,7 +68,7 @@ def rooms_of(file: str) -> tuple[str, ...]:
 
 
 def ranked(imports: Imports, changed: list[str], seconds: dict[str, float]) -> list[str]:
-    """Return the tests of a change, the most telling first."""
+    """Return the tests of a change, the most relevant first."""
     sources = [file for file in changed if file in imports.sources]
     rooms = tuple(room for file in sources if file.startswith("python/minisgl/") for room in rooms_of(file))
     distances = {file: one for file, one in imports.distances(changed).items() if is_test(file)}
@@ -84,7 +85,7 @@ def ranked(imports: Imports, changed: list[str], seconds: dict[str, float]) -> l
 
 
 def choose(imports: Imports, changed: list[str], seconds: dict[str, float], budget_s: float = BUDGET_S) -> Chosen:
-    """Return the tests that fit into the budget; the first one is run whatever it takes."""
+    """Return the tests that fit into the budget of seconds; the first one is always included."""
     chosen = Chosen([], [], 0.0)
     for file in ranked(imports, changed, seconds):
         took_s = seconds.get(file, UNRECORDED_S)
@@ -97,7 +98,7 @@ def choose(imports: Imports, changed: list[str], seconds: dict[str, float], budg
 
 
 class Part(NamedTuple):
-    """A command, by the name that its line has."""
+    """Command of the check, with the name shown in its output line."""
 
     name: str
     command: list[str]
@@ -105,7 +106,7 @@ class Part(NamedTuple):
 
 
 def python_parts(changed: list[str], chosen: Chosen, is_new_rust: bool) -> list[list[Part]]:
-    """Return what can run side by side: types, and tests after the build that they need."""
+    """Return the Python commands in lanes that run in parallel: types, and tests after the extension build."""
     types = [Part("mypy", [f"{BIN}/mypy"])]
     tests = []
     if chosen.files:
@@ -119,7 +120,7 @@ def python_parts(changed: list[str], chosen: Chosen, is_new_rust: bool) -> list[
 
 
 def rust_parts(root: Path, changed: list[str]) -> list[Part]:
-    """Return what checks the changed crates; a workspace file changes all of them."""
+    """Return the commands that check the changed crates; a changed workspace file changes all of them."""
     crates = crates_of(changed)
     if {"Cargo.toml", "Cargo.lock"} & set(changed):
         crates = sorted(manifest.parent.name for manifest in root.glob("rust/*/Cargo.toml"))
@@ -150,7 +151,7 @@ def first_parts(changed: list[str]) -> list[Part]:
 
 
 def run(root: Path, part: Part) -> bool:
-    """Run a part and print its line; what it said only if it failed."""
+    """Run a command and print its result line, with its output only if it failed. Return true if it passed."""
     begin = time.monotonic()
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     for name in ("MAKEFLAGS", "MFLAGS"):
@@ -165,14 +166,14 @@ def run(root: Path, part: Part) -> bool:
 
 
 def run_all(root: Path, first: list[Part], lanes: list[list[Part]]) -> bool:
-    """Run the first parts one after the other, then the lanes side by side; a lane ends with its first failure."""
+    """Run the first commands in turn, then the lanes in parallel, each up to a failure. Return true if all passed."""
     done = [run(root, part) for part in first]
     with ThreadPoolExecutor(max(len(lanes), 1)) as pool:
         return all([*done, *pool.map(lambda lane: all(run(root, part) for part in lane), lanes)])
 
 
 def is_stale(root: Path, imports: Imports, changed: list[str], chosen: Chosen) -> bool:
-    """Tell whether the chosen tests use an extension that is older than a changed source of Rust."""
+    """Return true if the chosen tests use an extension that is older than a changed Rust source."""
     stamp = root / ".venv" / ".installed"
     built = stamp.stat().st_mtime if stamp.exists() else 0.0
     sources = [root / file for file in changed if file.startswith("rust/") and file.endswith((".rs", "Cargo.toml"))]

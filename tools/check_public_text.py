@@ -1,10 +1,10 @@
-"""Refuse tracked text that a reader of the repository alone could not follow, or that names a person's machine: home
-paths, hosts, keys, private endpoints, package registries; folders beside the checkout, numbers of issues that
-no tracker here has, machines that somebody lends.
+"""Refuse tracked text that a reader of the repository alone could not follow, or that identifies a person's machine:
+home paths, hosts, keys, private endpoints, package registries; folders outside the checkout, issue numbers that no
+tracker here has, borrowed machines.
 
-Run from anywhere; prints one line per finding and exits with 1 if there is any. `127.0.0.1` and `localhost` are for
-examples. Patterns are written so that this file does not match itself. File names are read like text, compressed files
-like what is in them. Records of runs are never edited, so what is only unclear to a reader is left alone there.
+Run from anywhere; prints one line per finding and exits with 1 if there is any. `127.0.0.1` and `localhost` are allowed
+in examples. Patterns are written so that this file does not match itself. File names are checked like text, and
+compressed files by their contents. Merely unclear text is not reported in records of runs, which are never edited.
 """
 
 from __future__ import annotations
@@ -48,25 +48,24 @@ UNCLEAR: dict[str, re.Pattern[str]] = {
 }
 RECORDS = "benchmark/runs/"
 KNOWN = {(".ci/run", "folder beside the checkout")}
-"""Where CI keeps the data of `MINISGL_DATA`; nobody else runs that file."""
+"""CI's path of `MINISGL_DATA`, in a file that only CI runs."""
 # crates.io appears in every Cargo.lock, as the name of the default registry; the other one has torch without CUDA
 ALLOWED = re.compile(
     r"registry\+https://github\.com/rust-lang/crates[.]io-index|--index[-]url https://download\.pytorch\.org/whl/cpu\b"
 )
 LOCK = "uv.lock"
 PUBLIC_PACKAGE = re.compile(r'"https:[/]{2}(?:pypi[.]org/simple|files[.]pythonhosted[.]org/packages/[^"]+)"')
-"""What a lock may name: nothing else, for a mirror looks like any address."""
+"""Package hosts that a lock file may name; no other, because a private mirror looks like any address."""
 
 
 def host_pattern(host: str) -> dict[str, re.Pattern[str]]:
-    """The name of this machine, unless it is an ordinary word: benchmark results like to carry it."""
+    """Return the pattern for this machine's host name, often part of benchmark results; empty for ordinary words."""
     ordinary = len(host) < 5 or not re.search(r"[-.\d]", host) or host.startswith("localhost")
     return {} if ordinary else {"this host": re.compile(rf"(?<![\w.-]){re.escape(host)}(?![\w-])")}
 
 
 def findings(text: str, host: str = "", name: str = "") -> Iterator[tuple[int, str, str]]:
-    """(line number, kind, match) of everything that must not be public in the file `name`. `host`: the name of this
-    machine."""
+    """Yield (line number, kind, match) of all text that must not be public in `name`. `host`: this machine's name."""
     patterns = PATTERNS | host_pattern(host) | ({} if name.startswith(RECORDS) else UNCLEAR)
     allowed = ALLOWED
     if name == LOCK:

@@ -1,7 +1,7 @@
-"""Draws mutants of the package: small changes of one expression or statement, by a seed (tools/mutate.py tries them).
+"""Draw mutants of the package, small changes of one expression or statement, by a seed (tools/mutate.py tries them).
 
-Invariants: one seed and one tree give the same mutants; a mutant is found again by its file and the text of its lines;
-docstrings, annotations, imports and log lines stay as they are.
+Invariants: one seed and one tree give the same mutants; a mutant is identified by its file and the text of its lines;
+docstrings, annotations, imports and log lines are never changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOGGED = re.compile(r"_?log(ger|ging)?\.|warnings\.|\w+_log\.")
 
 @dataclass(frozen=True)
 class Mutant:
-    """`before` and `after` are whole lines of `file`, of which the first is `line`."""
+    """Change of some lines of a file: `before` and `after` are whole lines of `file`, starting at `line`."""
 
     file: str
     line: int
@@ -40,7 +40,7 @@ class Mutant:
 
 
 def walk(node: ast.AST, in_error: bool = False) -> Iterator[tuple[ast.AST, bool]]:
-    """Yield nodes, each with whether an error is made of it; no docstrings, annotations, imports and log lines."""
+    """Yield nodes to mutate, and whether each is in an error's text; skips docstrings, annotations, imports, logs."""
     match node:
         case ast.Import() | ast.ImportFrom() | ast.Expr(value=ast.Constant()) | ast.If(test=ast.Name("TYPE_CHECKING")):
             return
@@ -61,7 +61,7 @@ def walk(node: ast.AST, in_error: bool = False) -> Iterator[tuple[ast.AST, bool]
 
 
 class Source:
-    """The text of a file, with its syntax tree."""
+    """Text of a file, with its syntax tree."""
 
     def __init__(self, text: str) -> None:
         self.text = text.encode()
@@ -75,7 +75,7 @@ class Source:
         return begin + int(node.col_offset), end + int(node.end_col_offset)
 
     def edits(self) -> Iterator[tuple[str, int, int, str]]:
-        """Yield each change: its kind, the bytes that it replaces and the new text."""
+        """Yield each possible change: its kind, the range of bytes that it replaces and the new text."""
         for node, in_error in walk(self.tree):
             match node:
                 case ast.Compare():
@@ -109,7 +109,7 @@ class Source:
                 yield kind, begin, end, between.replace(operator, INSTEAD[kind][operator])
 
     def mutants(self, file: str) -> Iterator[Mutant]:
-        """Yield what changes the text; not all of it compiles."""
+        """Yield the mutants that change the text; some do not compile."""
         for kind, begin, end, new in self.edits():
             first = self.text.rfind(b"\n", 0, begin) + 1
             last = len(self.text) if (found := self.text.find(b"\n", end)) < 0 else found
@@ -126,14 +126,14 @@ def is_text(node: ast.expr) -> bool:
 
 
 def without_words(literal: str) -> str:
-    """Return the source of a string with each word of four letters or more as `x`s, fields in braces as they are."""
+    """Return a string literal with each word of four letters or more replaced by `x`s; fields in braces are kept."""
     if "\\" in literal:
         return literal
     return re.sub(r"\{[^{}]*\}|[A-Za-z]{4,}", lambda one: one[0] if one[0][0] == "{" else "x" * len(one[0]), literal)
 
 
 def draw(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
-    """Return `count` mutants of a room, the same number of each kind as far as there are any, one of a line."""
+    """Return `count` mutants of a room, equally many of each kind if possible, at most one of a line."""
     by_kind = defaultdict[str, list[Mutant]](list)
     texts = {
         path.relative_to(root).as_posix(): path.read_text("utf-8") for path in (root / PACKAGE / room).rglob("*.py")
@@ -153,14 +153,14 @@ def draw(root: Path, room: str, count: int, seed: int) -> list[Mutant]:
 
 
 def place(text: str, mutant: Mutant) -> int | None:
-    """Return where in a file's text the mutant's lines begin, the nearest ones to where they were; `None` if gone."""
+    """Return the index of the mutant's first line in a text, nearest to its original place; `None` if it is gone."""
     found = re.finditer(rf"^{re.escape(mutant.before)}$", text, re.MULTILINE)
     places = [(abs(text.count("\n", 0, one.start()) + 1 - mutant.line), one.start()) for one in found]
     return min(places)[1] if places else None
 
 
 def changed(text: str, mutant: Mutant) -> str:
-    """Return a file's text with the mutant in it. Its lines are there."""
+    """Return a file's text with the mutant applied. The mutant's lines must be present."""
     at = place(text, mutant)
     assert at is not None
     return text[:at] + mutant.after + text[at + len(mutant.before) :]

@@ -1,11 +1,9 @@
-"""Breaks one line of the package at a time and records which test fails: `python -m tools.mutate OUT server=35`.
+"""Break one line of the package at a time and record which test fails: `python -m tools.mutate OUT server=35`.
 
-A mutant (tools/mutants.py) is caught when a test of its module fails, or one of its room's quicker tests, or when they
-do not end. Only test files that run its lines are tried. `--again RECORDS` tries the mutants of an earlier run on
-another tree.
+A mutant (tools/mutants.py) is caught when a test of its module fails or hangs, or one of its room's quicker tests does.
+Only test files that run its lines are tried. `--again RECORDS` tries the mutants of an earlier run on another tree.
 
-Invariants: mutants and tests stand in a copy of the tree, never in the tree itself; a run that was stopped goes on
-where it was.
+Invariants: mutants and tests run in a copy of the tree, never in the tree itself; an interrupted run resumes.
 """
 
 from __future__ import annotations
@@ -50,7 +48,8 @@ def by(number):
 
 
 def with_probe(text: str, mutant: Mutant, number: int) -> str:
-    """Return a file's text that notes which tests run the mutant's lines, unchanged if importing the file does."""
+    """Return a file's text with a probe that records which tests run the mutant's lines; unchanged if importing runs
+    them."""
     lines, line = text.splitlines(keepends=True), text.count("\n", 0, place(text, mutant) or 0) + 1
     functions = (one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
     inner = (one for function in functions for body in function.body for one in ast.walk(body))
@@ -66,7 +65,7 @@ def with_probe(text: str, mutant: Mutant, number: int) -> str:
 
 
 class Copy:
-    """A tree of its own in a folder, and its tests."""
+    """Copy of the tree in a folder of its own, and its tests."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder
@@ -85,7 +84,7 @@ class Copy:
         return cls(folder)
 
     def tests_of(self, file: str) -> list[str]:
-        """Return the test files that have the module's name, then the other quick ones of its room."""
+        """Return the test files named after the module, then the other quick ones of its room."""
         path = Path(file).relative_to(PACKAGE)
         names = {path.stem, f"{path.parent.name}_{path.stem}"} if path.stem != "__init__" else {path.parent.name}
         folder = self.root / "tests" / path.parent
@@ -101,7 +100,7 @@ class Copy:
         return sorted(names, key=lambda name: self._recorded.get(name, 0.0))
 
     def run(self, files: list[str], limit_s: float, most: int = 1) -> list[str]:
-        """Return the first tests that fail, `most` at most, or `hangs` after `limit_s`."""
+        """Return the first tests that fail, at most `most`, or `hangs` after `limit_s` seconds."""
         env = os.environ | {"PYTHONPATH": f"{self.root}/python:{self.root}", "CUDA_VISIBLE_DEVICES": ""}
         # Rust's half of a parametrized test of the scheduler runs no line of the reference.
         options = [
@@ -139,9 +138,9 @@ class Copy:
             (self.root / name).write_text(text, "utf-8")
 
     def reaching(self, mutants: list[Mutant]) -> list[list[str]]:
-        """Return of each mutant those of its test files that run its lines.
+        """Return, for each mutant, those of its test files that run its lines.
 
-        The tests run once for that, without a mutant; those that fail are left out from then on.
+        Runs the tests once without a mutant; tests that fail then are excluded from now on.
         """
         log, module = self.root / "reached.txt", self.root / "python" / "reached.py"
         module.write_text(PROBE.format(log=str(log)), "utf-8")
@@ -163,7 +162,7 @@ class Copy:
         ]
 
     def judge(self, mutant: Mutant, tests: list[str], limit_s: float) -> dict[str, Any]:
-        """Return the test that caught a mutant, how many files ran its lines, and the seconds."""
+        """Return the test that caught a mutant, the number of files that ran its lines, and the seconds."""
         begin = time.monotonic()
         text = changed((self.root / mutant.file).read_text("utf-8"), mutant)
         with self._instead({mutant.file: text}):
@@ -177,10 +176,10 @@ class Copy:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Break the package on purpose and see which tests notice.")
-    parser.add_argument("out", type=Path, help="JSON lines, one a mutant; those that are there are not tried again")
-    parser.add_argument("rooms", nargs="*", help="a folder of the package and how many mutants: server=35")
+    parser.add_argument("out", type=Path, help="results, a JSON line for each mutant; those in it are skipped")
+    parser.add_argument("rooms", nargs="*", help="folder of the package and number of mutants, such as server=35")
     parser.add_argument("--seed", type=int, default=52)
-    parser.add_argument("--again", type=Path, help="the records of a run whose mutants are tried again")
+    parser.add_argument("--again", type=Path, help="results of an earlier run whose mutants are tried again")
     args = parser.parse_intermixed_args()
 
     def recorded(path: Path) -> list[Mutant]:

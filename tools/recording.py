@@ -1,8 +1,8 @@
-"""A recording of a terminal for the README, from a real run: `python -m tools.recording [FILE]`, by default
-docs/img/terminal.svg. A shell in a pseudo terminal is typed into, and its screen is read by a terminal emulator (pyte).
+"""Record a terminal session for the README, from a real run: `python -m tools.recording [FILE]`, by default
+docs/img/terminal.svg. Types into a shell in a pseudo terminal, and reads its screen by a terminal emulator (pyte).
 
-Invariants: what is seen was printed; only pauses are shortened (`LONGEST_S`). Keys are sent when the screen says that
-they are waited for, never after a time.
+Invariants: everything shown was printed; only pauses are shortened (`LONGEST_S`). Keys are sent when the screen shows
+the prompt that waits for them, never after a fixed time.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ CHAT: tuple[tuple[str, str], ...] = (
     (PROMPT, "/exit\r"),
     (SHELL, ""),
 )
-"""The chat starts a server of its own; `/stats` asks for the figures below each answer."""
+"""Prompts to wait for and keys to type. The chat starts its own server; `/stats` shows figures below each answer."""
 
 
 class Recorder:
-    """A program in a pseudo terminal, and its screens since it began."""
+    """Program in a pseudo terminal, and all its screens so far."""
 
     def __init__(self, typed: Sequence[str], env: dict[str, str]) -> None:
         import pyte  # by `make recording`, into a folder of its own
 
         class Answering(pyte.Screen):  # type: ignore[misc,name-defined]
-            """Programs ask where the cursor is; the answer is typed."""
+            """Terminal screen that answers a program's queries, such as for the cursor's position."""
 
             def write_process_input(screen, data: str) -> None:
                 os.write(self._terminal, data.encode())
@@ -82,7 +82,7 @@ class Recorder:
         )
 
     def pump(self, wait_s: float = FRAME_S) -> bool:
-        """Take what was printed within `wait_s` as one frame. False: the program has ended."""
+        """Read the output of the next `wait_s` seconds into one frame. Return false if the program has ended."""
         until = time.monotonic() + wait_s
         while (left := until - time.monotonic()) > 0:
             if select.select([self._terminal], [], [], left)[0]:
@@ -102,7 +102,7 @@ class Recorder:
                 raise RuntimeError(f"recording: {what} did not come; the screen:\n" + "\n".join(self.text()))
 
     def waits_with(self, prompt: str) -> bool:
-        """The cursor stands behind `prompt`, at the beginning of its line."""
+        """Return true if the cursor is right after `prompt` at the beginning of its line."""
         cursor = self._screen.cursor
         return cursor.x == len(prompt) and self._screen.display[cursor.y].startswith(prompt)
 
@@ -112,7 +112,7 @@ class Recorder:
             self.pump(KEY_S)
 
     def close(self) -> None:
-        """End it with what it has started: the terminal's hangup, which a shell passes on."""
+        """End the program and its children by the terminal's hangup, which a shell passes on."""
         os.close(self._terminal)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGHUP)
@@ -120,7 +120,7 @@ class Recorder:
 
 
 def record(script: Sequence[tuple[str, str]], folder: Path) -> list[Frame]:
-    """Frames of a shell that is typed into by `script`. `folder` is for what it needs: a `minisgl` on its path."""
+    """Return the frames of a shell session typed from `script`. `folder` gets a `minisgl` for its PATH."""
     command = folder / "minisgl"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m minisgl "$@"\n')
     command.chmod(0o755)

@@ -1,7 +1,7 @@
-"""Pictures of single ideas of the scheduler for docs/scheduler.md and state-layers.md, from real servers:
-few requests, in slow motion, on the echo engine, whose tokens are bytes.
+"""Pictures of single ideas of the scheduler for docs/scheduler.md and state-layers.md, from real servers: few requests,
+in slow motion, on the echo engine, whose tokens are bytes.
 
-Invariants: a scene is made by what requests ask for, each sent when the ones before have their first token.
+Invariants: a scene is made by requests alone, each sent when the previous ones have their first token.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Ask:
 
 @dataclass(frozen=True)
 class Scene:
-    """`rounds`: requests that are sent together; the next when each of them has its first token, or, with `apart`, its
-    last. `tree`: the picture is of the prefix tree."""
+    """Scene to draw. `rounds`: groups of requests sent together; a group is sent when each request of the previous one
+    has its first token, or with `apart` its last. `tree`: the picture shows the prefix tree."""
 
     name: str
     flags: tuple[str, ...]
@@ -37,7 +37,7 @@ class Scene:
 
 
 def words(seed: int, length: int) -> str:
-    """Text of `length` bytes, another for each seed."""
+    """Return a text of `length` bytes that differs for each seed."""
     text = " ".join(f"{seed * 7919 + i * i * 31:05d}" for i in range(length // 6 + 1))
     return text[:length]
 
@@ -78,7 +78,7 @@ SCENES = (
 
 
 def play(url: str, scene: Scene) -> None:
-    """Send what the scene has, and return when all is answered."""
+    """Send the scene's requests, and return when all are complete."""
     threads: list[threading.Thread] = []
     failed: list[Exception] = []
     for asked in scene.rounds:

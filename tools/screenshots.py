@@ -1,7 +1,7 @@
-"""Pictures of the page for the docs, from real servers: `python -m tools.screenshots [FOLDER]`, by default docs/img.
+"""Take the screenshots of the docs from real servers: `python -m tools.screenshots [FOLDER]`, by default docs/img.
 
-A conversation with the embedded SmolLM2, then what the server does and its scheduler under the demo load, then single
-ideas of the scheduler. Needs Playwright and chromium, as `make browser-test` does. `--only NAME` takes one of these.
+Shows a conversation with the embedded SmolLM2, the live view and the scheduler under the demo load, and single ideas of
+the scheduler. Needs Playwright and chromium, like `make browser-test`. `--only NAME` takes one of the latter.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def chat(chromium: Any, folder: Path) -> None:
 
 
 def load(chromium: Any, folder: Path) -> None:
-    """The scheduler in steps that the eye can follow."""
+    """Take the screenshots of the live and scheduler views under the demo load, with the scheduler in slow motion."""
     slow = ("--sim-profile", "slow-motion")
     for name, view, scheme, flags in (
         ("live", "live", "light", ()),
@@ -67,7 +67,7 @@ def load(chromium: Any, folder: Path) -> None:
 
 @contextlib.contextmanager
 def delay() -> Iterator[dict[str, str]]:
-    """The environment of a server whose steps take long enough to be drawn."""
+    """Yield an environment for a server whose steps take `STEP_MS` longer, so that each one is drawn."""
     with tempfile.NamedTemporaryFile("w") as file:
         file.write(str(STEP_MS))
         file.flush()
@@ -75,7 +75,7 @@ def delay() -> Iterator[dict[str, str]]:
 
 
 def scene(chromium: Any, folder: Path, shown: Scene) -> None:
-    """The card of the strip or of the tree alone, when the last step of the scene has come."""
+    """Play a scene and take a screenshot of its card, the steps or the prefix tree, after the last step."""
     with (
         delay() as env,
         serving(*shown.flags, env={**env, **shown.env}) as server,

@@ -1,16 +1,16 @@
-"""Run tests many times on a machine that is kept busy, to find those that fail by chance: `make shake TESTS=... N=20`.
+"""Run tests many times on a busy machine, to find those that fail by chance: `make shake TESTS=... N=20`.
 
     python -m tools.shake tests/a/test_b.py::test_c rust:minisgl-store::counter --times 20
     python -m tools.shake --since main --times 5 --seconds 300
 
-A test is what pytest takes, a file or an id, or `rust:CRATE` for all tests of a crate, or `rust:CRATE::PART` for those
-whose name has PART in it. In a busy round a neighbour process computes on each core. In a slow round, one in four, the
-test has one core, and the neighbours on that core leave it about a fifth. Each round has a seed of its own, which
-Hypothesis, proptest and Python's hashes get. `--since REV` adds what a change since REV touches: changed tests that use
-a process, a socket, a thread or a clock, themselves or through a helper, and such crates. The output of a failed round
-is kept in target/shake/. Ends with 1 if a round failed.
+A target is a pytest file or id, or `rust:CRATE` for all tests of a crate, or `rust:CRATE::PART` for those with PART in
+their name. In a busy round a load process computes on each core. In a slow round, one in four, the test has one core,
+and the load processes on that core leave it about a fifth. Each round has a seed of its own, which Hypothesis, proptest
+and Python's hashes get. `--since REV` adds the targets of a change since REV: changed tests that use a process, a
+socket, a thread or a clock, directly or through a helper, and such crates. The output of a failed round is stored in
+target/shake/. Exits with 1 if a round failed.
 
-Invariants: a neighbour ends with this process, however that ends; a budget skips rounds, and says which.
+Invariants: load processes end with this process, however that ends; rounds that a budget skips are reported.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ WAITS = re.compile(
 
 
 class Kind(NamedTuple):
-    """A kind of round. `slower`: how many times as long a test computes as on a quiet core."""
+    """Kind of round. `slower`: the factor by which a test computes more slowly than on a quiet core."""
 
     name: str
     neighbours: list[int]
-    """The core of each neighbour."""
+    """Core of each load process."""
     prefix: list[str]
-    """The command that holds the test's command to a core."""
+    """Command prefix that pins the test to a core."""
     slower: float
 
 
@@ -65,7 +65,7 @@ def kinds() -> tuple[Kind, Kind]:
 
 @contextlib.contextmanager
 def busy(cores: list[int]) -> Iterator[list[int]]:
-    """Compute on each of these cores meanwhile; yields the ids of the neighbours."""
+    """Keep each of these cores busy during the `with`; yields the process ids."""
     running: list[subprocess.Popen[bytes]] = []
     try:
         for core in cores:
@@ -82,7 +82,7 @@ def busy(cores: list[int]) -> Iterator[list[int]]:
 
 @dataclass
 class Target:
-    """A test to run, and what its rounds have shown."""
+    """Test to run, and the results of its rounds."""
 
     name: str
     command: list[str]
@@ -94,7 +94,7 @@ class Target:
     failures: list[str] = field(default_factory=list)
     has_no_tests: bool = False
     longest_s: float = 0.0
-    """The longest round as if the machine were quiet."""
+    """Seconds of the longest round, converted to a quiet machine."""
 
     def expected_s(self, kind: Kind) -> float:
         return max(self.recorded_s, self.longest_s) * kind.slower
@@ -108,13 +108,13 @@ def python_target(root: Path, name: str, recorded: dict[str, float]) -> Target:
 
 
 def rust_targets(root: Path, name: str) -> list[Target]:
-    """Build a crate's tests; return one target for each program that has a test of this name."""
+    """Build a crate's tests; return one target for each program that contains a test of this name."""
     crate, _, part = name.removeprefix("rust:").partition("::")
     flags = TESTED if (root / "rust" / "tests.toml").exists() else ["--locked"]
     build = ["cargo", "test", "--quiet", "--no-run", "--message-format=json", "--lib", "--tests", *flags, "-p", crate]
     built = subprocess.run(build, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if built.returncode:
-        raise ValueError(f"{name}: its tests could not be built")
+        raise ValueError(f"{name}: the tests cannot be built")
     found = []
     for line in built.stdout.splitlines():
         made = json.loads(line)
@@ -131,7 +131,7 @@ def rust_targets(root: Path, name: str) -> list[Target]:
 
 
 def touched(root: Path, since: str | None) -> list[str]:
-    """Return the tests a change touches that wait for something, those that changed themselves first."""
+    """Return the timing-dependent tests that a change touches, changed test files first."""
     changed = changed_files(root, since)
     imports = Imports(root)
     helpers = [file for file in changed if file.startswith("tests/helpers/")]
@@ -153,7 +153,7 @@ def helpers_of(imports: Imports, file: str) -> set[str]:
 
 
 def interrupt(process: subprocess.Popen[bytes]) -> None:
-    """End a test and what it started, which is its process group."""
+    """End a test and its process group."""
     for number in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -162,7 +162,7 @@ def interrupt(process: subprocess.Popen[bytes]) -> None:
 
 
 def run_round(target: Target, kind: Kind, seed: int, limit_s: float, output: Path) -> str:
-    """Run a target once. Returns what went wrong, or an empty text."""
+    """Run a target once. Return the failure, or an empty text."""
     env = {**os.environ, "PYTHONHASHSEED": str(seed), "PROPTEST_RNG_SEED": str(seed)}
     env.pop("TEST_PATIENCE", None)  # measured again on the machine as it is now
     env.setdefault("RUST_BACKTRACE", "1")
@@ -190,7 +190,7 @@ def run_round(target: Target, kind: Kind, seed: int, limit_s: float, output: Pat
 
 @dataclass
 class Shaking:
-    """All rounds of all targets. `begins`: in seconds of the monotonic clock; `budget_s`: None without a bound."""
+    """All rounds of all targets. `begins`: start in seconds of the monotonic clock; `budget_s`: `None` for no limit."""
 
     targets: list[Target]
     times: int
@@ -205,7 +205,7 @@ class Shaking:
         return self.budget_s is None or spent + target.expected_s(kind) < self.budget_s
 
     def run(self) -> None:
-        """Run the first round of every target before the second of any, so that a budget is spent on all of them."""
+        """Run the first round of every target before the second of any, so that a budget is spread over all of them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         both = kinds()
         for number in range(self.times):
@@ -235,7 +235,7 @@ class Shaking:
             print(f"  | {line}", flush=True)
 
     def report(self) -> int:
-        """Print the table. Returns the exit status."""
+        """Print the table of results. Return the exit status."""
         print("shake:  rounds  failures  seconds  test")
         for one in self.targets:
             print(f"shake: {one.rounds:7} {len(one.failures):9} {one.seconds:8.1f}  {one.name}")
@@ -252,13 +252,13 @@ class Shaking:
 
 def parsed(args: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="shake", description="Run tests many times on a busy machine.")
-    parser.add_argument("tests", nargs="*", help="files or ids of pytest, rust:CRATE or rust:CRATE::PART")
+    parser.add_argument("tests", nargs="*", help="pytest files or ids, rust:CRATE or rust:CRATE::PART")
     parser.add_argument("--times", type=int, default=20, help="rounds of each test (default: 20)")
-    parser.add_argument("--since", metavar="REV", help="also what a change since this revision touches")
-    parser.add_argument("--changed", action="store_true", help="also what a change since main touches")
-    parser.add_argument("--seconds", type=float, help="begin no round that would not end within so many seconds")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds after which a round hangs (default: 1800)")
-    parser.add_argument("--seed", type=int, help="of the first round; each round adds 1 (default: another each time)")
+    parser.add_argument("--since", metavar="REV", help="also run the tests that changes since this revision touch")
+    parser.add_argument("--changed", action="store_true", help="also run the tests that changes since main touch")
+    parser.add_argument("--seconds", type=float, help="start no round that would end after so many seconds")
+    parser.add_argument("--limit", type=float, default=1800.0, help="timeout of a round in seconds (default: 1800)")
+    parser.add_argument("--seed", type=int, help="seed of the first round; each round adds 1 (default: random)")
     found = parser.parse_args(args)
     if not (found.tests or found.since or found.changed):
         parser.error("name a test, as in TESTS=tests/test_pages.py, or a revision, as in SINCE=main")

@@ -1,6 +1,6 @@
-"""A terminal's screen over time as one animated SVG, without a script: CSS keyframes show each line while it was there.
+"""Draw a terminal's screen over time as one animated SVG without a script: CSS keyframes show each line in its time.
 
-Invariants: what shows no animation (a reader who asked for less motion, a package index) shows the last screen.
+Invariants: a viewer without animation (a reader who asked for reduced motion, a package index) shows the last screen.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Frame:
 
 
 def shorten(frames: Sequence[Frame], longest_s: float) -> list[Frame]:
-    """The same screens, none shown for longer than `longest_s`: nobody watches a terminal that waits."""
+    """Return the same frames with pauses shortened: none is shown for longer than `longest_s`."""
     told: list[Frame] = []
     at_s = 0.0
     for before, frame in zip([None, *frames], frames, strict=False):
@@ -54,7 +54,7 @@ def shorten(frames: Sequence[Frame], longest_s: float) -> list[Frame]:
 
 @dataclass(frozen=True)
 class Shown:
-    """A line of the picture, from one moment to another."""
+    """Line of text on a row, visible from `begin_s` to `end_s`."""
 
     row: int
     line: Line
@@ -63,7 +63,7 @@ class Shown:
 
 
 def lines_shown(frames: Sequence[Frame], end_s: float) -> Iterator[Shown]:
-    """Each line of each row once for as long as it stays the same; empty ones not at all."""
+    """Yield each non-empty line of each row once for every period in which it stays the same."""
     for row in range(max(len(frame.screen) for frame in frames)):
         since = 0
         for i in range(1, len(frames) + 1):
@@ -76,7 +76,7 @@ def lines_shown(frames: Sequence[Frame], end_s: float) -> Iterator[Shown]:
 
 
 def svg(frames: Sequence[Frame], title: str, hold_s: float = 4.0) -> str:
-    """`hold_s`: how long the last screen stays before it begins again."""
+    """Return the SVG of the frames. `hold_s`: seconds for which the last screen stays before the animation restarts."""
     end_s = frames[-1].at_s + hold_s
     num_rows = max(
         (row + 1 for frame in frames for row, line in enumerate(frame.screen) if any(c.text.strip() for c in line)),
@@ -110,7 +110,7 @@ def svg(frames: Sequence[Frame], title: str, hold_s: float = 4.0) -> str:
 
 
 def _rule(shown: Shown, number: int, end_s: float) -> str:
-    """A line that is on the last screen is there without the animation, too; any other is not."""
+    """Return the CSS of a line's visibility. Without animation only lines of the last screen are visible."""
     begin, end = 100 * shown.begin_s / end_s, 100 * shown.end_s / end_s
     last = shown.end_s >= end_s
     steps = "" if shown.begin_s == 0 else "0%{visibility:hidden}"
@@ -123,7 +123,7 @@ def _rule(shown: Shown, number: int, end_s: float) -> str:
 
 
 def _text(shown: Shown, number: int) -> str:
-    """One element a line; a length for each run of a style, so that columns hold in any font."""
+    """Return the `text` element of a line, with a length for each run of a style, so that columns align in any font."""
     y = BAR_H + MARGIN + shown.row * CELL_H + 13
     spans, column = [], 0
     for (color, bold), cells in groupby(shown.line, key=lambda cell: (cell.color, cell.bold)):

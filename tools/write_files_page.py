@@ -1,7 +1,7 @@
-"""Writes the tables of docs/files.md out of what the code reads: `python -m tools.write_files_page`.
+"""Write the tables of docs/files.md from the file formats that the code reads: `python -m tools.write_files_page`.
 
-What stands between a `begin` and an `end` mark is made here, the rest of the page by hand; a test fails when the page
-is not what this would write. Each name stands with the test that saw a file which another program wrote.
+Text between a `begin` and an `end` mark is generated, the rest of the page is written by hand; a test fails when the
+page differs. Each name is listed with the test that read a file written by another program.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def by_test(names: Iterable[tuple[str, str]]) -> str:
-    """Return a bullet for each test, with the names that it proves; a name is a pair with its test."""
+    """Return a bullet for each test, with the names that it proves; `names` are pairs of a name and its test."""
     tests: dict[str, list[str]] = {}
     for name, test in names:
         tests.setdefault(test, []).append(name)
@@ -56,7 +56,7 @@ def types() -> str:
 
 
 def tokenizers() -> str:
-    """Return the names by test; those that split a text the same way are joined by `=`."""
+    """Return the tokenizer names by test; names that split text the same way are joined by `=`."""
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, pre in gguf_tokenizer.PRE.items():
         alike.setdefault(pre.patterns, []).append(name)

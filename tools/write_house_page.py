@@ -1,7 +1,8 @@
-"""Draws docs/house.md, the rooms with their floors and who may call whom: `python -m tools.write_house_page`.
+"""Draw docs/house.md, the rooms (folders) by floor with the allowed imports between them:
+`python -m tools.write_house_page`.
 
-Who may call whom in Python is the table of `tests/test_layering.py`; of the crates it is what their manifests say. A
-test fails when the page is not what this would write.
+The imports allowed in Python are the table of `tests/test_layering.py`; those of the crates come from their manifests.
+A test fails when the page differs from the output.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.test_layering import MAY_IMPORT, PACKAGE
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "house.md"
 EVERYWHERE = ("config", "envs", "extension", "sampling_params", "step", "utils")
-"""Data, settings and small tools: rooms name them too often for a drawing."""
+"""Rooms omitted from the drawing: data, settings and small tools, which nearly all rooms import."""
 Rooms = Mapping[str, set[str]]
 
 
@@ -27,7 +28,7 @@ def room_of(name: str) -> str:
 
 
 def python_rooms() -> dict[str, set[str]]:
-    """Return the rooms that each room of the package may call."""
+    """Return the rooms that each room of the package may import."""
     rooms: dict[str, set[str]] = {}
     for name, targets in MAY_IMPORT.items():
         if not name.startswith("_"):
@@ -37,7 +38,7 @@ def python_rooms() -> dict[str, set[str]]:
 
 
 def crates() -> dict[str, set[str]]:
-    """Return the crates of the workspace that each crate depends on, without `minisgl-`."""
+    """Return the crates of the workspace that each crate depends on; names are without `minisgl-`."""
     found = {}
     for manifest in sorted(ROOT.glob("rust/*/Cargo.toml")):
         needed = tomllib.loads(manifest.read_text(encoding="utf-8")).get("dependencies", {})
@@ -50,12 +51,12 @@ def short(crate: str) -> str:
 
 
 def floor(rooms: Rooms, room: str) -> int:
-    """Return the floor of a room: one above the highest room that it calls. There is no circle between rooms."""
+    """Return the floor of a room: one above the highest room that it imports. Rooms have no import cycles."""
     return max((floor(rooms, called) + 1 for called in rooms[room]), default=0)
 
 
 def drawn(rooms: Rooms, left_out: tuple[str, ...] = ()) -> str:
-    """Return a line for each room, from the roof down: its floor, its name, and the rooms that it may call."""
+    """Return a line for each room, from the top floor down: its floor, its name, and the rooms that it may import."""
     shown = {room: called.difference(left_out) for room, called in rooms.items() if room not in left_out}
     order = sorted(shown, key=lambda room: (-floor(shown, room), room))
     width = max(map(len, shown))

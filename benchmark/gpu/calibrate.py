@@ -1,10 +1,10 @@
-"""How well the simulated engine's profiles tell the steps of a real device, and what would fit better.
+"""Compare the simulated engine's profiles with the steps of a real device, and fit better parameters.
 
     python benchmark/gpu/calibrate.py benchmark/runs/DATE-gpu-offline/points.json
 
 For each model with a profile: predicted over measured time of its steps, by kind; and the bandwidth, arithmetic and
-overhead that a roofline fitted to these steps has. Decode steps decide bandwidth and overhead, steps of many tokens
-the arithmetic.
+overhead of a roofline fitted to these steps. Decode steps determine bandwidth and overhead, steps of many tokens the
+arithmetic.
 
 The same points give the same figures; a profile's file is not changed.
 """
@@ -32,7 +32,7 @@ CLEARLY = 1.2
 
 
 def traffic(roofline: Roofline, load: StepLoad) -> float:
-    """Bytes that a step reads and writes."""
+    """Return the bytes that a step reads and writes."""
     model = roofline.model
     weights = (model.layer_weights + model.output_weights) * roofline.bytes_per_weight
     return weights + (load.kv_tokens + load.tokens) * roofline.kv_bytes
@@ -44,9 +44,8 @@ def operations(model: Model, load: StepLoad) -> float:
 
 
 def fit(roofline: Roofline, loads: Sequence[StepLoad], seconds: Sequence[float]) -> dict[str, float]:
-    """Least squares of seconds = overhead + bytes / bandwidth over decode steps that the profile takes for bound by
-    memory, then of seconds - overhead = FLOP / peak over steps of many tokens. What there are no steps for stays
-    away."""
+    """Fit roofline parameters by least squares: seconds = overhead + bytes / bandwidth over memory-bound decode steps,
+    then seconds - overhead = FLOP / peak over steps of many tokens. Parameters without such steps are omitted."""
     found: dict[str, float] = {}
     decode = [i for i, load in enumerate(loads) if load.tokens == load.rows and _by_memory(roofline, load)]
     if len({loads[i].kv_tokens for i in decode}) > 2:
@@ -68,7 +67,7 @@ def _by_memory(roofline: Roofline, load: StepLoad) -> bool:
 
 
 def compare(roofline: Roofline, loads: Sequence[StepLoad], seconds: Sequence[float]) -> dict[str, Any]:
-    """Predicted over measured: median and the range of nine tenths, by kind of step."""
+    """Return the ratio of predicted to measured time by kind of step: median, 5th and 95th percentile."""
     ratio = np.array([roofline.seconds(load) for load in loads]) / np.array(seconds)
     decode = np.array([load.tokens == load.rows for load in loads])
     found = {}

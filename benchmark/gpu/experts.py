@@ -1,11 +1,11 @@
-"""Routed experts of one layer on a GPU, in one command: `python benchmark/gpu/experts.py --out FOLDER`.
+"""Benchmark the routed experts of one layer on a GPU, in one command: `python benchmark/gpu/experts.py --out FOLDER`.
 
-Side by side, by the number of tokens: the fused Triton form, eager and as a CUDA graph; the grouped form in torch; the
-same work through torch's own grouped product where it takes the type. And what reading the weights in use, or the
-multiplications, would take at best. `--sweep` tries other tiles and names the fastest for each number of tokens.
+Compares, by the number of tokens: the fused Triton form, eager and as a CUDA graph; the grouped form in torch; and
+torch's own grouped matmul where it supports the dtype; with the lower bound set by reading the weights in use or by
+arithmetic. `--sweep` tries other tiles and names the fastest for each number of tokens.
 
-Forms take turns, forwards and backwards; weights are of several layers in turn, so that they come from
-memory; what was measured is written after each line, so that a run that is cut off leaves what it has.
+Forms take turns, forwards and backwards; the weights of several layers alternate, so that they come from memory;
+results are written after each line, so that an interrupted run keeps what it has.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Form = Callable[..., Tensor]
 
 
 class Work:
-    """Weights of several layers, and inputs for any number of tokens."""
+    """Expert weights of several layers, and random inputs for any number of tokens."""
 
     def __init__(self, shape: dict[str, Any], dtype: torch.dtype, device: str, layers: int) -> None:
         self.device, self.dtype = device, dtype
@@ -66,7 +66,7 @@ class Work:
         return self._noise(tokens, self.hidden), chosen, shares.to(self.dtype)
 
     def best_s(self, chosen: Tensor) -> float:
-        """At the pace of memory or of the tensor cores, whichever takes longer."""
+        """Return the lower bound in seconds: memory bandwidth or tensor cores, whichever takes longer."""
         per_expert = 3 * self.hidden * self.inner
         in_use = len(chosen.unique())
         read_s = in_use * per_expert * self.dtype.itemsize / self.bytes_per_s
@@ -74,7 +74,7 @@ class Work:
 
 
 def library(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """Through torch's grouped product, which needs no wait either."""
+    """Compute the experts through torch's grouped matmul, which needs no host synchronization either."""
     (num_tokens, per_token), inner = chosen.shape, down.shape[2]
     flat = chosen.flatten()
     ordered, order = flat.sort(stable=True)
@@ -88,7 +88,7 @@ def library(x: Tensor, gate_up: Tensor, down: Tensor, chosen: Tensor, shares: Te
 
 
 def through(form: Form, work: Work, tokens: int, **settings: Any) -> Callable[[], Tensor]:
-    """All layers one after the other."""
+    """Return a call that runs all layers in sequence."""
     x, chosen, shares = work.inputs(tokens)
 
     def run() -> Tensor:
@@ -110,7 +110,7 @@ def captured(run: Callable[[], Tensor]) -> Callable[[], object]:
 
 
 def timed(run: Callable[[], object], device: str, least_s: float) -> float:
-    """Seconds a call, of as many as take `least_s`."""
+    """Return the seconds per call, over enough calls to take `least_s`."""
 
     def once(calls: int) -> float:
         if device == "cpu":
@@ -161,7 +161,7 @@ def side_by_side(work: Work, tokens: int, repeats: int, least_s: float) -> dict[
 
 
 def candidates(dtype: torch.dtype, rows: float) -> list[Tile]:
-    """Tiles for experts with so many rows on average; first those in use."""
+    """Return tiles to try for experts with `rows` rows on average, those in use first."""
     least, most = min(64, rows / 2), max(16, 2 * rows)
     found = [tile for tile in experts_tiles.tiles(dtype) if least <= tile.block_m <= most]
     for block_m, n, k, warps, stages in itertools.product((16, 32, 64, 128), (64, 32, 128), (64, 128), (4, 8), (4, 3)):
@@ -173,7 +173,7 @@ def candidates(dtype: torch.dtype, rows: float) -> list[Tile]:
 
 
 def sweep(work: Work, tokens: int, least_s: float, until: float) -> dict[str, Any]:
-    """Graphs of the fused form, tile by tile. Most of the time goes to Triton's compiler, once for each tile."""
+    """Time CUDA graphs of the fused form, tile by tile. Most of the time goes to Triton's compiler, once a tile."""
     from triton.runtime.errors import OutOfResources
 
     us: dict[str, float] = {}
@@ -208,14 +208,14 @@ def row(found: dict[str, Any]) -> tuple[float | None, ...]:
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write experts.json and experts.md there")
+    parser.add_argument("--out", type=Path, help="write experts.json and experts.md into this folder")
     parser.add_argument("--model", choices=sorted(n for n in SHAPES if "num_experts" in SHAPES[n]))
     parser.add_argument("--tokens", type=int, nargs="+", default=list(TOKENS))
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--repeats", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=400.0, help="start nothing new after so many")
-    parser.add_argument("--sweep", action="store_true", help="then try other tiles")
-    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny shape and no kernel")
+    parser.add_argument("--seconds", type=float, default=400.0, help="start nothing after so many (default: 400)")
+    parser.add_argument("--sweep", action="store_true", help="also try other tiles")
+    parser.add_argument("--rehearse", action="store_true", help="run on the CPU, with a tiny shape and no kernel")
     return parser
 
 

@@ -1,15 +1,15 @@
-"""Offline throughput on a GPU, in one command: `python benchmark/gpu/offline.py --out FOLDER`.
+"""Measure offline throughput on a GPU, in one command: `python benchmark/gpu/offline.py --out FOLDER`.
 
-Dummy Qwen3-0.6B and Qwen3-8B, 256 sequences of 100 to 1,024 tokens in and out, all there at the start: both control
-planes, overlap on and off, in turns. For each run: output tokens per second, where the host's time goes, how long the
-device waited for the host between steps, and the ratio to what reading the weights and the KV once a step would take.
+Dummy Qwen3-0.6B and Qwen3-8B, 256 sequences of 100 to 1,024 tokens in and out, all queued at the start: both
+schedulers, overlap on and off, in turns. For each run: output tokens per second, the host's time by part, the device's
+idle time between steps, and the ratio to the time of reading the weights and the KV once a step.
 
     python benchmark/gpu/offline.py --out FOLDER --seconds 540     # stops in time; writes what it has after each run
     python benchmark/gpu/offline.py --out FOLDER --trace           # 20 decode steps under torch's profiler, too
     python benchmark/gpu/offline.py --rehearse                     # a tiny shape on the CPU: does it run?
 
-Each model has a process of its own; raw figures and the report are rewritten after each run, so that a
-killed benchmark leaves what it had.
+Each model has a process of its own; raw figures and the report are rewritten after each run, so that a killed benchmark
+keeps what it had.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ GRACE_S = 30.0  # to end after the budget, before the process is killed
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="write README.md, raw.json and points.json there")
+    parser.add_argument("--out", type=Path, help="write README.md, raw.json and points.json into this folder")
     parser.add_argument("--models", nargs="+", choices=sorted(SHAPES), default=["qwen3-0.6b", "qwen3-8b"])
     parser.add_argument("--num-sequences", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3, help="turns through the variants of a model")
+    parser.add_argument("--repeats", type=int, default=3, help="turns through the variants of a model (default: 3)")
     parser.add_argument(
         "--variants",
         nargs="+",
         choices=NAMES,
         default=list(NAMES),
-        help="scheduler, and whether steps overlap (default: all four)",
+        help="schedulers, with overlap on or off (default: all four)",
     )
-    parser.add_argument("--seconds", type=float, default=3600.0, help="of the whole benchmark; models share it evenly")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="time limit, shared evenly by the models")
     parser.add_argument("--attention-backend", default="auto")
     parser.add_argument("--cuda-graph-max-bs", type=int)
-    parser.add_argument("--trace", action="store_true", help="a Chrome trace of the first model's decode steps")
-    parser.add_argument("--rehearse", action="store_true", help="a tiny shape on the CPU; its figures mean nothing")
+    parser.add_argument("--trace", action="store_true", help="write a Chrome trace of the first model's decode steps")
+    parser.add_argument("--rehearse", action="store_true", help="run a tiny shape on the CPU, for a test")
     return parser
 
 
@@ -80,7 +80,7 @@ def work_of(args: argparse.Namespace, model: Path) -> OfflineJob:
 
 
 def lines_of(job: ModelJob) -> Iterator[dict[str, Any]]:
-    """What the process of a model prints, as it comes. Ends with an `error` if it failed or was killed."""
+    """Yield the records that a model's process prints, as they arrive; the last is an `error` if it failed."""
     command = [sys.executable, str(Path(__file__).with_name("one_model.py"))]
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said)

@@ -1,11 +1,10 @@
-"""All runs of one model in one process: `python benchmark/gpu/one_model.py` reads a job as JSON, prints a JSON line for
-each run when it has ended.
+"""Run all variants of one model in one process: reads a job as JSON, prints a JSON line after each run.
 
-The engine is loaded once; each run has a scheduler and a step loop of its own, with an empty prefix cache. A
-warm-up with all sequences comes first, so that kernels are compiled and memory taken before anything is timed.
+The engine is loaded once; each run has a scheduler and a step loop of its own, with an empty prefix cache. A warm-up
+with all sequences comes first, so that kernels are compiled and memory allocated before anything is timed.
 
-Variants differ by the scheduler and by overlap only, and take turns (A B C D, D C B A, ...); a run
-begins only if one as long as the longest so far ends before the deadline; a line is written whole or not at all.
+Variants differ by the scheduler and by overlap only, and take turns (A B C D, D C B A, ...); a run begins only if one
+as long as the longest so far would end before the deadline; a line is written whole or not at all.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ MAX_TRACE_BYTES = 10 * 2**20
 
 
 class ModelJob(msgspec.Struct, frozen=True, kw_only=True):
-    """`variants`: (scheduler, overlap). `deadline` as `time.time` gives it."""
+    """Job of one model. `variants`: pairs of scheduler and overlap. `deadline`: a Unix time in seconds."""
 
     work: OfflineJob
     variants: tuple[tuple[str, bool], ...]
@@ -159,7 +158,8 @@ class Bench:
         }
 
     def trace(self, plane: str, overlap: bool, folder: Path) -> dict[str, Any]:
-        """`TRACED_STEPS` decode steps of all rows under torch's profiler: how long kernels ran, and a Chrome trace."""
+        """Run `TRACED_STEPS` decode steps of all rows under torch's profiler: write a Chrome trace, return kernel
+        times."""
         work = msgspec.structs.replace(self.job.work, output_len=(TRACED_STEPS * 4, TRACED_STEPS * 4))
         config = msgspec.structs.replace(work.engine, cpu_backend=plane, overlap=overlap)
         collector = Collector()
@@ -190,7 +190,7 @@ class Bench:
 
 
 def kernel_figures(events: Any) -> dict[str, Any]:
-    """Share of the time from the first kernel to the end of the last one in which none ran, and the longest kernels."""
+    """Return the share of the time from the first to the last kernel in which none ran, and the longest kernels."""
     spans, by_name = [], dict[str, float]()
     for event in events:
         if event.device_type != torch.autograd.DeviceType.CUDA or event.name.startswith(("Memcpy", "Memset")):
@@ -226,7 +226,7 @@ def _export(profile: Any, folder: Path) -> dict[str, Any]:
 
 
 def weight_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
-    """What a decode step reads of the weights: all of them, but for an embedding that is not the output matrix, too."""
+    """Return the bytes of weights that a decode step reads: all but an embedding that is not also the output matrix."""
     model_config = load_config(Path(config.model))
     model = build_model(model_config, dtype=dtype, device=torch.device("meta"), max_position=8)
     total = sum(tensor.nbytes for tensor in model.checkpoint().values())
@@ -236,7 +236,7 @@ def weight_bytes(config: EngineConfig, dtype: torch.dtype) -> int:
 
 
 class Printer:
-    """Has stdout to itself: what compilers and libraries print goes to stderr."""
+    """Printer with sole use of stdout: output of compilers and libraries is redirected to stderr."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w")

@@ -1,6 +1,6 @@
-"""The GPU benchmark's records as lines and tables.
+"""Format the GPU benchmark's records as lines and tables.
 
-Every figure shown is in raw.json; medians are over the runs of a variant, and say of how many.
+Every figure shown is in raw.json; medians are over the runs of a variant, with their number.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def line(record: Record) -> str:
 
 
 def write(report: Report, records: Sequence[Record]) -> None:
-    """All files, from what there is."""
+    """Write all files from the records so far."""
     report.clear()
     models = list(dict.fromkeys(record["model"] for record in records))
     for model in models:
@@ -102,7 +102,7 @@ def _runs(runs: Sequence[Record]) -> str:
 
 
 def _kinds(runs: Sequence[Record]) -> str:
-    """Of the last run: the most warmed up."""
+    """Return the table of step kinds for the last run, which is the most warmed up."""
     head = (
         "steps of the last run",
         "number",

@@ -1,16 +1,16 @@
-"""Serving over HTTP on a GPU, in one command of 8 minutes: `python benchmark/gpu/serve_http.py --out FOLDER`.
+"""Measure serving over HTTP on a GPU, in one command of 8 minutes: `python benchmark/gpu/serve_http.py --out FOLDER`.
 
-`minisgl serve` with its defaults on the shape of Qwen3-0.6B with random weights, first with the scheduler in Rust, then
-with the one in Python; `minisgl bench serve` sends a closed loop of 1, 16, 64 and 256 clients to each. For each point:
-TTFT, TPOT and output tokens per second. In the time that is left, upstream's offline workload (`offline.py`).
+Runs `minisgl serve` with its defaults on the shape of Qwen3-0.6B with random weights, first with the scheduler in Rust,
+then with the one in Python; `minisgl bench serve` sends a closed loop of 1, 16, 64 and 256 clients to each. For each
+point: TTFT, TPOT and output tokens per second. In the remaining time, runs upstream's offline workload (`offline.py`).
 
     python benchmark/gpu/serve_http.py --out FOLDER --seconds 480    # writes what it has after each part
     python benchmark/gpu/serve_http.py --out FOLDER --tiny           # a tiny shape on the CPU: does it run?
 
-minisgl is installed, or found by PYTHONPATH as `tests/gpu/session.sh` sets it.
+minisgl must be installed, or on PYTHONPATH as `tests/gpu/session.sh` sets it.
 
 Invariants: README.md and raw.json are rewritten after each part; a server or a point that fails is a record with its
-last lines, and the others go on; no point begins that would not end in time.
+last lines, and the others continue; no point begins that would not end in time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WARM_UP_S = 10.0  # what a point is assumed to take before its measurement
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The model that is served and the load that is sent to it."""
+    """Model that is served, and load that is sent to it."""
 
     shape: str
     clients: tuple[int, ...]
@@ -64,14 +64,14 @@ REHEARSAL = Size("tiny", (1, 4), 2.0, (8, 16), (4, 8), SMALL, ("--rehearse",))
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="write README.md, raw.json and offline/ there")
-    parser.add_argument("--seconds", type=float, default=480.0, help="of the whole benchmark")
-    parser.add_argument("--tiny", action="store_true", help="a tiny shape on the CPU; its figures mean nothing")
+    parser.add_argument("--out", type=Path, required=True, help="folder for README.md, raw.json and offline/")
+    parser.add_argument("--seconds", type=float, default=480.0, help="time limit of the benchmark (default: 480)")
+    parser.add_argument("--tiny", action="store_true", help="run a tiny shape on the CPU, for a test")
     return parser
 
 
 def write_model(size: Size, folder: Path) -> Path:
-    """Write a model folder without weights. Its tokenizer has the bytes and made-up words, as many as the model has
+    """Write a model folder without weights. Its tokenizer has the bytes and invented words, as many as the model has
     ids, so that each id is a text."""
     shapes = {**SHAPES, "tiny": TINY}
     words = char_to_byte()
@@ -90,7 +90,7 @@ def write_model(size: Size, folder: Path) -> Path:
 
 
 def served(plane: str, model: Path, size: Size, deadline: float) -> Iterator[Record]:
-    """Start a server with `plane`, and yield a record of it and one of each point."""
+    """Start a server with the scheduler `plane`; yields a record of the server and one of each point."""
     flags = ("--model", str(model), "--load-format", "dummy", "--cpu-backend", plane, *size.flags)
     server = ServerProcess(Launch(flags))
     try:
@@ -107,7 +107,7 @@ def served(plane: str, model: Path, size: Size, deadline: float) -> Iterator[Rec
 
 
 def point(url: str, clients: int, size: Size, deadline: float) -> Record:
-    """Run `minisgl bench serve` with as many clients; return its figures, or an error."""
+    """Run `minisgl bench serve` with `clients` clients; return its figures, or an error."""
     command = [sys.executable, "-m", "minisgl", "bench", "serve", "--base-url", url, "--concurrency", str(clients)]
     command += ["--duration", str(size.seconds), "--warmup-requests", str(max(4, clients)), "--seed", str(clients)]
     command += ["--input-len", *map(str, size.input_len), "--output-len", *map(str, size.output_len)]
@@ -123,7 +123,7 @@ def point(url: str, clients: int, size: Size, deadline: float) -> Record:
 
 
 def offline(size: Size, out: Path, seconds: float) -> Record:
-    """Run upstream's offline workload with both schedulers, which writes files of its own."""
+    """Run upstream's offline workload with both schedulers; writes files of its own."""
     command = [sys.executable, str(Path(__file__).with_name("offline.py")), *size.offline, "--repeats", "1"]
     command += ["--seconds", str(seconds), "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Shapes of models that people run, as config.json alone: with --load-format dummy they need no weights.
+"""Shapes of popular models as config.json alone: with --load-format dummy they need no weights.
 
 Sizes are those of the published configurations.
 """
@@ -100,7 +100,7 @@ TINY |= {"num_key_value_heads": 2, "head_dim": 16, "vocab_size": 500, "eos_token
 
 
 def write_shape(name: str, folder: Path, shapes: Mapping[str, dict[str, Any]] = SHAPES) -> Path:
-    """A model folder with nothing but config.json."""
+    """Write a model folder that contains only config.json, and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(shapes[name], indent=1))
     return folder

@@ -1,7 +1,7 @@
-"""A benchmark's notes of each step of a torch engine, and the figures that follow.
+"""Record each step of a torch engine for a benchmark, and compute figures from the records.
 
-Nothing is added to what the engine records by itself; device times are read when all steps are through; a step counts
-as idle time only what lies between the end of the forward before it and its own start.
+Nothing is added to what the engine records by itself; device times are read when all steps are done; a step's idle time
+is only the time between the end of the previous forward and its own start.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DECODE, MIXED, PREFILL = "decode", "mixed", "prefill"
 
 @dataclass(slots=True)
 class Step:
-    """One launched step with rows."""
+    """Launched step with at least one row."""
 
     handle: Any
     kind: str
@@ -58,7 +58,7 @@ def kind_of(plan: StepPlan) -> str:
 
 
 class Watched:
-    """The engine, and what it did."""
+    """Engine that records each of its steps."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self.info: EngineInfo = engine.info
@@ -79,7 +79,7 @@ class Watched:
 
 
 def copy_speed() -> float:
-    """Bytes that a copy of 1 GiB on the device reads and writes in a second: the median of ten."""
+    """Return the bytes per second that a copy of 1 GiB on the device reads and writes: the median of ten."""
     source = torch.randint(256, (_COPIED,), dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     seconds = []
@@ -101,7 +101,7 @@ def copy_speed() -> float:
 def decode_figures(
     steps: Sequence[Step], weight_bytes: int, token_bytes: int, bytes_per_s: float = BYTES_PER_S
 ) -> dict[str, Any]:
-    """Over pairs of decode steps that follow each other: device time, idle time between them, and the roofline."""
+    """Return figures over pairs of consecutive decode steps: share of idle time, and ratio to a roofline."""
     pairs = [(a, b) for a, b in pairwise(steps) if a.kind == b.kind == DECODE]
     most = max((step.load.rows for step in steps), default=0)
     full = [(a, b) for a, b in pairs if b.load.rows >= 0.9 * most]
@@ -116,7 +116,7 @@ def decode_figures(
 
 
 def _at_full_batch(full: Sequence[tuple[Step, Step]], most: int) -> dict[str, Any]:
-    """`most`: rows of the fullest step; a pair counts from nine tenths of it on. Milliseconds."""
+    """Return the figures, in milliseconds, of pairs with at least nine tenths of `most` rows, the fullest step's."""
     if not full:
         return {"rows": most, "pairs": 0}
     gaps = [1e3 * b.idle_s(a) for a, b in full]
@@ -138,7 +138,7 @@ def _upper(name: str, values: Sequence[float]) -> dict[str, float]:
 
 
 def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
-    """Decode, mixed and prefill steps apart."""
+    """Return the figures of decode, mixed and prefill steps separately."""
     found = {}
     for kind in (DECODE, MIXED, PREFILL):
         of_kind = [step for step in steps if step.kind == kind]
@@ -157,6 +157,6 @@ def by_kind(steps: Sequence[Step]) -> dict[str, dict[str, Any]]:
 
 
 def points(steps: Sequence[Step]) -> list[list[float]]:
-    """[rows, tokens, samples, KV tokens, pairs, milliseconds] of each step, as `StepLoad` has them: what profiles of
-    the simulated engine are made from."""
+    """Return [rows, tokens, samples, KV tokens, pairs, milliseconds] of each step, in the order of `StepLoad`, from
+    which profiles of the simulated engine are made."""
     return [[*step.load, round(1e3 * step.computing_s, 4)] for step in steps]

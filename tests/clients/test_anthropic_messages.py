@@ -50,7 +50,7 @@ def text_of(found: Message) -> str:
     return block.text
 
 
-def test_a_text(claude: anthropic.Anthropic) -> None:
+def test_a_text_message_has_role_stop_reason_and_usage(claude: anthropic.Anthropic) -> None:
     found = create(claude, "say:Bonjour, 🙂!")
     assert (text_of(found), found.role, found.type) == ("Bonjour, 🙂!", "assistant", "message")
     assert (found.stop_reason, found.stop_sequence, found.model) == ("end_turn", None, MODEL)
@@ -74,13 +74,13 @@ TAKEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", TAKEN, ids=",".join)
-def test_an_argument_is_taken(claude: anthropic.Anthropic, more: dict[str, Any]) -> None:
+def test_arguments_are_accepted_also_in_a_stream(claude: anthropic.Anthropic, more: dict[str, Any]) -> None:
     assert text_of(create(claude, **more)) == "Hello"
     deltas = [one.delta for one in events(claude, **more) if one.type == "content_block_delta"]
     assert "".join(delta.text for delta in deltas) == "Hello"
 
 
-def test_a_talk_and_its_parts(claude: anthropic.Anthropic) -> None:
+def test_a_conversation_with_content_parts_is_answered(claude: anthropic.Anthropic) -> None:
     parts: Any = [{"type": "text", "text": "Please"}, {"type": "text", "text": "say:yes"}]
     before: list[Any] = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     found = create(claude, messages=[*before, {"role": "user", "content": parts}])
@@ -102,13 +102,13 @@ NOT_DONE: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.refused
 @pytest.mark.parametrize(("field", "more"), NOT_DONE)
-def test_what_is_not_done_is_named(claude: anthropic.Anthropic, field: str, more: dict[str, Any]) -> None:
+def test_unsupported_arguments_are_named(claude: anthropic.Anthropic, field: str, more: dict[str, Any]) -> None:
     with pytest.raises(anthropic.BadRequestError, match=field) as error:
         create(claude, **more)
     assert error.value.type == "invalid_request_error"
 
 
-def test_the_events_of_a_text(claude: anthropic.Anthropic) -> None:
+def test_the_events_of_a_text_come_in_order(claude: anthropic.Anthropic) -> None:
     found = events(claude)
     kinds = list(dict.fromkeys(one.type for one in found))
     assert kinds == [
@@ -133,7 +133,7 @@ CHOICES: list[Any] = [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name"
 
 @pytest.mark.parametrize("choice", CHOICES)
 @pytest.mark.parametrize("alone", [False, True])
-def test_a_call(claude: anthropic.Anthropic, choice: Any, alone: bool) -> None:
+def test_a_tool_call_is_parsed_also_in_a_stream(claude: anthropic.Anthropic, choice: Any, alone: bool) -> None:
     choice = {**choice, "disable_parallel_tool_use": alone}
     found = create(claude, f"say:{CALL}", tools=[TOOL], tool_choice=choice)
     [block] = found.content
@@ -144,7 +144,7 @@ def test_a_call(claude: anthropic.Anthropic, choice: Any, alone: bool) -> None:
     assert json.loads("".join(delta.partial_json for delta in deltas)) == {"rank": 7}
 
 
-def test_a_call_is_answered(claude: anthropic.Anthropic) -> None:
+def test_a_tool_result_is_answered(claude: anthropic.Anthropic) -> None:
     first = create(claude, f"say:{CALL}", tools=[TOOL])
     [call] = first.content
     assert call.type == "tool_use"
@@ -158,7 +158,7 @@ def test_a_call_is_answered(claude: anthropic.Anthropic) -> None:
         assert text_of(create(claude, messages=talk, tools=[TOOL])) == "seven"
 
 
-def test_the_runner_of_tools(claude: anthropic.Anthropic) -> None:
+def test_the_tool_runner_completes(claude: anthropic.Anthropic) -> None:
     rated = []
 
     @beta_tool
@@ -206,7 +206,7 @@ def test_tokens_are_counted(claude: anthropic.Anthropic) -> None:
     assert claude.beta.messages.count_tokens(**body).input_tokens == counted
 
 
-def test_models_by_id(claude: anthropic.Anthropic) -> None:
+def test_models_are_listed_and_found_by_id(claude: anthropic.Anthropic) -> None:
     assert [one.id for one in claude.models.list()] == [MODEL] and claude.models.retrieve(MODEL).id == MODEL
 
 

@@ -32,7 +32,7 @@ CLIENT_S = 420  # a failure, not a measurement
         ("haystack", "haystack_jina"),
     ],
 )
-def test_rerankers(client: str, kind: str, url: str) -> None:
+def test_reranker_clients_get_the_servers_order_and_scores(client: str, kind: str, url: str) -> None:
     best, second = report([*python_command(client), "programs/rerankers.py", kind], url)
     wanted = httpx.post(f"{url}/v1/rerank", json=RANKED, timeout=WAIT_S).json()["results"]
     assert [best, second] == [[one["index"], pytest.approx(one["relevance_score"], abs=1e-6)] for one in wanted]

@@ -58,7 +58,7 @@ def test_langchain_s_standard_tests(scripted: Frontend, record_property: Callabl
 
 @pytest.mark.timeout(CLIENT_S)
 @pytest.mark.parametrize(("client_name", "count", "command"), PROGRAMS, ids=[name for name, _, _ in PROGRAMS])
-def test_each_call_of_its_documentation(
+def test_each_documented_call_of_a_client_succeeds(
     scripted: Frontend,
     client_name: str,
     count: int,

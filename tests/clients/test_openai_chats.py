@@ -64,7 +64,7 @@ def content(answer: ChatCompletion) -> str | None:
 # ----------------------------------------------------------------------------------------------------------- chats
 
 
-def test_a_text(client: openai.OpenAI) -> None:
+def test_a_chat_has_text_role_finish_reason_and_usage(client: openai.OpenAI) -> None:
     found = chat(client, "Bonjour, 🙂!")
     choice = found.choices[0]
     assert (choice.message.content, choice.message.role, choice.finish_reason) == ("Bonjour, 🙂!", "assistant", "stop")
@@ -84,11 +84,11 @@ def test_a_text(client: openai.OpenAI) -> None:
         [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No"}]}],
     ],
 )
-def test_messages(client: openai.OpenAI, before: list[Any]) -> None:
+def test_conversations_are_answered(client: openai.OpenAI, before: list[Any]) -> None:
     assert content(chat(client, messages=[*before, *say("ok then")])) == "ok then"
 
 
-def test_parts_of_a_message(client: openai.OpenAI) -> None:
+def test_content_parts_are_joined(client: openai.OpenAI) -> None:
     parts: Any = [{"type": "text", "text": "Please"}, {"type": "text", "text": "say:yes"}]
     assert content(chat(client, messages=[{"role": "user", "content": parts}])) == "yes"
 
@@ -130,7 +130,7 @@ NOTHING_CHANGES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", NOTHING_CHANGES, ids=",".join)
-def test_an_argument_is_taken(client: openai.OpenAI, more: dict[str, Any]) -> None:
+def test_chat_arguments_are_accepted_also_in_a_stream(client: openai.OpenAI, more: dict[str, Any]) -> None:
     assert content(chat(client, **more)) == "Hello"
     assert "".join(one.choices[0].delta.content or "" for one in chunks(client, **more)) == "Hello"
 
@@ -150,13 +150,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.refused
 @pytest.mark.parametrize(("field", "more"), REFUSED)
-def test_what_is_not_done_is_named(client: openai.OpenAI, field: str, more: dict[str, Any]) -> None:
+def test_unsupported_chat_arguments_are_named(client: openai.OpenAI, field: str, more: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         chat(client, **more)
     assert (error.value.param or "").split(".")[0] == field and field in error.value.message
 
 
-def test_several_choices(client: openai.OpenAI) -> None:
+def test_n_gives_several_choices(client: openai.OpenAI) -> None:
     found = chat(client, n=3)
     assert [(one.index, one.message.content) for one in found.choices] == [(i, "Hello") for i in range(3)]
     texts = ["", "", ""]
@@ -167,13 +167,13 @@ def test_several_choices(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stop", ["l", ["x", "ll"]])
-def test_stop(client: openai.OpenAI, stop: Any) -> None:
+def test_a_stop_string_ends_the_text_before_it(client: openai.OpenAI, stop: Any) -> None:
     found = chat(client, stop=stop).choices[0]
     assert (found.message.content, found.finish_reason) == ("He", "stop")
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
-def test_a_limit(client: openai.OpenAI, name: str) -> None:
+def test_max_tokens_ends_a_chat_with_length(client: openai.OpenAI, name: str) -> None:
     found = chat(client, **{name: 3})
     assert (content(found), found.choices[0].finish_reason) == ("Hel", "length")
     assert found.usage is not None and found.usage.completion_tokens == 3
@@ -199,11 +199,11 @@ def test_log_probabilities(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("form", [{"type": "json_object"}, CITY_FORMAT], ids=["json_object", "json_schema"])
-def test_a_form(client: openai.OpenAI, form: Any) -> None:
+def test_a_response_format_gives_matching_json(client: openai.OpenAI, form: Any) -> None:
     assert json.loads(content(chat(client, CITY, response_format=form)) or "") == {"name": "Paris", "rank": 1}
 
 
-def test_parse(client: openai.OpenAI) -> None:
+def test_parse_returns_the_model_class(client: openai.OpenAI) -> None:
     found = client.chat.completions.parse(model=MODEL, messages=say(CITY), response_format=City)
     assert found.choices[0].message.parsed == City(name="Paris", rank=1)
 
@@ -235,7 +235,7 @@ CHOICES: list[Any] = [
 
 
 @pytest.mark.parametrize(("choice", "reason"), CHOICES)
-def test_a_call(client: openai.OpenAI, choice: Any, reason: str) -> None:
+def test_a_tool_call_is_parsed_also_in_a_stream(client: openai.OpenAI, choice: Any, reason: str) -> None:
     found = chat(client, CALL, tools=[TOOL], tool_choice=choice).choices[0]
     assert found.finish_reason == reason and found.message.content is None and found.message.tool_calls
     [call] = found.message.tool_calls
@@ -262,7 +262,7 @@ def test_a_strict_tool_is_parsed(client: openai.OpenAI) -> None:
     assert (done.name, done.parsed_arguments) == ("rate", rate(rank=7))
 
 
-def test_results_of_calls(client: openai.OpenAI) -> None:
+def test_a_tool_result_is_answered(client: openai.OpenAI) -> None:
     first = chat(client, CALL, tools=[TOOL]).choices[0].message
     assert first.tool_calls
     result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "say:seven"}
@@ -270,7 +270,7 @@ def test_results_of_calls(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.refused
-def test_no_chat_is_kept(client: openai.OpenAI) -> None:
+def test_stored_chats_are_not_supported(client: openai.OpenAI) -> None:
     kept = client.chat.completions
     for call in (kept.retrieve, kept.delete, kept.messages.list):
         with pytest.raises(openai.APIStatusError) as error:

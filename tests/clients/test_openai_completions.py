@@ -21,7 +21,7 @@ def complete(client: openai.OpenAI, prompt: Any = "say:Hello", **more: Any) -> l
 
 
 @pytest.mark.parametrize(("prompt", "count"), PROMPTS, ids=["text", "texts", "ids", "lists of ids"])
-def test_prompts(client: openai.OpenAI, prompt: Any, count: int) -> None:
+def test_prompts_of_every_form_are_completed(client: openai.OpenAI, prompt: Any, count: int) -> None:
     found = complete(client, prompt)
     assert [(one.index, one.text, one.finish_reason) for one in found] == [(i, "Hello", "stop") for i in range(count)]
     texts = [""] * count
@@ -45,7 +45,7 @@ OF_COMPLETIONS: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("more", "texts"), OF_COMPLETIONS, ids=",".join)
-def test_arguments_of_completions(client: openai.OpenAI, more: dict[str, Any], texts: list[str]) -> None:
+def test_completion_arguments_are_accepted(client: openai.OpenAI, more: dict[str, Any], texts: list[str]) -> None:
     assert [one.text for one in complete(client, **more)] == texts
 
 
@@ -54,7 +54,7 @@ def test_completions_are_sixteen_tokens_by_default(client: openai.OpenAI) -> Non
     assert (found.text, found.finish_reason) == ("x" * 16, "length")
 
 
-def test_the_usage_of_completions(client: openai.OpenAI) -> None:
+def test_completions_report_usage(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True}
     *_, last = client.completions.create(model=MODEL, prompt="say:Hello", stream=True, stream_options=options)
     assert last.usage is not None and (last.usage.prompt_tokens, last.usage.completion_tokens) == (9, 6)
@@ -62,7 +62,7 @@ def test_the_usage_of_completions(client: openai.OpenAI) -> None:
 
 @pytest.mark.refused
 @pytest.mark.parametrize("more", [{"suffix": "!"}, {"best_of": 3, "n": 1, "stream": True}], ids=["suffix", "best_of"])
-def test_what_completions_do_not_do(client: openai.OpenAI, more: dict[str, Any]) -> None:
+def test_unsupported_completion_arguments_are_refused(client: openai.OpenAI, more: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         client.completions.create(model=MODEL, prompt="say:x", **more)
     assert error.value.param == next(iter(more))

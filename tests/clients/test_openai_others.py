@@ -16,7 +16,7 @@ from tests.helpers.exact import held
 from tests.helpers.server import CONFIG, MODEL, Frontend, frontend
 
 
-def test_models(client: openai.OpenAI) -> None:
+def test_models_are_listed_and_found_by_id(client: openai.OpenAI) -> None:
     [model] = client.models.list().data
     assert client.models.retrieve(MODEL).id == model.id == MODEL and model.object == "model"
     assert held(Model, client.models.with_raw_response.retrieve(MODEL).text).owned_by == "minisgl"
@@ -28,7 +28,7 @@ IDS = [97, 98, 99, 100]
 
 
 @pytest.mark.parametrize("given", ["abcd", ["abcd", "abcd"], IDS, [IDS, IDS]], ids=["text", "texts", "ids", "lists"])
-def test_embeddings(client: openai.OpenAI, given: Any) -> None:
+def test_embeddings_in_base64_equal_those_in_float(client: openai.OpenAI, given: Any) -> None:
     whole = client.embeddings.create(model=MODEL, input=given)  # base64 between them
     raw = client.embeddings.with_raw_response.create(model=MODEL, input=given, encoding_format="float")
     found = held(CreateEmbeddingResponse, raw.text)
@@ -65,14 +65,14 @@ def chat(client: openai.OpenAI, text: str = "say:Hello", **more: Any) -> Any:
     return client.chat.completions.create(**{"model": MODEL, "messages": [{"role": "user", "content": text}], **more})
 
 
-def test_a_model_that_is_not_there(client: openai.OpenAI) -> None:
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as error:
         chat(client, model="other")
     assert (error.value.code, error.value.param, error.value.status_code) == ("model_not_found", "model", 404)
     assert error.value.request_id
 
 
-def test_a_prompt_that_is_too_long(client: openai.OpenAI) -> None:
+def test_a_prompt_beyond_the_context_is_a_bad_request(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         chat(client, "x" * (1 << 17))
     assert error.value.code == "context_length_exceeded"
@@ -84,7 +84,7 @@ def test_a_failure_is_a_server_error(client: openai.OpenAI) -> None:
     assert error.value.status_code == 500
 
 
-def test_a_failure_within_a_stream(client: openai.OpenAI) -> None:
+def test_a_failure_within_a_stream_is_an_api_error(client: openai.OpenAI) -> None:
     seen = ""
     with pytest.raises(openai.APIError) as error:
         for chunk in chat(client, "fail:abc", stream=True):
@@ -92,7 +92,7 @@ def test_a_failure_within_a_stream(client: openai.OpenAI) -> None:
     assert "abc".startswith(seen) and "scripted failure" in error.value.message
 
 
-def test_a_client_that_gives_up(client: openai.OpenAI, scripted: Frontend) -> None:
+def test_a_client_timeout_aborts_the_request(client: openai.OpenAI, scripted: Frontend) -> None:
     with pytest.raises(openai.APITimeoutError):
         chat(client.with_options(timeout=0.2), "hang:x")
     with chat(client, "hang:x", stream=True) as stream:
@@ -100,7 +100,7 @@ def test_a_client_that_gives_up(client: openai.OpenAI, scripted: Frontend) -> No
     scripted.wait_until(lambda: scripted.num_live == 0)
 
 
-def test_no_server_at_all() -> None:
+def test_an_unreachable_server_is_a_connection_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     with pytest.raises(openai.APIConnectionError):
@@ -121,7 +121,7 @@ def test_a_foreign_origin_is_not_permitted(client: openai.OpenAI) -> None:
         chat(client, extra_headers={"Origin": "http://evil.example"})
 
 
-def test_a_retry_after_a_limit(scripted: Frontend, client: openai.OpenAI) -> None:
+def test_a_rate_limited_request_is_retried(scripted: Frontend, client: openai.OpenAI) -> None:
     """The client waits as long as it is told, and asks again."""
     told = [httpx.Response(429, headers={"retry-after-ms": "1"}, json={"error": {"message": "later"}})]
 

@@ -56,7 +56,7 @@ def events(client: openai.OpenAI, given: Any = "say:Hello", **more: Any) -> list
     ],
     ids=["text", "message", "parts", "developer", "talk"],
 )
-def test_inputs(client: openai.OpenAI, given: Any) -> None:
+def test_inputs_of_every_form_are_answered(client: openai.OpenAI, given: Any) -> None:
     found = create(client, given)
     assert (found.output_text, found.status, found.error) == ("Hello", "completed", None)
     assert found.usage is not None and found.usage.output_tokens == 6
@@ -95,7 +95,7 @@ TAKEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", TAKEN, ids=",".join)
-def test_an_argument_of_responses_is_taken(client: openai.OpenAI, more: dict[str, Any]) -> None:
+def test_response_arguments_are_accepted(client: openai.OpenAI, more: dict[str, Any]) -> None:
     found = create(client, **more)
     assert found.output_text == "Hello"
     for name in ("instructions", "temperature", "top_p", "metadata", "user", "safety_identifier", "truncation"):
@@ -117,13 +117,13 @@ NOT_DONE: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.refused
 @pytest.mark.parametrize(("field", "more"), NOT_DONE)
-def test_what_responses_do_not_do_is_named(client: openai.OpenAI, field: str, more: dict[str, Any]) -> None:
+def test_unsupported_arguments_are_named(client: openai.OpenAI, field: str, more: dict[str, Any]) -> None:
     with pytest.raises(openai.BadRequestError) as error:
         create(client, **more)
     assert (error.value.param or "").split(".")[0] == field and field in error.value.message
 
 
-def test_the_events_of_a_text(client: openai.OpenAI) -> None:
+def test_the_events_of_a_text_come_in_order(client: openai.OpenAI) -> None:
     found = events(client)
     kinds = list(dict.fromkeys(one.type for one in found))
     assert kinds == [
@@ -140,12 +140,12 @@ def test_the_events_of_a_text(client: openai.OpenAI) -> None:
     assert "".join(one.delta for one in found if one.type == "response.output_text.delta") == "Hello"
 
 
-def test_log_probabilities_of_a_response(client: openai.OpenAI) -> None:
+def test_a_response_has_log_probabilities(client: openai.OpenAI) -> None:
     [item] = create(client, include=["message.output_text.logprobs"], top_logprobs=1).output
     assert item.type == "message" and item.content[0].type == "output_text" and item.content[0].logprobs
 
 
-def test_a_cut_response(client: openai.OpenAI) -> None:
+def test_max_output_tokens_makes_a_response_incomplete(client: openai.OpenAI) -> None:
     found = create(client, max_output_tokens=3)
     assert (found.output_text, found.status) == ("Hel", "incomplete")
     assert getattr(found.output[0], "status", None) == "incomplete"
@@ -153,7 +153,7 @@ def test_a_cut_response(client: openai.OpenAI) -> None:
     assert events(client, max_output_tokens=3)[-1].type == "response.incomplete"
 
 
-def test_thoughts_of_a_response(client: openai.OpenAI) -> None:
+def test_reasoning_is_an_item_of_the_response(client: openai.OpenAI) -> None:
     found = create(client, "say:<think>Hm.</think>Yes")
     assert [item.type for item in found.output] == ["reasoning", "message"] and found.output_text == "Yes"
     assert found.usage is not None and found.usage.output_tokens_details.reasoning_tokens > 0
@@ -170,7 +170,7 @@ CHOICES: list[Any] = [
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_call_of_a_response(client: openai.OpenAI, choice: Any) -> None:
+def test_a_tool_call_is_an_item_of_the_response(client: openai.OpenAI, choice: Any) -> None:
     [call] = create(client, f"say:{CALL}", tools=[TOOL], tool_choice=choice).output
     assert call.type == "function_call" and (call.name, call.arguments) == ("rate", '{"rank": 7}')
     found = events(client, f"say:{CALL}", tools=[TOOL], tool_choice=choice)
@@ -179,7 +179,7 @@ def test_a_call_of_a_response(client: openai.OpenAI, choice: Any) -> None:
     assert "".join(deltas) == done.arguments == '{"rank": 7}'
 
 
-def test_a_call_is_answered(client: openai.OpenAI) -> None:
+def test_a_tool_result_is_answered(client: openai.OpenAI) -> None:
     first = create(client, f"say:{CALL}", tools=[TOOL])
     [call] = first.output
     assert call.type == "function_call"
@@ -189,7 +189,7 @@ def test_a_call_is_answered(client: openai.OpenAI) -> None:
     assert create(client, talk, tools=[TOOL]).output_text == "seven"
 
 
-def test_parse_of_responses(client: openai.OpenAI) -> None:
+def test_parse_returns_the_model_class_of_a_response(client: openai.OpenAI) -> None:
     found = client.responses.parse(model=MODEL, input=f"say:{CITY}", text_format=City)
     assert found.output_parsed == City(name="Paris", rank=1)
     tools = [openai.pydantic_function_tool(rate)]
@@ -202,7 +202,7 @@ def _flat(tool: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
-def test_a_form_of_responses(client: openai.OpenAI, kind: str) -> None:
+def test_a_text_format_gives_matching_json(client: openai.OpenAI, kind: str) -> None:
     form: dict[str, Any] = {"type": kind}
     if kind == "json_schema":
         form |= {"name": "city", "strict": True, "schema": City.model_json_schema()}
@@ -217,7 +217,7 @@ def test_the_stream_helper_of_responses(client: openai.OpenAI) -> None:
         assert done.parsed == stream.get_final_response().output_parsed == City(name="Paris", rank=1)
 
 
-def test_kept_responses(client: openai.OpenAI) -> None:
+def test_stored_responses_are_retrieved_paged_and_deleted(client: openai.OpenAI) -> None:
     first = create(client)
     second = create(client, "say:again", previous_response_id=first.id)
     assert second.previous_response_id == first.id
@@ -241,7 +241,7 @@ def test_tokens_of_an_input_are_counted(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.refused
-def test_nothing_runs_in_the_background(client: openai.OpenAI) -> None:
+def test_background_calls_are_refused(client: openai.OpenAI) -> None:
     found = create(client)
     with pytest.raises(openai.BadRequestError):
         client.responses.cancel(found.id)

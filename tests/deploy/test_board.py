@@ -154,13 +154,13 @@ def queries() -> dict[str, str]:
 QUERIES = queries()
 
 
-def test_the_board_is_what_would_be_written() -> None:
+def test_the_dashboard_file_equals_the_generated_one() -> None:
     assert (DEPLOY / "grafana" / "minisgl.json").read_text(encoding="utf-8") == written(), (
         "run: python -m tools.write_board"
     )
 
 
-def test_queries_ask_only_for_what_servers_print(kind: str, server: ServerProcess) -> None:
+def test_queries_use_only_metrics_of_real_servers(kind: str, server: ServerProcess) -> None:
     scraped = Scraped.of(httpx.get(f"{server.url}/metrics", timeout=WAIT_S).text)
     asked = set().union(*map(names, QUERIES.values()))
     assert asked - scraped.names.keys() == LACKING[kind]
@@ -176,7 +176,7 @@ def test_queries_ask_only_for_what_servers_print(kind: str, server: ServerProces
     "sum by (motor) (minisgl:engine_ready)",
     "minisgl:engine_ready == on (motor) minisgl:engine_ready",
 ])  # fmt: skip
-def test_what_no_server_prints_is_noticed(query: str) -> None:
+def test_a_query_for_an_unknown_metric_is_detected(query: str) -> None:
     scraped = Scraped.of(
         'minisgl:engine_up 1\nminisgl:engine_ready{engine="0"} 1\nminisgl:requests_finished_total{reason="error"} 1\n'
     )
@@ -184,7 +184,7 @@ def test_what_no_server_prints_is_noticed(query: str) -> None:
 
 
 @pytest.mark.parametrize("query", ["averge(minisgl:engine_up)", "rate(minisgl:engine_up)", "sum by minisgl:engine_up"])
-def test_what_is_no_query_is_noticed(query: str) -> None:
+def test_an_invalid_query_is_detected(query: str) -> None:
     with pytest.raises(ValueError):
         parsed(query)
 
@@ -209,7 +209,7 @@ def test_panels_do_not_cover_each_other() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_alerts_say_what_is_and_what_to_do() -> None:
+def test_alerts_have_a_severity_a_summary_and_a_description() -> None:
     assert len({rule["alert"] for rule in RULES}) == len(RULES)
     for rule in RULES:
         assert rule["labels"]["severity"] in ("page", "ticket") and set(rule["annotations"]) == {
@@ -219,7 +219,7 @@ def test_alerts_say_what_is_and_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("asked", [["check", "config", "prometheus.yml"], ["test", "rules", "alerts_test.yml"]])
-def test_promtool_agrees(asked: list[str]) -> None:
+def test_promtool_accepts_the_rules(asked: list[str]) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed")

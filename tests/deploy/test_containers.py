@@ -41,7 +41,7 @@ def entry(target: str) -> list[str]:
     return STAGES[target].words("ENTRYPOINT")[1:]
 
 
-def test_what_is_copied_is_there_and_is_all_that_the_wheel_needs() -> None:
+def test_copied_files_exist_and_include_all_that_the_wheel_needs() -> None:
     seen = context(ROOT / ".dockerignore")
     copied = set()
     for rest in STAGES["wheel"].all("COPY"):
@@ -111,7 +111,7 @@ def test_no_stage_takes_what_is_not_made_before() -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_flags_are_the_servers(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_of_images_and_services_are_valid(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = served(monkeypatch, [*entry(target), *STAGES[target].words("CMD")])
     assert (config.host, config.port) == ("0.0.0.0", MINISGL_PORT)
     service = SERVER if target == "cpu" else SERVER | CUDA

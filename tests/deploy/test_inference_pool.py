@@ -66,7 +66,7 @@ def server() -> Iterator[ServerProcess]:
         yield running
 
 
-def test_a_picker_finds_what_it_reads(server: ServerProcess) -> None:
+def test_an_endpoint_picker_finds_the_metrics_it_reads(server: ServerProcess) -> None:
     """Under the pod's address and without a key."""
     body = {"model": "smollm2", "prompt": "Hello", "max_tokens": 1}
     assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S).status_code == 200

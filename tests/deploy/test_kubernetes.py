@@ -29,7 +29,7 @@ def test_the_objects_are_one_of_each() -> None:
     assert versions == {"Secret": "v1", "PersistentVolumeClaim": "v1", "Service": "v1", "Deployment": "apps/v1"}
 
 
-def test_references_hold() -> None:
+def test_references_between_objects_resolve() -> None:
     labels = POD["metadata"]["labels"]
     assert OBJECTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels == OBJECTS["Service"]["spec"]["selector"]
     ports = {one["name"]: one["containerPort"] for one in CONTAINER["ports"]}
@@ -60,7 +60,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 @pytest.mark.parametrize("probe", PROBES)
-def test_probes_ask_routes_that_want_no_key(server: ServerProcess, probe: str) -> None:
+def test_probes_use_routes_without_a_key(server: ServerProcess, probe: str) -> None:
     """A probe calls the pod by its address, and shows no key."""
     path = CONTAINER[probe]["httpGet"]["path"]
     headers = {"Host": "pod.example:1919", "User-Agent": "kube-probe/1.32"}

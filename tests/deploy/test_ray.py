@@ -13,7 +13,7 @@ FILES = sorted((Path(__file__).parents[2] / "deploy" / "ray").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-def test_arguments_are_those_of_the_application(file: Path) -> None:
+def test_serve_config_arguments_are_valid(file: Path) -> None:
     (application,) = yaml.safe_load(file.read_text(encoding="utf-8"))["applications"]
     assert application["import_path"] == "minisgl.ray:app"
     assert Args.model_validate(application["args"]).by_name()
@@ -21,11 +21,11 @@ def test_arguments_are_those_of_the_application(file: Path) -> None:
 
 @pytest.mark.ray
 @pytest.mark.parametrize("file", FILES, ids=[file.stem for file in FILES])
-def test_serve_takes_them(file: Path) -> None:
+def test_serve_config_matches_rays_schema(file: Path) -> None:
     from ray.serve.schema import ServeDeploySchema
 
     ServeDeploySchema.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
 
 
-def test_there_are_some() -> None:
+def test_serve_configs_are_found() -> None:
     assert {file.stem for file in FILES} == {"models", "smollm2"}

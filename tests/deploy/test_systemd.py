@@ -30,7 +30,7 @@ def unit() -> dict[str, dict[str, str]]:
     return found
 
 
-def test_systemd_has_nothing_against_it(tmp_path: Path) -> None:
+def test_systemd_analyze_reports_nothing(tmp_path: Path) -> None:
     systemd = shutil.which("systemd-analyze")
     if systemd is None:
         pytest.skip("systemd-analyze is not installed")
@@ -44,7 +44,7 @@ def test_systemd_has_nothing_against_it(tmp_path: Path) -> None:
     assert done.returncode == 0 and about_it == [], done.stdout + done.stderr
 
 
-def test_it_starts_what_is_installed_with_settings_that_are_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unit_starts_the_installed_program_with_valid_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     service = unit()["Service"]
     program, command, flag, file = service["ExecStart"].split()
     assert (program, command, flag) == ("/opt/minisgl/bin/minisgl", "serve", "--config")
@@ -61,7 +61,7 @@ def test_only_the_server_is_told_to_end_and_only_failures_are_started_again() ->
     assert service["Restart"] == "on-failure" and service["RestartPreventExitStatus"] == "2"
 
 
-def test_it_is_nobody_and_writes_only_where_it_is_allowed() -> None:
+def test_the_unit_runs_unprivileged_and_writes_only_its_own_folders() -> None:
     service = unit()["Service"]
     assert service["DynamicUser"] == "yes" and service["User"] == "minisgl" and int(service["LimitNOFILE"]) >= 65536
     assert service["ProtectSystem"] == "strict"

@@ -13,7 +13,7 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.stem)
-def test_steps_run_what_is_there_and_actions_have_a_major_version(file: Path) -> None:
+def test_workflow_steps_run_existing_commands_and_pinned_actions(file: Path) -> None:
     jobs = yaml.safe_load(file.read_text(encoding="utf-8"))["jobs"]
     steps = [step for job in jobs.values() for step in job["steps"]]
     used = [step["uses"] for step in steps if "uses" in step]

@@ -61,7 +61,7 @@ def models(http: httpx.Client) -> dict[str, Any]:
     return {card["id"]: card for card in http.get("/v1/models").raise_for_status().json()["data"]}
 
 
-def test_the_name_of_the_model_chooses(http: httpx.Client, place: Path) -> None:
+def test_the_model_field_selects_the_adapter(http: httpx.Client, place: Path) -> None:
     for model, adapter in ((None, 0), ("base", 0), ("another", 0), ("sql", 1), ("chat", 2)):
         answer = ask(http, model)
         assert answer["choices"][0]["text"] == wanted(PROMPT, adapter, 8), model
@@ -73,7 +73,7 @@ def test_the_name_of_the_model_chooses(http: httpx.Client, place: Path) -> None:
     assert http.get("/v1/models/chat").json() == cards["chat"]
 
 
-def test_chats_streams_and_other_apis_have_it_too(http: httpx.Client) -> None:
+def test_chats_streams_and_other_apis_select_the_adapter(http: httpx.Client) -> None:
     chat: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 6, "seed": 1}
     texts = set()
     for model in ("base", "sql", "chat"):
@@ -89,7 +89,7 @@ def test_chats_streams_and_other_apis_have_it_too(http: httpx.Client) -> None:
     assert len(texts) == 3
 
 
-def test_no_prefix_is_found_by_another(http: httpx.Client) -> None:
+def test_cached_prefixes_are_not_shared_between_adapters(http: httpx.Client) -> None:
     prompt = "a prompt of some pages " * 4
     cached = [
         ask(http, model, prompt)["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -100,7 +100,7 @@ def test_no_prefix_is_found_by_another(http: httpx.Client) -> None:
     assert refused.status_code == 400 and "not for adapters" in refused.json()["error"]["message"]
 
 
-def test_one_comes_and_goes_while_others_stream(http: httpx.Client, place: Path) -> None:
+def test_an_adapter_is_loaded_and_unloaded_while_others_stream(http: httpx.Client, place: Path) -> None:
     """Streams of the model, of another adapter and of the one that goes are what they are alone."""
     path = made(place / "late")
     loaded = http.post(LOAD, json={"lora_name": "late", "lora_path": path})
@@ -164,7 +164,7 @@ def test_one_comes_and_goes_while_others_stream(http: httpx.Client, place: Path)
         (UNLOAD, {}, 400, "lora_name"),
     ],
 )
-def test_what_cannot_be(
+def test_invalid_adapters_are_refused(
     http: httpx.Client, place: Path, path: str, body: dict[str, Any], status: int, says: str
 ) -> None:
     """Each under the same name, which stays free."""
@@ -181,7 +181,7 @@ def test_what_cannot_be(
     assert set(models(http)) == {"base", "sql", "chat"}
 
 
-def test_there_are_no_more_than_are_allowed(http: httpx.Client, place: Path) -> None:
+def test_adapters_beyond_max_loras_are_refused(http: httpx.Client, place: Path) -> None:
     made(place / "one of many")
     answers = [http.post(LOAD, json={"lora_name": f"n{i}", "lora_path": "one of many"}) for i in range(3)]
     assert [one.status_code for one in answers] == [200, 200, 400]
@@ -191,13 +191,13 @@ def test_there_are_no_more_than_are_allowed(http: httpx.Client, place: Path) -> 
     assert set(models(http)) == {"base", "sql", "chat"}
 
 
-def test_a_folder_that_is_none_ends_the_start(place: Path) -> None:
+def test_an_unsupported_adapter_ends_the_start(place: Path) -> None:
     path = made(place / "dora", use_dora=True)
     with pytest.raises(RuntimeError, match="use_dora: true: DoRA"), serving(*POOL, "--lora", f"x={path}"):
         pass
 
 
-def test_they_are_behind_the_key_and_unknown_ones_are_404(front_end: str, place: Path) -> None:
+def test_loading_needs_the_api_key_and_unknown_adapters_return_404(front_end: str, place: Path) -> None:
     path = made(place / "keyed")
     flags = ("--api-key", "secret", "--served-model-name", "base", "--frontend", front_end, "--lora-folder", str(place))
     with serving(*POOL, *flags) as running:
@@ -214,7 +214,7 @@ def test_they_are_behind_the_key_and_unknown_ones_are_404(front_end: str, place:
             assert http.post("/v1/completions", json=asks).status_code == 404
 
 
-def test_who_may_load_them(front_end: str, place: Path, tmp_path: Path) -> None:
+def test_only_keys_with_permission_load_adapters(front_end: str, place: Path, tmp_path: Path) -> None:
     made(place / "allowed")
     keys = tmp_path / "keys.yaml"
     keys.write_text("keys:\n- {name: admin, key: sk-admin, lora: true}\n- {name: other, key: sk-other}\n")
@@ -239,7 +239,7 @@ def test_who_may_load_them(front_end: str, place: Path, tmp_path: Path) -> None:
                 assert status("sk-admin", path)[0] == (200 if folder else 403)
 
 
-def test_every_engine_has_them_also_one_that_comes_back(front_end: str, place: Path) -> None:
+def test_every_engine_has_the_adapters_also_after_a_restart(front_end: str, place: Path) -> None:
     first, second = made(place / "first"), made(place / "second")
     flags = ("--dp", "2", "--lora", f"first={first}", "--served-model-name", "base", "--frontend", front_end)
     flags += ("--lora-folder", str(place))

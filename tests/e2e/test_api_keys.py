@@ -61,7 +61,7 @@ def num_cached(server: ServerProcess, name: str, ids: range) -> int:
     return found
 
 
-def test_who_finds_whose_prompts_and_who_is_told(server: ServerProcess) -> None:
+def test_keys_share_cached_prompts_except_keys_with_their_own_cache(server: ServerProcess) -> None:
     """Keys find each other's, but for one with a cache of its own; a key is told of what was its own."""
     shared, own = range(500, 600), range(700, 800)
     assert [num_cached(server, name, shared) for name in ("one", "three", "own", "own", "three")] == [0, 0, 0, 96, 96]
@@ -108,7 +108,7 @@ def served(server: ServerProcess, before: int, count: int) -> list[str]:
     return found()
 
 
-def test_shares_of_a_busy_engine(server: ServerProcess) -> None:
+def test_weighted_keys_share_a_busy_engine(server: ServerProcess) -> None:
     """Three to one, while both wait; then the rest of the one."""
     before, each = len(server.lines), 40
     with ThreadPoolExecutor(2 * each) as threads:
@@ -151,7 +151,7 @@ def test_a_key_has_no_more_at_once_than_it_may(server: ServerProcess) -> None:
         assert waiting.result() == 200
 
 
-def test_what_each_has_used_is_told(server: ServerProcess) -> None:
+def test_usage_is_reported_by_key(server: ServerProcess) -> None:
     def used() -> dict[str, int]:
         found: dict[str, int] = httpx.get(f"{server.url}/stats", headers=bearer("one")).json()["http"]["keys"]["one"]
         return found

@@ -54,7 +54,7 @@ def ann(server: ServerProcess) -> Iterator[openai.OpenAI]:
             api.files.delete(file.id)
 
 
-def test_a_batch_from_its_file_to_its_answers(server: ServerProcess, ann: openai.OpenAI) -> None:
+def test_a_batch_returns_one_response_for_each_line(server: ServerProcess, ann: openai.OpenAI) -> None:
     before = lines_of(server)
     given = batches.prompts(150)
     lines = batches.requests(given)
@@ -101,7 +101,7 @@ def test_a_batch_from_its_file_to_its_answers(server: ServerProcess, ann: openai
         ("/v1/responses", {"input": "hello"}, ("output", 0)),
     ],
 )
-def test_the_answers_of_other_endpoints_are_theirs(
+def test_batch_responses_equal_those_of_the_endpoint(
     ann: openai.OpenAI, server: ServerProcess, url: str, body: dict[str, Any], text: tuple[str | int, ...]
 ) -> None:
     same = {**body, "seed": 3, "temperature": 0, "model": "echo", "ignore_eos": True}
@@ -118,7 +118,7 @@ def test_the_answers_of_other_endpoints_are_theirs(
     assert url == "/v1/responses" or told == asked
 
 
-def test_another_key_finds_nothing(ann: openai.OpenAI, server: ServerProcess) -> None:
+def test_files_and_batches_of_another_key_are_not_found(ann: openai.OpenAI, server: ServerProcess) -> None:
     batch = batches.ended(ann, batches.begin(ann, batches.requests(["a"])))
     names = [batch.input_file_id, batch.output_file_id]
     with batches.client(server, "sk-bob") as bob:
@@ -151,7 +151,7 @@ def test_a_key_has_its_quota(server: ServerProcess) -> None:
         assert len(output) + len(errors) == 60 and {one["error"]["code"] for one in errors} == {"batch_failed"}
 
 
-def test_what_a_batch_may_not_be(ann: openai.OpenAI) -> None:
+def test_invalid_batches_are_refused(ann: openai.OpenAI) -> None:
     file = ann.files.create(file=batches.jsonl(batches.requests(["a"])), purpose="batch")
     make = ann.batches.create
     with pytest.raises(openai.BadRequestError, match="endpoint: the lines of"):
@@ -250,13 +250,13 @@ def test_a_batch_goes_on_when_its_server_is_killed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(20 * WAIT_S)
-def test_killed_a_hundred_times(tmp_path: Path) -> None:
+def test_a_batch_survives_a_hundred_kills(tmp_path: Path) -> None:
     """All its processes, each time, after one end in order."""
     goes_on(tmp_path, [signal.SIGTERM, *[signal.SIGKILL] * 100], 16_000, random.Random(3), step_ms=2)
 
 
 @pytest.mark.slow
-def test_three_engines_die_with_a_line(tmp_path: Path) -> None:
+def test_a_line_that_kills_three_engines_becomes_an_error(tmp_path: Path) -> None:
     """Each ends its server; the fourth server says so in place of an answer."""
     sim = (*slow_device(tmp_path, 1), "--max-seq-len", "4000000")
     flags = (*sim, "--num-pages", "260000", "--state-dir", str(tmp_path / "state"))
@@ -276,7 +276,7 @@ def test_three_engines_die_with_a_line(tmp_path: Path) -> None:
         assert file_id is not None and '"engine_died"' in api.files.content(file_id).text
 
 
-def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
+def test_an_interactive_request_preempts_batch_lines(tmp_path: Path) -> None:
     """A line of a batch has the only row, and thousands of steps before it."""
     sim = (*slow_device(tmp_path, 1), "--max-seq-len", "40000")
     rows = ("--num-pages", "5000", "--max-running-requests", "1", "--state-dir", str(tmp_path / "state"))
@@ -296,7 +296,7 @@ def test_an_answer_that_somebody_waits_for_goes_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_common_prefixes_meet(tmp_path: Path) -> None:
+def test_batch_lines_are_ordered_by_common_prefix(tmp_path: Path) -> None:
     """The cache has room for a few of the prefixes, which the file has in no order."""
     given = [f"{group:03d} " + "long " * 40 + str(i) for i in range(4) for group in range(50)]
     random.Random(1).shuffle(given)

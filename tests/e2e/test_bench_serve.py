@@ -33,7 +33,7 @@ def bench(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, dict[st
     return code, json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
-def test_a_server_of_its_own_and_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_bench_starts_its_own_server_and_writes_a_report(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     lengths = ("--input-len", "60", "100", "--output-len", "5", "9", "--slo-ttft-ms", "60000")
     code, found = bench(capsys, *SMALL, *lengths, "--repeat", "2", "--out", str(tmp_path), "--", *ECHO)
     assert code == 0
@@ -56,7 +56,7 @@ def test_a_server_of_its_own_and_a_report(capsys: pytest.CaptureFixture[str], tm
     assert point["ttft_ms"]["p90"] <= point["ttft_ms"]["p95"] <= point["ttft_ms"]["p99"]
 
 
-def test_counts_are_the_servers(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_token_counts_are_the_servers_own(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--base-url", server.url, "--output-len", "7", "7", "--input-len", "40", "40", "--endpoint", "completions")
     code, found = bench(capsys, *SMALL, *flags)
     assert code == 0
@@ -66,7 +66,7 @@ def test_counts_are_the_servers(server: ServerProcess, capsys: pytest.CaptureFix
     assert point["server"] is None
 
 
-def test_an_open_loop_and_a_closed_one_in_one_run(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_run_measures_a_closed_and_an_open_loop(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     code, found = bench(capsys, "--base-url", f"{server.url}/v1", *SMALL, "--rate", "200", "--output-len", "3", "3")
     assert code == 0
     assert [(point["load"], point["mode"]) for point in found["points"]] == [
@@ -76,7 +76,7 @@ def test_an_open_loop_and_a_closed_one_in_one_run(server: ServerProcess, capsys:
     assert [point["output_tokens"] for point in found["points"]] == [24, 24]
 
 
-def test_chats_of_several_turns(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_multi_turn_chats_complete(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--workload", "multi-turn", "--turns", "3", "--input-len", "8", "8", "--output-len", "4", "4")
     code, found = bench(capsys, "--base-url", server.url, *SMALL, *flags)
     assert code == 0
@@ -137,7 +137,7 @@ def test_a_trace_file_is_replayed_at_its_times(
     assert "prompts over the context" in report and str(tmp_path) not in report
 
 
-def test_a_few_requests_of_a_trace_with_clients_instead_of_its_times(
+def test_trace_requests_run_in_a_closed_loop_with_concurrency(
     server: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     (tmp_path / "azure.csv").write_text("\n".join(AZURE))
@@ -146,7 +146,7 @@ def test_a_few_requests_of_a_trace_with_clients_instead_of_its_times(
     assert code == 0 and (found["points"][0]["mode"], found["points"][0]["succeeded"]) == ("closed", 2)
 
 
-def test_sharegpts_conversations_are_asked(
+def test_sharegpt_conversations_are_sent(
     server: ServerProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     turns = [{"from": "human", "value": "Why?"}, {"from": "gpt", "value": "Because."}] * 2
@@ -167,7 +167,7 @@ def python_server() -> Iterator[ServerProcess]:
         yield running
 
 
-def test_a_live_server_tells_percentiles_and_maxima(
+def test_report_has_percentiles_and_maxima_of_the_server(
     python_server: ServerProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = python_server
@@ -197,14 +197,14 @@ def test_a_live_server_tells_percentiles_and_maxima(
     assert "minisgl:metadata_seconds_sum" in text and "minisgl:requests_queued_most" in text
 
 
-def test_a_time_instead_of_a_number(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
+def test_duration_replaces_the_number_of_requests(server: ServerProcess, capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--duration", "0.3", "--output-len", "2", "2", "--input-len", "10", "10")
     code, found = bench(capsys, "--base-url", server.url, *SMALL, *flags)
     assert code == 0
     assert found["points"][0]["succeeded"] == found["points"][0]["requests"] > 0
 
 
-def test_a_dead_server_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_exit_code_2_with_its_address(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as silent:  # it has the port, and does not listen
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
@@ -212,7 +212,7 @@ def test_a_dead_server_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
 
-def test_a_server_that_dies_is_failures_and_no_figures(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dying_server_gives_failures_without_latencies(capsys: pytest.CaptureFixture[str]) -> None:
     def script(exchange: Exchange) -> bool:
         """Answers the two probes, breaks every stream, and has nothing else."""
         if not exchange.request:

@@ -65,7 +65,7 @@ def test_prefixes_of_the_command_line_are_there_when_it_is_ready(warmed: ServerP
     until(lambda: cards(http)[0]["hits"] == 1 == cards(http)[1]["hits"], "no hit was counted")
 
 
-def test_a_prefix_over_http(http: httpx.Client) -> None:
+def test_a_prefix_is_added_pinned_and_removed_over_http(http: httpx.Client) -> None:
     text = "This one comes later, and goes again."
     made = http.post("/v1/cache/prefixes", json={"text": text}).raise_for_status()
     assert made.status_code == 200 and made.json()["state"] == "ready"
@@ -91,7 +91,7 @@ def test_the_cache_is_emptied(http: httpx.Client) -> None:
     assert ask(http, SYSTEM + "?") == len(SYSTEM) // 4 * 4
 
 
-def test_what_the_cache_did_is_told(http: httpx.Client) -> None:
+def test_cache_activity_is_reported(http: httpx.Client) -> None:
     def engine() -> dict[str, Any]:
         found: dict[str, Any] = http.get("/stats").json()["engine"]
         return found
@@ -154,7 +154,7 @@ def test_the_settings_of_a_file(tmp_path: Path) -> None:
         assert http.post("/v1/cache/prefixes", json={"text": "z" * 40}).status_code == 409
 
 
-def test_each_of_several_engines_keeps_them() -> None:
+def test_every_engine_pins_the_prefixes() -> None:
     """Also one that was killed and started again."""
     with (
         serving(*POOL, "--dp", "2", "--routing", "round_robin", "--warm-prefix", SYSTEM) as server,

@@ -76,7 +76,7 @@ def metric(server: ServerProcess, name: str, headers: dict[str, str] | None = No
 
 
 @pytest.mark.slow
-def test_damage_is_computed_and_counted(tmp_path: Path) -> None:
+def test_damaged_pages_are_recomputed_and_counted(tmp_path: Path) -> None:
     flags = (*MODEL, "--cache-dir", str(tmp_path))
     prompt = [*range(1000, 1000 + 20 * 16)]
     with serving(*flags) as server:
@@ -131,7 +131,7 @@ def test_what_one_engine_has_computed_another_one_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_evicted_comes_back(tmp_path: Path) -> None:
+def test_evicted_pages_are_loaded_from_disk(tmp_path: Path) -> None:
     flags = ("--model", "smollm2", "--engine", "cpu", "--num-pages", "40", "--max-seq-len", "600")
     prompts = [f"{number} {PROMPT}" for number in range(4)]
     with serving(*flags, "--cache-dir", str(tmp_path)) as server:

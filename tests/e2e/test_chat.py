@@ -91,12 +91,12 @@ def test_a_message_that_gets_no_answer_is_an_exit_code(server: ServerProcess) ->
         (("--temperature", "hot"), "must be a number"),
     ],
 )
-def test_flags_that_cannot_be(server: ServerProcess, flags: Sequence[str], said: str) -> None:
+def test_invalid_chat_flags_are_refused(server: ServerProcess, flags: Sequence[str], said: str) -> None:
     done = piped(server.url, "", *flags)
     assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
 
 
-def test_no_server_there() -> None:
+def test_an_unreachable_server_is_named_with_exit_code_1() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         done = piped(f"http://127.0.0.1:{free.getsockname()[1]}/v1", "hello\n")
@@ -157,7 +157,7 @@ def test_a_killed_chat_leaves_no_server(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_notices_that_its_server_died() -> None:
+def test_chat_exits_when_its_server_dies() -> None:
     with answered(subprocess.PIPE) as chat:
         for child in psutil.Process(chat.pid).children():
             child.kill()
@@ -340,7 +340,7 @@ class Screen:
         os.close(self._terminal)
 
 
-def test_in_a_terminal(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_terminal_session_takes_keys_and_keeps_history(server: ServerProcess, tmp_path: Path) -> None:
     """Prompt, answer, Ctrl-C as a key, Ctrl-D; what was typed is remembered."""
     with contextlib.closing(
         Screen(tmp_path, "--base-url", server.url, "--max-tokens", "20", "--sampling-seed", "0", "--stats")

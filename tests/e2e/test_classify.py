@@ -52,7 +52,7 @@ def test_labels_and_probabilities_are_those_of_transformers(classifier: Classifi
     assert alone == [{**found["data"][1], "index": 0}]
 
 
-def test_what_is_too_long_is_refused_or_cut(classifier: Classifier) -> None:
+def test_a_long_input_is_refused_or_truncated_on_request(classifier: Classifier) -> None:
     server, model, _ = classifier
     long, most = "the cat sleeps " * 100, model.config.max_position_embeddings
     refused = ask(server, "/v1/classify", input=long)

@@ -136,7 +136,7 @@ def survive(server: ServerProcess, seed: int, ask: Callable[[random.Random, int]
 
 
 @pytest.mark.slow
-def test_chaos_with_states(front_end: str) -> None:
+def test_streams_of_a_model_with_states_survive_killed_engines(front_end: str) -> None:
     """Of a model whose layers keep states: a moved request has none, and begins with what the other engine saved."""
     args = (*ECHO, "--dp", str(NUM_ENGINES), "--frontend", front_end, "--checkpoint-interval", "32")
     with ServerProcess(args, env={"MINISGL_ECHO_STATES": "40"}, minisgl=IMPATIENT) as server:
@@ -146,7 +146,7 @@ def test_chaos_with_states(front_end: str) -> None:
 @pytest.mark.slow
 @NEEDS_CPU
 @pytest.mark.usefixtures("no_amx")  # what is moved is computed again
-def test_chaos_with_states_that_are_computed(front_end: str, tmp_path: Path) -> None:
+def test_streams_of_a_computed_model_with_states_survive_killed_engines(front_end: str, tmp_path: Path) -> None:
     """The same on the CPU engine: whatever is moved, saved and found, each text is that of a server of its own."""
     model = tiny_model("lfm2", vocab_size=put_tokenizer(tmp_path, "gpt-2"), max_position_embeddings=1024)
     folder, rng = str(save(model, tmp_path)), random.Random(29)
@@ -167,7 +167,7 @@ def test_chaos_with_states_that_are_computed(front_end: str, tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
-def test_long_chaos(server: ServerProcess, seed: int, times: int) -> None:
+def test_no_token_is_lost_or_repeated_in_many_kills(server: ServerProcess, seed: int, times: int) -> None:
     """0 lost, 0 repeated, 0 changed."""
     until_all_ready(server, NUM_ENGINES)
     chaos = Chaos(server, NUM_ENGINES, seed)

@@ -47,7 +47,7 @@ def ask_alone(server: ServerProcess, prompt: str) -> int:
 @pytest.mark.parametrize(
     "mode", ["cache_aware", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("rr", "fsfs", "random"))]
 )
-def test_every_mode_answers(mode: str) -> None:
+def test_every_routing_mode_serves_and_uses_all_engines(mode: str) -> None:
     with serving(*ECHO, "--routing", mode) as server:
         if mode == "rr":
             assert [ask_alone(server, f"{number}") for number in range(4)] in ([0, 1, 0, 1], [1, 0, 1, 0])
@@ -59,7 +59,7 @@ def test_every_mode_answers(mode: str) -> None:
         until(lambda: min(admitted(server)) > 0, "an engine got nothing of sixteen at once")
 
 
-def test_a_limit_lets_others_wait(brake: Brake) -> None:
+def test_max_inflight_queues_further_requests(brake: Brake) -> None:
     with serving("--engine", "echo", "--max-inflight", "3", "--num-pages", "1024", env=brake.env) as server:
         most: set[int] = set()
 
@@ -74,7 +74,7 @@ def test_a_limit_lets_others_wait(brake: Brake) -> None:
         assert engine["state"] == "ready"
 
 
-def test_sigterm_drains(server: ServerProcess, brake: Brake) -> None:
+def test_sigterm_completes_streams_before_the_exit(server: ServerProcess, brake: Brake) -> None:
     with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "drain me", 3000) as stream:
         server.process.send_signal(signal.SIGTERM)
         until(lambda: any("draining" in line for line in server.lines), "it does not say that it drains")

@@ -38,7 +38,7 @@ def counts(server: ServerProcess) -> dict[str, int]:
     return dict(engine["stats"])
 
 
-def test_a_model_that_drafts_for_itself() -> None:
+def test_a_model_drafting_for_itself_keeps_its_outputs() -> None:
     with serving(*ARGS) as server:
         plain = [ask(server, number) for number in range(4)]
         until(lambda: counts(server)["num_running"] == 0, "requests are left")

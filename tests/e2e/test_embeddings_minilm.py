@@ -83,7 +83,7 @@ def test_vectors_and_neighbours_of_a_thousand_sentences(server: ServerProcess, f
     assert nearest[0].tolist() == nearest[1].tolist()
 
 
-def test_an_input_longer_than_its_positions(server: ServerProcess, folder: Path) -> None:
+def test_an_input_beyond_the_models_positions_is_refused_or_truncated(server: ServerProcess, folder: Path) -> None:
     """It is refused, or cut behind [CLS] and before [SEP]."""
     post = lambda **body: httpx.post(f"{server.url}/v1/embeddings", json=body, timeout=WAIT_S)  # noqa: E731
     refused = post(input="word " * 511)
@@ -99,7 +99,7 @@ def test_an_input_longer_than_its_positions(server: ServerProcess, folder: Path)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_text_is_refused(server: ServerProcess, path: str) -> None:
+def test_generation_by_an_encoder_is_refused(server: ServerProcess, path: str) -> None:
     asks = {"prompt": "hi"} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "hi"}]}
     response = httpx.post(server.url + path, json=asks, timeout=WAIT_S)
     assert response.status_code == 400 and "it is an encoder" in response.json()["error"]["message"]

@@ -42,7 +42,7 @@ def vectors(server: ServerProcess, texts: list[str], pooling: str = "mean", **mo
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_they_are_those_of_transformers(server: ServerProcess, pooling: str) -> None:
+def test_embeddings_equal_those_of_transformers(server: ServerProcess, pooling: str) -> None:
     import transformers
 
     folder = import_gguf(SMOLLM2, lambda text, done=0, total=0: None)
@@ -57,7 +57,7 @@ def test_they_are_those_of_transformers(server: ServerProcess, pooling: str) -> 
         assert float(vector @ expected / np.linalg.norm(expected)) > 0.999  # keys, values and weights are rounded
 
 
-def test_the_same_matter_is_near(server: ServerProcess) -> None:
+def test_texts_on_one_subject_have_similar_embeddings(server: ServerProcess) -> None:
     cat, kitten, rates = vectors(server, TEXTS)
     assert cat @ kitten > cat @ rates and cat @ kitten > kitten @ rates
     again = vectors(server, [TEXTS[0], *TEXTS], encoding_format="float")

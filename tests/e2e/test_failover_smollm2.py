@@ -65,7 +65,7 @@ def answers(order: str) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_tokens_are_those_without_a_failure() -> None:
+def test_tokens_equal_those_without_a_failure() -> None:
     whole = answers("")
     assert all(len(one["logprobs"]["tokens"]) == NUM_TOKENS for one in whole)
     for order in ("commit:20:after", "schedule:33:before"):

@@ -76,7 +76,7 @@ def answers(peer: FrontEndPeer, turn: int) -> list[tuple[list[int], int]]:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_what_becomes_of_one_front_end_changes_nothing_for_the_other(
+def test_a_front_end_is_unaffected_by_the_end_of_another(
     engine: tuple[str, subprocess.Popen[bytes]], how: signal.Signals
 ) -> None:
     address, process = engine
@@ -97,7 +97,7 @@ def test_what_becomes_of_one_front_end_changes_nothing_for_the_other(
         assert process.wait(WAIT_S) == 0
 
 
-def test_an_engine_that_cannot_start_says_why_to_who_comes_late(tmp_path: Path) -> None:
+def test_a_front_end_gets_the_start_error_of_the_engine(tmp_path: Path) -> None:
     config = ProcessConfig(
         engine=EngineConfig(engine="torch", model=str(tmp_path / "nothing")), address=f"ipc://{tmp_path}/engine"
     )

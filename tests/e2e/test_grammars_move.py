@@ -53,7 +53,7 @@ async def ask(http: httpx.AsyncClient, seed: int) -> tuple[str, str]:
     return choice["message"]["content"], choice["finish_reason"]
 
 
-def test_objects_outlive_their_engine(server: ServerProcess, brake: Brake) -> None:
+def test_structured_output_survives_a_killed_engine(server: ServerProcess, brake: Brake) -> None:
     until_all_ready(server, 2)
     seeds = range(6)
 

@@ -15,7 +15,7 @@ from tests.helpers.seconds import WAIT_S
 NUM_TOKENS = 50
 
 
-def test_figures_of_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stats_metrics_and_trace_cover_both_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where the trace goes
     flags = ("--engine", "sim", "--profile-steps", "20", "--metrics-aliases", "vllm", "--served-model-name", "m/x")
     with serving(*flags, "--frontend", "python", env={"MINISGL_TRANSPORT_LATENCY_STATS": "1"}) as server:

@@ -33,7 +33,7 @@ def alone(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))}
 
 
-def test_nothing_of_the_extras_is_found(alone: dict[str, str]) -> None:
+def test_packages_of_the_extras_cannot_be_imported(alone: dict[str, str]) -> None:
     for name in OF_EXTRAS:
         command = [sys.executable, "-c", f"import {name}"]
         done = subprocess.run(command, check=False, capture_output=True, text=True, env={**os.environ, **alone})
@@ -69,7 +69,7 @@ print(*sys.modules)
     assert {"torch", "transformers"}.isdisjoint(done.stdout.split())
 
 
-def test_the_allocator_is_told_to_keep_little_before_the_extension_is_loaded() -> None:
+def test_purge_delay_is_set_before_the_extension_is_loaded() -> None:
     """It reads what it is told once: afterwards a server holds all that loading took for a moment."""
     program = """
 import os, sys
@@ -87,7 +87,7 @@ cli.main(["serve", "--engine", "echo", "--port", "0", "--tool-call-parser", "her
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_before_there_is_an_event_loop(signum: int) -> None:
+def test_a_signal_before_the_event_loop_exists_ends_the_server(signum: int) -> None:
     """The engine process is there, the HTTP side is being imported."""
     with ServerProcess(("--engine", "echo"), wait=False, forked=False) as server:
         until(lambda: bool(server.children()), "no engine process")
@@ -96,7 +96,7 @@ def test_a_signal_before_there_is_an_event_loop(signum: int) -> None:
 
 
 @pytest.mark.parametrize(("signum", "said"), [(signal.SIGINT, "stopped: "), (signal.SIGTERM, "drained: ")])
-def test_a_server_says_what_a_signal_cut_off(signum: int, said: str) -> None:
+def test_a_server_logs_the_requests_that_a_signal_cut_off(signum: int, said: str) -> None:
     with ServerProcess(("--engine", "echo")) as server:
         assert server.stop(signum) == 0, server.lines
         assert any(f"{said}0 " in line and "requests are cut off" in line for line in server.lines), server.lines

@@ -23,7 +23,7 @@ CONFIG = {
 }
 
 
-def test_own_template_and_name() -> None:
+def test_chat_template_and_served_name_are_used() -> None:
     with serving("--engine", "echo", "--served-model-name", "parrot", "--chat-template", "{{ 'abc' }}") as server:
         body = {"model": "parrot", "messages": [{"role": "user", "content": "long" * 20}], "max_tokens": 1}
         answer = httpx.post(server.url + "/v1/chat/completions", json=body).json()
@@ -31,7 +31,7 @@ def test_own_template_and_name() -> None:
         assert [one["id"] for one in httpx.get(server.url + "/v1/models").json()["data"]] == ["parrot"]
 
 
-def test_the_models_defaults_and_the_context(tmp_path: Path) -> None:
+def test_models_sampling_defaults_and_context_length_are_used(tmp_path: Path) -> None:
     folder = write_model(tmp_path, config__json=CONFIG)
     generation = {"temperature": 0.7, "top_k": 5, "max_new_tokens": 9}
     (folder / "generation_config.json").write_text(json.dumps(generation))

@@ -53,7 +53,7 @@ def streamed(http: httpx.Client, **fields: Any) -> tuple[str, dict[str, Any]]:
     return "".join(choice["delta"].get("content") or "" for choice in choices), choices[-1]
 
 
-def test_it_answers_and_streams_the_same(http: httpx.Client) -> None:
+def test_a_stream_equals_the_response_without_the_extension(http: httpx.Client) -> None:
     choice = chat(http).raise_for_status().json()["choices"][0]
     assert CAPITALS["France"] in choice["message"]["content"] and choice["finish_reason"] == "stop"
     assert streamed(http)[0] == choice["message"]["content"]

@@ -19,7 +19,7 @@ NEVER = r"^/api/(pull|push|create|copy|delete)$"
 
 
 @pytest.mark.slow
-def test_the_page_is_true(times: int, tmp_path: Path) -> None:
+def test_fuzzed_requests_conform_to_the_openapi_page(times: int, tmp_path: Path) -> None:
     state = ("--state-dir", str(tmp_path / "state"))  # else batches are a 501
     with serving("--engine", "echo", "--max-seq-len", "512", "--no-access-log", *state) as server:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--checks", CHECKS]

@@ -105,7 +105,7 @@ def test_sigterm_drains(server: ServerProcess, brake: Brake) -> None:
     server.check_no_files()
 
 
-def test_what_does_not_end_in_time_is_cut_off_with_an_error(brake: Brake) -> None:
+def test_requests_that_outlast_the_drain_end_with_an_error(brake: Brake) -> None:
     with ServerProcess((*ECHO, "--drain-timeout", "0.2"), brake.env) as server:
         with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "too long", 8000) as stream:
             server.process.send_signal(signal.SIGTERM)
@@ -116,7 +116,7 @@ def test_what_does_not_end_in_time_is_cut_off_with_an_error(brake: Brake) -> Non
         server.check_no_files()
 
 
-def test_a_stopped_engine_is_not_alive(server: ServerProcess, brake: Brake) -> None:
+def test_livez_fails_while_the_engine_is_stopped(server: ServerProcess, brake: Brake) -> None:
     """SIGSTOP: /livez says no; after SIGCONT all is well again and the stream goes on."""
     engine = server.engine()
     with httpx.Client(base_url=server.url, timeout=WAIT_S) as http, Stream(http, "frozen", 3000) as stream:
@@ -134,7 +134,7 @@ def test_a_stopped_engine_is_not_alive(server: ServerProcess, brake: Brake) -> N
     assert server.stop() == 0
 
 
-async def test_alive_and_ready_under_full_load(server: ServerProcess, brake: Brake) -> None:
+async def test_livez_and_readyz_pass_under_full_load(server: ServerProcess, brake: Brake) -> None:
     brake.release()
 
     async def load() -> list[int]:
@@ -187,7 +187,7 @@ def test_a_failed_forward_ends_its_step_only() -> None:
 @pytest.mark.parametrize(
     ("order", "states"), [("schedule:60:after", False), ("commit:90:before", False), ("commit:90:before", True)]
 )
-def test_a_broken_control_plane_is_replaced_and_nobody_notices(order: str, states: bool) -> None:
+def test_a_broken_scheduler_is_replaced_and_streams_stay_exact(order: str, states: bool) -> None:
     """Streams are exact across the failover, those of a model with states, too; /health, /metrics and the log say what
     happened."""
     env = {"MINISGL_CPU_BACKEND": "rust_hotpath", "MINISGL_FAULTY_CONTROL_PLANE": order}

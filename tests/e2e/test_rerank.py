@@ -145,7 +145,7 @@ def test_a_long_document_is_cut_or_refused(crossed: tuple[ServerProcess, Any, An
         ("/v1/embeddings", {"input": "a"}, "pooling"),
     ],
 )
-def test_what_cannot_be_scored_is_named(
+def test_invalid_rerank_requests_return_400_and_name_the_field(
     crossed: tuple[ServerProcess, Any, Any], path: str, body: dict[str, Any], named: str
 ) -> None:
     refused = ask(crossed[0], path, **body)
@@ -184,7 +184,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
         yield Judge(server, model, tokenizer)
 
 
-def test_a_judges_scores_are_those_of_its_model_card(judge: Judge) -> None:
+def test_scores_of_a_language_model_equal_its_model_cards(judge: Judge) -> None:
     wanted = [judge.score(QUERY, one) for one in DOCUMENTS]
     assert max(wanted) - min(wanted) > 100 * WITHIN
     answer = ask(judge.server, "/v1/rerank", query=QUERY, documents=DOCUMENTS).json()
@@ -202,7 +202,7 @@ def test_a_judges_scores_are_those_of_its_model_card(judge: Judge) -> None:
     assert [one["score"] for one in scored] == pytest.approx(wanted, abs=WITHIN)
 
 
-def test_a_judge_reads_the_beginning_of_a_long_document_and_refuses_what_is_none(judge: Judge) -> None:
+def test_a_long_document_is_truncated_and_a_long_query_is_refused(judge: Judge) -> None:
     long, most = "the cat sleeps on the sofa. " * 100, judge.model.config.max_position_embeddings
     room = most - 1 - sum(len(judge.tokenizer.encode(one).ids) for one in (CARD_PREFIX, CARD_SUFFIX))
     (found,) = ask(judge.server, "/v1/rerank", query=QUERY, documents=[long]).json()["results"]

@@ -44,13 +44,13 @@ def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
         ("/generate", {"text": "a", "return_logprob": True, "top_logprobs_num": 20}, "logprobs"),
     ],
 )
-def test_log_probabilities_are_bounded(http: httpx.Client, path: str, body: dict[str, Any], field: str) -> None:
+def test_too_many_log_probabilities_return_400(http: httpx.Client, path: str, body: dict[str, Any], field: str) -> None:
     answer = http.post(path, json={"max_tokens": 200, "n": 128, **body})
     error = check_error(answer, 400)
     assert error["param"] == field and "at most 262144 in one request" in error["message"]
 
 
-def test_a_length_that_was_not_named_is_cut_to_what_log_probabilities_may_be(http: httpx.Client) -> None:
+def test_default_max_tokens_is_lowered_to_the_limit_of_log_probabilities(http: httpx.Client) -> None:
     body = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "top_logprobs": 20, "n": 128}
     answer = http.post(CHAT, json=body)
     assert answer.status_code == 200 and answer.headers["x-minisgl-max-tokens"] == str((1 << 18) // 128 // 21)
@@ -139,7 +139,7 @@ def test_echo_with_logprobs_scores_the_prompt(client: openai.OpenAI, prompt: Any
         assert offsets[0] == 0 and offsets[num_prompt] == len(text) and offsets == sorted(offsets)
 
 
-def test_scoring_only(http: httpx.Client) -> None:
+def test_echo_with_max_tokens_0_scores_the_prompt_alone(http: httpx.Client) -> None:
     answer = post(http, TEXT, prompt="score me", max_tokens=0, echo=True, logprobs=0)
     choice = answer["choices"][0]
     assert choice["text"] == "score me" and choice["finish_reason"] == "length"
@@ -147,14 +147,14 @@ def test_scoring_only(http: httpx.Client) -> None:
     assert answer["usage"]["completion_tokens"] == 0 and answer["usage"]["total_tokens"] == 8
 
 
-def test_prompt_logprobs(http: httpx.Client) -> None:
+def test_prompt_logprobs_of_a_completion_have_one_entry_per_token(http: httpx.Client) -> None:
     found = post(http, TEXT, prompt="abc", max_tokens=1, prompt_logprobs=1)["choices"][0]["prompt_logprobs"]
     assert found[0] is None and len(found) == 3
     assert found[1] == {"98": {"logprob": HALF, "decoded_token": "b"}}
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_prompt_logprobs_of_chats(http: httpx.Client, n: int) -> None:
+def test_prompt_logprobs_of_a_chat_stream_come_with_the_first_event(http: httpx.Client, n: int) -> None:
     body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 3, "prompt_logprobs": 1, "n": n}
     found = post(http, CHAT, **body)["prompt_logprobs"]
     assert found[0] is None and len(found) == len("<user>abc</user>\n<assistant>")
@@ -170,7 +170,7 @@ def test_bytes_that_are_no_text_are_spelled_out(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_offsets_are_places_in_the_text_that_is_returned(http: httpx.Client, stream: bool) -> None:
+def test_text_offsets_index_the_returned_text(http: httpx.Client, stream: bool) -> None:
     """Special tokens are shown, half a character is one U+FFFD, and the answer begins where the prompt ends."""
     prompt = [BOS_ID, *"hé".encode(), *"👩".encode()[:2], EOS_ID, 0xFF, *"👩".encode(), *"é".encode()[:1]]
     text = "<|bos|>hé\ufffd<|eos|>\ufffd👩\ufffd"
@@ -243,7 +243,7 @@ def test_assistant_prefill_goes_on_with_the_message(http: httpx.Client) -> None:
     assert error.status_code == 400 and "continue_final_message" in error.json()["error"]["message"]
 
 
-def test_tokenize_and_detokenize(http: httpx.Client) -> None:
+def test_tokenize_and_detokenize_are_inverse_and_refuse_bad_fields(http: httpx.Client) -> None:
     found = post(http, "/tokenize", prompt="héy")
     assert found["tokens"] == list("héy".encode()) and found["count"] == 4 and found["max_model_len"] > 0
     assert post(http, "/detokenize", tokens=[104, 105, EOS_ID])["prompt"] == "hi<|eos|>"
@@ -264,7 +264,7 @@ def test_tokenize_and_detokenize(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("start", [None, 0, 2])
-def test_sglang_s_log_probabilities(http: httpx.Client, start: int | None) -> None:
+def test_sglang_logprobs_of_a_stream_equal_those_of_a_response(http: httpx.Client, start: int | None) -> None:
     """The same of a stream, whose events have all so far."""
     asked = {
         "input_ids": [*b"hello"],
@@ -295,7 +295,7 @@ def test_sglang_s_log_probabilities(http: httpx.Client, start: int | None) -> No
     }
 
 
-def test_sglang_s_triples_without_texts(http: httpx.Client) -> None:
+def test_sglang_logprobs_have_no_texts_by_default(http: httpx.Client) -> None:
     meta = post(http, "/generate", text="hi", sampling_params={"max_new_tokens": 3}, return_logprob=True)["meta_info"]
     assert all(text is None for _, _, text in meta["output_token_logprobs"]) and "output_top_logprobs" not in meta
     assert "output_token_logprobs" not in post(http, "/generate", text="hi", max_tokens=3)["meta_info"]

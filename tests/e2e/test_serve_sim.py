@@ -19,7 +19,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield running
 
 
-def test_it_says_that_it_is_simulated(server: ServerProcess, http: httpx.Client) -> None:
+def test_every_report_of_a_simulated_server_names_the_profile(server: ServerProcess, http: httpx.Client) -> None:
     assert http.get("/health").json()["simulated"] == "slow-device"
     assert http.get("/v1/models").json()["data"][0]["simulated"] == "slow-device"
     assert sum("simulated" in line and "slow-device" in line for line in server.lines) >= 2
@@ -34,7 +34,7 @@ def test_a_chat_has_the_length_that_was_asked_for(http: httpx.Client) -> None:
     assert 20 < len(text.split()) <= 40 and text == second["choices"][0]["message"]["content"]
 
 
-def test_a_benchmark_says_so_too(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_benchmarks_name_the_profile(server: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lengths = ("--input-len", "5", "5", "--output-len", "3", "3", "--concurrency", "1", "--num-requests", "2")
     out = tmp_path / "report"
     assert bench.main(["serve", "--base-url", server.url, *lengths, "--warmup-requests", "0", "--out", str(out)]) == 0
@@ -42,7 +42,7 @@ def test_a_benchmark_says_so_too(server: ServerProcess, tmp_path: Path, capsys: 
     assert "slow-device" in (out / "README.md").read_text()
 
 
-def test_probabilities_are_refused(http: httpx.Client) -> None:
+def test_log_probabilities_of_a_simulated_engine_are_refused(http: httpx.Client) -> None:
     for more in ({"logprobs": 1}, {"prompt_logprobs": 1}, {"echo": True, "logprobs": 0}):
         answer = http.post("/v1/completions", json={"prompt": "a", "max_tokens": 2, **more})
         assert answer.status_code == 400 and "simulated" in answer.json()["error"]["message"], answer.text

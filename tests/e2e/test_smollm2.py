@@ -46,13 +46,13 @@ def test_paris_streamed_through_the_openai_client(server: ServerProcess) -> None
 
 
 @pytest.mark.any_cpu
-def test_the_curl_line_that_it_prints_works(server: ServerProcess) -> None:
+def test_the_printed_curl_command_works(server: ServerProcess) -> None:
     line = next(line for line in server.lines if line.strip().startswith("curl "))
     answer = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=ANSWER_S, check=True).stdout
     assert "Paris" in answer
 
 
-def test_what_a_request_leaves_out_is_sampled_as_the_makers_do(server: ServerProcess) -> None:
+def test_unset_sampling_fields_use_the_models_defaults(server: ServerProcess) -> None:
     params = httpx.get(f"{server.url}/props").json()["default_generation_settings"]["params"]
     assert (params["temperature"], params["top_p"]) == (0.2, 0.9)
     body = {"input": FRANCE, "max_output_tokens": 1}
@@ -61,7 +61,7 @@ def test_what_a_request_leaves_out_is_sampled_as_the_makers_do(server: ServerPro
 
 
 @pytest.mark.any_cpu
-def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
+def test_concurrent_answers_equal_those_alone(server: ServerProcess) -> None:
     """Greedy answers, each alone and then all together. Sums depend on the batch, so words may differ at a
     near-tie; these have none."""
 
@@ -77,7 +77,7 @@ def test_many_at_once_answer_as_alone(server: ServerProcess) -> None:
     assert stats["num_cached_tokens_total"] > 0
 
 
-def test_offline_api() -> None:
+def test_offline_api_chats_and_generates() -> None:
     with LLM("smollm2", dtype="float32", max_seq_len=512) as llm:
         assert llm.default_params == SamplingParams(temperature=0.2, top_p=0.9)
         answer = llm.chat(
@@ -97,7 +97,7 @@ def test_offline_api() -> None:
             llm.generate("x" * 10_000, params)
 
 
-def test_command_line() -> None:
+def test_generate_command_prints_the_answer() -> None:
     command = [sys.executable, "-m", "minisgl", "generate", FRANCE, "--max-tokens", str(MAX_TOKENS)]
     done = run(command, timeout=WAIT_S)
     assert done.returncode == 0, done.stderr

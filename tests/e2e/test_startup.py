@@ -50,7 +50,7 @@ def model_folder(at: Path, **changes: object) -> str:
         (("--model", "tests/conftest.py"), "is neither a folder nor a GGUF file"),
     ],
 )
-def test_what_is_not_there(flags: Sequence[str], said: str) -> None:
+def test_missing_models_and_files_are_named(flags: Sequence[str], said: str) -> None:
     assert said in refused(*flags)
 
 
@@ -66,7 +66,7 @@ def test_a_pool_that_does_not_fit_says_what_does(tmp_path: Path) -> None:
     assert f"--num-pages {2**40}: the KV pool would take" in said and "pages fit" in said
 
 
-def test_weights_that_are_not_there(tmp_path: Path) -> None:
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     assert "*.safetensors" in refused("--model", model_folder(tmp_path / "m"))
 
 

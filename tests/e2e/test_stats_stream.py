@@ -52,12 +52,12 @@ def steps_of(found: list[Any]) -> list[dict[str, Any]]:
     return [step for name, data in found if name == "steps" for step in data["steps"]]
 
 
-def test_the_policy_that_serves_is_told(server: ServerProcess) -> None:
+def test_stats_name_the_schedule_policy(server: ServerProcess) -> None:
     policy = "srpf" if "srpf" in server.process.args else "fcfs"
     assert httpx.get(f"{server.url}/stats", timeout=WAIT_S).json()["schedule_policy"] == policy
 
 
-def test_the_steps_of_a_known_request(server: ServerProcess) -> None:
+def test_step_events_show_the_chunks_and_cached_pages_of_a_request(server: ServerProcess) -> None:
     """20 tokens under a budget of 16 are two chunks; three tokens are made; asked again, four pages of 4 are cached."""
 
     def ask() -> None:
@@ -90,7 +90,7 @@ def test_the_steps_of_a_known_request(server: ServerProcess) -> None:
     assert top["tokens"] == top["depth"] >= 16 and top["text"] and not top["pinned"]
 
 
-def test_every_engine_is_told_of(server: ServerProcess) -> None:
+def test_stats_and_tree_events_cover_every_engine(server: ServerProcess) -> None:
     *_, (_, stats) = events(server.url, lambda name, data: name == "stats")
     numbers = {one["engine"] for one in stats["engines"]}
     seen: set[int] = set()
@@ -112,7 +112,7 @@ def test_a_server_that_stops_ends_the_stream(server: ServerProcess) -> None:
     assert server.process.wait(WAIT_S) == 0
 
 
-def test_a_load_to_look_at_needs_nobody_and_is_not_waited_for() -> None:
+def test_demo_load_runs_without_clients_and_does_not_delay_shutdown() -> None:
     with ServerProcess(("--engine", "sim", "--demo-load", "--api-key", "key", "--frontend", "python")) as server:
         assert httpx.get(f"{server.url}/stats/stream", timeout=WAIT_S).status_code == 401
         kinds: set[str] = set()

@@ -292,20 +292,20 @@ def echo() -> Iterator[LLM]:
         yield found
 
 
-def test_what_is_written_by_hand(echo: LLM) -> None:
+def test_handwritten_schemas_are_followed(echo: LLM) -> None:
     proof = Proof(echo, 1200)
     proof.add(BY_HAND, 1)
     assert proof.counts["refused"] == 0 and proof.counts["stop"] > 0.8 * len(BY_HAND), proof.counts
 
 
-def test_some_that_are_drawn(echo: LLM) -> None:
+def test_random_schemas_are_followed(echo: LLM) -> None:
     proof = Proof(echo, 1200)
     run(proof, 60)
     assert proof.counts["stop"] > 40, proof.counts
 
 
 @pytest.mark.slow
-def test_a_thousand(echo: LLM) -> None:
+def test_a_thousand_schemas_are_followed(echo: LLM) -> None:
     proof = Proof(echo, 1200)
     for seed in range(5):
         proof.add(BY_HAND, seed)
@@ -325,7 +325,7 @@ def smollm2() -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_model_s_answers_too(smollm2: LLM, temperature: float) -> None:
+def test_handwritten_schemas_are_followed_by_a_real_model(smollm2: LLM, temperature: float) -> None:
     proof = Proof(smollm2, 60)
     proof.add(BY_HAND[:16], 7, temperature)
     assert proof.counts["stop"] >= 4, proof.counts
@@ -333,7 +333,7 @@ def test_a_model_s_answers_too(smollm2: LLM, temperature: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_many_answers_of_a_model(smollm2: LLM, temperature: float, times: int) -> None:
+def test_random_schemas_are_followed_by_a_real_model(smollm2: LLM, temperature: float, times: int) -> None:
     proof = Proof(smollm2, 100)
     proof.add(BY_HAND, 1, temperature)
     run(proof, 300 * times, temperature)
@@ -376,7 +376,7 @@ def test_a_stream_is_the_whole_answer_in_parts(server: ServerProcess, form: dict
             assert reasons == [choice.finish_reason for choice in whole.choices]
 
 
-def test_a_form_beside_the_other_fields(server: ServerProcess) -> None:
+def test_a_regex_holds_with_other_sampling_fields(server: ServerProcess) -> None:
     """`stop` may cut an answer, `suffix` is another matter, the rest changes nothing about the form."""
     with httpx.Client(base_url=server.url, timeout=WAIT_S) as http:
 
@@ -402,7 +402,7 @@ def test_a_form_beside_the_other_fields(server: ServerProcess) -> None:
         assert post(seed=5) == post(seed=5)
 
 
-def test_what_only_the_engine_can_know_is_400_too(server: ServerProcess) -> None:
+def test_a_grammar_error_found_by_the_engine_returns_400(server: ServerProcess) -> None:
     body = {"prompt": "a", "guided_grammar": 'start: <no_such_token> "a"'}
     answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT_S)
     assert answer.status_code == 400 and "no_such_token" in answer.json()["error"]["message"], answer.text

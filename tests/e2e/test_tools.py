@@ -69,26 +69,26 @@ def ask(client: openai.OpenAI, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_call_that_is_required_comes(client: openai.OpenAI, temperature: float) -> None:
+def test_tool_choice_required_gives_exactly_one_call(client: openai.OpenAI, temperature: float) -> None:
     """One, unless several are asked for."""
     for choice in ask(client, temperature=temperature, seed=1, n=4, max_tokens=200).choices:
         assert choice.finish_reason == "tool_calls" and choice.message.content is None
         assert len(check_calls(choice.message.tool_calls)) == 1
 
 
-def test_a_call_of_a_named_tool_comes(client: openai.OpenAI) -> None:
+def test_a_named_tool_choice_gives_a_call_of_that_tool(client: openai.OpenAI) -> None:
     [choice] = ask(client, tool_choice=NAMED, temperature=1, seed=2).choices
     assert choice.finish_reason == "stop"
     assert check_calls(choice.message.tool_calls) == ["plan_trip"]
 
 
-def test_several_calls_may_come(client: openai.OpenAI) -> None:
+def test_several_tool_calls_are_possible(client: openai.OpenAI) -> None:
     choices = ask(client, parallel_tool_calls=True, temperature=1, seed=3, n=8, max_tokens=200).choices
     counts = [len(check_calls(choice.message.tool_calls)) for choice in choices if choice.finish_reason != "length"]
     assert counts and min(counts) >= 1
 
 
-def test_a_stream_is_what_is_not_streamed(client: openai.OpenAI) -> None:
+def test_streamed_tool_calls_equal_those_not_streamed(client: openai.OpenAI) -> None:
     body = asked(client, parallel_tool_calls=False, temperature=1, seed=4)
     whole = client.chat.completions.create(**body).choices[0]
     with client.chat.completions.stream(**body) as stream:
@@ -107,7 +107,7 @@ def test_strict_tools_are_strict_where_the_model_decides(client: openai.OpenAI) 
             check_calls(choice.message.tool_calls)
 
 
-def test_results_go_back_in(client: openai.OpenAI) -> None:
+def test_a_tool_result_is_answered_with_text(client: openai.OpenAI) -> None:
     message = ask(client, parallel_tool_calls=False).choices[0].message
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "Sunny."}
     messages = [*MESSAGES, message.model_dump(exclude_none=True), result]

@@ -186,7 +186,7 @@ def test_the_offline_api_with_two_torch_ranks(device: str, tmp_path: Path) -> No
     assert not [child for child in psutil.Process().children() if child not in before]
 
 
-def test_what_cannot_be_cut_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_sharded_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
     before = psutil.Process().children()
     with pytest.raises(ConfigError, match=r"--tp 3: config.json: num_attention_heads: 4 .* choose --tp 1, 2, 4"):
         LLM(_model(tmp_path), load_format="dummy", tp=3)

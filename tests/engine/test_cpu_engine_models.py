@@ -134,7 +134,7 @@ def test_q4_kv_loses_more_than_q8_within_bound(tmp_path: Path, isa: str) -> None
         ours = logits(load(save(reference, tmp_path), kv_dtype=kv_dtype), IDS).log_softmax(-1)
         kl.append(float((theirs.exp() * (theirs - ours)).sum(-1).mean()))
     assert kl[0] < kl[1] < 0.1, kl
-    with pytest.raises(ConfigError, match=r"--kv-dtype q4: the model has heads of 16 numbers, .*: choose q8"):
+    with pytest.raises(ConfigError, match=r"--kv-dtype q4: the model has heads of 16 elements, .*: choose q8"):
         load(save(tiny_model("qwen3-untied"), tmp_path / "small"), kv_dtype="q4")
 
 

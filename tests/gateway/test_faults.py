@@ -68,7 +68,7 @@ def counts(server: Frontend) -> tuple[int, int]:
     return found["answered"], found["passed_on"]
 
 
-def test_who_answers_is_counted(server: Frontend) -> None:
+def test_responses_are_counted_by_the_answering_server(server: Frontend) -> None:
     client = Client(server.address)
     assert text_of(client.ask(post("say:a"))) == "a"
     server.wait_until(lambda: counts(server) == (1, 0))
@@ -90,7 +90,7 @@ def test_pipelined_requests_of_both_kinds_are_answered_in_order(server: Frontend
     client.close()
 
 
-def test_the_python_server_ends_and_begins_again(server: Frontend, caplog: pytest.LogCaptureFixture) -> None:
+def test_gateway_serves_while_the_python_server_restarts(server: Frontend, caplog: pytest.LogCaptureFixture) -> None:
     """What the gateway answers itself goes on meanwhile; what it passes on is answered then."""
     stream, other = Client(server.address), Client(server.address)
     with server.connect(post("lives hang:abc", stream=True).raw()):
@@ -134,7 +134,7 @@ def test_an_event_loop_that_stands_still_stops_no_stream(server: Frontend) -> No
     client.close()
 
 
-def test_who_is_not_prepared_in_time_is_told_so() -> None:
+def test_a_request_not_prepared_in_time_returns_504() -> None:
     config = msgspec.structs.replace(CONFIG, limits=Limits(request_timeout=1.0))
     with frontend(config=config, front_end="rust") as server, server.http() as http:
         with standing_still(server):
@@ -155,7 +155,7 @@ def test_schemas_that_are_nested_too_deeply_are_refused(front_end: str) -> None:
         assert "nested too deeply" in check_error(answer, 400)["message"]
 
 
-def test_who_leaves_before_he_is_prepared_keeps_no_room(server: Frontend) -> None:
+def test_a_disconnect_before_preparation_frees_the_capacity(server: Frontend) -> None:
     gateway = server.gateway
     assert gateway is not None
     with standing_still(server):
@@ -169,7 +169,7 @@ def test_who_leaves_before_he_is_prepared_keeps_no_room(server: Frontend) -> Non
     until(lambda: (gateway.waiting(), gateway.num_open) == ((0, 0, 0), 0), "room is kept for nobody")
 
 
-def test_who_leaves_while_he_is_prepared_gives_his_turn_back(server: Frontend) -> None:
+def test_a_disconnect_during_preparation_releases_the_turn(server: Frontend) -> None:
     turns = server.app.context.turns
     held = server.awaited(turns.take(2**62))  # every turn there is
     with server.connect(post("x" * 100_000).raw()):
@@ -178,7 +178,7 @@ def test_who_leaves_while_he_is_prepared_gives_his_turn_back(server: Frontend) -
     server.on_loop(lambda: turns.give(held))
 
 
-def test_clients_that_send_half_of_a_head_hold_nobody_up() -> None:
+def test_clients_with_incomplete_headers_block_no_other() -> None:
     config = msgspec.structs.replace(CONFIG, limits=Limits(slow_client_timeout=1.0))
     with frontend(config=config, front_end="rust") as server, contextlib.ExitStack() as stack:
         halves = (post("say:never").raw()[: 10 + i % 80] for i in range(200))
@@ -224,7 +224,7 @@ ECHO = ("--engine", "echo", "--frontend", "rust")
 
 
 @pytest.mark.slow
-def test_a_prompt_of_4_mb_beside_255_streams() -> None:
+def test_a_prompt_of_4_mb_does_not_stall_255_streams() -> None:
     """It is refused or answered, and no stream stands still meanwhile."""
     with ServerProcess(
         (*ECHO, "--max-running-requests", "256", "--max-seq-len", "8192", "--num-pages", "150000")

@@ -99,7 +99,7 @@ def ask_all() -> list[Any]:
 
 
 @pytest.mark.skipif(not has_gateway(), reason="the extension has no gateway")
-def test_each_limit_is_lower_for_both() -> None:
+def test_each_lowered_limit_holds_in_both_servers() -> None:
     code = "import json; from tests.gateway.test_lowered_limits import ask_all; print(json.dumps(ask_all()))"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     *cases, buckets = json.loads(ran.stdout)

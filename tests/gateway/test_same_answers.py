@@ -417,7 +417,7 @@ def well_formed(answer: Answer | None) -> None:
         assert answer.status < 400 or not answer.body or list(json.loads(answer.body)) == ["error"]
 
 
-def test_any_request(pair: Pair) -> None:
+def test_random_requests_get_equal_responses(pair: Pair) -> None:
     """Several hundred, always the same."""
 
     @settings(LOOSE, max_examples=800)
@@ -429,7 +429,7 @@ def test_any_request(pair: Pair) -> None:
 
 
 @pytest.mark.slow
-def test_very_many_requests(pair: Pair, times: int) -> None:
+def test_many_random_requests_get_equal_responses(pair: Pair, times: int) -> None:
     """Others than those."""
 
     def check(request: Request) -> None:
@@ -548,7 +548,7 @@ def of_agents(draw: st.DrawFn) -> Request:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_agents_ask(kind: str) -> None:
+def test_agent_requests_get_equal_responses(kind: str) -> None:
     """Tools, forms, log probabilities, thoughts, adapters: the gateway answers nearly all chats and completions that
     are in order."""
     num_good = 0
@@ -569,7 +569,7 @@ def test_what_agents_ask(kind: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_very_much_that_agents_ask(kind: str, times: int) -> None:
+def test_many_agent_requests_get_equal_responses(kind: str, times: int) -> None:
     with agents(kind) as found:
 
         def check(request: Request) -> None:
@@ -624,7 +624,7 @@ def test_a_receipt_that_cannot_be_made_is_an_error(stream: bool, monkeypatch: py
             assert b'"internal_error"' in answer.body and b'"receipt"' not in answer.body
 
 
-def test_where_there_can_be_no_receipts_both_say_so() -> None:
+def test_receipts_are_refused_alike_where_unsupported() -> None:
     """Of an engine whose sums depend on the batch; others go on."""
     first = "rust" if has_gateway() else "python"
     with frontend(front_end=first) as rust, frontend() as python:
@@ -636,7 +636,7 @@ def test_where_there_can_be_no_receipts_both_say_so() -> None:
         pair.close()
 
 
-def test_gaps_are_filled_alike() -> None:
+def test_fill_in_the_middle_gives_equal_responses() -> None:
     """`suffix`, for a tokenizer that has the tokens, against engines of scripted replies."""
     first = "rust" if has_gateway() else "python"
     with frontend(front_end=first, tokenizer=with_markers()) as rust, frontend(tokenizer=with_markers()) as python:

@@ -80,10 +80,10 @@ def checked(servers: Servers) -> Callable[[Request], None]:
     return check
 
 
-def test_any_body(servers: Servers) -> None:
+def test_random_bodies_become_equal_engine_requests(servers: Servers) -> None:
     settings(LOOSE, max_examples=200)(given(bodies())(checked(servers)))()
 
 
 @pytest.mark.slow
-def test_very_many_bodies(servers: Servers, times: int) -> None:
+def test_many_random_bodies_become_equal_engine_requests(servers: Servers, times: int) -> None:
     for_long(checked(servers), given(bodies()), LOOSE, 2_000 * times)

@@ -1,5 +1,4 @@
-"""Tiny random adapters as peft saves them, and what they make of a model: W + scale * B A, merged into
-transformers' own.
+"""Tiny random LoRA adapters in peft's file format, merged into transformers' weights for comparison: W + scale * B A.
 
 peft itself is no dependency; `tests/engine/test_adapters_peft.py` compares with it where it is installed.
 """
@@ -20,7 +19,7 @@ ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_pro
 
 
 class TinyAdapter:
-    """Of a transformers model's layers whose names end with one of `targets`; strong enough to change texts."""
+    """Random adapter, strong enough to change outputs, for the layers whose names end with one of `targets`."""
 
     def __init__(
         self,
@@ -55,7 +54,7 @@ class TinyAdapter:
         }
 
     def save(self, folder: Path, *, dtype: torch.dtype = torch.float32, **config: object) -> Path:
-        """`config`: other fields of adapter_config.json."""
+        """Write the adapter to a new folder and return it. `config`: further fields of adapter_config.json."""
         folder.mkdir(parents=True)
         (folder / "adapter_config.json").write_text(json.dumps(self.config | config))
         save_file(self.tensors(dtype), folder / "adapter_model.safetensors")
@@ -69,7 +68,7 @@ class TinyAdapter:
         return found
 
     def merged(self, model: Any) -> Any:
-        """A copy of `model` with the adapter in its weights."""
+        """Return a copy of `model` with the adapter merged into its weights."""
         changed = copy.deepcopy(model)
         with torch.no_grad():
             for name, (a, b) in self.pairs.items():

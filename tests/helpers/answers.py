@@ -1,7 +1,6 @@
-"""What came back for a request, and what of it must be the same from two servers.
+"""HTTP responses, and the comparison of the responses of two servers to one request.
 
-Different are ids, times, and into how many events the tokens of an answer are grouped: texts of a choice are joined,
-everything else of its events is kept, in order.
+Ids, times, and the grouping of tokens into events may differ: the texts of a choice are joined, the rest is in order.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ RANDOM = (
 
 @dataclass
 class Answer:
-    """`body` without its framing. `closed`: the server ended the connection behind it."""
+    """HTTP response. `body` is without its framing. `closed`: the server closed the connection after it."""
 
     status: int
     headers: list[tuple[str, str]]
@@ -48,14 +47,14 @@ class Answer:
 
 @dataclass
 class Client:
-    """One connection after the other to one server; each is used until it is closed."""
+    """Client that uses one connection at a time to a server, each until it is closed."""
 
     address: tuple[str, int]
     _socket: socket.socket | None = None
     _left: bytes = field(default=b"")
 
     def send(self, request: Request) -> None:
-        """A connection that the server has closed meanwhile is replaced."""
+        """Send a request, over a new connection if the server has closed the last one."""
         if self._socket is not None and self._is_closed():
             self.close()
         if self._socket is None:
@@ -64,7 +63,7 @@ class Client:
         self._socket.sendall(request.raw())
 
     def receive(self, request: Request) -> Answer | None:
-        """None: closed without a word."""
+        """Receive the response to a request; `None` if the server closed the connection without one."""
         assert self._socket is not None
         num_interim = 0
         while True:
@@ -133,7 +132,7 @@ class Client:
             return b""
 
     def _until(self, mark: bytes) -> bytes:
-        """Empty at the end."""
+        """Return the bytes up to and including `mark`; empty if the connection has ended."""
         while (at := self._left.find(mark)) < 0:
             part = self._receive()
             if not part:
@@ -156,15 +155,15 @@ class Client:
 
 
 def differ(one: Answer | None, other: Answer | None, request: Request) -> bool:
-    """Whether two servers said different things."""
+    """Return true if the responses of two servers differ in anything that should be equal."""
     first, second = Said(one, request), Said(other, request)
     plain = [(first.plain[i], second.plain[i]) for i in first.plain.keys() & second.plain.keys()]
     return first.parts != second.parts or any(ours != theirs for ours, theirs in plain)
 
 
 class Said:
-    """`parts` are equal for answers that say the same. `plain` are a stream's events of nothing but text, by choice,
-    without their texts: a choice may have none, if all of its tokens came together."""
+    """Comparable form of a response. `parts` are equal for equal responses. `plain` are a stream's events with nothing
+    but text, by choice, without their texts: a choice has none if all of its tokens arrived together."""
 
     def __init__(self, answer: Answer | None, request: Request) -> None:
         self.parts: dict[str, Any] = {}
@@ -192,8 +191,9 @@ class Said:
             self.parts["body"] = answer.body
 
     def _take_stream(self, events: list[Any]) -> None:
-        """By choice: its joined texts and lists, and its events without them; then the events of no choice. `usage` of
-        a choice's events says how far all were: the last one counts."""
+        """Collect the events of a stream by choice: joined texts and lists, and the events without them; then the
+        events of no choice. `usage` in a choice's events is the running total of all choices, so the last one counts.
+        """
         joined: dict[int, dict[str, Any]] = {}
         shapes: dict[int, list[Any]] = {}
         others: list[Any] = []
@@ -230,7 +230,7 @@ def _blocks(body: bytes, mark: bytes) -> list[bytes]:
 
 
 def _named(body: bytes) -> list[Any]:
-    """Events with names; pieces that came one after the other are one."""
+    """Return the events of a stream with named events; consecutive deltas of one part are joined."""
     found: list[Any] = []
     for at, block in enumerate(_blocks(body, b"\n\n")):
         name, data = block.split(b"\n")
@@ -249,7 +249,7 @@ def _named(body: bytes) -> list[Any]:
 
 
 def _place(event: Any) -> Any:
-    """Where the pieces of an event stand."""
+    """Return the object of an event that contains its deltas."""
     return event["delta"] if isinstance(event["delta"], dict) else event
 
 
@@ -268,7 +268,7 @@ def _event(block: bytes) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Without ids and times."""
+    """Return the value with ids and times replaced by placeholders."""
     if isinstance(value, dict):
         return {key: "TIME" if key in CLOCKS and type(one) is int else _plain(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -277,14 +277,14 @@ def _plain(value: Any) -> Any:
 
 
 def _ordered(value: Any) -> Any:
-    """Keys in their order are a part of an answer."""
+    """Return the value with objects as lists of pairs, so that the order of keys is compared, too."""
     if isinstance(value, dict):
         return [(key, _ordered(one)) for key, one in value.items()]
     return [_ordered(one) for one in value] if isinstance(value, list) else value
 
 
 def _without_texts(value: Any) -> Any:
-    """Without what depends on a seed that was not given: a key that is only there behind a stop string goes."""
+    """Return the value without anything that depends on an unset seed, such as keys only present after a stop."""
     if isinstance(value, dict):
         kept = ((key, one) for key, one in value.items() if key != "matched_stop")
         return {key: None if key in RANDOM else _without_texts(one) for key, one in kept}
@@ -301,7 +301,7 @@ def _choice(event: Any) -> int | None:
 
 
 def _grow(runs: list[list[Any]], kind: str, text: str) -> None:
-    """Texts of a kind behind one another are one."""
+    """Append a text to the runs, joined with the last run if that has the same kind."""
     if runs and runs[-1][0] == kind:
         runs[-1][1] += text
     elif text:
@@ -309,8 +309,8 @@ def _grow(runs: list[list[Any]], kind: str, text: str) -> None:
 
 
 def _taken_apart(event: Any, parts: dict[str, Any]) -> tuple[Any, bool]:
-    """The event without what depends on how many tokens came together, which is added to `parts`; and whether it is
-    nothing but text."""
+    """Return the event without the parts that depend on how many tokens arrived together, which are added to `parts`;
+    and true if it contains nothing but text."""
     shape = json.loads(json.dumps(event))
     choice = shape["choices"][0] if "choices" in shape else shape
     place = choice.get("delta", choice)

@@ -1,7 +1,7 @@
-"""Random steps for attention backends, on any device, and what torch makes of the same in float32.
+"""Random steps for attention backends, on any device, and the reference results of torch in float32.
 
-What a step has on the device lies where it lay for the step before, as an engine's block does; a step's
-pages are its own; both pools hold the same before a step.
+A step's arrays on the device are at the same addresses in every step, as in an engine; a step's pages are its own; both
+pools hold the same values before a step.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Rig:
         return made
 
     def step(self, num_decode: int, num_prefill: int, at_least: int = 1, at_most: int | None = None) -> Step:
-        """Rows of `at_least` tokens and more, up to what the page table holds; slots and pages in any order."""
+        """Return a random step of rows with at least `at_least` tokens; slots and pages are shuffled."""
         rng, rows = self._rng, num_decode + num_prefill
         pages = rng.permutation(self.max_rows * self.columns).reshape(self.max_rows, self.columns).astype(np.int32)
         slots = rng.permutation(self.max_rows)[:rows].astype(np.int32)
@@ -77,7 +77,7 @@ class Rig:
         return rows_of_step, torch.from_numpy(pages).to(self.device)
 
     def qkv(self, num_tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Parts of one tensor, as a merged projection leaves them."""
+        """Return random q, k and v as views of one tensor, as a merged projection produces them."""
         heads = self.heads
         shape = (num_tokens, heads.query + 2 * heads.kv, heads.dim)
         merged = torch.randn(shape, generator=self._noise, device=self.device)
@@ -86,7 +86,7 @@ class Rig:
         return q, k, v
 
     def check(self, ours: AttentionBackend, step: Step, within: float) -> None:
-        """Every layer, against torch."""
+        """Check every layer's result, and what it stored, against torch."""
         rows, table = step
         ours.prepare(rows, table)
         self._sdpa.prepare(rows, table)
@@ -101,7 +101,8 @@ class Rig:
     def check_graph(
         self, ours: AttentionBackend, capture: Capture, size: int, within: float, lengths: Sequence[tuple[int, int]]
     ) -> None:
-        """Captured on the first step, replayed on one of each of `lengths` (at least, at most)."""
+        """Capture a graph on the first step, replay it on a step of each of `lengths` (min, max), and check against
+        torch."""
         q, k, v = (torch.zeros_like(part, memory_format=torch.preserve_format) for part in self.qkv(size))
         last = len(self.windows) - 1
         ours.prepare(*self.step(size, 0, *lengths[0]))

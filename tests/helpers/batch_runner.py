@@ -1,8 +1,8 @@
-"""A process that runs the batches of a folder until they have ended, with an endpoint of its own: for tests that kill.
+"""Run the batches of a folder in a process until they have ended, with an endpoint of its own: for tests that kill it.
 
     python -m tests.helpers.batch_runner FOLDER
 
-It writes a line for each answer that it gave, and ends with code 0 when no batch is left.
+Writes a line for each response that it gave, and exits with 0 when no batch is left.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from minisgl.server.batches.store import Store
 
 
 def text_of(body: bytes) -> str:
-    """The answer to a line."""
+    """Return the text of the response to a batch line."""
     prompt: str = json.loads(body)["prompt"]
     return prompt[::-1]
 

@@ -1,4 +1,4 @@
-"""Batches of requests to an echo engine, whose answers are known beforehand."""
+"""Batches of requests to an echo engine, whose outputs are known in advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_TOKENS = 8
 
 
 def request(number: int, prompt: str, **more: Any) -> dict[str, Any]:
-    """Its answer is `answer(number, prompt)`."""
+    """Return a batch line whose output is `answer(number, prompt)`."""
     body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "seed": number, "temperature": 0, **more}
     return {"custom_id": f"line {number}", "method": "POST", "url": "/v1/completions", "body": body}
 
@@ -43,14 +43,14 @@ def client(server: ServerProcess, key: str = "none") -> openai.OpenAI:
 
 
 def begin(api: openai.OpenAI, lines: Iterable[object], endpoint: Any = "/v1/completions", **more: Any) -> str:
-    """A batch's id."""
+    """Upload the lines, create a batch, and return its id."""
     file = api.files.create(file=("in.jsonl", jsonl(lines)), purpose="batch")
     made = api.batches.create(input_file_id=file.id, endpoint=endpoint, completion_window="24h", **more)
     return made.id
 
 
 def ended(api: openai.OpenAI, batch_id: str) -> openai.types.Batch:
-    """The batch, once it is over."""
+    """Wait until a batch has ended, and return it."""
     found: list[openai.types.Batch] = []
 
     def is_over() -> bool:
@@ -62,12 +62,12 @@ def ended(api: openai.OpenAI, batch_id: str) -> openai.types.Batch:
 
 
 def content(api: openai.OpenAI, file_id: str | None) -> list[dict[str, Any]]:
-    """The lines of a file; none of no file."""
+    """Return the JSON lines of a file; an empty list if `file_id` is `None`."""
     return [] if file_id is None else [json.loads(line) for line in api.files.content(file_id).text.splitlines()]
 
 
 def texts(lines: Iterable[dict[str, Any]]) -> dict[str, str]:
-    """By custom id. Each must be there once."""
+    """Return the output texts by custom id. Asserts that each line succeeded and occurs once."""
     found: dict[str, str] = {}
     for line in lines:
         assert line["custom_id"] not in found, "twice"

@@ -1,4 +1,4 @@
-"""What several tests of `minisgl bench` measure: a load generator's result, bodies of a workload, a trace."""
+"""Shared data of tests of `minisgl bench`: a load generator's result, bodies of a workload, a trace."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ FAILURES = ["", "connect", "status", "broken"]
 
 
 def result(**changes: Any) -> Any:
-    """Three requests: due at 0, 1, 2; the last one failed at once."""
+    """Return a load result of three requests, due at 0, 1 and 2 s; the last one failed at once."""
     columns: dict[str, Any] = {
         "scheduled": [0.0, 1.0, 2.0],
         "sent": [0.0, 1.5, 2.0],
@@ -56,7 +56,7 @@ def result(**changes: Any) -> Any:
 
 
 def lines(*rows: dict[str, Any]) -> str:
-    """JSON lines."""
+    """Return the rows as JSON lines."""
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 

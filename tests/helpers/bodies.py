@@ -1,7 +1,7 @@
-"""Bodies as clients send them, and as they should not: strategies of hypothesis.
+"""Hypothesis strategies for request bodies: as clients send them, and invalid ones.
 
-A body is built as a value, in which a `Raw` is JSON text and `Pairs` an object that may have a key twice, and then
-written in one of the ways that JSON can be written, or damaged.
+A body is built as a value, in which a `Raw` is JSON text and `Pairs` an object that may repeat a key, and then written
+in one of the ways that JSON allows, or damaged.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ CHAT, COMPLETION, GENERATE = "/v1/chat/completions", "/v1/completions", "/genera
 
 @dataclass(frozen=True)
 class Raw:
-    """JSON text, or what is none."""
+    """Text to be written in place of a JSON value; it need not be valid JSON."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """An object, keys in order, twice too."""
+    """JSON object as ordered pairs; a key may occur twice."""
 
     pairs: tuple[tuple[str, Any], ...]
 
@@ -35,7 +35,7 @@ class Pairs:
 
 
 def written(value: Any, *, ascii_only: bool = True, spaced: bool = False) -> str:
-    """JSON text."""
+    """Return the value as JSON text."""
     comma, colon = (" ,\n", " : ") if spaced else (",", ":")
     match value:
         case Raw(text):
@@ -194,7 +194,7 @@ odd_prompts = st.one_of(
 
 @st.composite
 def usual_bodies(draw: st.DrawFn, path: str) -> dict[str, Any]:
-    """As clients of OpenAI's kind send them."""
+    """Draw a request body as clients of OpenAI's API send it."""
     body: dict[str, Any] = {"seed": draw(seeds)}
     limit = draw(st.sampled_from(["max_tokens", "max_completion_tokens"] if path == CHAT else ["max_tokens"]))
     body[limit] = draw(max_tokens)
@@ -364,13 +364,14 @@ OF_AGENTS: dict[str, st.SearchStrategy[Any]] = {
 
 
 def fails_alike(body: dict[str, Any]) -> bool:
-    """Else how much comes before a failure depends on the moment."""
+    """Return true if a failing request fails alike on all servers; else the output before the failure depends on
+    timing."""
     return not (body.get("stream") or body.keys() & {"stop", "stop_token_ids"})
 
 
 @st.composite
 def agent_bodies(draw: st.DrawFn) -> dict[str, Any]:
-    """A chat as agents and their libraries send it; the engine's answer is in its last message."""
+    """Draw a chat request as agents and their libraries send it; its last message scripts the engine's reply."""
     body: dict[str, Any] = {"seed": draw(seeds), "max_tokens": 100}
     body["messages"] = [*draw(history), {"role": "user", "content": draw(answers)}]
     for name, values in OF_AGENTS.items():
@@ -393,7 +394,7 @@ def agent_bodies(draw: st.DrawFn) -> dict[str, Any]:
 
 @st.composite
 def scored_completions(draw: st.DrawFn) -> dict[str, Any]:
-    """A completion whose log probabilities or form are asked for."""
+    """Draw a completion request with log probabilities or structured output."""
     body: dict[str, Any] = {"seed": draw(seeds), "max_tokens": draw(max_tokens), "prompt": draw(answers)}
     if draw(st.integers(0, 2)):
         body["logprobs"] = draw(st.sampled_from([0, 1, 2, 5]))
@@ -416,7 +417,7 @@ inner_sampling = st.fixed_dictionaries(
 
 
 def mutated(draw: st.DrawFn, body: dict[str, Any], path: str) -> Any:
-    """With a few fields as they should not be, or seldom are."""
+    """Change a few fields of a body to invalid or rare values."""
     for _ in range(draw(st.integers(0, 3))):
         match draw(st.integers(0, 8)):
             case 0 | 1:
@@ -469,7 +470,7 @@ def damaged(draw: st.DrawFn, text: bytes) -> bytes:
 
 
 def is_seeded(body: bytes) -> bool:
-    """Whether what is answered is the same each time: what is no JSON is refused each time."""
+    """Return true if the response to a body is the same each time: it has a seed, or is refused as no JSON object."""
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
-"""A headless browser for tests of the page: Debian's chromium, driven by Playwright. It notes what must not happen: an
-error of the console, and a request to anybody but the server of the test."""
+"""Headless browser for tests of the page: Debian's chromium, driven by Playwright. Records faults: errors of the
+console, and requests to any host but the test's server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHROMIUM = "MINISGL_CHROMIUM"  # path of another browser of that kind
 
 
 def missing() -> str | None:
-    """Why there is no browser; None: there is one."""
+    """Return the reason why there is no browser, or `None` if there is one."""
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
@@ -41,7 +41,7 @@ def browser() -> Iterator[Any]:
 
 
 class Tab:
-    """`page` is Playwright's. `faults`: what the console and the page complained of; `hosts`: who was asked."""
+    """Browser tab. `page` is Playwright's. `faults`: errors and warnings of the console; `hosts`: requested hosts."""
 
     def __init__(self, browser: Any, url: str, **options: Any) -> None:
         self.url = url
@@ -67,7 +67,7 @@ class Tab:
         self.page.wait_for_selector("#send:visible")
 
     def check(self, *expected: str) -> None:
-        """No fault but those with one of these texts, and nobody else was asked."""
+        """Assert that there were no faults but those containing one of these texts, and no requests to other hosts."""
         assert [one for one in self.faults if not any(text in one for text in expected)] == []
         assert self.hosts - {""} == {urlsplit(self.url).netloc}
 

@@ -1,4 +1,4 @@
-"""Chat templates with the demands of known ones, in words of our own; and the real ones that `MINISGL_DATA` has."""
+"""Chat templates with the features of well-known ones, written for tests; and the real ones of `MINISGL_DATA`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Programs of official clients, each in the environment that `make client-test` makes for it under `.clients`.
+"""Programs of official clients, each in the environment that `make client-test` creates for it in `.clients`.
 
-Invariants: a test whose environment is not there is left out with that reason; what a program prints is all that a test
-knows of it.
+Invariants: a test without its environment is skipped with that reason; a test sees nothing of a program but its output.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ CHECKS = "checks"  # a test's property: its client, and how many checks ended ho
 
 
 def environment(name: str, made_by: str = "make client-test") -> Path:
-    """Its folder. Skips the test without one."""
+    """Return the folder of a client's environment. Skips the test if it does not exist."""
     found = ENVIRONMENTS / name
     if not (found / INSTALLED).exists():
         pytest.skip(f"the environment of {name} is not there: {made_by} makes it")
@@ -38,7 +37,7 @@ def python_command(name: str) -> list[str]:
 
 
 def node_command(program: str) -> list[str]:
-    """Of a program that is put beside the modules that it imports."""
+    """Return the command of a Node program, copied next to the modules that it imports."""
     folder = environment("node")
     for source in (CLIENTS / "node").glob("*.mjs"):
         shutil.copy(source, folder / source.name)
@@ -46,7 +45,7 @@ def node_command(program: str) -> list[str]:
 
 
 def run(command: list[str], url: str, *, check: bool = True) -> str:
-    """What it printed."""
+    """Run a client program against the server at `url`; return its stdout. Asserts exit code 0 if `check` is set."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     more = {"MINISGL_URL": url, "OPENAI_API_KEY": "none", "ANTHROPIC_API_KEY": "none", "PYTHONPYCACHEPREFIX": PYCACHE}
     more |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "AI_SDK_LOG_WARNINGS": "false"}  # no other host, no news
@@ -58,7 +57,7 @@ def run(command: list[str], url: str, *, check: bool = True) -> str:
 
 
 def langchain_standard(url: str) -> tuple[int, int, str]:
-    """LangChain's standard integration tests of chat models: how many passed and failed, and what was said."""
+    """Run LangChain's standard integration tests of chat models; return the counts passed and failed, the output."""
     program = str(CLIENTS / "programs" / "langchain_standard.py")
     # its asynchronous client lives as long as the process, and so must the loop
     loops = [f"-o=asyncio_default_{what}_loop_scope=session" for what in ("test", "fixture")]
@@ -70,6 +69,6 @@ def langchain_standard(url: str) -> tuple[int, int, str]:
 
 
 def report(command: list[str], url: str) -> dict[str, Any]:
-    """What it found out: the last line that it printed is JSON."""
+    """Run a program and return its report, the JSON in the last line of its output."""
     found: dict[str, Any] = json.loads(run(command, url).splitlines()[-1])
     return found

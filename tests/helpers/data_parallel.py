@@ -1,4 +1,4 @@
-"""Several engines behind one real server: their processes, many streams at once, and what engines suffer meanwhile."""
+"""Data parallelism: the processes of several engines behind one real server, many streams at once, and random kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HasPid(Protocol):
 
 
 class Pool(Protocol):
-    """A server with several engines: `ServerProcess` is one."""
+    """Server with several engines, such as `ServerProcess`."""
 
     @property
     def url(self) -> str: ...
@@ -42,7 +42,7 @@ class Pool(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. Greedy and sampled ones are the same to the echo engine but for the seed."""
+    """Completion request. To the echo engine, greedy and sampled requests differ in the seed only."""
 
     prompt: str
     seed: int
@@ -57,7 +57,7 @@ class Ask:
         return {**fixed, **named, "temperature": float(self.seed % 2), **more}
 
     def text(self) -> str:
-        """Undisturbed."""
+        """Return the text that an undisturbed server generates."""
         if self.known is not None:
             return self.known[0]
         return _expected(self.prompt, self.max_tokens, self.seed, to_the_end=True, states=self.states)
@@ -70,13 +70,13 @@ _expected = lru_cache(4096)(expected)
 
 
 def random_ask(rng: random.Random, max_tokens: int, states: bool = False) -> Ask:
-    """Some share the beginning of their prompts."""
+    """Return a random request; some share the beginning of their prompts."""
     shared = f"prefix {rng.randrange(8)} " * rng.randrange(12)
     return Ask(f"{shared}prompt {rng.randrange(10**6)}", rng.randrange(50), rng.randrange(20, max_tokens), states)
 
 
 async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
-    """A stream of it, which must be what an undisturbed server would have said: nothing lost, repeated or changed."""
+    """Stream a request and assert that the output is an undisturbed server's: nothing lost, repeated or changed."""
     text, events, last = "", 0, None
     body = ask.body(stream=True, stream_options={"include_usage": True})
     async with http.stream("POST", PATH, json=body) as response:
@@ -100,11 +100,11 @@ async def answer(http: httpx.AsyncClient, ask: Ask) -> None:
 
 
 ENGINES = {"minisgl.runner.process", "minisgl.supervisor.child", FORKED}
-"""What the command lines of engines have: of those that were started, and of those that were forked."""
+"""Words in the command lines of engine processes, started or forked."""
 
 
 def engine_processes(server: Pool) -> list[psutil.Process]:
-    """Of those that run, in the order of their start."""
+    """Return the engine processes that run, in the order of their start."""
     found = []
     for child in psutil.Process(server.process.pid).children():
         try:
@@ -133,7 +133,7 @@ def until_all_ready(server: Pool, num_engines: int) -> None:
 
 
 def ask_all(server: Pool, asks: Sequence[Ask], meanwhile: Callable[[], None] = lambda: None) -> None:
-    """All at once; `meanwhile` runs in a thread when they have begun."""
+    """Send all requests at once and check their output; `meanwhile` runs in a thread once they have started."""
 
     async def run() -> None:
         limits = httpx.Limits(max_connections=None)
@@ -146,8 +146,8 @@ def ask_all(server: Pool, asks: Sequence[Ask], meanwhile: Callable[[], None] = l
 
 
 class Chaos:
-    """Engines are killed at random moments under `num_streams` streams, each of which must be as if nothing was. `url`:
-    where they are asked for, if not at the server of the engines."""
+    """Kills engines at random moments under `num_streams` streams, and checks that each stream is as if nothing had
+    happened. `url`: where requests are sent, if not to the engines' server."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Chaos:
             psutil.wait_procs(victims, timeout=WAIT_S)
 
     def _kill_a_successor(self, before: Sequence[psutil.Process], rng: random.Random) -> None:
-        """Of one that was killed, at some moment of its start."""
+        """Kill a process that replaces a killed engine, at some moment of its start."""
 
         def new() -> list[psutil.Process]:
             return [one for one in engine_processes(self._server) if one not in before]

@@ -1,4 +1,4 @@
-"""What stands in deploy/, and what the server makes of the flags there."""
+"""Files in deploy/, and the server's configuration that follows from their flags."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MINISGL_PORT = 1919
 USER = 10001
 CACHE = "/var/cache/minisgl"
 AFTER_THE_DRAIN_S = GRACE_S + RANKS_GRACE_S
-"""What a server may need between its drain and its end."""
+"""Seconds that a server may need between its drain and its end."""
 
 
 def documents(name: str) -> list[Any]:
@@ -34,7 +34,7 @@ def documents(name: str) -> list[Any]:
 
 
 def served(monkeypatch: Any, arguments: Sequence[str]) -> ServerConfig:
-    """What `minisgl ARGUMENTS` would serve, by the real parser. A flag that there is not fails the test."""
+    """Return the configuration that `minisgl ARGUMENTS` would serve, by the real parser. Fails for an unknown flag."""
     taken: list[ServerConfig] = []
     warned: list[str] = []
 
@@ -50,7 +50,7 @@ def served(monkeypatch: Any, arguments: Sequence[str]) -> ServerConfig:
 
 
 def seconds(text: str) -> float:
-    """Of Docker and systemd: 45, 45s, 30m, 10min."""
+    """Parse a duration of Docker or systemd (45, 45s, 30m, 10min) to seconds."""
     found = re.fullmatch(r"(\d+)(s|m|min|)", text)
     assert found is not None, text
     return int(found[1]) * {"s": 1, "": 1, "m": 60, "min": 60}[found[2]]
@@ -72,7 +72,7 @@ class Stage:
         return self.all(instruction)[-1]
 
     def words(self, instruction: str) -> list[str]:
-        """Of the form with brackets, which starts no shell."""
+        """Return the words of the last `instruction` in exec form (a JSON list), which starts no shell."""
         found: list[str] = json.loads(self.last(instruction))
         return found
 
@@ -102,7 +102,7 @@ def stages(path: Path) -> dict[str, Stage]:
 
 
 def context(ignore: Path) -> set[str]:
-    """Files of the repository that a build gets to see: patterns of a .dockerignore, the last that fits decides."""
+    """Return the repository's files that a Docker build sees: a .dockerignore's last matching pattern decides."""
     patterns = [one for one in ignore.read_text(encoding="utf-8").splitlines() if one and not one.startswith("#")]
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -121,7 +121,7 @@ def _ignored(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _beginnings(name: str) -> Iterator[str]:
-    """It and the folders that it is in."""
+    """Yield the path itself and each folder above it."""
     yield name
     yield from (str(one) for one in Path(name).parents if str(one) != ".")
 

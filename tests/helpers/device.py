@@ -1,7 +1,7 @@
-"""A device of the tests: streams whose jobs run late, in any order that events allow.
+"""Device for tests: streams whose jobs run late, in any order that events allow.
 
-Invariants: a job runs once, after all before it in its stream and after the events that its stream waits for;
-`synchronize` runs what it must, and a random choice of what it may.
+Invariants: a job runs once, after all earlier ones in its stream and after the events that its stream waits for;
+`synchronize` runs what it must, and a random choice of other jobs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LateStream:
             self.todo.append(("wait", event))
 
     def step(self) -> bool:
-        """Do the next thing; False if there is none, or it waits for an event."""
+        """Run the stream's next job or event; return false if there is none or it waits for an event."""
         if not self.todo:
             return False
         name, what = self.todo[0]
@@ -70,7 +70,8 @@ class LateStream:
 
 
 class LateDevice:
-    """`heed` False ignores `wait_event`: what a device does when an order was forgotten."""
+    """Device whose streams run late. `heed` false ignores `wait_event`, like a program that forgot to order its
+    streams."""
 
     survives_errors = False
 

@@ -1,11 +1,11 @@
-"""Random scenarios for the torch engine on a late device, beside one that runs each job when it is queued: the same
-requests, steps and answers.
+"""Random scenarios for the torch engine on a late device, compared with one that runs each job when it is queued: the
+same requests, steps and outputs.
 
-A scenario is a model, sizes, requests with the steps at which they come and are aborted, steps whose numbers are none,
-and how late the device is. Both engines are driven by the real step loop; any difference is an `AssertionError`.
+A scenario has a model, sizes, requests with the steps at which they arrive and are aborted, steps whose results are
+NaN, and the device's lateness. Both engines are driven by the real step loop; any difference is an `AssertionError`.
 
-A scenario follows from its draws alone; models are shared, KV pools are not. Where rounding
-decides which token comes next, nothing after it can be compared, and the scenario counts as a near tie.
+A scenario follows from its draws alone; models are shared, KV pools are not. Where rounding decides which token comes
+next, the rest cannot be compared, and the scenario counts as a near tie.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _engine(scenario: Scenario, device: Device, place: torch.device = CPU) -> To
 
 
 class _Breaking:
-    """The model's forward; those that are `broken`, by number, store NaN, and give NaN."""
+    """Model forward that stores and returns NaN in the calls whose index is in `broken`."""
 
     def __init__(self, model: Decoder, broken: frozenset[int]) -> None:
         self._forward = model.forward
@@ -181,7 +181,7 @@ class _Breaking:
 
 
 def drive(scenario: Scenario, engine: TorchEngine) -> Collector:
-    """The real step loop, until all have ended."""
+    """Run a scenario in the real step loop until all requests have ended."""
     overlap: Any = scenario.config.overlap
     collector = Collector(engine, scenario.config, overlap=overlap, compiler=PickyCompiler(VOCAB))
     forward = _Breaking(engine.model, scenario.broken)
@@ -194,7 +194,7 @@ def drive(scenario: Scenario, engine: TorchEngine) -> Collector:
 
 
 class Choices:
-    """What an engine's sampler drew from what: logits and parameters by (seed, position)."""
+    """Recorder of a sampler's inputs: logits and parameters by (seed, position)."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self._drawn: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
@@ -209,7 +209,7 @@ class Choices:
         return self._sample(logits, slots, position, needs)
 
     def near_tie(self, scenario: Scenario, got: Collector, expected: Collector) -> bool:
-        """Whether a request's first token that differs is one that rounding may have chosen."""
+        """Return true if the first differing token of some request is one that rounding could have chosen."""
         for request in scenario.requests:
             mine, others = (one.tokens.get(request.req_id, []) for one in (got, expected))
             first = next((i for i, pair in enumerate(zip(mine, others, strict=False)) if pair[0] != pair[1]), None)
@@ -241,8 +241,8 @@ def same(got: Collector, expected: Collector, within: float = 1e-4) -> None:
 
 
 def taken_along(got: Collector, expected: Collector) -> list[int]:
-    """Requests that a row which was not finite took with it: with torch's attention on a device, the step under way
-    may read a page before it is cleared (docs/architecture.md). All others end as expected, with the same tokens."""
+    """Return the requests that failed along with another's non-finite row: with torch's attention on a device, the step
+    in flight may read a page before it is cleared (docs/architecture.md). Asserts that all others end as expected."""
     error = FinishReason.ERROR
     more = [req_id for req_id, reason in got.reasons.items() if reason is error is not expected.reasons[req_id]]
     if not (more and any("not finite" in text for text in expected.errors.values())):
@@ -255,7 +255,7 @@ def taken_along(got: Collector, expected: Collector) -> list[int]:
 
 
 def run_on(scenario: Scenario, device: Device, place: torch.device, within: float) -> None:
-    """On any device, without graphs: torch's attention cannot run in one."""
+    """Run a scenario on any device and compare, without graphs: torch's attention cannot run in one."""
     scenario = replace(scenario, graphs=())
     expected, choices = _expected(scenario)
     got = drive(scenario, _engine(scenario, device, place))
@@ -264,14 +264,14 @@ def run_on(scenario: Scenario, device: Device, place: torch.device, within: floa
 
 
 def _expected(scenario: Scenario) -> tuple[Collector, Choices]:
-    """Return what the scenario brings about where no job is late."""
+    """Return the outcome of a scenario on a device where no job is late."""
     engine = _engine(scenario, InlineDevice())
     choices = Choices(engine)
     return drive(scenario, engine), choices
 
 
 def run(scenario: Scenario, *, heed: bool = True) -> dict[str, int]:
-    """On a late device; what the scenario brought about."""
+    """Run a scenario on a late device and compare; return counts of what the scenario exercised."""
     expected, choices = _expected(replace(scenario, graphs=()))
     device = LateDevice(scenario.seed, eagerness=scenario.eagerness, heed=heed)
     engine = _engine(scenario, device)

@@ -1,4 +1,4 @@
-"""Start a real server as a child process, talk to it on loopback, and see that it leaves nothing behind."""
+"""Start a real server as a child process, send requests on loopback, and check that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READY = re.compile(r"ready: (http://\S+)")
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -> None:
-    """Wait for a state, not for a time. `what`: the complaint if it does not come."""
+    """Wait until a condition holds. `what`: the assertion message if it does not within `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, what
@@ -36,7 +36,7 @@ def until(condition: Callable[[], bool], what: str, timeout_s: float = WAIT_S) -
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, also where nobody has waited for it yet."""
+    """Return true if a process has ended, even if it has not been reaped yet."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -44,9 +44,9 @@ def is_gone(pid: int) -> bool:
 
 
 class ServerProcess:
-    """`minisgl serve ...` on a free port. `lines` collects its stderr. `minisgl`: what Python runs. `wait`: until it is
-    ready. `forked`: without a start of the interpreter (tests.helpers.forking), unless `env` has other folders of
-    modules."""
+    """Server process, `minisgl serve ...`, on a free port. `lines` collects its stderr. `minisgl`: arguments of Python
+    that start minisgl. `wait`: wait until it is ready. `forked`: forked from a process that has imported everything
+    (tests.helpers.forking), unless `env` has another PYTHONPATH."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class ServerProcess:
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def engine(self) -> psutil.Process:
-        """Once it runs its own program: one that is stopped before that holds its parent, too."""
+        """Return the engine process, once it runs its own program: stopping it earlier would stop its parent, too."""
 
         def found() -> list[psutil.Process]:
             with contextlib.suppress(psutil.Error):
@@ -105,13 +105,13 @@ class ServerProcess:
         return found()[0]
 
     def ended(self, within_s: float = WAIT_S) -> int:
-        """Wait for its end; returns the exit code, and `lines` has all that it said."""
+        """Wait for the server to end; return the exit code. `lines` is complete then."""
         code = self.process.wait(within_s)
         self._reader.join(WAIT_S)
         return code
 
     def stop(self, signum: int = signal.SIGINT, timeout_s: float = WAIT_S) -> int:
-        """Send a signal and wait; returns the exit code and checks that nothing is left."""
+        """Send a signal and wait; return the exit code. Asserts that no process and no file is left."""
         children = self.children() if self.process.poll() is None else []
         self.process.send_signal(signum)
         try:
@@ -136,7 +136,7 @@ class ServerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Whatever happened, nothing stays: neither its processes nor, of one that was killed, its files."""
+        """Kill all processes that are left, and remove the files of a killed server."""
         self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -152,7 +152,8 @@ class ServerProcess:
 class Brake:
     """Makes every step of a server's engines take `step_ms` longer, until `release`.
 
-    What must be seen while a request runs then is: however long the test stands still, the answer is not over."""
+    State that must be observed during a request is then observable, however slowly the test runs.
+    """
 
     def __init__(self, folder: Path, step_ms: int) -> None:
         self._file = folder / "step_ms"
@@ -167,7 +168,7 @@ class Brake:
 
 
 def refused(*flags: str) -> str:
-    """The last line of a server that does not start."""
+    """Return the last line of stderr of a server that refuses to start with these flags."""
     command = [sys.executable, "-m", "minisgl", "serve", "--port", "0", *flags]
     done = run(command, timeout=WAIT_S)
     assert done.returncode in (1, 2) and done.stdout == "" and "Traceback" not in done.stderr, done.stderr
@@ -175,7 +176,7 @@ def refused(*flags: str) -> str:
 
 
 def slow_device(folder: Path, step_ms: int) -> tuple[str, ...]:
-    """Flags of a simulated engine each of whose steps takes so long."""
+    """Return the flags of a simulated engine whose steps take `step_ms` each."""
     file = folder / "slow.yaml"
     file.write_text(f"name: slow-device\ntable: {{rows: [1], prefill_tokens: [0], kv_len: [1], ms: [[[{step_ms}]]]}}\n")
     return ("--engine", "sim", "--sim-profile", str(file))
@@ -183,7 +184,7 @@ def slow_device(folder: Path, step_ms: int) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[ServerProcess]:
-    """A server for the length of a `with`; ended by SIGINT, exit code 0 expected."""
+    """Run a server during the `with`; ends it by SIGINT and asserts exit code 0."""
     with ServerProcess(args, env) as server:
         yield server
         assert server.stop() == 0, "\n".join(server.lines)
@@ -191,7 +192,7 @@ def serving(*args: str, env: dict[str, str] | None = None) -> Iterator[ServerPro
 
 @contextlib.contextmanager
 def engine_process(config: ProcessConfig, *python: str) -> Iterator[subprocess.Popen[bytes]]:
-    """An engine process, told its configuration as `launch` does; killed at the end. `python`: what Python runs."""
+    """Run an engine process with its configuration on stdin; killed at the end. `python`: arguments of Python."""
     process = Minisgl([sys.executable, *(python or ("-m", ENGINE))], stdin=subprocess.PIPE, bufsize=0)
     assert process.stdin is not None
     try:
@@ -205,7 +206,7 @@ def engine_process(config: ProcessConfig, *python: str) -> Iterator[subprocess.P
 
 @contextlib.contextmanager
 def canned(body: bytes, status: str = "200 OK") -> Iterator[str]:
-    """A server that answers every request with these bytes and hangs up."""
+    """Run a server that answers every request with these bytes and closes the connection; yields its URL."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def run() -> None:

@@ -1,4 +1,4 @@
-"""Values at and behind the edges of each field of a body, from the types and tables that the rules come from."""
+"""Values at and beyond the bounds of each field of a request body, from the types and tables that define the rules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OF_ANY: tuple[Any, ...] = (None, 0, -1, 1, 2, 0.5, 2**63, True, False, "", "1", 
 
 @functools.cache
 def properties(path: str) -> dict[str, dict[str, Any]]:
-    """The JSON schemas of the fields of a route's body."""
+    """Return the JSON schemas of the fields of a route's body."""
     from minisgl.server.routes import POSTS  # a test lowers limits before a server is imported
 
     model = POSTS[path][0]
@@ -23,7 +23,7 @@ def properties(path: str) -> dict[str, dict[str, Any]]:
 
 
 def bounds(path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Each documented bound: the field, a value that it allows, and the next one, which it does not."""
+    """Yield each documented bound: the field, the last value that it allows, and the next one, which it refuses."""
     for name, schema in properties(path).items():
         step = 0.5 if any(one.get("type") == "number" for one in schema.get("anyOf", [schema])) else 1
         for bound, behind in (("minimum", -step), ("maximum", step)):
@@ -35,7 +35,7 @@ def bounds(path: str) -> Iterator[tuple[str, Any, Any]]:
 
 @functools.cache
 def edges(path: str) -> dict[str, list[Any]]:
-    """By name: the fields of a body, their aliases, and all names in the tables of what is not served."""
+    """Return values to try by name: fields of a body, their aliases, and all names in tables of unsupported ones."""
     from minisgl.server.core import fields
     from minisgl.server.routes import POSTS
 
@@ -51,6 +51,6 @@ def edges(path: str) -> dict[str, list[Any]]:
 
 
 def at_edges(path: str) -> st.SearchStrategy[tuple[str, Any]]:
-    """A field of a body with such a value."""
+    """Draw a field of a body with a value at or beyond its bounds."""
     known = edges(path)
     return st.sampled_from(sorted(known)).flatmap(lambda name: st.tuples(st.just(name), st.sampled_from(known[name])))

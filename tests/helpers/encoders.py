@@ -1,8 +1,8 @@
 """Tiny encoders of the table in tests/helpers/variants.py, the hidden states that transformers computes with them, and
-the files of sentence-transformers beside them.
+the files that sentence-transformers adds to them.
 
-JinaBERT and NomicBERT with experts are none of transformers' models: here they are its BERT and NomicBERT, but for what
-the models' code has in other places; tensors have the names of that code. llama.cpp is asked beside them:
+JinaBERT and NomicBERT with experts are not among transformers' models: here they are its BERT and NomicBERT, except
+where the models' code differs; tensors have the names of that code. A comparison with llama.cpp is in
 tests/weights/test_gguf_folder_encoders.py.
 """
 
@@ -25,7 +25,7 @@ SCORED = "1_LogitScore"
 
 
 def tiny_encoder(name: str, **changes: Any) -> Any:
-    """An encoder of the table; `changes` are of its config."""
+    """Return a tiny encoder of the table; `changes` are settings of its config."""
     return made(ENCODERS[name], TINY_ENCODER, own=_OWN.get(name), **changes)
 
 
@@ -34,7 +34,7 @@ def tiny_cross_encoder(name: str, **changes: Any) -> Any:
 
 
 def judging(folder: Path, **ids: int | None) -> Path:
-    """With the files by which sentence-transformers knows a language model that answers one of two tokens."""
+    """Add the files that mark a language model as a sentence-transformers cross-encoder, judging by two tokens."""
     names = {"": "base.modules.transformer.Transformer", SCORED: "cross_encoder.modules.logit_score.LogitScore"}
     modules = [{"path": path, "type": f"sentence_transformers.{name}"} for path, name in names.items()]
     (folder / "modules.json").write_text(json.dumps(modules))
@@ -44,7 +44,7 @@ def judging(folder: Path, **ids: int | None) -> Path:
 
 
 def with_dense(folder: Path, activations: Sequence[str], sizes: Sequence[int], *, bias: bool = True) -> list[Tensor]:
-    """With dense layers behind the pooling, as sentence-transformers has them; their weights. `bias`: of the first."""
+    """Add sentence-transformers' dense layers after the pooling; return their weights. `bias`: of the first."""
     modules = [{"path": "", "type": "sentence_transformers.models.Transformer"}]
     modules.append({"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"})
     weights = []
@@ -64,7 +64,7 @@ def with_dense(folder: Path, activations: Sequence[str], sizes: Sequence[int], *
 
 
 def hidden_states(model: Any, ids: Sequence[int]) -> Tensor:
-    """[tokens, hidden] of the model without its head."""
+    """Return the hidden states [tokens, hidden] of the model without its head."""
     with torch.inference_mode():
         found: Tensor = model.base_model(torch.tensor([list(ids)])).last_hidden_state[0]
     return found
@@ -75,8 +75,8 @@ def pooled(hidden: Tensor, pooling: str) -> Tensor:
 
 
 def alibi(heads: int, tokens: int) -> Tensor:
-    """Return the bias that ALiBi (arXiv 2108.12409) adds to an encoder's scores, [heads, tokens, tokens].
-    Slopes are powers of one number for a power of two, with those of twice as many heads between them for others."""
+    """Return the bias that ALiBi (arXiv 2108.12409) adds to an encoder's scores, [heads, tokens, tokens]. For a power
+    of two the slopes are powers of one base; otherwise those of twice as many heads are interleaved."""
     whole = 2 ** (heads.bit_length() - 1)
     first = torch.tensor([2.0 ** (-8 / whole)])
     between = first.sqrt() ** torch.arange(1, 2 * whole, 2)
@@ -123,7 +123,7 @@ class JinaBertModel(transformers.BertModel):
 
 
 class _Experts(nn.Module):
-    """Two matrices of all experts, and a bias of what those of a token give together."""
+    """Weights of all experts as two matrices, and a bias that is added to the sum of a token's experts."""
 
     def __init__(self, config: Any) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class _Routed(nn.Module):
         self.experts = _Experts(config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Compute all experts, with 0 as the weight of those that are not chosen."""
+        """Compute all experts, with weight 0 for those that are not chosen."""
         shares = self.router.layer(hidden).softmax(-1)
         chosen = torch.zeros_like(shares).scatter(-1, shares.topk(self.top_k, -1).indices, 1.0)
         up, down = (one.view(self.num, -1, hidden.shape[-1]) for one in (self.experts.mlp.w1, self.experts.mlp.w2))

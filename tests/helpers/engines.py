@@ -1,4 +1,4 @@
-"""The engines that compute models here, for tests that drive each of them."""
+"""Engines that compute models on this machine, for tests that run with each of them."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ HAS_CPU = hasattr(_rust, "CpuEngine")
 NEEDS_CPU = pytest.mark.skipif(not HAS_CPU, reason="the extension has no CPU engine")
 CPU = pytest.param("cpu", marks=NEEDS_CPU)
 MODEL_ENGINES = (pytest.param("torch", marks=pytest.mark.wide), CPU)
-"""For `parametrize`."""
+"""Arguments of `parametrize`: the engines that compute models."""
 
 
 def load(engine: str, folder: Path, **settings: object) -> tuple[Engine, EngineConfig]:
-    """In float32 as far as the engine can."""
+    """Load an engine, in float32 as far as it can; return it with its configuration."""
     plain = {"kv_dtype": "f32"} if engine == "cpu" else {"dtype": "float32"}
     config = EngineConfig(model=str(folder), engine=engine, **{**plain, **settings})  # type: ignore[arg-type]
     return build_engine(config, lambda text, done=0, total=0: None), config
@@ -39,7 +39,7 @@ def load(engine: str, folder: Path, **settings: object) -> tuple[Engine, EngineC
 
 @dataclass
 class TimedRequest:
-    """It comes before the step `arrives`, and is aborted before another one, or never: -1."""
+    """Request that arrives before step `arrives`, and is aborted before step `aborted` (-1: never)."""
 
     req_id: int
     arrives: int
@@ -49,7 +49,7 @@ class TimedRequest:
 
 
 class Collector(Received):
-    """Runs requests through the step loop and keeps what they got."""
+    """Runs requests through the step loop and collects their outputs."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Collector(Received):
         self.engine.close()
 
     def forget(self) -> None:
-        """What ended requests got, here and in the loop."""
+        """Discard the outputs of ended requests, here and in the loop."""
         for kept in (self.tokens, self.reasons, self.cached, self.logprobs):
             kept.clear()
         self.loop._requests.flush()
@@ -101,7 +101,7 @@ class Collector(Received):
             self.plane.check()
 
     def drive(self, requests: Sequence[TimedRequest]) -> None:
-        """Until all have ended."""
+        """Run the loop until all requests have ended, each arriving and aborted at its step."""
         step, last = 0, max(max(one.arrives, one.aborted) for one in requests)
         while step <= last or not self.loop.idle:
             adds = [
@@ -120,7 +120,7 @@ def greedy(max_tokens: int) -> SamplingParams:
 
 
 def assert_greedy(model: PreTrainedModel, prompt: list[int], tokens: list[int]) -> None:
-    """Each token is the reference's first choice, or within 1e-3 of it."""
+    """Assert that each token has the reference's largest logit, or one within 1e-3 of it."""
     with torch.inference_mode():
         logits = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
     for row, token in zip(logits, tokens, strict=True):
@@ -133,7 +133,7 @@ def assert_logprobs(
     tokens: list[int],
     logprobs: Sequence[tuple[float, tuple[int, ...], tuple[float, ...]]],
 ) -> None:
-    """Those of each token and of the likeliest ones are the reference's, within 1e-4."""
+    """Assert that the log probabilities of each token and of the likeliest ones are the reference's, within 1e-4."""
     with torch.inference_mode():
         rows = model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
     for row, token, (own, top_ids, top) in zip(rows, tokens, logprobs, strict=True):
@@ -143,7 +143,7 @@ def assert_logprobs(
 
 
 def vectors(folder: Path, asked: Sequence[tuple[list[int], str]], **settings: object) -> list[torch.Tensor]:
-    """What the CPU engine gives for prompts, each with its pooling."""
+    """Return the CPU engine's embeddings of prompts, each with its pooling."""
     engine, config = load("cpu", folder, **{"num_pages": 400, "num_threads": 1, **settings})
     collector = Collector(engine, config)
     params = [SamplingParams(max_tokens=1, temperature=0, seed=0, embedding=pooling) for _, pooling in asked]

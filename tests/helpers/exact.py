@@ -1,7 +1,7 @@
-"""Answers held against a client's typed models, more strictly than those do it: no field that they do not know, and
-none left out that OpenAI's published schema requires. And what a scripted model answers: a city, a call that rates it.
+"""Validation of responses against a client's typed models, more strictly than the client: no unknown field, and none
+missing that OpenAI's published schema requires. Also the replies of a scripted model: a city, a call that rates it.
 
-Invariants: what this server adds of its own is listed here by name.
+Invariants: fields that this server adds to the API are listed here by name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class rate(BaseModel):
 
 
 def held(kind: type[M] | TypeAdapter[M], text: str | bytes) -> M:
-    """`text` as `kind`."""
+    """Parse `text` as `kind`; asserts that no field is unknown or missing."""
     adapter = kind if isinstance(kind, TypeAdapter) else TypeAdapter(kind)
     found = adapter.validate_json(text, strict=True)
     faults = list(_faults(found, ""))

@@ -1,4 +1,4 @@
-"""Routed experts, drawn and computed plainly: what every form of them is compared with.
+"""Routed experts with random inputs and a plain reference, with which every implementation is compared.
 
 The expected values come from a loop over tokens in float64.
 """
@@ -17,7 +17,7 @@ WITHIN = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 @dataclass(frozen=True)
 class Routed:
-    """What `kernels.experts.run` takes, in its order."""
+    """Inputs of `kernels.experts.run`, in its order."""
 
     x: Tensor
     gate_up: Tensor
@@ -47,7 +47,7 @@ def draw(
     favourites: int | None = None,
     device: torch.device | str = "cpu",
 ) -> Routed:
-    """Values of about 1 in the result. `favourites`: only so many experts are ever chosen; at least `per_token`."""
+    """Draw inputs whose result is of magnitude 1. `favourites`: how many experts are ever chosen."""
     rng = torch.Generator(device).manual_seed(seed)
 
     def noise(*shape: int) -> Tensor:
@@ -67,7 +67,7 @@ def draw(
 
 
 def plainly(routed: Routed) -> Tensor:
-    """In float64, token by token, expert by expert."""
+    """Return the result in float64, token by token, expert by expert."""
     x, gate_up, down, _, shares = (tensor.double() for tensor in routed.inputs())
     inner, out = down.shape[2], torch.zeros_like(x)
     for token, experts in enumerate(routed.chosen.tolist()):

@@ -1,4 +1,4 @@
-"""A tokenizer with tokens of fill-in-the-middle."""
+"""Tokenizer with fill-in-the-middle tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MARKERS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<|endoftext|>")
 
 
 def with_markers() -> Tokenizer:
-    """The echo engine's, and `MARKERS`."""
+    """Return the echo engine's tokenizer with the tokens `MARKERS` added."""
     backend = echo_library()
     backend.add_tokens([AddedToken(text, normalized=False) for text in MARKERS])
     return Tokenizer.from_json(backend.to_str())

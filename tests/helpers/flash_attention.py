@@ -1,6 +1,6 @@
-"""A stand-in for the flash-attn package (2.x), with the calls that minisgl makes: plain softmax over pages on the CPU.
+"""Stand-in for the flash-attn package (2.x), with the calls that minisgl makes: plain softmax over pages on the CPU.
 
-Signatures are the package's; what its kernels refuse is refused.
+Signatures are the package's; arguments that its kernels refuse are refused.
 """
 
 from __future__ import annotations

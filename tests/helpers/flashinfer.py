@@ -1,11 +1,9 @@
 """Stand-ins for the flashinfer package, with the calls that minisgl makes: plain softmax over the pages that a plan
-names, in float32, on the CPU.
-
-`module` stands in for all of it.
+names, in float32, on the CPU. `module` replaces the whole package.
 
 Signatures have those parameters of flashinfer 0.6.7 that minisgl gives (`test_flashinfer_package.py` compares them with
-the package's). What a plan copies, checks and refuses is that, too; a plan under CUDA graphs copies into the buffers
-that it was made with, and `run` reads these; a kernel runs only after a plan for the lengths that it finds there.
+the package's). Plans copy, check and refuse the same arguments as the package; a plan under CUDA graphs copies into the
+buffers that it was made with, and `run` reads these; a kernel runs only after a plan for the lengths it finds there.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ GROUPS = (1, 2, 3, 4, 8)  # that the decode on CUDA cores is made for
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, window_left: int) -> Tensor:
-    """q [n, heads, d] at the end of k and v [m, kv_heads, d]."""
+    """Return the attention of q [n, heads, d], the last n positions, over k and v [m, kv_heads, d]."""
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     scores = torch.einsum("nhd,mhd->hnm", q.float(), k.float()) / q.shape[2] ** 0.5
@@ -37,7 +35,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, window_left: int) -> Tensor:
 def attend_pages(
     q: Tensor, cache: tuple[Tensor, Tensor], qo_indptr: Tensor, pages: tuple[Tensor, Tensor, Tensor], window_left: int
 ) -> Tensor:
-    """`pages`: indptr, indices, length of the last page, by row."""
+    """Return the attention of each row over its pages. `pages`: indptr, page indices, last page's length, by row."""
     indptr, indices, last_page_len = pages
     out = torch.empty_like(q)
     for row in range(len(last_page_len)):
@@ -165,7 +163,7 @@ class BatchPrefillWithPagedKVCacheWrapper:
 
 
 def check_lists(indptr: Tensor, indices: Tensor, last_page_len: Tensor) -> None:
-    """The plan reads `indptr` and `last_page_len` on the host: anywhere else it would wait for the device."""
+    """Assert that `indptr` and `last_page_len` are on the host: the plan must not wait for the device."""
     for tensor in (indptr, indices, last_page_len):
         assert tensor.dtype == torch.int32 and tensor.is_contiguous() and tensor.dim() == 1
     assert indptr.device.type == last_page_len.device.type == "cpu"
@@ -195,7 +193,7 @@ def check_run(
 
 
 def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: bool = False) -> Tensor:
-    """Keeps whatever is as likely as the token at which the share is reached."""
+    """Renormalize the top-p tokens, including those as likely as the token at which p is reached."""
     assert isinstance(top_p, Tensor) and top_p.dtype == torch.float32 and top_p.is_contiguous() and is_deterministic
     assert probs.is_contiguous() and probs.dtype == torch.float32 and len(top_p) == len(probs)
     assert not probs.isnan().any(), "the package's kernel for small vocabularies may never return"
@@ -207,7 +205,7 @@ def top_p_renorm_probs(probs: Tensor, top_p: Tensor | float, is_deterministic: b
 
 
 def top_k_renorm_probs(probs: Tensor, top_k: Tensor | int) -> Tensor:
-    """Keeps whatever is as likely as the k-th token."""
+    """Renormalize the top-k tokens, including those as likely as the k-th."""
     assert isinstance(top_k, Tensor) and top_k.dtype == torch.int32 and top_k.is_contiguous()
     assert probs.is_contiguous() and len(top_k) == len(probs) and bool((top_k > 0).all())
     ordered = probs.sort(-1, descending=True).values

@@ -1,11 +1,11 @@
 """Run `python -m minisgl ...` in a forked process: starting an interpreter and importing is most of a server's start.
 
-A template process, one for each process of tests, has imported what a server and its engine need and has begun
-nothing, as `minisgl.supervisor.child` does behind one port. `Minisgl` is a `subprocess.Popen` whose program it forks.
+A template process, one for each test process, has imported the modules of a server and its engine and started nothing,
+like `minisgl.supervisor.child` behind one port. `Minisgl` is a `subprocess.Popen` whose program it forks.
 
 Invariants: the forked program has the arguments, environment, folder, standard streams and process group that
-`subprocess.Popen` would give it, ends as an interpreter ends, and is reaped at once; its CPU seconds are counted
-(`forked_cpu_s`); the template process has one thread and ends with the process of tests.
+`subprocess.Popen` would give it, ends like an interpreter, and is reaped at once; its CPU seconds are counted
+(`forked_cpu_s`); the template process has one thread and ends with the test process.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 MINISGL, ENGINE, FORKED = "minisgl", "minisgl.runner.process", "tests.helpers.forking"
-"""Modules that the template process can run; its own."""
+"""Modules that the template process can run; the last is its own."""
 NOT_ONE_ENGINE = {"--tp", "--models", "--models-dir"}
-"""Flags of servers whose processes are started as ever."""
+"""Flags of servers whose processes are started, not forked."""
 STREAMS = 3
 ENDED = struct.Struct("id")
-"""What the template process writes at the end of a process: its exit code and its CPU seconds, with its children's."""
+"""Record that the template process writes at the end of a process: exit code and CPU seconds, with its children's."""
 _forked_cpu_s = 0.0
 _template: tuple[int, socket.socket, int] | None = None  # the process that started it, the socket to it, its id
 
@@ -62,12 +62,12 @@ def template_processes() -> list[int]:
 
 
 def forked_cpu_s() -> float:
-    """Return the CPU seconds of forked processes that have ended, with what they had waited for."""
+    """Return the CPU seconds of forked processes that have ended, including their reaped children."""
     return _forked_cpu_s
 
 
 class Minisgl(subprocess.Popen[Any]):
-    """`python -m minisgl ...`, forked. Takes the arguments of `subprocess.Popen`."""
+    """Process of `python -m minisgl ...`, forked. Takes the arguments of `subprocess.Popen`."""
 
     def _execute_child(self, *given: Any) -> None:
         asked = inspect.signature(super()._execute_child).bind(*given).arguments  # type: ignore[misc]
@@ -96,7 +96,7 @@ class Minisgl(subprocess.Popen[Any]):
         self._close_pipe_fds(*(asked[name] for name in pipes))  # type: ignore[attr-defined]
 
     def _read_code(self, timeout: float | None) -> int | None:
-        """Return the exit code, or None if the process has not ended within `timeout` seconds."""
+        """Return the exit code, or `None` if the process has not ended within `timeout` seconds."""
         if self.returncode is None and not select.select([self._ended], [], [], timeout)[0]:
             return None
         with self._waitpid_lock:  # type: ignore[attr-defined]
@@ -121,7 +121,7 @@ if not hasattr(os, "pidfd_open"):  # of Linux; elsewhere servers are started as 
 
 
 def run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]:
-    """`subprocess.run` of `python -m minisgl ...`, forked; returns its exit code and the text that it wrote."""
+    """Run `python -m minisgl ...` forked, like `subprocess.run`; return its exit code and output."""
     limit, given = more.pop("timeout", None), more.pop("input", None)
     streams = {"stdin": None if given is None else subprocess.PIPE, "stderr": subprocess.PIPE} | more
     with Minisgl(list(command), stdout=subprocess.PIPE, text=True, **streams) as process:
@@ -134,7 +134,7 @@ def run(command: Sequence[str], **more: Any) -> subprocess.CompletedProcess[str]
 
 
 def _serve(request: dict[str, Any], streams: Sequence[int]) -> Callable[[], int]:
-    """Make this process what `request` asks for; returns the function that does its work."""
+    """Apply the arguments, environment and streams of `request` to this process; return the function that runs it."""
     for number, one in enumerate(streams):
         os.dup2(one, number)
     for one in streams:
@@ -163,7 +163,7 @@ def _serve(request: dict[str, Any], streams: Sequence[int]) -> Callable[[], int]
 
 
 def _report_ended(children: dict[int, tuple[int, int]], descriptor: int) -> None:
-    """Reap the process of a descriptor, and write how it ended."""
+    """Reap the process of a descriptor, and write its exit status."""
     pid, ends = children.pop(descriptor)
     os.close(descriptor)
     _, status, used = os.wait4(pid, 0)
@@ -173,7 +173,7 @@ def _report_ended(children: dict[int, tuple[int, int]], descriptor: int) -> None
 
 
 def template_process() -> int:
-    """Fork a process for each request at the socket that is standard input; ends when that is closed."""
+    """Fork a process for each request from the socket on stdin; ends when that is closed."""
     from minisgl import envs
 
     envs.set_purge_delay()

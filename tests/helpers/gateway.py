@@ -1,4 +1,4 @@
-"""A gateway that does nothing, for tests of what Python asks of one."""
+"""Gateway that does nothing, for tests of Python's calls to one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from minisgl.metrics.server_metrics import REASONS, SECONDS, TOKENS
 from minisgl.server.gateway import NoGateway, gateway_class
 
 PASSED_ON = {"return_token_ids": True}
-"""Fields of a request for text that the gateway leaves to the Python server."""
+"""Fields of a generation request that the gateway forwards to the Python server."""
 BUCKETS = {"ttft": SECONDS, "itl": SECONDS, "e2e": SECONDS, "queue": SECONDS, "prompt": TOKENS, "answer": TOKENS}
 
 
 def has_gateway() -> bool:
-    """Whether the extension has one."""
+    """Return true if the extension contains a gateway."""
     try:
         gateway_class()
     except NoGateway:
@@ -22,7 +22,7 @@ def has_gateway() -> bool:
 
 
 def no_readings() -> Readings:
-    """Of a gateway that has done nothing."""
+    """Return the readings of a gateway that has done nothing."""
     return {
         "num_open": 0,
         "num_waiting": 0,
@@ -43,7 +43,7 @@ def no_readings() -> Readings:
 
 
 class Recording:
-    """What comes from Python. `found` are its readings."""
+    """Gateway that records Python's calls. `found` are the readings that it returns."""
 
     def __init__(self) -> None:
         self.is_draining = False

@@ -1,6 +1,6 @@
-"""GGUF files of tiny models, laid out as llama.cpp's converter does.
+"""GGUF files of tiny models, laid out like those of llama.cpp's converter.
 
-The file has the very numbers of the model, or what ggml's quantization makes of them.
+The file has the exact weights of the model, or ggml's quantization of them.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _SCALES = {
 
 
 def _interleave(values: npt.NDArray[np.float32], heads: int) -> npt.NDArray[np.float32]:
-    """Each head's rows 0, 1, .. h, h + 1, .. become 0, h, 1, h + 1, .. as llama.cpp wants them."""
+    """Reorder each head's rows 0, 1, .. h, h + 1, .. to 0, h, 1, h + 1, .., llama.cpp's order for RoPE."""
     size = len(values) // heads
     order = [head * size + half * size // 2 + i for head in range(heads) for i in range(size // 2) for half in (0, 1)]
     return values[order]
 
 
 def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
-    """The model's numbers by the names that GGUF has for them, in its order of rows and experts."""
+    """Return the model's weights by their GGUF names, in GGUF's order of rows and experts."""
     config, out = model.config, dict[str, Floats]()
     kind = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
     # some lists of gguf-py lack what files of the architecture may have: then the names are those of Llama
@@ -76,7 +76,7 @@ def tensors_of(model: Any, arch: str) -> dict[str, Floats]:
 
 
 def quantized(values: Floats, kind: GGMLQuantizationType, seed: int = 0) -> npt.NDArray[Any]:
-    """The blocks of `values`. gguf-py cannot make those of some types: these are random, of like size."""
+    """Return the quantized blocks of `values`; random ones of similar size for types that gguf-py cannot quantize."""
     if kind not in _SCALES:
         return gguf.quantize(values, kind)
     length, size = gguf.GGML_QUANT_SIZES[kind]
@@ -87,7 +87,7 @@ def quantized(values: Floats, kind: GGMLQuantizationType, seed: int = 0) -> npt.
 
 
 def numbers_of(file: Path) -> dict[str, Floats]:
-    """What the file's tensors stand for, by gguf-py."""
+    """Return the file's tensors, dequantized by gguf-py."""
     tensors = gguf.GGUFReader(file).tensors
     return {
         tensor.name: np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type), np.float32).reshape(
@@ -98,7 +98,7 @@ def numbers_of(file: Path) -> dict[str, Floats]:
 
 
 def _rope_factors(rope: dict[str, Any], head_dim: int) -> Floats:
-    """What llama.cpp's converter makes of the scaling of Llama 3.1."""
+    """Return the RoPE factors that llama.cpp's converter computes from Llama 3.1's scaling."""
     factors, theta = [], rope["rope_theta"]
     low, high, original = rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
     for frequency in 1.0 / theta ** (np.arange(0, head_dim, 2, dtype=np.float32) / head_dim):
@@ -121,8 +121,8 @@ def write_gguf(
     tensors_a_part: int = 0,
     decoded: bool = False,
 ) -> Path:
-    """`model` of transformers, with a vocabulary of `TOKENS`, as a GGUF file; matrices in `quantise`, but no router.
-    `tensors_a_part`: in parts, the first of which is returned. `decoded`: the numbers of `quantise` in full."""
+    """Write a transformers `model` with the vocabulary `TOKENS` as a GGUF file; matrices, except routers, are stored as
+    `quantise`. `tensors_a_part`: split into files and return the first. `decoded`: store `quantise`'s values as F32."""
     config = model.config
     writer = GGUFWriter(file, arch, split_max_tensors=tensors_a_part)
     writer.add_block_count(config.num_hidden_layers)
@@ -173,11 +173,11 @@ def write_gguf(
 
 
 def quiet(text: str, done: int = 0, total: int = 0) -> None:
-    """Takes reports of progress."""
+    """Ignore reports of progress."""
 
 
 def written_model(variant: str, **changes: Any) -> Any:
-    """A tiny model with what a GGUF file has a place for."""
+    """Return a tiny model limited to features that a GGUF file can store."""
     plain: dict[str, Any] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 5000.0},
         "intermediate_size": 128,

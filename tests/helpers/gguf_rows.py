@@ -1,7 +1,6 @@
-"""The table of GGUF files: the changes of a tiny checkpoint before llama.cpp's converter writes it. Data alone: by
-tests/weights/test_gguf_folder_llama_cpp.py both engines serve the files, and `python -m tests.helpers.our_models`
-records the differences.
-"""
+"""Table of GGUF files: the changes of a tiny checkpoint before llama.cpp's converter writes it. Data alone: both
+engines serve the files in tests/weights/test_gguf_folder_llama_cpp.py; tests.helpers.our_models records the
+differences."""
 
 from __future__ import annotations
 
@@ -13,27 +12,27 @@ SENTENCEPIECE, OF_TEXT = "sentencepiece", "BPE over plain text"
 
 
 class Row(NamedTuple):
-    """A tiny model of transformers, with numbers of rows that blocks of 256 divide."""
+    """Tiny transformers model to be converted, whose row lengths are multiples of 256."""
 
     variant: str
-    """A name in the table of tests/helpers/variants.py."""
+    """Name in the table of tests/helpers/variants.py."""
     tokenizer: str = "gpt-2"
-    """The `tokenizer.ggml.pre` that the converter writes, or `SENTENCEPIECE` or `OF_TEXT`."""
+    """Value of `tokenizer.ggml.pre` that the converter writes, or `SENTENCEPIECE` or `OF_TEXT`."""
     changes: Config = {}  # noqa: RUF012
     norms_less: int = 0
-    """The number that the model adds to the weights of its norms."""
+    """Constant that the model adds to the weights of its norms."""
     packed: bool = False
-    """Whether the experts are in MXFP4."""
+    """True if the experts are in MXFP4."""
     decoded: bool = False
-    """Whether llama.cpp serves what its quantizer decodes: then it does not round to 8 bits, on which it hangs what
-    comes out of 64 layers or of a delta net, and which experts are chosen. One step in ten may differ in that, still:
-    with two layers less often."""
+    """True if llama.cpp serves the weights decoded by its quantizer, so that it does not round activations to 8 bits,
+    which changes the output of 64 layers or a delta net, and the choice of experts. One step in ten may still choose
+    other experts; with two layers fewer."""
     without: tuple[str, ...] = ()
     """Names of sizes that the config derives from others, and so must not be given."""
     said: Config = {}  # noqa: RUF012
-    """Fields of published config.json files that transformers writes otherwise; None for a field that they lack."""
+    """Fields of published config.json files that transformers writes differently; `None` for a field that they lack."""
     rewrite: str = ""
-    """The change of their tensors, by its name in that test."""
+    """Name of the change of tensors, in tests/weights/test_gguf_folder_llama_cpp.py."""
     options: tuple[str, ...] = ()
     """Further arguments of the converter."""
 

@@ -1,7 +1,6 @@
-"""What the tests under tests/gpu share: the device, runs of the torch engine with all their logits, and comparisons.
+"""Parts that tests under tests/gpu share: the device, runs of the torch engine with all their logits, comparisons.
 
-Logits are taken where tokens are sampled from them, of graphs too; two runs are compared only as far as
-their histories are the same.
+Logits are recorded where tokens are sampled, also in graphs; two runs are compared while their histories are the same.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ DEVICE = "inline" if REHEARSAL else "cuda"
 PLACE = torch.device("cpu" if REHEARSAL else "cuda")
 
 FLOAT32_WITHIN = 1e-3
-"""Of logits around 5: ten times the bound on the CPU, for sums in another order. TF32 would be ten times this."""
+"""Error bound for logits around 5: ten times that on the CPU, for sums in another order. TF32 errs ten times more."""
 BFLOAT16_WITHIN = 0.25
-"""Of logits around 5, of which bfloat16 keeps 8 bits, through a few layers: between two ways to compute the same."""
+"""Error bound for logits around 5 in bfloat16 (8 bits) after a few layers, between two ways to compute the same."""
 SETTINGS: dict[str, Any] = {"num_pages": 200, "max_running_requests": 6, "max_prefill_length": 24}
 # heads of sizes that FlashInfer knows; weights small enough that logits stay around 5
 WIDE = {
@@ -60,7 +59,7 @@ Wanted = dict[int, tuple[list[int], SamplingParams]]
 
 
 def rehearse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with FlashInfer's stand-in, and in late rehearsals a device that is never early."""
+    """Simulate a machine with a GPU: FlashInfer's stand-in, and in late rehearsals a device that is never early."""
     monkeypatch.setitem(sys.modules, "flashinfer", helpers_flashinfer.module())
     monkeypatch.setattr(flashinfer, "recorded_event", _Fence)
     monkeypatch.setattr(flashinfer, "renormalise", sampler.truncate)
@@ -79,7 +78,7 @@ def only_on_a_gpu(why: str) -> pytest.MarkDecorator:
 
 
 def need_backend(name: str) -> None:
-    """Skips if the machine cannot have it."""
+    """Skip the test if the machine cannot run this attention backend."""
     package = name.partition(":")[0]
     if REHEARSAL:
         if package not in ("torch_sdpa", "flashinfer"):
@@ -96,7 +95,7 @@ def need_backend(name: str) -> None:
 
 
 class Recorded:
-    """A torch engine that keeps the logits of all that it samples."""
+    """Torch engine that records the logits of everything that it samples."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self.engine = engine
@@ -121,7 +120,7 @@ class Recorded:
         return self._sample(logits, slots, position, needs)
 
     def logits(self) -> dict[int, dict[int, Tensor]]:
-        """Request -> position of the token -> [vocab] float32 on the host."""
+        """Return logits by request and token position: [vocab] float32 on the host."""
         found: dict[int, dict[int, Tensor]] = {}
         for owner, logits, slots, position in self._kept:
             rows = logits.float().cpu()
@@ -131,7 +130,7 @@ class Recorded:
 
 
 class Run(Collector):
-    """A run of the step loop on the torch engine, and all that it gave."""
+    """Run of the step loop on the torch engine, with all its outputs."""
 
     def __init__(self, engine: Any, config: EngineConfig) -> None:
         super().__init__(engine, config, overlap=config.overlap)
@@ -139,7 +138,7 @@ class Run(Collector):
         self.prompt_lens: dict[int, int] = {}
 
     def start(self, requests: Wanted) -> None:
-        """Hand them in, and one step."""
+        """Submit the requests and run one step."""
         self._note(requests)
         self.loop.step([AddRequest(i, np.array(p, np.int32).tobytes(), params) for i, (p, params) in requests.items()])
 
@@ -152,7 +151,7 @@ class Run(Collector):
 
 
 def checkpoint(variant: str, folder: Path, **changes: Any) -> tuple[Path, Any]:
-    """A tiny model on disk, and the model of transformers."""
+    """Write a tiny model to disk; return its folder and the transformers model."""
     model = tiny_model(
         variant,
         **{"vocab_size": VOCAB, "max_position_embeddings": 512, "eos_token_id": None, "bos_token_id": None, **changes},
@@ -177,7 +176,7 @@ def engine_of(folder: Path, **settings: Any) -> tuple[TorchEngine, EngineConfig]
 def run(
     folder: Path, wanted: Wanted, drive: Callable[[Run], None] | None = None, *, record: bool = True, **settings: Any
 ) -> Run:
-    """`drive` the engine, by default until all of `wanted` has ended."""
+    """Load an engine and run `drive` on it, by default until all of `wanted` have ended; return the outputs."""
     engine, config = engine_of(folder, **settings)
     recorded = Recorded(engine) if record else None
     collector = Run(recorded or engine, config)
@@ -195,7 +194,7 @@ def run(
 
 @contextlib.contextmanager
 def nothing_waits() -> Iterator[None]:
-    """Any operation of torch's that makes the host wait raises."""
+    """Make any torch operation that waits for the device raise during the `with`."""
     torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -204,7 +203,7 @@ def nothing_waits() -> Iterator[None]:
 
 
 def run_without_waits(engine: Any, config: EngineConfig, **sampling: Any) -> Run:
-    """Two loads, the second while nothing may wait; then the engine is closed."""
+    """Run two loads, the second while waiting for the device is an error; then close the engine."""
     collector = Run(engine, config)
     params = SamplingParams(temperature=0.9, top_p=0.9, seed=4, max_tokens=20, **sampling)
     try:
@@ -217,7 +216,7 @@ def run_without_waits(engine: Any, config: EngineConfig, **sampling: Any) -> Run
 
 
 def prompts(seed: int = 0) -> list[list[int]]:
-    """Eight, from 1 to 60 tokens and more; some begin alike."""
+    """Return eight prompts of 1 to 60 tokens and more; some share a prefix."""
     rng = np.random.default_rng(seed)
     shared = rng.integers(0, VOCAB, 40).tolist()
     return [shared[: 5 * i] + rng.integers(0, VOCAB, n).tolist() for i, n in enumerate((1, 3, 17, 60, 5, 31, 2, 9))]
@@ -231,8 +230,8 @@ def greedily(max_tokens: int = 24, seed: int = 0) -> Wanted:
 
 
 def assert_alike(got: Run, expected: Run, within: float, *, at_least: float = 0.8) -> None:
-    """Logits that follow the same tokens differ by at most `within`; at least that share of all tokens could be
-    compared, the others follow a choice that was different. Log probabilities likewise."""
+    """Assert that logits after the same tokens differ by at most `within`, and log probabilities by twice that. At
+    least the share `at_least` of all tokens must be comparable; the others follow a different choice."""
     compared = total = 0
     for req_id, tokens in expected.tokens.items():
         mine, theirs = engine_logits(got, req_id), engine_logits(expected, req_id)
@@ -252,10 +251,10 @@ def assert_alike(got: Run, expected: Run, within: float, *, at_least: float = 0.
 
 
 def assert_as_exact_as_transformers(got: Run, model: Any, wanted: Wanted, *, experts: bool = False) -> None:
-    """No further from transformers in float32 than transformers in bfloat16 is, on the same device and tokens: what
-    bfloat16 costs a model is measured, not assumed. The mean has room for roundings in another order, the largest error
-    for chance. `experts`: at near-ties bfloat16 picks others, each time a large error, and not always at the same
-    tokens; so there the error that nine of ten stay under counts."""
+    """Assert that the engine is not much further from transformers in float32 than transformers in bfloat16 is, on the
+    same device and tokens: the cost of bfloat16 is measured, not assumed. The mean error has a margin for roundings in
+    another order, the largest error for chance. `experts`: at near-ties bfloat16 picks other experts, each time with a
+    large error, and not always at the same tokens; so the 90th percentile of the errors is compared instead."""
     exact = {i: reference_logits(model.to(PLACE, torch.float32), p, got.tokens[i]) for i, (p, _) in wanted.items()}
     model.to(torch.bfloat16)
     mine = torch.cat([engine_logits(got, i) - exact[i] for i in wanted])
@@ -276,8 +275,8 @@ def assert_as_exact_as_transformers(got: Run, model: Any, wanted: Wanted, *, exp
 
 
 def reference_logits(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> Tensor:
-    """[len(tokens), vocab] float32 on the host: after the prompt and after each token but the last, where and in what
-    type the model is."""
+    """Return transformers' logits [len(tokens), vocab] float32 on the host, after the prompt and after each token but
+    the last, computed on the model's device and in its dtype."""
     ids = torch.tensor([[*prompt, *tokens]], device=next(model.parameters()).device)
     with torch.inference_mode():
         logits: Tensor = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1]
@@ -285,6 +284,6 @@ def reference_logits(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -
 
 
 def engine_logits(got: Run, req_id: int) -> Tensor:
-    """Likewise of what the engine sampled from: [tokens of the request, vocab]."""
+    """Return the logits that the engine sampled from: [tokens of the request, vocab] float32 on the host."""
     first, of = got.prompt_lens[req_id], got.logits[req_id]
     return torch.stack([of[first + i] for i in range(len(got.tokens[req_id]))])

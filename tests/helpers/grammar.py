@@ -1,4 +1,4 @@
-"""What a grammar accepts, asked of the library itself on an alphabet of bytes."""
+"""Test of whether a grammar accepts a text, by the library itself on an alphabet of bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _bytes() -> LLTokenizer:
 
 
 def accepts(grammar: str, text: str) -> bool:
-    """Whether `text` is a whole answer."""
+    """Return true if `text` is a complete output of the grammar."""
     matcher = LLMatcher(_bytes(), grammar, log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     data = list(text.encode())

@@ -1,4 +1,4 @@
-"""Grammars for the echo engine's tokenizer, compiled where they are asked for, and what texts they allow."""
+"""Grammars for the echo engine's tokenizer, compiled synchronously, and mock matchers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PERSON = {
 
 
 def compiler(vocab_size: int = VOCAB_SIZE, eos_ids: tuple[int, ...] = (EOS_ID,)) -> GrammarCompiler:
-    """Of the echo tokenizer, without a thread."""
+    """Return a grammar compiler for the echo tokenizer, without a thread."""
     return GrammarCompiler(None, vocab_size, eos_ids, threaded=False)
 
 
@@ -52,7 +52,7 @@ def matcher(grammar: str, vocab_size: int = VOCAB_SIZE, eos_ids: tuple[int, ...]
 
 
 class Quick:
-    """What else a matcher has, of one that serves one request and takes no time."""
+    """Base of mock matchers that serve one request and take no time."""
 
     num_bytes = 0
 
@@ -71,9 +71,9 @@ class Quick:
 
 
 class PickyMatcher(Quick):
-    """About a quarter of the ids may come, which depends on all that came before; so whoever forgets, repeats or comes
-    late with a token is found out. An end may come, or one
-    other id, about once in twelve. `poisoned`: fails at its nth mask. `slow_one_in`: so many masks take long."""
+    """Mock matcher that allows about a quarter of the ids, depending on all earlier tokens, so that a lost, repeated or
+    late token is detected. About once in twelve masks, only an end token and one other id are allowed. `poisoned`:
+    fails at the mask with this index. `slow_one_in`: one in this many masks takes long."""
 
     def __init__(
         self, seed: int, vocab_size: int, eos_ids: Sequence[int], poisoned: int = -1, slow_one_in: int = 0
@@ -132,8 +132,8 @@ class PickyMatcher(Quick):
 
 
 class PickyCompiler:
-    """Makes them of texts that are numbers: a seed, and after a blank the mask at which it fails. A mask that takes
-    long is there after some steps."""
+    """Mock compiler of `PickyMatcher`s. A grammar's text is a seed, and optionally, after a space, the index of the
+    mask at which it fails. A slow mask is ready after some steps."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class PickyCompiler:
         return found
 
     def follows(self, grammar: str, tokens: Sequence[int]) -> bool:
-        """Whether these may have come."""
+        """Return true if the grammar allows these tokens."""
         matcher = PickyMatcher(int(grammar), *self._of)
         matcher.restart(tokens)
         return not matcher.error

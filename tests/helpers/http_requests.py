@@ -1,4 +1,4 @@
-"""Requests as clients send them, and as they should not: heads, targets and framing, strategies of hypothesis."""
+"""Hypothesis strategies for HTTP requests: valid and invalid headers, targets and framing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ORIGIN = "https://page.example"
 
 @dataclass(frozen=True)
 class Request:
-    """`is_seeded`: the same text comes each time. `cuts`: nothing comes after it on its connection."""
+    """HTTP request. `is_seeded`: the output is the same each time. `cuts`: no request can follow on its connection."""
 
     method: str
     target: str
@@ -81,7 +81,7 @@ VALUES = {
 
 @st.composite
 def heads(draw: st.DrawFn) -> tuple[tuple[str, str], ...]:
-    """Without what frames the body."""
+    """Draw request headers without those that frame the body."""
     head = list(GOOD_HEAD)
     if draw(st.booleans()):
         head += AS_CLIENTS_SEND
@@ -114,7 +114,7 @@ def framed(head: tuple[tuple[str, str], ...], body: bytes) -> tuple[tuple[str, s
 
 @st.composite
 def requests(draw: st.DrawFn) -> Request:
-    """Of any kind, the usual ones most often."""
+    """Draw a request of any kind, most often a usual one."""
     kind = draw(st.sampled_from(["body"] * 12 + ["damaged"] * 3 + ["head"] * 3 + ["get"] + ["framing"]))
     if kind == "get":
         return draw(gets())
@@ -158,7 +158,7 @@ def gets(draw: st.DrawFn) -> Request:
 
 @st.composite
 def oddly_framed(draw: st.DrawFn, path: str, head: tuple[tuple[str, str], ...], body: bytes) -> Request:
-    """Framed as few clients do, or as none should: what is not the way of most is cut off afterwards."""
+    """Draw a request with rare or invalid framing; after one that is not widely supported the connection is closed."""
     size, seeded = len(body), is_seeded(body)
     chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (size, body) if size else b"0\r\n\r\n"
     kind = draw(st.integers(0, 9))

@@ -1,4 +1,4 @@
-"""Requests of front ends to an echo engine behind a socket, and the tokens that each of them got."""
+"""Requests of front ends to an echo engine behind a socket, and the tokens that each of them received."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def add(req_id: int, prompt: Iterable[int], max_tokens: int) -> AddRequest:
 
 
 def streams(messages: Iterable[FromEngine]) -> dict[int, Stream]:
-    """Tokens and end by request; an end of 0 is none yet."""
+    """Return tokens and finish reason by request; reason 0: not ended yet."""
     found: dict[int, Stream] = {}
     for message in messages:
         if isinstance(message, StepTokens):

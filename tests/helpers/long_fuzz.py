@@ -1,8 +1,8 @@
-"""Hypothesis for long: many short runs of one property, the seed of each its number: the same every time, and with
-`--times` others more.
+"""Long runs of Hypothesis: many short runs of one property, each seeded by its index, so reproducible; `--times` adds
+more.
 
-Invariants: memory stays what one short run needs, for hypothesis remembers all that it has drawn in a run; a run that
-is put apart fails at its bound of memory and says so, where it would take the machine's.
+Invariants: memory stays that of one short run, because hypothesis remembers everything drawn in a run; a run in a
+process of its own fails at its memory limit with an error, before it takes the machine's memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ resource_tracker.ensure_running()  # it outlives what is spawned: a file that is
 
 
 def for_long(check: Callable[..., None], given: Callable[..., Any], config: settings, max_examples: int) -> None:
-    """`given`: what `hypothesis.given` returned, not yet put on `check`. A failure is told with the seed of its run."""
+    """Run `check` for `max_examples` in short runs; a failure names its run's seed. `given`: what `hypothesis.given`
+    returned."""
     for number in range(-(-max_examples // EXAMPLES_A_RUN)):
         count = min(EXAMPLES_A_RUN, max_examples - number * EXAMPLES_A_RUN)
         others = {"derandomize": False, "database": None, "suppress_health_check": list(HealthCheck)}
@@ -35,7 +36,7 @@ def for_long(check: Callable[..., None], given: Callable[..., Any], config: sett
 
 
 def apart(work: Callable[..., T], *args: Any, max_bytes: int) -> T:
-    """What `work` returns or raises in a process of its own, whose addresses are bounded."""
+    """Run `work` in a process with a limited address space; return or raise its result."""
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawning, initializer=_bound_addresses, initargs=(max_bytes,)) as pool:
         return pool.submit(work, *args).result()

@@ -1,7 +1,7 @@
-"""What tests of meaning ask the embedded model: only what it is sure of.
+"""Questions with a certain answer for tests of meaning with the embedded model.
 
-Each token of an answer lies more than `MARGIN` before the next likeliest one in float32, which
-tests/weights/test_gguf_smollm2.py measures; nearer ones fall to how a machine rounds. Everything asked has an end.
+Each output token's logit is more than `MARGIN` above the next likeliest one in float32, which
+tests/weights/test_gguf_smollm2.py measures; closer ones depend on a machine's rounding. All outputs end by themselves.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ def capital(country: str) -> str:
 CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Germany": "Berlin"}
 FRANCE = capital("France")
 BEGINNINGS = {"The capital of France is": (" Paris", 1), "1, 2, 3,": (" 4, 5, 6", 8), "1, 2, 3, 4,": (" 5, 6, 7", 8)}
-"""Plain texts: how they go on, of which so many tokens are sure."""
+"""Prompts with their continuation, and the number of its tokens that are certain."""
 
 
 def told_capital(url: str, country: str, timeout_s: float) -> str:
-    """What the server answers."""
+    """Ask the server for the capital of a country; return its answer."""
     body = {
         "messages": [{"role": "user", "content": capital(country)}],
         "temperature": 0,
@@ -41,7 +41,7 @@ def told_capital(url: str, country: str, timeout_s: float) -> str:
 
 
 def embedded_model() -> Path:
-    """Its file. Without it the test, or the file of tests that asks at its beginning, is left out."""
+    """Return the embedded model's file. Skips the test, or the test module if called at its top, without one."""
     try:
         return find_smollm2()
     except ConfigError as error:

@@ -1,7 +1,7 @@
-"""A stand-in for a hub of models, on loopback, with a second port as the network that it redirects large files to.
+"""Stand-in for a model hub, on loopback, with a second port as the CDN to which it redirects large files.
 
-It speaks Hugging Face's API (commits, pages of a tree, `resolve` with hashes and redirects, codes of errors) and
-ModelScope's (`repo/files`, `repo`). `asked` is what came in, in order.
+Implements Hugging Face's API (commits, pages of a tree, `resolve` with hashes and redirects, error codes) and
+ModelScope's (`repo/files`, `repo`). `asked` are the received requests, in order.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Repo:
 
 @dataclass
 class ModelHub:
-    """`cuts`: bytes after which the next answers with files end; -1: that one is whole. `stall_at`: after how many an
-    answer stands still until `go_on` is set; `stalled` says that it does. `limits`: Retry-After of the next answers."""
+    """State of the hub. `cuts`: bytes after which the next file responses are cut off; -1: whole. `stall_at`: bytes
+    after which a response pauses until `go_on`; `stalled` is set meanwhile. `limits`: the next Retry-After headers."""
 
     repos: dict[str, Repo] = field(default_factory=dict)
     asked: list[Asked] = field(default_factory=list)
@@ -63,7 +63,7 @@ class ModelHub:
         return f"http://127.0.0.1:{self.ports['hub']}"
 
     def environment(self, home: Path, token: str | None = None) -> dict[str, str]:
-        """For a process that uses this hub and a cache of its own."""
+        """Return the environment of a process that uses this hub and a cache of its own."""
         mine = {"HF_ENDPOINT": self.endpoint, "MODELSCOPE_ENDPOINT": self.endpoint, "HF_HOME": str(home)}
         others = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "HUGGING", "MODELSCOPE", "TRANSF"))}
         shown = {"HF_TOKEN": token, "MODELSCOPE_API_TOKEN": token} if token else {}
@@ -126,7 +126,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return None
 
     def allowed(self, name: str, revision: str, weights: bool = False) -> Repo | None:
-        """Hugging Face answers 401 to who is nobody, 404 to who is somebody and may not know."""
+        """Return the repository if access is allowed; else send Hugging Face's error: 401 without a token, 404 or 403
+        with."""
         repo, token = self.hub.repos.get(name), self.headers.get("Authorization")
         if token == "Bearer wrong":
             self.refuse(401, "", {"X-Error-Message": "Invalid credentials in Authorization header"})

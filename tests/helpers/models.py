@@ -1,8 +1,5 @@
 """Tiny checkpoints made by transformers from the table in tests/helpers/variants.py, and a dense attention to run our
-models without an engine.
-
-Nothing of minisgl's attention or scheduling takes part; one sequence at a time.
-"""
+models one sequence at a time, without an engine, its attention or its scheduling."""
 
 from __future__ import annotations
 
@@ -33,12 +30,12 @@ _NORM = re.compile(
 
 
 def tiny_model(variant: str, **changes: Any) -> Any:
-    """A variant of the table. `changes` are of its config, of the text model's beside a vision tower."""
+    """Return a tiny transformers model of a variant. `changes`: settings of its (text model's) config."""
     return made(MODELS[variant], TINY, **changes)
 
 
 def tiny_case(case: Model) -> Any:
-    """A model for transformers' layers, with its plainest attention; a test is skipped where transformers lacks it."""
+    """Return a model for transformers' layers, with eager attention; skips the test where transformers lacks it."""
     import transformers
 
     release = tuple(int(part) for part in transformers.__version__.split(".")[:2])
@@ -52,8 +49,8 @@ def tiny_case(case: Model) -> Any:
 
 
 def made(model: Model, base: Config, *, own: Any = None, whole: Config | None = None, **changes: Any) -> Any:
-    """The model in float32, eval mode; every parameter is random, norms and biases too. `own`: in place of the class of
-    transformers. `whole`: further settings of the config as a whole."""
+    """Return the model in float32, eval mode; all parameters are random, norms and biases too. `own`: a class to use
+    instead of transformers'. `whole`: further settings of the top-level config."""
     import transformers
 
     kind = own or getattr(transformers, model.architecture)
@@ -87,7 +84,7 @@ def _with_vision(kind: Any, vision: Config, whole: Config, text: Config) -> Any:
 
 
 def randomised(model: Any) -> Any:
-    """In float32, eval mode, norms and biases random, too."""
+    """Make norms and biases random, too; return the model in float32, eval mode."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             unscaled = model.config.model_type.startswith(("gemma4", "gemma3n"))
@@ -110,8 +107,8 @@ def randomised(model: Any) -> Any:
 def save(
     model: Any, folder: Path, *, shards: bool = False, original_names: bool = True, tokenizer: bool = False
 ) -> Path:
-    """`original_names` False: as transformers 5 names the tensors inside (experts in one tensor). `tokenizer`: with
-    the echo engine's, of 258 tokens."""
+    """Save a checkpoint. `original_names` false: tensor names of transformers 5 (experts in one tensor). `tokenizer`:
+    with the echo engine's, of 258 tokens."""
     size = "40KB" if shards else "1GB"
     model.save_pretrained(folder, max_shard_size=size, save_original_format=original_names)
     assert (folder / "model.safetensors.index.json").exists() == shards
@@ -121,8 +118,8 @@ def save(
 
 
 def flatten(folder: Path) -> dict[str, torch.Tensor]:
-    """The checkpoint's names without `model.`, as embedding models have them, and its tensors in turns of three types;
-    returns their numbers by the usual names."""
+    """Rewrite a checkpoint without the `model.` prefix of names, like embedding models, and with tensors alternating
+    between three dtypes; return their values in float32 by the usual names."""
     kinds, found = itertools.cycle((torch.bfloat16, torch.float16, torch.float32)), dict[str, torch.Tensor]()
     renamed: dict[str, str] = {}
     for file in sorted(folder.glob("*.safetensors")):
@@ -135,8 +132,8 @@ def flatten(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def published(reference: Any, folder: Path) -> int:
-    """The folder as OpenAI publishes gpt-oss: experts in MXFP4, here of random numbers, which `reference` gets as
-    transformers reads them. Returns their bytes."""
+    """Save a checkpoint in OpenAI's format for gpt-oss, with random MXFP4 experts, and load their decoded weights into
+    `reference`. Return the experts' bytes."""
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors as convert
 
     generator = torch.Generator().manual_seed(5)
@@ -166,7 +163,7 @@ def published(reference: Any, folder: Path) -> int:
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> Decoder:
-    """Our model of a checkpoint."""
+    """Load our model of a checkpoint."""
     with torch.inference_mode():
         config = load_config(folder)
         model = build_model(config, dtype=dtype, device=device)
@@ -177,7 +174,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, device: torch.device 
 
 
 class DenseSequence:
-    """One sequence with all its K and V, grown chunk by chunk; attention is a plain masked softmax in float32."""
+    """Sequence with all its K and V, extended chunk by chunk; attention is a plain masked softmax in float32."""
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -187,7 +184,7 @@ class DenseSequence:
 
     @torch.inference_mode()
     def extend(self, ids: Sequence[int]) -> Tensor:
-        """[n] ids -> [n, vocab_size] logits after each."""
+        """Append n ids; return the logits [n, vocab_size] after each."""
         positions = torch.arange(self.length, self.length + len(ids))
         hidden = self._model.forward(torch.tensor(ids), positions, self._attend)
         self.length += len(ids)
@@ -208,7 +205,7 @@ class DenseSequence:
 
 
 def greedy(model: Decoder, prompt: Sequence[int], count: int) -> list[int]:
-    """`count` most likely tokens, one after the other."""
+    """Generate `count` greedy tokens."""
     sequence, found = DenseSequence(model), list[int]()
     logits = sequence.extend(prompt)[-1]
     while len(found) < count:
@@ -219,13 +216,13 @@ def greedy(model: Decoder, prompt: Sequence[int], count: int) -> list[int]:
 
 @torch.inference_mode()
 def reference_logits(model: Any, ids: Sequence[int]) -> Tensor:
-    """Of a transformers model: [n, vocab_size]."""
+    """Return the logits [n, vocab_size] of a transformers model."""
     logits: Tensor = model(torch.tensor([list(ids)]), use_cache=False).logits[0]
     return logits
 
 
 def assert_greedy(reference: Any, prompt: Sequence[int], tokens: Sequence[int]) -> None:
-    """Each token is the reference's own choice after the tokens before it, ties within `TIE_WITHIN` aside."""
+    """Assert that each token is the reference's own greedy choice, except for ties within `TIE_WITHIN`."""
     logits = reference_logits(reference, [*prompt, *tokens])[len(prompt) - 1 : -1]
     chosen = logits.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1)
     behind = logits.max(1).values - chosen

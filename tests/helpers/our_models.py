@@ -1,9 +1,8 @@
-"""Measure the tiny checkpoints of tests/helpers/variants.py. `our_models.json` keeps the figures of a run;
-docs/features.md has them in two tables and a list.
+"""Measure the tiny checkpoints of tests/helpers/variants.py. `our_models.json` stores the figures of a run;
+docs/features.md shows them in two tables and a list.
 
 `python -m tests.helpers.our_models NAME...` measures names of the table, of `CASES`, and rows of
-tests/helpers/gguf_rows.py beside llama.cpp, or `all`, besides what was never measured; then it writes
-the tables.
+tests/helpers/gguf_rows.py against llama.cpp, or `all`, and everything never measured; then it writes the tables.
 """
 
 from __future__ import annotations
@@ -35,13 +34,12 @@ RECORD = Path(__file__).with_suffix(".json")
 PAGE = Path(__file__).parents[2] / "docs" / "features.md"
 IDS = torch.randint(3, 131, (100,), generator=torch.Generator().manual_seed(3)).tolist()
 Figures = dict[str, dict[str, Any]]
-"""`safetensors` and `theirs`: the largest difference of a logit by variant and by case. `encoders`: of a number of a
-vector. `gguf`: by row, its `variant`, what the `file` says that it is, and by type of its tensors that of a log
-probability."""
+"""Largest differences. `safetensors`, `theirs`: of a logit, by variant and by case. `encoders`: of an embedding's
+element. `gguf`: by row, its `variant`, the type of its `file`, and by tensor type that of a log probability."""
 
 
 def by_safetensors(variant: str, folder: Path) -> float:
-    """The largest difference of a logit of the CPU engine's from transformers' own."""
+    """Return the largest difference between logits of the CPU engine and of transformers."""
     reference = tiny_model(variant)
     engine: Any = load("cpu", save(reference, folder), num_pages=64)[0]
     found = np.frombuffer(engine.rust.prompt_logits(np.array(IDS, np.int32)), np.float32)
@@ -59,7 +57,7 @@ def by_transformers(name: str, folder: Path) -> float:
 
 
 def by_vectors(variant: str, folder: Path) -> float:
-    """The largest difference of a number of the vectors of one prompt, with exact arithmetic."""
+    """Return the largest difference between the CPU engine's (exact) and transformers' embeddings of one prompt."""
     model = tiny_encoder(variant)
     ids = torch.randint(6, 131, (90,), generator=torch.Generator().manual_seed(3)).tolist()
     hidden, worst = hidden_states(model, ids), 0.0
@@ -92,7 +90,7 @@ def native(figures: Figures) -> list[tuple[str, ...]]:
 
 
 def _types(rows: Iterable[Mapping[str, Any]], kind: str) -> str:
-    """The largest differences of rows whose files say that they are `kind`."""
+    """Return the largest differences by quantization type, of rows whose files have type `kind`."""
     worst = dict[str, float]()
     for row in rows:
         for name, difference in row["types"].items() if row["file"] == kind else ():
@@ -109,7 +107,7 @@ def encoders(figures: Figures) -> list[tuple[str, ...]]:
 
 
 def names_of(variant: str) -> list[str]:
-    """The native architectures that differ in their heads alone."""
+    """Return the native architectures that differ from the variant's in their heads only."""
     return [name for name in NATIVE_ENCODERS if _stem(name) == _stem(ENCODERS[variant].architecture)]
 
 
@@ -125,11 +123,11 @@ def theirs(figures: Figures) -> str:
 
 
 TABLES = {"native models": native, "encoders": encoders}
-"""The tables, by the mark before each in the page."""
+"""Tables by the mark before each in the page."""
 
 
 def written(page: str, figures: Figures) -> str:
-    """Return the page with its tables and its list as the figures have them."""
+    """Return the page with its tables and its list updated from the figures."""
     parts = {"seen through transformers": theirs(figures)}
     for mark, table in TABLES.items():
         head, *lines = table(figures)

@@ -1,6 +1,6 @@
-"""Tiny checkpoints whose linear layers are packed, in each format that people publish, and the weights they mean.
+"""Tiny checkpoints with packed linear layers, in each published quantization format, and the weights they mean.
 
-The packers are written from the formats' descriptions, value by value where it is short enough, and share nothing with
+The packers are written from the formats' descriptions, value by value where it is short enough, and share no code with
 the reader: AutoAWQ's and AutoGPTQ's layouts, compressed-tensors' `pack_to_int32`, DeepSeek's blocks of float8.
 """
 
@@ -22,8 +22,8 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 @dataclass(frozen=True)
 class Format:
-    """`pack` makes tensors of a layer's weight (by the ends of their names) and says which weight they mean. `config`:
-    quantization_config. `layers`: ends of the names of layers that are packed."""
+    """Quantization format. `pack` returns the tensors of a layer's weight (by the ends of their names) and the weight
+    they represent. `config`: quantization_config. `layers`: name endings of the packed layers."""
 
     config: dict[str, Any]
     pack: Callable[[Tensor], tuple[Tensors, Tensor]]
@@ -32,13 +32,13 @@ class Format:
 
 
 def _nibbles(values: list[int], bits: int) -> int:
-    """The first value in the lowest bits; as a signed int32."""
+    """Pack values into a signed int32, the first value in the lowest bits."""
     word = sum(value << bits * i for i, value in enumerate(values))
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
 def _along_columns(values: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """[a, b] -> [a, b * bits / 32]; place i of a word holds column `order[i]` of its columns."""
+    """Pack [a, b] to [a, b * bits / 32]; field i of a word holds its column `order[i]`."""
     count = 32 // bits
     order = order or tuple(range(count))
     rows = []
@@ -49,7 +49,7 @@ def _along_columns(values: Tensor, bits: int, order: tuple[int, ...] | None = No
 
 
 def _rounded(weight: Tensor, group: int, bits: int, symmetric: bool, index: Tensor | None = None) -> tuple[Tensor, ...]:
-    """Integers [out, in] from 0 on, scales and zero points [out, groups] and the group of each input."""
+    """Quantize a weight: return integers [out, in], scales and zero points [out, groups], each input's group."""
     out, columns = weight.shape
     group = columns if group < 0 else group
     index = torch.arange(columns) // group if index is None else index
@@ -157,7 +157,7 @@ def _float8(weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def float8(strategy: str) -> Format:
-    """compressed-tensors': `tensor` or `channel`."""
+    """Return compressed-tensors' float8 format with strategy `tensor` or `channel`."""
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
         scale = (weight.abs().amax() if strategy == "tensor" else weight.abs().amax(1, keepdim=True)) / 448
@@ -171,7 +171,7 @@ def float8(strategy: str) -> Format:
 
 
 def fp8_blocks(rows: int, columns: int, *, compressed: bool = False) -> Format:
-    """DeepSeek's, or those of compressed-tensors, with small blocks; the last ones are cut."""
+    """Return DeepSeek's float8 block format, or compressed-tensors', with small blocks; the last ones are partial."""
 
     def pack(weight: Tensor) -> tuple[Tensors, Tensor]:
         down, right = -(-weight.shape[0] // rows), -(-weight.shape[1] // columns)
@@ -219,8 +219,8 @@ FORMATS: dict[str, Format] = {
 
 
 def pack_checkpoint(full: Path, folder: Path, form: Format) -> dict[str, Tensor]:
-    """`folder` becomes the checkpoint `full`, packed. The first layer's `down_proj` stays as it is, as lists of layers
-    to be ignored let it. Returns the weights that it means, all of them."""
+    """Write the checkpoint `full`, packed, to `folder`. The first layer's `down_proj` stays unpacked, as ignore lists
+    allow. Return all weights that it represents."""
     tensors, means = dict[str, Tensor](), dict[str, Tensor]()
     for name, tensor in load_file(full / "model.safetensors").items():
         module = name.removesuffix(".weight")

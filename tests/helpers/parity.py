@@ -1,4 +1,4 @@
-"""Two schedulers under the same random events: every plan, live array, output and count must be equal.
+"""Comparison of two schedulers under the same random events: every plan, live array, output and count must be equal.
 
 Nothing is computed: sampled tokens are drawn like the events. `Draw` is a function (low, high) -> int, so that the same
 runs come from a seed or from hypothesis, which shrinks.
@@ -34,7 +34,7 @@ OUTPUT_ARRAYS = ("req_ids", "tokens", "reasons", "rows")
 
 
 class Divergence(AssertionError):
-    """The first difference, with what led to it."""
+    """First difference between the schedulers, with the calls that led to it."""
 
     def __init__(self, what: str, config: ControlPlaneConfig, log: list[tuple[int, object]]) -> None:
         calls = "\n".join(f"  {step}: {data}" for step, data in log)
@@ -43,8 +43,8 @@ class Divergence(AssertionError):
 
 @dataclass
 class Pair:
-    """`log` holds the last `keep` calls: the events of a schedule, or the tokens of a commit. `seconds` are those spent
-    in the calls of each."""
+    """Two schedulers under comparison. `log` holds the last `keep` calls: the events of a schedule, or the tokens of a
+    commit. `seconds` is the time spent in each scheduler."""
 
     config: ControlPlaneConfig
     keep: int | None = None
@@ -59,7 +59,7 @@ class Pair:
         self.log = deque(maxlen=self.keep)
 
     def schedule(self, step: int, events: list[Event]) -> StepPlan:
-        """Events that both refuse, in the same words, are told again without their pins."""
+        """Schedule on both and compare. Events that both refuse with the same text are retried without their pins."""
         self.log.append((step, events))
         plan, other = self._both(lambda plane: plane.schedule(step, Events(list(events))))
         self._same("refusal", *(str(one) if isinstance(one, EventError) else None for one in (plan, other)))
@@ -79,7 +79,7 @@ class Pair:
         return plan  # type: ignore[no-any-return]
 
     def commit(self, step: int, tokens: np.ndarray[Any, np.dtype[np.int32]]) -> list[int]:
-        """The ids that ended."""
+        """Commit on both and compare; return the ids of requests that ended."""
         self.log.append((step, tokens.tolist()))
         output, other = self._both(lambda plane: plane.commit(step, tokens))
         for name in OUTPUT_ARRAYS:
@@ -106,7 +106,7 @@ class Pair:
         self._same("tree view", self.ours.tree_view(5), self.theirs.tree_view(5))
 
     def check_pages(self) -> None:
-        """All but the trees, whose paths grow with the square of long prompts."""
+        """Compare everything but the trees, whose paths grow with the square of long prompts."""
         self.theirs.check()
         self._same("free pages", self.ours.free_pages(), self.theirs.free_pages())
         self._same("ratio", self.ours.reserve_ratio, self.theirs.reserve_ratio)
@@ -132,7 +132,7 @@ class Pair:
 
 
 def _unless_refused(call: Callable[[Any], Any], plane: Any) -> Any:
-    """What it returns, or its refusal of a pin."""
+    """Return the result of a call, or the error by which it refused a pin."""
     try:
         return call(plane)
     except EventError as error:
@@ -142,8 +142,8 @@ def _unless_refused(call: Callable[[Any], Any], plane: Any) -> Any:
 
 
 def draw_arrival(draw: Draw, req_id: int, limit: int, sequences: list[list[int]]) -> Arrival:
-    """A vocabulary of three, and prompts that go on from earlier ones, so that prefixes collide; some repeat, so that
-    what follows is guessed."""
+    """Draw a request with a vocabulary of three and a prompt that extends an earlier one, so that prefixes collide;
+    some prompts repeat themselves, so that drafts are found."""
     start: list[int] = []
     if sequences and draw(0, 2):
         chosen = sequences[draw(0, len(sequences) - 1)]
@@ -179,7 +179,7 @@ def without_pins(events: Sequence[Event]) -> list[Event]:
 
 
 class Player:
-    """Takes a pair through steps, with or without overlap. `live` are the ids that have not ended."""
+    """Drives a pair through steps, with or without overlap. `live` are the ids that have not ended."""
 
     def __init__(self, config: ControlPlaneConfig, overlap: bool, backend: str = "rust_hotpath") -> None:
         self.pair = Pair(config, backend=backend)
@@ -202,16 +202,16 @@ class Player:
         self._step += 1
 
     def fail(self) -> None:
-        """The forward of the oldest step fails: the next schedule tells of it."""
+        """Let the forward of the oldest step fail, which the next schedule reports."""
         self._failed = True
 
     @property
     def num_rows_due(self) -> int | None:
-        """Rows of the step that is to be committed now, if one is."""
+        """Return the rows of the step to be committed now, or `None` if there is none."""
         return self._in_flight[0].num_rows if len(self._in_flight) > self.overlap else None
 
     def guessed(self) -> dict[int, int]:
-        """Of the step that is to be committed now: by row, the token that would make its draft's next one right."""
+        """Return, for the step to be committed now, by row the token that would confirm its draft's next one."""
         plan = self._in_flight[0]
         entry = self.pair.ours.buffers.ring[plan.ring_index]
         columns = (entry.req_slots, entry.seq_lens, entry.input_ids)  # decode rows have a token each

@@ -1,7 +1,7 @@
-"""Which test files belong to a part of the suite that has a command of its own: `pytest` without paths leaves them out,
-`pytest --part NAME` runs them alone, and a path on the command line runs what it names.
+"""Assignment of test files to parts of the suite with a command of their own: `pytest` without paths leaves them out,
+`pytest --part NAME` runs them alone, and a path on the command line runs that path.
 
-A part needs something that most changes do not touch: another engine, a device, a browser, programs of others.
+A part needs something that most changes do not touch: another engine, a device, a browser, third-party programs.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 CORE = "core"
-"""The part that runs where none is chosen."""
+"""Part that runs by default."""
 PARTS = {
     "torch": (
         "attention/*",
@@ -51,7 +51,7 @@ def part_of(file: Path) -> str:
 
 
 def unmatched() -> Iterator[str]:
-    """Yield the patterns that no file has any more."""
+    """Yield the patterns that match no file any more."""
     files = [path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")]
     for patterns in PARTS.values():
         yield from (one for one in patterns if not fnmatch.filter(files, one))

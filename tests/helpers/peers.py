@@ -1,4 +1,4 @@
-"""Both ends of the socket between an engine process and its front ends, for whoever stands in for one."""
+"""Peers at both ends of the socket of an engine process and its front ends, for tests that replace one."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ M = TypeVar("M")
 
 
 def num_ended(messages: Iterable[FromEngine]) -> int:
-    """How many requests end in them."""
+    """Return the number of requests that end in these messages."""
     steps = (np.frombuffer(one.reasons, np.int32) for one in messages if isinstance(one, StepTokens))
     return sum(int(np.count_nonzero(reasons)) for reasons in steps)
 
 
 class FrontEndPeer:
-    """A front end that blocks. `address`: ipc://PATH."""
+    """Blocking front end. `address`: ipc://PATH."""
 
     def __init__(self, address: str, name: str = "test", *, greet: bool = True) -> None:
         deadline = time.monotonic() + WAIT_S
@@ -56,7 +56,7 @@ class FrontEndPeer:
         self.socket.sendall(data)
 
     def receive(self) -> list[FromEngine]:
-        """The messages of the next frame. Raises `EOFError` at the end."""
+        """Return the messages of the next frame. Raises `EOFError` at the end."""
         while (frame := self._frames.next()) is None:
             try:
                 data = self.socket.recv(1 << 16)
@@ -71,19 +71,19 @@ class FrontEndPeer:
         return messages
 
     def next(self, kind: type[M]) -> M:
-        """The next message of a kind."""
+        """Receive until a message of this kind arrives, and return it."""
         while True:
             for message in self.receive():
                 if isinstance(message, kind):
                     return message
 
     def until(self, done: Callable[[list[FromEngine]], object]) -> None:
-        """Receive until `done` says so of all that came."""
+        """Receive until `done` returns true for all messages received."""
         while not done(self.received):
             self.receive()
 
     def to_the_end(self) -> list[FromEngine]:
-        """Everything that came until the engine process ended the connection."""
+        """Receive until the engine process closes the connection; return all messages."""
         with contextlib.suppress(EOFError):
             while True:
                 self.receive()
@@ -100,8 +100,8 @@ class FrontEndPeer:
 
 
 class EnginePeer:
-    """Who listens in place of an engine process, in one thread. Front ends are numbered as they come; request ids have
-    the number in them as those within an engine process. `greeting`: what each gets first."""
+    """Listener in place of an engine process, single-threaded. Front ends are numbered in order of arrival; request ids
+    include that number, like within an engine process. `greeting`: the first bytes sent to each."""
 
     def __init__(self, address: str, greeting: bytes = b"") -> None:
         self._greeting = greeting
@@ -115,7 +115,7 @@ class EnginePeer:
         self._frames: dict[int, FrameReader] = {}
 
     def receive(self, timeout_s: float) -> list[list[ToEngine]]:
-        """What has come, by frame; hellos are left out."""
+        """Return the messages received within `timeout_s`, by frame, without hellos."""
         found = []
         for key, _ in self._selector.select(timeout_s):
             if key.fileobj is self._listener:
@@ -146,12 +146,12 @@ class EnginePeer:
         self._write(connection, self._greeting)
 
     def send(self, frame: bytes) -> None:
-        """To all."""
+        """Send a frame to all front ends."""
         for connection in self.connections:
             self._write(connection, framed(frame))
 
     def send_messages(self, messages: Sequence[FromEngine]) -> None:
-        """In one frame to each whom they are for: steps to those whose requests are in them, others to all."""
+        """Send each front end one frame with its messages: steps only to those with requests in them, others to all."""
         frames: list[list[FromEngine]] = [[] for _ in self.connections]
         for message in messages:
             if isinstance(message, StepTokens) and len(frames) > 1:

@@ -1,4 +1,4 @@
-"""Engine processes of the echo engine behind a pool, to be killed and stopped; and what their requests should get."""
+"""Processes of the echo engine behind a pool, to be killed and stopped; and the expected outputs of their requests."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ STEP_TIMEOUT_S = 60.0
 
 
 def expected(prompt: Sequence[int], max_tokens: int) -> list[int]:
-    """The tokens of a request of `hub.add` that nothing disturbs."""
+    """Return the tokens that an undisturbed request of `hub.add` generates."""
     return EchoModel(seed=SEED).generate(list(prompt), max_tokens, ignore_eos=True)
 
 
 def states(messages: Sequence[FromEngine], engine: int) -> list[str]:
-    """What became of an engine."""
+    """Return the states of an engine that the messages report, in order."""
     return [one.state for one in messages if isinstance(one, EngineState) and one.engine == engine]
 
 
 class Pool:
-    """Use in a `with`; the end checks that nothing is left. The processes start with it, unless `num_started` says that
-    fewer do."""
+    """Engine pool with its processes, for use in a `with`, whose end checks that nothing is left. `num_started`: the
+    number of processes to start (default: all)."""
 
     def __init__(self, num_engines: int, num_started: int | None = None, **router: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="minisgl-pool-")
@@ -61,7 +61,7 @@ class Pool:
             self.start(engine)
 
     def start(self, engine: int) -> None:
-        """Its process, for the first time or again."""
+        """Start the process of an engine, for the first time or again."""
         self.end_process(engine)
         self.sockets[engine].unlink(missing_ok=True)
         config = ProcessConfig(
@@ -93,7 +93,7 @@ class Pool:
         self.start(engine)
 
     def peer(self, name: str = "test") -> FrontEndPeer:
-        """A front end that knows that all are ready."""
+        """Connect a front end, and return it once all engines are ready."""
         found = FrontEndPeer(self.address, name)
         self.peers.append(found)
         found.next(EngineReady)

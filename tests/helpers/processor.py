@@ -1,4 +1,4 @@
-"""What the processor that runs the tests has, and how to do without a part of it."""
+"""Features of the processor that runs the tests, and a way to disable some."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @cache
 def cpu_flags() -> frozenset[str]:
-    """As Linux names them; none elsewhere."""
+    """Return the CPU flags by their Linux names; empty on other systems."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
@@ -21,8 +21,8 @@ def cpu_flags() -> frozenset[str]:
 
 @contextmanager
 def without_amx() -> Iterator[None]:
-    """AMX's tiles add up a prompt in another order than that in which its tokens were decoded (docs/cpu.md), so what is
-    computed once more has other bits there. Engines that are loaded in here take AVX-512 instead."""
+    """Make engines loaded in the `with` use AVX-512 instead of AMX, whose tiles sum a prompt in another order than its
+    tokens were decoded (docs/cpu.md), so that recomputed values have other bits."""
     with pytest.MonkeyPatch.context() as patch:
         if "MINISGL_CPU_ISA" not in os.environ and "amx_int8" in cpu_flags():
             patch.setenv("MINISGL_CPU_ISA", "avx512")

@@ -1,8 +1,8 @@
-"""Random scenarios for a scheduler, driven with the echo engine and judged by whole sequences.
+"""Random scenarios for a scheduler, run with the echo engine and judged by whole sequences.
 
 A scenario is a configuration and requests with arrival steps and planned disturbances; `run` drives it through the
 Protocols only, checks the invariants after every call, audits the KV of every cached page when nothing is in flight,
-and compares each request's tokens with what it yields alone. Any difference is an `AssertionError`.
+and compares each request's tokens with those it generates alone. Any difference is an `AssertionError`.
 
 `Draw` is a function (low, high) -> int, so that the same scenarios come from a seed or from hypothesis, which shrinks.
 """
@@ -44,7 +44,7 @@ ALPHABET = (0, 1)
 
 
 class WalkableControlPlane(ControlPlane, Protocol):
-    """A scheduler whose cache a test may walk."""
+    """Scheduler whose prefix cache a test can walk."""
 
     def tree_pages(self) -> list[tuple[tuple[int, ...], int]]: ...
 
@@ -56,8 +56,7 @@ Factory = Callable[[ControlPlaneConfig], WalkableControlPlane]
 
 @dataclass(slots=True)
 class Spec:
-    """A request and what is done to it. `finish_after` and `abort_after` are counts of delivered tokens, -1: never, as
-    for `unpin_step`."""
+    """Request of a scenario with its disturbances. `finish_after`, `abort_after`: delivered tokens; -1: never."""
 
     req_id: int
     arrival_step: int
@@ -80,7 +79,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """All pages of a text, and the state behind the first `end` of them."""
+    """Stored pages of a token sequence, and the recurrent state after the first `end` of them."""
 
     tokens: list[int]
     adapter: int
@@ -177,8 +176,7 @@ def make_scenario(draw: Draw, states: bool = False) -> Scenario:
 
 
 def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
-    """Few tokens of a tiny vocabulary, or a follow-up of an earlier request's whole sequence, or one too long; some
-    repeat."""
+    """Draw a prompt: tokens of a tiny vocabulary, an extension of an earlier sequence, or one too long; some repeat."""
     fresh = [draw(0, 1) for _ in range(draw(1, 24))]
     if sequences and draw(0, 1):
         base = sequences[draw(0, len(sequences) - 1)]
@@ -191,7 +189,7 @@ def _prompt(draw: Draw, sequences: list[list[int]], limit: int) -> list[int]:
 
 
 def alone(spec: Spec, limit: int, states: bool = False) -> list[int]:
-    """What the request yields with nobody else there."""
+    """Return the tokens that the request generates alone."""
     model = EchoModel(eos_ids=(EOS,), alphabet=ALPHABET, seed=spec.seed, adapter=spec.adapter, states=states)
     return model.generate(
         spec.prompt,
@@ -209,7 +207,7 @@ class Seen:
 
 
 class Driver:
-    """The loop of a test: schedule, launch, commit one step behind (or at once), with every check in between."""
+    """Test loop: schedule, launch, commit one step later (or at once), with every check in between."""
 
     def __init__(self, scenario: Scenario, factory: Factory) -> None:
         self.scenario = scenario
@@ -287,7 +285,7 @@ class Driver:
             self.audit()
 
     def _schedule(self, events: Events) -> StepPlan:
-        """Pins that are refused are asked for no more."""
+        """Schedule the events, retrying without the pins that are refused."""
         try:
             return self.plane.schedule(self.step, events)
         except EventError as error:
@@ -349,7 +347,7 @@ class Driver:
         return events
 
     def _drafts(self) -> list[Draft]:
-        """What comes, as far as it is told rightly; for everybody who has begun."""
+        """Return drafts of the coming tokens for all running requests, with the errors that the scenario plans."""
         if self.step not in self.scenario.draft_steps:
             return []
         late, count, wrong = self.scenario.draft_steps[self.step]
@@ -363,7 +361,8 @@ class Driver:
         return found
 
     def _inspect(self, plan: StepPlan) -> None:
-        """No row passes its limit; a bound request's cached length is whole pages and leaves a token to compute."""
+        """Assert that no row passes its limit, and a bound request's cached length is whole pages, less than its
+        tokens."""
         entry = self.plane.buffers.ring[plan.ring_index]
         assert (entry.extend_lens[: plan.num_rows] >= 1).all()
         assert (entry.seq_lens[: plan.num_rows] < self.limit).all(), "a row passed the limit"
@@ -381,7 +380,7 @@ class Driver:
             assert cached_len < len(self.specs[req_id].prompt) + len(self.seen[req_id].tokens) + 1
 
     def _inspect_drafts(self, plan: StepPlan, entry: RingEntry) -> None:
-        """Two rows share a slot only if the second computes what may follow the first: a known token."""
+        """Assert that two rows share a slot only if the second computes a known token that may follow the first."""
         lens: dict[int, int] = {}
         rows = zip(entry.req_slots[: plan.num_rows].tolist(), entry.seq_lens[: plan.num_rows].tolist(), strict=True)
         for row, (slot, seq_len) in enumerate(rows):
@@ -458,7 +457,7 @@ class Driver:
             assert seen.tokens == want, f"{who}: {seen.tokens}, alone {want}"
 
     def audit(self) -> None:
-        """With nothing in flight every cached page holds what its path says."""
+        """Assert, if nothing is in flight, that every cached page holds the KV of its path."""
         if self.previous is not None or self.failed_step is not None:
             return
         size = self.scenario.config.page_size
@@ -475,7 +474,8 @@ class Driver:
             assert not full[1] or full in paths, f"the pin of request {req_id} is gone"
 
     def follow_up(self) -> None:
-        """A prompt made of a cached path and one token more finds exactly that path, but for the last whole page."""
+        """Run a prompt that extends a cached path by a token; assert that it finds that path, except the last whole
+        page."""
         paths = [split_path(path) for path, _ in self.plane.tree_pages()]
         if not paths:
             return
@@ -503,7 +503,7 @@ class Driver:
 
 
 def split_path(path: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
-    """The namespace and the tokens of a path of `tree_pages`."""
+    """Return the namespace and the tokens of a path of `tree_pages`."""
     return (-path[0], path[1:]) if path[0] < 0 else (0, path)
 
 

@@ -1,7 +1,6 @@
-"""Several ranks in one process: a real gloo group each, on a thread of its own, and one engine made of theirs.
+"""Several ranks in one process: a real gloo group each, on a thread of its own, combined into one engine.
 
-Rank 0 is the real `RankEngine`, the others run the real workers' loop; what they get of a step passed
-through the messages that real ones get, into buffers of their own.
+Rank 0 is the real `RankEngine`, the others run the real workers' loop; steps pass through the real messages.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T]:
-    """What `work` returns on each rank. A rank that raises ends the test."""
+    """Run `work` on each rank and return the results. Raises the first rank's error."""
     results: list[Any] = [None] * size
     errors: list[BaseException] = []
 
@@ -59,7 +58,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[TorchGroup], T]) -> list[T
 
 
 class _Transport:
-    """What `RankEngine` needs of `Ranks`, over queues."""
+    """Replacement of `Ranks` for `RankEngine`, over queues."""
 
     def __init__(self, size: int) -> None:
         self.processes = list(range(1, size))
@@ -103,7 +102,7 @@ class _Transport:
 
 
 class _Step:
-    """A handle that notes a failed step, and gives a device that only runs when it is asked some time to run."""
+    """Step handle that records a failed step, and lets a device run that only runs when polled."""
 
     def __init__(self, inner: StepHandle, step: int, failed: list[int], device: Any) -> None:
         self._inner, self._step, self._failed, self._device = inner, step, failed, device
@@ -125,7 +124,7 @@ class _Step:
 
 
 class _Worker:
-    """The engine of a rank above 0, watched."""
+    """Engine of a rank above 0 that records its failed steps."""
 
     def __init__(self, engine: Engine, rank: int, tamper: Tamper | None, failed: list[int]) -> None:
         self._engine, self._rank, self._tamper, self._failed = engine, rank, tamper, failed
@@ -154,8 +153,7 @@ class _Worker:
 
 
 class ThreadRanks(RankEngine):
-    """`build(group)` on each of `size` ranks, used as one engine. `tamper(rank, step, plan, entry)` may spoil what a
-    rank above 0 received."""
+    """Engine made of `build(group)` on `size` ranks. `tamper(rank, step, plan, entry)` may corrupt a received step."""
 
     def __init__(
         self, size: int, folder: Path, build: Callable[[TorchGroup], Engine], tamper: Tamper | None = None

@@ -1,5 +1,4 @@
-"""A real Ray cluster on this machine: nodes that can be killed, an application on Serve, the processes of it, and many
-streams at once.
+"""Real Ray cluster on this machine: nodes that can be killed, a Serve application, its processes, many streams at once.
 
 Ray keeps one cluster for each process: tests share it (tests/ray/conftest.py).
 """
@@ -38,7 +37,7 @@ ECHO = "--engine echo --page-size 16 --num-pages 1024 --no-access-log"
 
 
 class RayCluster:
-    """Serve's proxy runs on the first node, which takes no replicas if there are others."""
+    """Ray cluster. Serve's proxy runs on the first node, which takes no replicas if there are others."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="ray-")
@@ -55,8 +54,8 @@ class RayCluster:
         self.url = f"http://127.0.0.1:{port}"
 
     def deploy(self, **args: Any) -> None:
-        """As `serve run minisgl.ray:app ...`; ready when it returns. What was there before goes by a rolling update.
-        The ingress is on the first node: its streams would die with it."""
+        """Deploy like `serve run minisgl.ray:app ...`, and return when ready. A running deployment is replaced by a
+        rolling update. The ingress is placed on the first node, because its streams would end with it."""
         args["ingress_resources"] = {"first": 1}
         serve.run(build(Args.model_validate(args)), name=APP, route_prefix="/")
 
@@ -72,31 +71,31 @@ class RayCluster:
         until(lambda: self.num_running(deployment) == number, f"{deployment}: never {number} replicas", WAIT_S)
 
     def servers(self) -> list[psutil.Process]:
-        """`minisgl serve` of the replicas, in the order of their start."""
+        """Return the `minisgl serve` processes of the replicas, in the order of their start."""
         return sorted(self._find("minisgl", "serve"), key=psutil.Process.create_time)
 
     def engines(self) -> list[psutil.Process]:
         return self._find("minisgl.runner.process")
 
     def replicas(self) -> list[psutil.Process]:
-        """Ray's workers that own the servers."""
+        """Return Ray's worker processes that own the servers."""
         found = (server.parent() for server in self.servers())
         return [one for one in found if one is not None]
 
     def part(self, what: str) -> psutil.Process:
-        """Of the oldest replica: itself, its "server" or its "engine"."""
+        """Return a process of the oldest replica: "replica", its "server" or its "engine"."""
         server = self.servers()[0]
         if what == "replica":
             return self.replicas()[0]
         return server if what == "server" else next(one for one in self.engines() if server in one.parents())
 
     def slow_motion(self, step_ms: int) -> None:
-        """Of all servers, also those that come."""
+        """Make every step of all servers, also of later ones, take `step_ms` longer."""
         self._delay.write_text(str(step_ms))
 
     def under_load(self, meanwhile: Callable[[], None], *, num_streams: int = 64, max_tokens: int = 300) -> int:
-        """So many streams at once, one after the other, until `meanwhile`, which runs in a thread once each has begun,
-        has ended: each must be as on a server that nothing happens to. Returns how many there were."""
+        """Run `num_streams` streams, one request after the other, until `meanwhile`, which runs in a thread, has ended.
+        Asserts that each output is that of an undisturbed server. Return the number of requests."""
         return asyncio.run(self._under_load(meanwhile, num_streams, max_tokens))
 
     async def _under_load(self, meanwhile: Callable[[], None], num_streams: int, max_tokens: int) -> int:
@@ -129,7 +128,7 @@ class RayCluster:
         return found
 
     def stop(self) -> None:
-        """Nothing of it is left."""
+        """Shut the cluster down, and end and remove everything that is left of it."""
         mine = psutil.Process().children(recursive=True)
         with contextlib.suppress(Exception):
             serve.shutdown()

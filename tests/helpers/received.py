@@ -1,4 +1,4 @@
-"""What a step loop sent, by request."""
+"""Messages that a step loop sent, by request."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from minisgl.step import FinishReason
 
 
 class Received:
-    """Nothing comes after an end. `logprobs`: of each token, with the likeliest ids and theirs; `cached`: tokens that
-    were found when the request was admitted last."""
+    """Outputs by request; asserts that nothing follows an end. `logprobs`: of each token, with the likeliest ids and
+    theirs; `cached`: cached tokens when the request was last admitted."""
 
     def __init__(self) -> None:
         self.tokens: dict[int, list[int]] = {}

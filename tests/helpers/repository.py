@@ -1,4 +1,4 @@
-"""Small git repositories, for the tools that look at a change."""
+"""Small git repositories, for tests of tools that analyse a change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def git(root: Path, *args: str) -> None:
-    """Run a git command as an author of no machine."""
+    """Run a git command with a fixed author, independent of the machine."""
     author = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.com")
     subprocess.run(["git", *author, *args], cwd=root, check=True, capture_output=True)
 

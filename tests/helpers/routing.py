@@ -1,4 +1,4 @@
-"""Routers of both kinds, and short ways to ask them."""
+"""Routers of both implementations, and short calls to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prompt(*tokens: int) -> Int32Array:
 
 
 def config(policy: Policy, num_engines: int = 2, **others: int) -> RouterConfig:
-    """Pages of 4 tokens."""
+    """Return a router configuration with pages of 4 tokens."""
     settings = {"page_size": 4, "tree_pages": 64, "balance_requests": 2} | others
     return RouterConfig(policy, num_engines, **settings)
 
@@ -40,7 +40,7 @@ def up(router: Router, num_engines: int) -> Router:
 
 
 def where(router: Router) -> list[tuple[int, int]]:
-    """Place: (request, engine) in order."""
+    """Place all queued requests; return pairs (request, engine) in order."""
     return [(one.req_id, one.engine) for one in router.place()]
 
 

@@ -1,4 +1,4 @@
-"""The samplers of the torch and the CPU engine behind one face, for suites that hold both to the same rules."""
+"""Samplers of the torch and the CPU engine behind one interface, for suites that hold both to the same rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SamplingRows:
-    """Parameters by row, [n] each."""
+    """Sampling parameters by row, [n] each."""
 
     temperature: Tensor
     top_k: Tensor
@@ -50,7 +50,7 @@ class Sampler(Protocol):
 
 
 def assign_all(sampler: DeviceSampler, assigned: Sequence[SlotAssignment], place: torch.device = CPU) -> None:
-    """Assign slots by a packed step, as an engine does."""
+    """Assign slots through a packed step, the way an engine does."""
     rows = len(assigned)
     layout = Layout.of(StepPlan(num_assigned=rows), rows)
     block = np.zeros(layout.size, np.int32)
@@ -109,7 +109,7 @@ SAMPLERS: dict[str, type[TorchSampler | RustSampler]] = {"torch": TorchSampler, 
 
 
 def masked(logits: Floats, masks: Masks) -> Floats:
-    """Bit i % 32 of word i // 32 says whether token i may come."""
+    """Return the logits with disallowed tokens at -inf: bit i % 32 of word i // 32 allows token i."""
     logits = logits.copy()
     for row, mask in enumerate(masks or ()):
         if mask is not None:
@@ -125,7 +125,7 @@ def assignment(
 
 
 def draw(kind: str, logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Return the tokens [n] that either sampler draws from `logits` [n, vocab]."""
+    """Return the tokens [n] that the sampler `kind` draws from `logits` [n, vocab]."""
     count, vocab_size = logits.shape
     assigned = [
         assignment(

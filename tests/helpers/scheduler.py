@@ -1,7 +1,6 @@
-"""Drives a scheduler without an engine, and keeps an engine's view of slots and page tables beside it.
+"""Driver of a scheduler without an engine, with an engine's view of slots and page tables.
 
-Invariants: every plan is checked as an engine would see it (`EngineView`), and the scheduler checks itself after
-every call.
+Invariants: every plan is checked from an engine's view (`EngineView`); the scheduler checks itself after every call.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ PLANE = "python"  # what `Driver` drives; the fixture `each_control_plane` sets 
 
 
 def arrival(req_id: int, tokens: Sequence[int], max_tokens: int = 4, **options: object) -> Arrival:
-    """An arrival whose tokens are all prompt, unless `num_generated` says otherwise."""
+    """Return an arrival whose tokens are all prompt, unless `num_generated` says otherwise."""
     generated = int(options.get("num_generated", 0))  # type: ignore[call-overload]
     return Arrival(req_id, np.array(tokens, np.int32), len(tokens) - generated, max_tokens, **options)  # type: ignore[arg-type]
 
 
 @dataclass
 class Row:
-    """One row of a plan, read out of the buffers."""
+    """Row of a plan, read from the buffers."""
 
     req_id: int
     slot: int
@@ -46,7 +45,7 @@ class Row:
 
 @dataclass
 class EngineView:
-    """What an engine knows after applying plans in order: whose slot it is and the slot's page table."""
+    """State of an engine after applying plans in order: each slot's owner and page table."""
 
     buffers: StepBuffers
     states: bool = False  # of the model
@@ -56,7 +55,7 @@ class EngineView:
     table: dict[int, list[int]] = field(default_factory=dict)
 
     def apply(self, plan: StepPlan) -> list[Row]:
-        """Apply a plan as an engine would; asserts that its arrays agree with one another. Returns the real rows."""
+        """Apply a plan the way an engine would; asserts that its arrays are consistent. Return the real rows."""
         entry = self.buffers.ring[plan.ring_index]
         for slot in entry.freed[: plan.num_freed].tolist():
             assert slot in self.owner, "freed a slot that was not assigned"
@@ -104,7 +103,7 @@ class EngineView:
 
 
 class Driver:
-    """A scheduler, the engine's view, and the answers so far."""
+    """Scheduler, the engine's view, and the outputs so far."""
 
     def __init__(self, sampler: Sampler | None = None, buffers: StepBuffers | None = None, **config: object) -> None:
         values: dict[str, object] = {
@@ -128,7 +127,7 @@ class Driver:
         self.ends: dict[int, FinishReason] = {}
 
     def schedule(self, *events: Event) -> list[Row]:
-        """Schedule the next step; its rows."""
+        """Schedule the next step; return its rows."""
         plan = self.plane.schedule(self.next_step, Events(list(events)))
         self.plane.check()
         self.plans.append(plan)
@@ -139,7 +138,7 @@ class Driver:
         return rows
 
     def commit(self) -> StepOutput:
-        """Commit the oldest step."""
+        """Commit the oldest step and return its output."""
         step = self.uncommitted.pop(0)
         rows = self.rows[step]
         tokens = np.array([self.sampler(r.req_id, r.seq_len) if r.samples else -7 for r in rows], np.int32)
@@ -156,13 +155,13 @@ class Driver:
         return output
 
     def step(self, *events: Event) -> list[Row]:
-        """Schedule and commit, without overlap."""
+        """Schedule and commit a step, without overlap; return its rows."""
         rows = self.schedule(*events)
         self.commit()
         return rows
 
     def run(self, max_steps: int = 5000, overlap: bool = False) -> None:
-        """Steps until nothing is live or in flight; fails if that takes too long."""
+        """Run steps until nothing is live or in flight; fails after `max_steps`."""
         for _ in range(max_steps):
             if not self.uncommitted and self.plane.stats().num_live == 0:
                 return
@@ -179,5 +178,5 @@ class Driver:
 
 
 def lengths(rows: Sequence[Row]) -> list[tuple[int, int]]:
-    """(request id, extend length) by row."""
+    """Return (request id, extend length) by row."""
     return [(row.req_id, row.extend_len) for row in rows]

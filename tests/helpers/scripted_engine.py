@@ -1,10 +1,9 @@
-"""An engine of scripted replies: the engine process's side of the protocol, without a model.
+"""Engine of scripted replies: the engine process's side of the protocol, without a model.
 
-The prompt says what the engine replies: "say:TEXT" sends TEXT byte by byte and an EOS, "hang:TEXT" sends TEXT and then
-nothing until it is told to end, "fail:TEXT" ends with an error after TEXT, "burst:TEXT" sends all of TEXT at once,
-"fill:" sends `FILL` times an x and then hangs. Of several orders in a prompt the last one counts: talks go on. Without
-one it says what `replies` has for the first of its patterns that is found, else "ok". Asked for log probabilities it
-gives each token that of `chance`, and one rival.
+The prompt contains the reply: "say:TEXT" sends TEXT byte by byte and an EOS, "hang:TEXT" sends TEXT and then nothing
+until it is aborted, "fail:TEXT" ends with an error after TEXT, "burst:TEXT" sends all of TEXT at once, "fill:" sends
+`FILL` times an x and then hangs. Of several commands in a prompt the last one counts, as in a conversation. Without one
+the reply is the first match in `replies`, else "ok". Log probabilities are those of `chance`, with one alternative.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ def prompt_text(request: AddRequest) -> str:
 
 
 def one_token(req_id: int, token: int, reason: FinishReason = FinishReason.NONE) -> StepTokens:
-    """A step of one row."""
+    """Return a step of one row."""
     return StepTokens(
         step=0,
         req_ids=np.array([req_id], np.int64).tobytes(),
@@ -95,12 +94,12 @@ def one_token(req_id: int, token: int, reason: FinishReason = FinishReason.NONE)
 
 
 def failed_step(req_id: int, error: str) -> StepTokens:
-    """The end of a request whose forward failed."""
+    """Return the end of a request whose forward failed."""
     return msgspec.structs.replace(one_token(req_id, -1, FinishReason.ERROR), errors={req_id: error})
 
 
 def chance(token: int) -> float:
-    """A token's probability: of a digit n tenths and a half, of anything else 0.95."""
+    """Return the probability of a token: (n + 0.5) / 10 for digit n, else 0.95."""
     return (token - ord("0") + 0.5) / 10 if ord("0") <= token <= ord("9") else 0.95
 
 
@@ -118,7 +117,7 @@ _SAYING = ("say", "burst")  # these end with their text, whatever may end them
 
 @dataclass
 class ScriptedEngine:
-    """The engine process's side of the protocol, in a thread. `received` is every message, in order."""
+    """Engine process's side of the protocol, in a thread. `received` are all messages, in order."""
 
     address: str
     ready: EngineReady | None = READY
@@ -147,7 +146,7 @@ class ScriptedEngine:
         self._outbox.put(frame)
 
     def wait_for(self, found: Callable[[list[ToEngine]], T | None]) -> T:
-        """The first true answer of `found` to the messages received so far."""
+        """Wait until `found` returns a true value for the messages received so far, and return that."""
         with self._changed:
             answer = self._changed.wait_for(lambda: found(self.received), WAIT_S)
         assert answer, "never came; received: " + ", ".join(f"{type(one).__name__}" for one in self.received[-20:])
@@ -157,7 +156,7 @@ class ScriptedEngine:
         self.wait_for(lambda all_: req_ids <= {one.req_id for one in all_ if isinstance(one, kind)})
 
     def requests(self, marker: str) -> list[AddRequest]:
-        """Those whose prompt has `marker`."""
+        """Return the requests whose prompt contains `marker`."""
         with self._changed:
             return [one for one in self.received if isinstance(one, AddRequest) and marker.encode() in _bytes(one)]
 
@@ -215,7 +214,7 @@ class ScriptedEngine:
         return next(asked, "ok").encode()
 
     def _advance(self) -> Iterator[StepTokens]:
-        """One step of every live request; several for a burst."""
+        """Yield one step of all live requests; a burst's steps are sent at once."""
         for one in list(self._live.values()):
             if one.kind == "burst":  # in one frame, so that its reader finds all of it at once
                 many = list[FromEngine]()
@@ -273,7 +272,7 @@ class ScriptedEngine:
         return token, reason
 
     def _match(self, ids: list[int]) -> int:
-        """A prefix cache with pages of one token and room for many prompts."""
+        """Return the cached length of a prompt in a prefix cache with pages of one token, and add the prompt."""
         best = 0
         for seen in self._seen:
             same = 0

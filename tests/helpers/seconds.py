@@ -1,7 +1,7 @@
-"""What a run of the tests costs: seconds by folder and by file at its end, a line every few seconds meanwhile, the
-files that take longest first, and how patient a run on this machine must be.
+"""Cost of a test run: seconds by folder and by file at its end, a progress line every few seconds, the files that take
+longest first, and the factor for timeouts on this machine.
 
-Invariants: no test passes or fails by what is measured here; a limit of a test is for what hangs.
+Invariants: no test passes or fails by these measurements; a test's timeout detects hangs only.
 """
 
 from __future__ import annotations
@@ -39,19 +39,20 @@ def _measured() -> float:
 
 
 def patience() -> float:
-    """How many times as long as on a quick, quiet machine this run waits before it says that something hangs."""
+    """Return the factor by which timeouts are longer than on a quick, quiet machine."""
     if _PATIENCE not in os.environ:
         os.environ[_PATIENCE] = f"{_measured():.2f}"
     return float(os.environ[_PATIENCE])
 
 
 def patiently(limit_s: float) -> float:
-    """A limit for what must come, on this machine."""
+    """Return the timeout for this machine."""
     return limit_s * patience()
 
 
 def computes_within(used_s: float, limit_s: float) -> bool:
-    """Whether `used_s` of this core's time is less than `limit_s` of a quick core's: if not, this core is measured."""
+    """Return true if `used_s` of this core's time is less than `limit_s` of a quick core's; measures this core if
+    needed."""
     if used_s < limit_s:
         return True
     begin = time.thread_time()
@@ -60,7 +61,7 @@ def computes_within(used_s: float, limit_s: float) -> bool:
 
 
 WAIT_S = patiently(60.0)
-"""For what must come: a failure, not a measurement."""
+"""Timeout of an awaited event in seconds: expiry is a failure, not a measurement."""
 
 
 def recorded() -> dict[str, float]:
@@ -73,18 +74,18 @@ def file_of(nodeid: str) -> str:
 
 
 def longest_first(nodeids: list[str], seconds: dict[str, float]) -> list[int]:
-    """The order of the tests, whole files: longest ones first, those that are not recorded last, else as they come."""
+    """Return the order of the tests by whole files: longest first, unrecorded ones last, otherwise unchanged."""
     return sorted(range(len(nodeids)), key=lambda at: -seconds.get(file_of(nodeids[at]), 0.0))
 
 
 def cpu_s() -> float:
-    """Return the CPU seconds of this process and of all that it has waited for."""
+    """Return the CPU seconds of this process and of all its reaped children."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in used) + forked_cpu_s()
 
 
 class Meter:
-    """In each process that runs tests: a report's `cpu_s` is what was used since the report before it."""
+    """Meter of a test process: sets each report's `cpu_s` to the CPU seconds since the previous report."""
 
     def __init__(self) -> None:
         self.reset()
@@ -98,7 +99,7 @@ class Meter:
 
 
 class Tally:
-    """In the process that shows: the seconds of each file, and how far the run is."""
+    """Totals in the reporting process: the seconds of each file, and the progress of the run."""
 
     def __init__(self) -> None:
         self.cpu = Counter[str]()
@@ -116,7 +117,7 @@ class Tally:
         self.at = file
 
     def show_progress(self, write_line: Any) -> None:
-        """A line every `EVERY_S` until `stop`, from a thread: a test may take longer."""
+        """Write a line every `EVERY_S` until `stop`, from a thread, because a test may take longer."""
 
         def run() -> None:
             while not self._ended.wait(EVERY_S):
@@ -140,12 +141,12 @@ class Tally:
         return [*found, f"{total[0]:8.1f} s of CPU {total[1]:8.1f} s  all of {self.num_tests} tests"]
 
     def unrecorded(self) -> dict[str, float]:
-        """Return the files that took long and that `RECORD` lacks, with their seconds: they would run last, alone."""
+        """Return the files that took long and are not in `RECORD`, with their seconds: they would run last, alone."""
         known, least = recorded(), patiently(UNRECORDED_S)
         return {file: round(took, 1) for file, took in self.cpu.items() if took > least and file not in known}
 
     def record(self) -> None:
-        """Keep what this run's files took beside what others took before."""
+        """Update `RECORD` with this run's files; other files' seconds are kept."""
         kept = recorded() | {file: round(seconds, 1) for file, seconds in self.cpu.items()}
         kept = {file: seconds for file, seconds in sorted(kept.items()) if seconds >= 1 and (ROOT / file).exists()}
         RECORD.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")

@@ -1,6 +1,6 @@
-"""A frontend on a free loopback port, with an engine of scripted replies behind its real sockets.
+"""Front end on a free loopback port, with an engine of scripted replies behind its real sockets.
 
-What is known of that engine (scripted_engine.py) is handed on from here: a test of the server imports one module.
+Re-exports the names of that engine (scripted_engine.py), so that a test of the server imports one module.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ T = TypeVar("T")
 
 
 class Frontend:
-    """Use `frontend()`. `defaults` are the model's, of sampling. `front_end`: who owns its port. `num_engines`: what it
-    is connected to speaks as a pool of so many. `vocab_size`: the model's, if it isn't the tokenizer's. `engine`: its
-    name; `cpu` gives embeddings."""
+    """Front end under test; use `frontend()`. `defaults`: the model's sampling defaults. `front_end`: the owner of the
+    port. `num_engines`: the engine acts as a pool of this size. `vocab_size`: the model's, if not the tokenizer's.
+    `engine`: its name; `cpu` supports embeddings."""
 
     def __init__(
         self,
@@ -136,12 +136,12 @@ class Frontend:
 
     @property
     def num_live(self) -> int:
-        """Requests in the engine, of both sides."""
+        """Return the requests in the engine, of Python's server and of the gateway."""
         return self.client.num_live + (0 if self.gateway is None else self.gateway.readings()["num_live"])
 
     @property
     def waiting(self) -> tuple[int, int]:
-        """Requests without a row, of both sides, and tokens of their prompts."""
+        """Return the queued requests without a row, and their prompt tokens, of Python's server and of the gateway."""
         here, there = self.client.processor, None if self.gateway is None else self.gateway.readings()
         if there is None:
             return here.num_waiting, here.num_waiting_tokens
@@ -156,13 +156,13 @@ class Frontend:
         return connection
 
     def send(self, path: str, body: object, *head: str) -> socket.socket:
-        """A connection with this POST on its way; closing it is leaving."""
+        """Send a POST on a new connection and return that; closing it is a disconnect."""
         content = json.dumps(body).encode()
         lines = (f"POST {path} HTTP/1.1", "host: localhost", f"content-length: {len(content)}", *head, "", "")
         return self.connect("\r\n".join(lines).encode() + content)
 
     def awaited(self, work: Coroutine[Any, Any, T]) -> T:
-        """What `work` returns on the server's event loop."""
+        """Return the result of `work`, run on the server's event loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_S)
 
     def on_loop(self, work: Callable[[], T]) -> T:
@@ -174,7 +174,7 @@ class Frontend:
         return self.awaited(run())
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Until `condition`, asked between other work of the event loop, holds."""
+        """Wait until `condition` holds, checking it between other work of the event loop."""
 
         async def run() -> None:
             async with asyncio.timeout(WAIT_S):
@@ -240,7 +240,7 @@ class Frontend:
         self.engine.stop()
 
     def _wait_for_the_gateway(self, server: HttpServer) -> None:
-        """Until it answers by itself."""
+        """Wait until the gateway answers requests itself."""
         state = server.server.server_state
         deadline = time.monotonic() + WAIT_S
         with self.http() as http:
@@ -254,7 +254,7 @@ class Frontend:
 
 @contextlib.contextmanager
 def frontend(**settings: Any) -> Iterator[Frontend]:
-    """A server for the length of a `with`."""
+    """Run a server during the `with`."""
     server = Frontend(**settings)
     try:
         yield server
@@ -264,7 +264,7 @@ def frontend(**settings: Any) -> Iterator[Frontend]:
 
 @contextlib.contextmanager
 def hanging(server: Frontend, marker: str, *head: str, **body: Any) -> Iterator[None]:
-    """A request that waits in the engine for its first step, for the length of a `with`."""
+    """Keep a request waiting in the engine for its first step during the `with`."""
     with server.send("/v1/completions", {"prompt": f"{marker} hang:", **body}, "content-type: application/json", *head):
         request = server.engine.wait_for_request(marker)
         yield
@@ -275,7 +275,7 @@ def hanging(server: Frontend, marker: str, *head: str, **body: Any) -> Iterator[
 
 
 def read_all(connection: socket.socket, *, or_reset: bool = False) -> bytes:
-    """Until the server closes; `or_reset`: it may have left bytes of ours unread."""
+    """Read until the server closes the connection; `or_reset`: it may reset it, having left bytes of ours unread."""
     found = b""
     with contextlib.suppress(*([ConnectionResetError] if or_reset else [])):
         while part := connection.recv(65536):
@@ -293,13 +293,13 @@ def read_until(connection: socket.socket, wanted: bytes) -> bytes:
 
 
 def data_of(line: str) -> str:
-    """Return the data of a line of a stream; "" for an empty line and for a comment (a silent stream sends some)."""
+    """Return the data of a line of a stream; "" for an empty line and for a comment (a keep-alive)."""
     assert not line or line.startswith((":", "data: ")), line
     return line.removeprefix("data: ") if line.startswith("d") else ""
 
 
 def events(text: str) -> list[Any]:
-    """Return the events of a stream: JSON objects, then "[DONE]". Comments are left out."""
+    """Return the events of a stream: JSON objects, then "[DONE]". Comments are omitted."""
     blocks = text.split("\n\n")
     assert blocks.pop() == "", "an event without its end"
     blocks = [block for block in blocks if not block.startswith(":")]
@@ -308,7 +308,7 @@ def events(text: str) -> list[Any]:
 
 
 def check_error(response: httpx.Response, status: int | None = None) -> dict[str, Any]:
-    """OpenAI's error shape; returns its inside."""
+    """Assert that the response is an error in OpenAI's format; return its `error` object."""
     assert response.headers["content-type"] == "application/json", response.text
     body = response.json()
     assert list(body) == ["error"], body
@@ -320,7 +320,7 @@ def check_error(response: httpx.Response, status: int | None = None) -> dict[str
 
 
 def until_in_time(ask: Callable[[], T], is_in_time: Callable[[T], bool]) -> T:
-    """Return what `ask` returns; it is asked again where this machine stood still for longer than the limit allows."""
+    """Return the result of `ask`, repeated while the machine was stalled for longer than the limit allows."""
     deadline = time.monotonic() + WAIT_S
     while not is_in_time(found := ask()) and time.monotonic() < deadline:
         pass
@@ -328,7 +328,7 @@ def until_in_time(ask: Callable[[], T], is_in_time: Callable[[T], bool]) -> T:
 
 
 def post(http: httpx.Client, path: str, **body: Any) -> Any:
-    """What a request that goes well is answered."""
+    """Send a request that must succeed; return the response's JSON."""
     answer = http.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()

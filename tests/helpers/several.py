@@ -1,4 +1,4 @@
-"""Servers of several models: registries over servers that are none, and whole ones as child processes."""
+"""Servers of several models: registries over fake servers, and real ones as child processes."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ NEED = 100 * MIB
 
 
 def entry(name: str, **settings: Any) -> Entry:
-    """Of an engine without a model, so that nothing has to be there."""
+    """Return a registry entry of an engine that needs no model files."""
     config = ServerConfig(engine=EngineConfig(model=name, engine="echo"), served_model_name=name)
     return Entry(name=name, config=config, **{"memory": NEED, **settings})
 
 
 class FakeServer:
-    """It serves nobody. `used` bytes are what it takes."""
+    """Fake server without clients. `used` are the bytes that it takes."""
 
     def __init__(self, name: str, used: int, address: tuple[str, int]) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class FakeServer:
 
 
 class Fleet:
-    """Starts servers: at once, or when a test says so (`hold`); `refuse` says why one does not start."""
+    """Starter of fake servers: at once, or when a test releases them (`hold`); `refuse` is the error of a start."""
 
     def __init__(self) -> None:
         self.used: dict[str, int] = {}
@@ -84,7 +84,7 @@ class Fleet:
 
 
 def registry(fleet: Fleet, *entries: Entry, room_for: float, **limits: Any) -> Registry:
-    """With room for so many models of `NEED` bytes."""
+    """Return a registry with capacity for `room_for` models of `NEED` bytes."""
     seconds, needs = limits.pop("load_timeout_s", 60.0), limits.pop("needs", None)
     return Registry(entries, int(room_for * NEED), Limits(**limits), seconds, fleet.start, fleet.fetch, needs)
 
@@ -108,7 +108,7 @@ def states(found: Registry) -> dict[str, str]:
 
 
 async def use(found: Registry, name: str) -> None:
-    """One request from its beginning to its end."""
+    """Run one request of a model from begin to end."""
     with found.lease(model(found, name)) as lease:
         await lease.ready
 
@@ -118,7 +118,7 @@ def model(found: Registry, name: str) -> Model:
 
 
 def write_models(path: Path, entries: Sequence[dict[str, object]]) -> str:
-    """JSON is YAML."""
+    """Write a models file (JSON, which is YAML); return its path."""
     path.write_text(json.dumps({"models": entries}))
     return str(path)
 
@@ -128,7 +128,7 @@ def echo(name: str, **more: object) -> dict[str, object]:
 
 
 def expected(prompt: str, max_tokens: int, seed: int = 0, *, to_the_end: bool = False, **model: Any) -> str:
-    """The text of an echo engine. `to_the_end`: no token ends it. `model`: what else its model is made of."""
+    """Return the text that an echo engine generates. `to_the_end`: ignore end tokens. `model`: its arguments."""
     ids = _echo().encode(prompt).tolist()
     found = EchoModel(seed=seed, **model).generate(ids, max_tokens, ignore_eos=to_the_end)
     return _echo().decode([one for one in found if one < 256])

@@ -1,4 +1,4 @@
-"""A step loop over a simulated engine on a clock that is only counted."""
+"""Step loop over a simulated engine on a virtual clock."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ NULL = Profile(name="null")
 
 
 def constant(ms: float, **more: object) -> Profile:
-    """Every step takes `ms`."""
+    """Return a profile in which every step takes `ms` milliseconds."""
     table = Table(rows=(1,), prefill_tokens=(0,), kv_len=(1,), ms=(((ms,),),))
     return Profile(name="constant", table=table, **more)  # type: ignore[arg-type]
 
 
 class Sim:
-    """What each request was sent, and when."""
+    """Simulated run: the output of each request, with its times."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Sim:
                     self.reasons[req_id] = FinishReason(reason)
 
     def run(self, requests: Sequence[AddRequest]) -> Sim:
-        """All at once, until nothing lives."""
+        """Submit all requests at once, and run until all have ended."""
         self.loop.step(requests)
         while not self.loop.idle:
             self.loop.step(())

@@ -1,4 +1,4 @@
-"""Tokenizers for the tests of the text path, and whole-text models to hold the streams against.
+"""Tokenizers for the tests of the text path, and reference models of whole texts to compare streams with.
 
 The models look at the whole text at once and share no code with what they check.
 """
@@ -34,7 +34,7 @@ TEXTS = (
 
 
 def data_folder(name: str) -> Path:
-    """tokenizers/NAME of the test data; skips without it."""
+    """Return tokenizers/NAME of the test data; skips the test without it."""
     data = envs.data_dir()
     if data is None:
         pytest.skip(f"{envs.DATA} is not set: no real tokenizers")
@@ -55,7 +55,7 @@ def tokenizer_named(name: str) -> Tokenizer:
 
 @cache
 def library(name: str) -> tokenizers.Tokenizer:
-    """The library's own object."""
+    """Return the tokenizers library's own object."""
     return echo_library() if name == "echo" else tokenizers.Tokenizer.from_file(str(data_folder(name) / FILE))
 
 
@@ -64,7 +64,7 @@ def echo_library() -> tokenizers.Tokenizer:
 
 
 def spells_byte(name: str, token_id: int) -> bool:
-    """Whether it is a byte token of a sentencepiece tokenizer."""
+    """Return true if the id is a byte token of a sentencepiece tokenizer."""
     token = library(name).id_to_token(token_id) if token_id >= 0 else None
     return name != "echo" and token is not None and _is_byte(token)
 
@@ -80,12 +80,12 @@ def _loaded_by_transformers(folder: Path) -> Any:
 
 
 def reference_tokenizer(name: str) -> Any:
-    """The same files, loaded by transformers."""
+    """Return the tokenizer that transformers loads from the same files."""
     return _loaded_by_transformers(data_folder(name))
 
 
 def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int] = (), skip: bool = True) -> str:
-    """`ids` through a stream, in chunks that end at `cuts`, else one by one."""
+    """Decode `ids` as a stream, in chunks that end at `cuts`, or one by one."""
     decoder = tokenizer.new_decoder(skip)
     edges = [0, *sorted(min(cut, len(ids)) for cut in cuts), len(ids)] if cuts else range(len(ids) + 1)
     deltas = [decoder.push(ids[a:b]) for a, b in pairwise(edges)]
@@ -93,7 +93,7 @@ def streamed(tokenizer: Tokenizer, ids: Sequence[int], cuts: Sequence[int] = (),
 
 
 def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
-    """The text before the stop string that ends first (of those, begins first), and which it is."""
+    """Return the text before the stop string that ends first (of several, begins first), and that stop string."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if stop and text[:end].endswith(stop)]
         if found:
@@ -103,8 +103,8 @@ def first_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
 
 
 def decode_byte_fallback(tokens: Sequence[str | None]) -> str:
-    """Documented text of sentencepiece tokens (None: no text): valid characters at the beginning of a run of bytes
-    are kept, the rest of an invalid run is one U+FFFD a byte."""
+    """Return the documented text of sentencepiece tokens (`None`: no text): valid characters at the beginning of a run
+    of bytes are kept, the rest of an invalid run becomes one U+FFFD a byte."""
     spelled = "".join(
         token.replace("\u2581", " ") if not _is_byte(token) else f"\0{token[3:5]}" for token in tokens if token
     )

@@ -1,5 +1,5 @@
-"""What an engine on transformers' layers makes of the tiny checkpoints `CASES` of tests/helpers/variants.py: the logits
-of every token that it computes, beside those of transformers alone."""
+"""Logits of an engine on transformers' layers for the tiny checkpoints `CASES` of tests/helpers/variants.py: of every
+token that it computes, compared with transformers alone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WITHIN = 1e-4
 
 
 class Watched:
-    """An engine that keeps the logits of each token of its steps, by request and position."""
+    """Engine that records the logits of each token of its steps, by request and position."""
 
     def __init__(self, folder: Path, **settings: object) -> None:
         self.engine, config = load("auto", folder, model_impl="transformers", **settings)
@@ -59,13 +59,13 @@ class Watched:
         engine.forward_model = watched_forward
 
     def run(self, prompts: dict[int, Sequence[int]], count: int) -> None:
-        """`count` greedy tokens for each."""
+        """Generate `count` greedy tokens for each prompt."""
         self.collector.run({i: (list(prompt), greedy(count)) for i, prompt in prompts.items()})
 
 
 def compare(model: Any, folder: Path, **settings: object) -> float:
-    """Run batches through an engine in every kind of step; the largest difference of a logit from transformers' own.
-    Asserts what kinds of steps there were, and that every token that was not cached was seen."""
+    """Run batches through an engine in every kind of step; return the largest difference of a logit from transformers'.
+    Asserts the kinds of steps, and that every token that was not cached was computed."""
     random = np.random.default_rng(3)
     prompts = {i: random.integers(3, TINY["vocab_size"], length).tolist() for i, length in enumerate((41, 5, 23))}
     again = {3: [*prompts[0][:32], *random.integers(3, TINY["vocab_size"], 9).tolist()], 4: [7], 5: prompts[2]}

@@ -1,5 +1,5 @@
-"""A model that thinks and calls tools: a tokenizer with or without tokens of its own for the markers, a chat template
-after Qwen3's, and the bytes by which a prompt orders the markers of a scripted engine."""
+"""Model that thinks and calls tools: a tokenizer with or without special tokens for the markers, a chat template after
+Qwen3's, and the bytes by which a prompt requests markers from a scripted engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tests.helpers.text import echo_library
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 BYTES = "\x01\x02\x03\x04"
-"""In the text of an order they stand for `MARKERS`: a marker itself in a prompt may be a token."""
+"""Bytes that stand for `MARKERS` in a scripted reply, since a marker itself in a prompt may be a token."""
 
 TEMPLATE = (Path(__file__).parent / "thoughts_and_calls.jinja").read_text(encoding="utf-8")
 
 
 def thinking_tokenizer(*, has_tokens: bool) -> Tokenizer:
-    """The echo engine's. With tokens for the markers, those around calls are plain ones, as Qwen3's."""
+    """Return the echo engine's tokenizer with a chat template. `has_tokens`: the markers are tokens."""
     backend = echo_library()
     names = ("<|im_start|>", "<|im_end|>", *MARKERS) if has_tokens else ("<|im_start|>", "<|im_end|>")
     backend.add_tokens([AddedToken(text, normalized=False, special=text[1] == "|") for text in names])
@@ -26,5 +26,5 @@ def thinking_tokenizer(*, has_tokens: bool) -> Tokenizer:
 
 
 def marked_ids(tokenizer: Tokenizer) -> dict[int, list[int]]:
-    """What the engine says for each of `BYTES`."""
+    """Return the tokens that the engine sends for each of `BYTES`."""
     return {ord(byte): tokenizer.encode(text, False).tolist() for byte, text in zip(BYTES, MARKERS, strict=True)}

@@ -1,6 +1,6 @@
-"""The torch engine of one of several ranks, on devices of the CPU.
+"""Torch engine of one of several ranks, on CPU devices.
 
-Each rank has a device of its own; a late one also gets on while nobody waits for it, as a real one does.
+Each rank has a device of its own; a late one also advances while no thread waits for it, like a real one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {"num_pages": 40, "page_size": 4, "max_running_reques
 
 
 class BusyDevice(LateDevice):
-    """Also runs when it is asked whether something is done."""
+    """Late device that also advances when it is polled."""
 
     def run_some(self) -> None:
         for _ in range(30):
@@ -37,7 +37,7 @@ class BusyDevice(LateDevice):
 
 
 class Recorder:
-    """The logits that rank 0 sampled from, step by step."""
+    """Recorder of the logits that rank 0 sampled from, step by step."""
 
     def __init__(self, engine: TorchEngine) -> None:
         self.logits: list[torch.Tensor] = []
@@ -58,7 +58,8 @@ def device_for(kind: str, rank: int) -> Any:
 def cuda_rank(
     folder: Path, group: Group = ALONE, kind: str | Any = "inline", graphs: tuple[int, ...] = (), **settings: Any
 ) -> TorchEngine:
-    """A rank with its shard of the float32 model in `folder`. `kind`: of its device, or the device."""
+    """Return the engine of a rank with its shard of the float32 model in `folder`. `kind`: of its device, or the
+    device."""
     config = EngineConfig(model=str(folder), dtype="float32", **{**SETTINGS, **settings})
     model_config = load_config(folder)
     info = EngineInfo(
@@ -98,8 +99,7 @@ def cuda_rank(
 
 
 def break_forward(engine: TorchEngine, at: int, how: Any) -> None:
-    """`how(hidden)` instead of what the model puts out, in forward number `at` from now on, counted from 1; it may
-    raise."""
+    """Replace the model's output by `how(hidden)` in the forward `at`, counted from 1 from now on; `how` may raise."""
     inner, calls = engine.model.forward, 0
 
     def forward(*args: Any) -> torch.Tensor:

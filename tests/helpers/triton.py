@@ -11,8 +11,8 @@ import pytest
 
 
 def interpreted(program: str) -> str:
-    """Standard output of a Python program in which kernels are interpreted, on tensors of the CPU. The interpreter must
-    be on before Triton is imported: a process of its own."""
+    """Run a Python program with interpreted kernels on CPU tensors; return its stdout. The interpreter must be enabled
+    before Triton is imported, hence a process of its own."""
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([*sys.path[1:], "."])}
     program = f"from tests.helpers.triton import let_scalars_be_bounds\nlet_scalars_be_bounds()\n{program}"
@@ -22,8 +22,8 @@ def interpreted(program: str) -> str:
 
 
 def let_scalars_be_bounds() -> None:
-    """For Triton 3.6 beside numpy 2.5: a scalar of the interpreter is an array of one number, which numpy no longer
-    takes for an index, so that `range` over one fails. Later versions of Triton see to it by themselves."""
+    """Patch Triton 3.6 for numpy 2.5: a scalar of the interpreter is an array of one element, which numpy no longer
+    accepts as an index, so that `range` over one fails. Later versions of Triton do this themselves."""
     from triton.runtime import interpreter
 
     patch = interpreter._patch_lang_tensor
@@ -36,9 +36,9 @@ def let_scalars_be_bounds() -> None:
 
 
 def let_products_be_plain() -> None:
-    """The interpreter keeps bfloat16 as the integers of its bits, and `tl.dot` multiplies those. And it takes numpy's
-    matrix product, whose library may sum a row in another order at another place of a tile (OpenBLAS does, on AVX2): no
-    kernel could then give a row the same result in any batch. Sums here go through the inner index in order."""
+    """Patch the interpreter's `tl.dot` to multiply bfloat16 values, not the integers of their bits, and to sum the
+    inner index in order. numpy's matrix product may sum a row differently at another place of a tile (OpenBLAS does, on
+    AVX2), so that no kernel could give a row the same result in any batch."""
     import numpy as np
     import triton.language as tl
     from triton.runtime import interpreter

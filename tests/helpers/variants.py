@@ -1,6 +1,6 @@
-"""The table of tiny random checkpoints: their class in transformers, their config, what people call such models, and
-what each brings in. Data alone: tests/helpers/models.py makes them, and `python -m tests.helpers.our_models` measures
-those with a name, which docs/features.md shows.
+"""Table of tiny random checkpoints: their class in transformers, their config, published models of that kind, and the
+features that each covers. Data alone: tests/helpers/models.py makes them, and `python -m tests.helpers.our_models`
+measures those with a name, which docs/features.md shows.
 
 A GGUF file of a variant is a row of tests/helpers/gguf_rows.py.
 """
@@ -13,20 +13,20 @@ Config = dict[str, Any]
 
 
 class Model(NamedTuple):
-    """A tiny random checkpoint."""
+    """Tiny random checkpoint."""
 
     architecture: str
-    """A class of transformers."""
+    """Class of transformers."""
     notes: str = ""
     """Features that it has beyond a Llama."""
     config: Config = {}  # noqa: RUF012
-    """Settings beyond those of all."""
+    """Settings in addition to those of all variants."""
     called: str = ""
-    """The names of published models. Without, the page has no line."""
+    """Names of published models; "": not listed on the page."""
     torch: bool = False
-    """Whether the native layers for torch compute it, not the CPU engine alone."""
+    """True if the native torch layers support it, not only the CPU engine."""
     vision: Config | None = None
-    """The config of a tower beside the text model, which `config` describes then. None: the text's hidden size."""
+    """Config of a vision tower; `config` is the text model's then. A `None` value becomes the text's hidden size."""
     whole: Config = {}  # noqa: RUF012
     """Settings of text model and tower together."""
 
@@ -36,7 +36,7 @@ class Model(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """A model that transformers' layers cannot run, and what the error says."""
+    """Model that transformers' layers cannot run, and the text of the error."""
 
     architecture: str
     says: str

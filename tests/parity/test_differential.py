@@ -117,7 +117,7 @@ PARTS_IN_RUST = [
 
 
 @pytest.mark.parametrize("first", range(0, 80, 20))
-def test_20_000_steps(first: int) -> None:
+def test_schedulers_agree_on_20_000_steps(first: int) -> None:
     retracted = cached = 0
     for seed in range(first, first + 20):
         stats = check_seed(seed)
@@ -128,13 +128,13 @@ def test_20_000_steps(first: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_half_a_million_steps(times: int) -> None:
+def test_schedulers_agree_on_half_a_million_steps(times: int) -> None:
     for seed in range(1_000_000, 1_000_000 + times * 2000):
         check_seed(seed)
 
 
 @pytest.mark.parametrize("backend", PARTS_IN_RUST)
-def test_any_parts_in_rust(backend: str) -> None:
+def test_schedulers_agree_with_any_parts_in_rust(backend: str) -> None:
     cached = sum(check_seed(seed, backend).num_cached_tokens_total for seed in range(80, 88))
     assert cached, "the runs are too easy"
 
@@ -142,7 +142,7 @@ def test_any_parts_in_rust(backend: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("backend", PARTS_IN_RUST)
-def test_any_parts_in_rust_long(backend: str, times: int) -> None:
+def test_schedulers_agree_with_any_parts_in_rust_on_many_steps(backend: str, times: int) -> None:
     for seed in range(2_000_000, 2_000_000 + times * 100):
         check_seed(seed, backend)
 
@@ -164,6 +164,6 @@ def check_seed(seed: int, backend: str = "rust_hotpath") -> Stats:
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-def test_shrinking(data: st.DataObject) -> None:
+def test_schedulers_agree_on_runs_drawn_by_hypothesis(data: st.DataObject) -> None:
     """The same runs drawn by hypothesis: a divergence comes back with a minimal list of events."""
     run(lambda low, high: data.draw(st.integers(low, high)), 25)

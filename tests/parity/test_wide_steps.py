@@ -37,7 +37,7 @@ def arrival(draw: random.Random, req_id: int, shared: list[list[int]]) -> Arriva
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("tight", [False, True])
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])
-def test_wide_steps(page_size: int, tight: bool, overlap: bool, max_draft_len: int) -> None:
+def test_schedulers_agree_on_wide_steps(page_size: int, tight: bool, overlap: bool, max_draft_len: int) -> None:
     draw = random.Random(f"{page_size} {tight} {overlap}")
     pages = (1600 if tight else 9000) // page_size
     config = ControlPlaneConfig(

@@ -23,7 +23,7 @@ def runs(seeds: Iterable[int], control_plane: Factory, states: bool = False) -> 
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
-def test_seeded(control_plane: Factory) -> None:
+def test_seeded_scenarios_give_exact_tokens(control_plane: Factory) -> None:
     retracted = loaded = 0
     for stats in runs(range(NUM_SEEDS), control_plane):
         retracted += stats.num_retracted_total
@@ -32,7 +32,7 @@ def test_seeded(control_plane: Factory) -> None:
     assert loaded > 50, "these runs load too little"
 
 
-def test_states(control_plane: Factory) -> None:
+def test_seeded_scenarios_with_states_give_exact_tokens(control_plane: Factory) -> None:
     """A state that is saved, kept, found or copied wrongly changes a text."""
     found = again = saved = 0
     for stats in runs(range(NUM_SEEDS), control_plane, states=True):
@@ -50,7 +50,7 @@ def test_a_pin_whose_last_page_made_room_for_a_state(control_plane: Factory) -> 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("states", [False, True], ids=["", "states"])
-def test_seeded_long(control_plane: Factory, times: int, states: bool) -> None:
+def test_many_more_seeded_scenarios_give_exact_tokens(control_plane: Factory, times: int, states: bool) -> None:
     """More scenarios show more: a state that was saved on a node that had gone came after more than 300."""
     for _ in runs(range(NUM_SEEDS, NUM_SEEDS + times * NUM_SEEDS_SLOW), control_plane, states):
         pass
@@ -64,6 +64,6 @@ def test_seeded_long(control_plane: Factory, times: int, states: bool) -> None:
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-def test_shrinking(control_plane: Factory, data: st.DataObject) -> None:
+def test_scenarios_drawn_by_hypothesis_give_exact_tokens(control_plane: Factory, data: st.DataObject) -> None:
     """The same scenarios drawn by hypothesis: a failure comes back small."""
     run(make_scenario(lambda low, high: data.draw(st.integers(low, high))), control_plane)

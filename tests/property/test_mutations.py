@@ -13,14 +13,14 @@ MAX_SCENARIOS = 600
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_noticed(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_mutation_is_detected(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
     notice(states=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", STATE_MUTATIONS, ids=lambda mutation: mutation.__name__)
-def test_noticed_with_states(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_mutation_is_detected_with_states(mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(monkeypatch)
     notice(states=True)
 

@@ -42,7 +42,7 @@ def test_decisions_are_the_recorded_ones(name: str, control_plane: Factory) -> N
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_decisions_with_parts_in_rust(name: str) -> None:
+def test_decisions_with_parts_in_rust_are_the_recorded_ones(name: str) -> None:
     assert difference(name, partial(make_control_plane, "rust_parts")) is None
 
 
@@ -54,7 +54,7 @@ def test_the_corpus_is_what_the_recorder_makes() -> None:
     assert sum(file.stat().st_size for file in CORPUS.iterdir()) < MAX_BYTES
 
 
-def test_scenarios_reach_what_they_are_for(control_plane: Factory) -> None:
+def test_scenarios_exercise_the_features_in_their_names(control_plane: Factory) -> None:
     for name, scenario in SCENARIOS.items():
         plane = control_plane(scenario.control_plane_config())
         stats = drive(scenario, plane)

@@ -1,17 +1,17 @@
-//! Numbers of every stored kind as `f32`: the exact values that ggml's formats stand for.
+//! Decoding of every stored quantization format to `f32`: the exact values that ggml's formats define.
 //!
-//! Invariants: each number is computed by the operations, in the order and with the roundings, of ggml's own
-//! dequantization; conversions between 16 and 32 bits round to nearest, ties to even.
+//! Invariants: each value is computed by the operations of ggml's own dequantization, in their order and with their
+//! roundings; conversions between 16 and 32 bits round to nearest, ties to even.
 
 macro_rules! kinds {
     ($($name:ident $id:literal $len:literal $bytes:literal $decode:expr, $doc:literal;)*) => {
-        /// How numbers are stored.
+        /// Storage format of a tensor's elements: a ggml type.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[allow(non_camel_case_types)] // ggml's names
         pub enum Kind { $(#[doc = $doc] $name,)* }
 
         impl Kind {
-            /// All there are.
+            /// All formats.
             pub const ALL: [Self; [$($id),*].len()] = [$(Self::$name),*];
 
             fn traits(self) -> (&'static str, u32, usize, usize) {
@@ -19,10 +19,10 @@ macro_rules! kinds {
             }
         }
 
-        /// Decodes whole blocks. `out` has to have as many numbers as `data` holds.
+        /// Decodes whole blocks of `data` into `out`, which must have exactly as many elements as `data` holds.
         ///
         /// # Panics
-        /// If the two do not fit: a caller's mistake, which `TensorView` rules out for files.
+        /// If the two sizes do not match: a caller's mistake, which `TensorView` rules out for files.
         pub fn decode(kind: Kind, data: &[u8], out: &mut [f32]) {
             assert_eq!(kind.bytes_of(out.len()), Some(data.len()), "{kind:?}");
             match kind { $(Kind::$name => {
@@ -35,7 +35,7 @@ macro_rules! kinds {
     };
 }
 
-// ggml's name and number, numbers in a block, bytes of it, how one is decoded
+// ggml's name and id, elements in a block, bytes of a block, decoder
 kinds! {
     F32 0 1 4 |b, y| y[0] = f32::from_le_bytes(*b), "IEEE single precision.";
     F16 1 1 2 |b, y| y[0] = half(b, 0), "IEEE half precision.";
@@ -61,37 +61,37 @@ kinds! {
 }
 
 impl Kind {
-    /// As ggml spells it.
+    /// Returns ggml's name of the format, such as `Q4_K`.
     #[must_use]
     pub fn name(self) -> &'static str {
         self.traits().0
     }
 
-    /// ggml's number of it.
+    /// Returns ggml's numeric id of the format.
     #[must_use]
     pub fn id(self) -> u32 {
         self.traits().1
     }
 
-    /// Numbers in a block.
+    /// Returns the elements in a block.
     #[must_use]
     pub fn block_len(self) -> usize {
         self.traits().2
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     #[must_use]
     pub fn block_bytes(self) -> usize {
         self.traits().3
     }
 
-    /// The kind that ggml spells so.
+    /// Returns the format with ggml's name `name`, or `None` if there is none.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Bytes of `len` numbers, or nothing if they do not fill blocks or do not fit into memory.
+    /// Returns the bytes of `len` elements, or `None` if they do not fill whole blocks or the size overflows.
     #[must_use]
     pub fn bytes_of(self, len: usize) -> Option<usize> {
         if !len.is_multiple_of(self.block_len()) {
@@ -101,12 +101,12 @@ impl Kind {
     }
 }
 
-/// What the codes of `IQ4_NL` and `IQ4_XS` stand for.
+/// Values of the 4-bit codes of `IQ4_NL` and `IQ4_XS`.
 pub(crate) const UNEVEN: [i8; 16] = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113];
-/// What the codes of `MXFP4` and `NVFP4` stand for, twice.
+/// Values of the 4-bit codes of `MXFP4` and `NVFP4`, doubled so that they are integers.
 pub(crate) const FLOATS: [i8; 16] = [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12];
 
-/// d, then 16 bytes: number i in the low, number 16 + i in the high half of byte i.
+/// Decodes a `Q4_0` block: scale d, then 16 bytes with element i in the low and 16 + i in the high nibble of byte i.
 fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let d = half(block, 0);
     for (i, &q) in block[2..18].iter().enumerate() {
@@ -115,7 +115,7 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     }
 }
 
-/// d, m, then as `q4_0`.
+/// Decodes a `Q4_1` block: scale d, minimum m, then 16 bytes of nibbles laid out like `q4_0`.
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     let (d, m) = (half(block, 0), half(block, 2));
     for (i, &q) in block[4..20].iter().enumerate() {
@@ -124,7 +124,7 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     }
 }
 
-/// d, 32 fifth bits, then as `q4_0`.
+/// Decodes a `Q5_0` block: scale d, 32 fifth bits, then 16 bytes of nibbles laid out like `q4_0`.
 fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     let (d, high) = (half(block, 0), word(block, 2));
     for (i, &q) in block[6..22].iter().enumerate() {
@@ -134,7 +134,7 @@ fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     }
 }
 
-/// d, m, 32 fifth bits, then as `q4_0`.
+/// Decodes a `Q5_1` block: scale d, minimum m, 32 fifth bits, then 16 bytes of nibbles laid out like `q4_0`.
 fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
     let (d, m, high) = (half(block, 0), half(block, 2), word(block, 4));
     for (i, &q) in block[8..24].iter().enumerate() {
@@ -144,13 +144,13 @@ fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
     }
 }
 
-/// Numbers i and 16 + i of five bits each.
+/// Returns the 5-bit codes of elements i and 16 + i, from the nibbles of `q` and the fifth bits `high`.
 fn fives(q: u8, high: u32, i: usize) -> (f32, f32) {
     let fifth = |at: usize| (((high >> at) & 1) as u8) << 4;
     (f32::from(q & 15 | fifth(i)), f32::from(q >> 4 | fifth(16 + i)))
 }
 
-/// d, then 32 signed bytes.
+/// Decodes a `Q8_0` block: scale d, then 32 signed bytes.
 fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     let d = half(block, 0);
     for (y, &q) in out.iter_mut().zip(&block[2..34]) {
@@ -158,7 +158,7 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// d, m, 8 scales and minima of 6 bits; 4 x 32 bytes: 32 numbers in the low halves, then 32 in the high ones.
+/// Decodes a `Q4_K` block: d, m, 8 scales and minima of 6 bits; 4 x 32 bytes, 32 elements in low, 32 in high nibbles.
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     let (d, m, scales) = (half(block, 0), half(block, 2), &block[4..16]);
     let quants = block[16..144].chunks_exact(32);
@@ -173,7 +173,7 @@ fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     }
 }
 
-/// As `q4_k`, with 32 bytes of fifth bits before the quants: bit j of byte i belongs to number 32 j + i.
+/// Decodes a `Q5_K` block: `Q4_K` with 32 bytes of fifth bits before the nibbles; bit j of byte i: element 32 j + i.
 fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     let (d, m, scales) = (half(block, 0), half(block, 2), &block[4..16]);
     let (high, quants) = (&block[16..48], block[48..176].chunks_exact(32));
@@ -190,14 +190,14 @@ fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     }
 }
 
-/// Of the j-th 32 numbers of a K-block.
+/// Returns scale and minimum of the j-th 32 elements of a K-quant block as f32.
 fn scale_and_min(scales: &[u8], j: usize) -> (f32, f32) {
     let (scale, min) = scale_and_min_codes(scales, j);
     (f32::from(scale), f32::from(min))
 }
 
-/// Of the j-th 32 numbers of a K-block. The first four lie in 6 bits of a byte, the others in 4 bits of another and
-/// the 2 bits that the first four leave.
+/// Returns the 6-bit codes of scale and minimum of the j-th 32 elements of a K-quant block. The first four lie in the
+/// low 6 bits of a byte; the others in 4 bits of another byte and the 2 bits that the first four leave free.
 pub(crate) fn scale_and_min_codes(scales: &[u8], j: usize) -> (u8, u8) {
     if j < 4 {
         (scales[j] & 63, scales[j + 4] & 63)
@@ -209,8 +209,8 @@ pub(crate) fn scale_and_min_codes(scales: &[u8], j: usize) -> (u8, u8) {
     }
 }
 
-/// 128 bytes of low halves, 64 of upper two bits, 16 scales, d. Each half of the block: 4 x 32 numbers, of which the
-/// first two share the low, the last two the high halves of 64 bytes, and all four 32 bytes of upper bits.
+/// Decodes a `Q6_K` block: 128 bytes of low nibbles, 64 of upper 2 bits, 16 scales, d. Each half of the block is 4 x 32
+/// elements: two take the low, two the high nibbles of 64 bytes, and all four share 32 bytes of upper bits.
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half(block, 208));
     for (at, y) in out.chunks_exact_mut(32).enumerate() {
@@ -225,7 +225,7 @@ fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     }
 }
 
-/// `y` has the values that `values` has for the codes in the halves of `codes`, times `d`: the low ones first.
+/// Writes `d * values[code]` to `y` for the 4-bit `codes`: first all low nibbles, then all high ones.
 fn looked_up(values: &[i8; 16], d: f32, codes: &[u8], y: &mut [f32]) {
     let (low, high) = y.split_at_mut(codes.len());
     for (i, &q) in codes.iter().enumerate() {
@@ -234,12 +234,12 @@ fn looked_up(values: &[i8; 16], d: f32, codes: &[u8], y: &mut [f32]) {
     }
 }
 
-/// d, then 16 bytes of codes as `q4_0` has them.
+/// Decodes an `IQ4_NL` block: scale d, then 16 bytes of codes laid out like `q4_0`.
 fn iq4_nl(block: &[u8; 18], out: &mut [f32; 32]) {
     looked_up(&UNEVEN, half(block, 0), &block[2..], out);
 }
 
-/// d, 8 x 2 upper bits of scales, 8 x 4 lower ones, then 8 x 16 bytes as `iq4_nl`.
+/// Decodes an `IQ4_XS` block: d, 8 x 2 upper bits of scales, 8 x 4 lower ones, then 8 x 16 bytes like `iq4_nl`.
 fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
     let (d, high) = (half(block, 0), u16::from_le_bytes([block[2], block[3]]));
     for (j, (codes, y)) in block[8..].chunks_exact(16).zip(out.chunks_exact_mut(32)).enumerate() {
@@ -248,12 +248,12 @@ fn iq4_xs(block: &[u8; 136], out: &mut [f32; 256]) {
     }
 }
 
-/// An exponent, then as `iq4_nl`.
+/// Decodes an `MXFP4` block: an e8m0 exponent, then 16 bytes of codes laid out like `iq4_nl`.
 fn mxfp4(block: &[u8; 17], out: &mut [f32; 32]) {
     looked_up(&FLOATS, half_of_e8m0(block[0]), &block[1..], out);
 }
 
-/// Half of 2^(e - 127), as the values are doubled; the smallest two are below the normal numbers.
+/// Returns 2^(e - 127) / 2 for an e8m0 exponent (code values are doubled); the two smallest are subnormal.
 pub(crate) fn half_of_e8m0(e: u8) -> f32 {
     f32::from_bits(match e {
         0..2 => 0x0020_0000 << e,
@@ -261,14 +261,14 @@ pub(crate) fn half_of_e8m0(e: u8) -> f32 {
     })
 }
 
-/// 4 scales, then 4 x 8 bytes: of 16 numbers the first 8 in the low, the last 8 in the high halves.
+/// Decodes an `NVFP4` block: 4 e4m3 scales, then 4 x 8 bytes: of 16 elements, 8 in the low, 8 in the high nibbles.
 fn nvfp4(block: &[u8; 36], out: &mut [f32; 64]) {
     for (i, (codes, y)) in block[4..].chunks_exact(8).zip(out.chunks_exact_mut(16)).enumerate() {
         looked_up(&FLOATS, half_of_e4m3(block[i]), codes, y);
     }
 }
 
-/// Half of an 8-bit number with 4 bits of exponent and 3 of mantissa; its sign bit is not looked at.
+/// Returns half the value of an 8-bit e4m3 float; its sign bit is ignored.
 pub(crate) fn half_of_e4m3(bits: u8) -> f32 {
     let (exponent, mantissa) = (bits >> 3 & 15, f32::from(bits & 7));
     match exponent {
@@ -278,7 +278,7 @@ pub(crate) fn half_of_e4m3(bits: u8) -> f32 {
     }
 }
 
-/// 16 scales and minima in the halves of bytes; 2 x 32 bytes of 4 x 32 numbers, 2 bits each; d, m.
+/// Decodes a `Q2_K` block: 16 scales and minima in nibbles; 2 x 32 bytes of 4 x 32 elements, 2 bits each; d, m.
 fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     let (quants, d, m) = (&block[16..80], half(block, 80), half(block, 82));
     for (at, y) in out.chunks_exact_mut(16).enumerate() {
@@ -289,7 +289,7 @@ fn q2_k(block: &[u8; 84], out: &mut [f32; 256]) {
     }
 }
 
-/// 32 bytes of upper bits, where a number is less by 4 if it has none; 64 bytes as in `q2_k`; 16 scales; d.
+/// Decodes a `Q3_K` block: 32 bytes of upper bits (a clear bit subtracts 4); 64 bytes like `q2_k`; 16 scales; d.
 fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     let (high, quants, scales, d) = (&block[..32], &block[32..96], &block[96..108], half(block, 108));
     for (at, y) in out.chunks_exact_mut(16).enumerate() {
@@ -301,19 +301,19 @@ fn q3_k(block: &[u8; 110], out: &mut [f32; 256]) {
     }
 }
 
-/// The `at`-th of 16 scales of 6 bits: the lower 4 bits of scales i and 8 + i are a byte's halves; bytes 8 to 11 have the
-/// upper 2 of i, 4 + i, ..
+/// Returns the `at`-th of 16 packed 6-bit scales: the lower 4 bits of scales i and 8 + i are the nibbles of a byte;
+/// bytes 8 to 11 have the upper 2 bits of scales i, 4 + i, and so on.
 pub(crate) fn scale_of_six(scales: &[u8], at: usize) -> u8 {
     scales[at % 8] >> (4 * (at / 8)) & 15 | (scales[8 + at % 4] >> (2 * (at / 4)) & 3) << 4
 }
 
-/// The `at`-th 16 numbers of 2 bits; of 32 bytes the lowest bits are the first 32 numbers.
+/// Returns the `at`-th 16 elements of 2 bits each; the lowest bits of 32 bytes are the first 32 elements.
 fn twos(quants: &[u8], at: usize) -> impl Iterator<Item = u8> {
     let (start, shift) = (at / 8 * 32 + at % 2 * 16, at % 8 / 2 * 2);
     quants[start..][..16].iter().map(move |&q| q >> shift & 3)
 }
 
-/// 32 bytes of 5 x 32 numbers, 16 of 5 x 16, 4 of 4 x 4; d.
+/// Decodes a `TQ1_0` block (ternary): 32 bytes of 5 x 32 elements, 16 of 5 x 16, 4 of 4 x 4; d.
 fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     let d = half(block, 52);
     let mut out = out.iter_mut();
@@ -326,13 +326,13 @@ fn tq1_0(block: &[u8; 54], out: &mut [f32; 256]) {
     }
 }
 
-/// A digit of base 3, the highest first, of a fraction of 256.
+/// Returns digit `place` in base 3, the highest first, of a fraction of 256.
 pub(crate) fn digit(q: u8, place: usize) -> u8 {
     const POWERS: [u8; 5] = [1, 3, 9, 27, 81];
     ((u16::from(q.wrapping_mul(POWERS[place])) * 3) >> 8) as u8
 }
 
-/// 64 bytes as in `q2_k`; d.
+/// Decodes a `TQ2_0` block (ternary): 64 bytes of 2-bit elements laid out like `q2_k`; d.
 fn tq2_0(block: &[u8; 66], out: &mut [f32; 256]) {
     let d = half(block, 64);
     for (at, y) in out.chunks_exact_mut(16).enumerate() {
@@ -342,7 +342,7 @@ fn tq2_0(block: &[u8; 66], out: &mut [f32; 256]) {
     }
 }
 
-/// d, then 128 bits: without it -d.
+/// Decodes a `Q1_0` block: d, then 128 bits; a set bit is d, a clear one -d.
 fn q1_0(block: &[u8; 18], out: &mut [f32; 128]) {
     let d = half(block, 0);
     for (i, y) in out.iter_mut().enumerate() {
@@ -350,7 +350,7 @@ fn q1_0(block: &[u8; 18], out: &mut [f32; 128]) {
     }
 }
 
-/// d, then 16 bytes of 4 numbers.
+/// Decodes a `Q2_0` block: d, then 16 bytes of 4 elements each.
 fn q2_0(block: &[u8; 18], out: &mut [f32; 64]) {
     let d = half(block, 0);
     for (i, y) in out.iter_mut().enumerate() {
@@ -366,14 +366,14 @@ fn word(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
-/// Exact.
+/// Converts bf16 to f32, exactly.
 #[must_use]
 #[inline]
 pub fn bf16_to_f32(bits: u16) -> f32 {
     f32::from_bits(u32::from(bits) << 16)
 }
 
-/// To nearest, ties to even; NaN stays NaN.
+/// Converts f32 to bf16, rounding to nearest, ties to even; NaN stays NaN.
 #[must_use]
 #[inline]
 pub fn f32_to_bf16(value: f32) -> u16 {
@@ -384,14 +384,14 @@ pub fn f32_to_bf16(value: f32) -> u16 {
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
-/// Exact.
+/// Converts f16 to f32, exactly.
 #[must_use]
 #[inline]
 pub fn f16_to_f32(bits: u16) -> f32 {
     let sign = u32::from(bits & 0x8000) << 16;
-    let rest = u32::from(bits & 0x7fff) << 13; // exponent and mantissa where a single has them
+    let rest = u32::from(bits & 0x7fff) << 13; // exponent and mantissa at their place in an f32
     let value = match bits & 0x7c00 {
-        // The smallest are multiples of 2^-24, which a single holds.
+        // Subnormal values are multiples of 2^-24, exact in f32.
         0 => {
             return f32::from_bits(sign | (f32::from(bits & 0x3ff) * f32::from_bits(0x3380_0000)).to_bits());
         }
@@ -401,7 +401,7 @@ pub fn f16_to_f32(bits: u16) -> f32 {
     f32::from_bits(sign | value)
 }
 
-/// To nearest, ties to even; beyond the largest: infinity; NaN stays NaN.
+/// Converts f32 to f16, rounding to nearest, ties to even; values beyond the largest become infinity; NaN stays NaN.
 #[must_use]
 #[inline]
 pub fn f32_to_f16(value: f32) -> u16 {
@@ -415,11 +415,11 @@ pub fn f32_to_f16(value: f32) -> u16 {
         return sign | 0x7c00; // 65536 and more
     }
     if rest < 0x3880_0000 {
-        // Below the smallest normal one. Added to 0.5, whose last bit is 2^-24, it is rounded just there.
+        // Below the smallest normal f16: adding 0.5, whose last bit is 2^-24, rounds at that bit.
         let rounded = f32::from_bits(rest) + 0.5;
         return sign | (rounded.to_bits() - 0.5f32.to_bits()) as u16;
     }
-    let rounded = rest + 0xfff + (rest >> 13 & 1); // may carry into the exponent, up to infinity: as it should
+    let rounded = rest + 0xfff + (rest >> 13 & 1); // may carry into the exponent, up to infinity, correctly
     sign | ((rounded - ((127 - 15) << 23)) >> 13) as u16
 }
 

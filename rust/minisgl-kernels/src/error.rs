@@ -1,53 +1,53 @@
-//! Errors of kernels and of the engine, with the text that a user reads.
+//! Errors of the kernels and of the engine, with the text that a user reads.
 
 use std::fmt;
 
-/// The cause of an error, which decides what the caller does next.
+/// Cause of an error, which decides what the caller does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// A file is damaged or does not fit the model; the text names file and tensor.
+    /// Damaged file, or one that does not fit the model; the text names the file and the tensor.
     File,
-    /// The file is sound, but this engine has no code for it: another engine may.
+    /// Valid file or model that this engine does not support; another engine may.
     Unsupported,
-    /// A setting that cannot be; the text names it.
+    /// Invalid setting, which the text names.
     Setting,
-    /// One step failed, the engine goes on.
+    /// Failed step; the engine can continue.
     Step,
 }
 
-/// An error with its text, which names what is wrong, its value and the reason.
+/// Error with its cause and its text, which names the thing, its value and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Error {
-    /// The cause.
+    /// Cause of the error.
     pub fault: Fault,
     text: String,
 }
 
-/// The crate's results.
+/// Result with the crate's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// A damaged or unfitting file.
+    /// Creates an error for a damaged or unfitting file.
     pub fn file(text: impl Into<String>) -> Self {
         Self::new(Fault::File, text)
     }
 
-    /// Something sound that this engine has no code for.
+    /// Creates an error for a valid file or model that this engine does not support.
     pub fn unsupported(text: impl Into<String>) -> Self {
         Self::new(Fault::Unsupported, text)
     }
 
-    /// A setting that cannot be.
+    /// Creates an error for an invalid setting.
     pub fn setting(text: impl Into<String>) -> Self {
         Self::new(Fault::Setting, text)
     }
 
-    /// A failed step of an engine that goes on.
+    /// Creates an error for a failed step after which the engine can continue.
     pub fn step(text: impl Into<String>) -> Self {
         Self::new(Fault::Step, text)
     }
 
-    /// The same with what it is about before it, such as a file's name.
+    /// Prefixes the text with its context, such as a file's name.
     #[must_use]
     pub fn within(self, what: &str) -> Self {
         Self::new(self.fault, format!("{what}: {}", self.text))

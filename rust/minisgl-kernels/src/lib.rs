@@ -1,11 +1,11 @@
-//! What the CPU engine computes with, as functions of numbers in memory. Models, files and threads belong to
-//! `minisgl-cpu`; this crate depends on nothing, so that cargo begins with it.
+//! Kernels of the CPU engine, as functions of arrays in memory. Models, files and threads belong to `minisgl-cpu`; this
+//! crate depends on nothing, so that cargo begins with it.
 //!
-//! Start with `blocks`, how files store numbers, and `panels`, how products want them; then `kernels`, what is computed on
-//! whatever instruction set there is, `kv` and `attention`. `lanes` are the vectors that what is written once is compiled for.
+//! Start with `blocks`, the storage formats of files, and `panels`, the layout that matmuls read; then `kernels`, the
+//! computations on each instruction set, `kv` and `attention`. `lanes` are the vectors of generic code.
 //!
-//! Invariants: the same input gives the same bits whatever the instruction set (but AMX, whose exact products have
-//! an order of sums of their own), the number of threads and the other rows of a step.
+//! Invariants: the same input gives the same bits whatever the instruction set (except AMX, whose exact matmuls have an
+//! order of sums of their own), the number of threads and the other rows of a step.
 
 #![deny(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used))]
@@ -31,7 +31,7 @@ pub use kernels::scalar::exp;
 pub use kernels::{Acts, ActsPtr, Isa, Kernels, Mode, convolution, delta_rule, mamba, plain, softmax};
 pub use tensor::TensorView;
 
-// By this name `panels/tests/stored.rs` is the same for who includes it.
+// Alias under which `panels/tests/stored.rs` compiles in every crate that includes it.
 #[cfg(test)]
 extern crate self as minisgl_kernels;
 #[cfg(test)]

@@ -1,18 +1,17 @@
-//! Zeroed memory for weights, activations, KV pages and states: aligned to cache lines and on huge pages where the system
-//! has them.
+//! Zeroed memory for weights, activations, KV pages and states: aligned to cache lines and on huge pages if possible.
 //!
-//! Invariants: every piece is zero when it is handed out, has one owner, and its mapping is given back when the last
-//! piece of it is dropped. Pages are touched by whoever writes to them first, not here.
+//! Invariants: every allocation is zero at first and has one owner; its mapping is returned to the system when the last
+//! allocation in it is dropped. Pages are first touched by the code that writes to them, not here.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// Alignment of every piece: a cache line, which is also the widest vector.
+/// Alignment of every allocation in bytes: a cache line, which is also the widest vector.
 pub const ALIGN: usize = 64;
 
-/// Small pieces are cut from mappings of this size, so that they share huge pages.
+/// Bytes of a mapping from which small allocations are made, so that they share huge pages.
 const SHARED: usize = if cfg!(miri) { 4 << 20 } else { 64 << 20 };
 
-/// The mapping that pieces are cut from now (which the pieces keep alive, not this), and how much of it is given out.
+/// Mapping for small allocations (kept alive by the allocations, not by this), and the bytes of it in use.
 static CURRENT: Mutex<(Weak<Mapping>, usize)> = Mutex::new((Weak::new(), 0));
 
 /// Owned zeroed bytes, 64-byte aligned.
@@ -24,16 +23,16 @@ pub struct Zeroed {
 
 // SAFETY: a `Zeroed` is the only way to its bytes, as a `Vec<u8>` is, and keeps their mapping alive.
 unsafe impl Send for Zeroed {}
-// SAFETY: through `&Zeroed` bytes are only read; who writes through `as_ptr` answers for it.
+// SAFETY: through `&Zeroed` bytes are only read; writing through `as_ptr` is the writer's responsibility.
 unsafe impl Sync for Zeroed {}
 
 impl Zeroed {
-    /// `len` zero bytes. Memory that the system refuses is a panic, as with `Vec`.
+    /// Allocates `len` zero bytes. Panics if the system refuses, like `Vec`.
     #[must_use]
     pub fn new(len: usize) -> Self {
         let need = len.max(1).next_multiple_of(ALIGN);
         if need > SHARED / 4 {
-            return Self::cut(Arc::new(Mapping::held(need)), 0, len);
+            return Self::carve(Arc::new(Mapping::held(need)), 0, len);
         }
         let mut current = CURRENT.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(mapping) = current.0.upgrade()
@@ -41,14 +40,14 @@ impl Zeroed {
         {
             let at = current.1;
             current.1 += need;
-            return Self::cut(mapping, at, len);
+            return Self::carve(mapping, at, len);
         }
         let mapping = Arc::new(Mapping::held(SHARED));
         *current = (Arc::downgrade(&mapping), need);
-        Self::cut(mapping, 0, len)
+        Self::carve(mapping, 0, len)
     }
 
-    fn cut(mapping: Arc<Mapping>, at: usize, len: usize) -> Self {
+    fn carve(mapping: Arc<Mapping>, at: usize, len: usize) -> Self {
         Self {
             // SAFETY: `at + len` lies in the mapping: checked by the caller.
             start: unsafe { mapping.start.add(at) },
@@ -69,20 +68,20 @@ impl Zeroed {
         self.len
     }
 
-    /// Whether there are none.
+    /// Returns true if the size is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` initialized bytes that this value owns.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// The bytes, to write.
+    /// Returns the bytes for writing.
     #[must_use]
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: `len` initialized bytes that this value owns and has lent to nobody else.
@@ -90,7 +89,7 @@ impl Zeroed {
     }
 }
 
-/// Zero bytes that take no memory until they are written, of which there may be more than the machine has.
+/// Zero bytes that take no memory until they are written; may be larger than the machine's memory.
 pub struct Reserved(Mapping);
 
 impl Reserved {
@@ -100,7 +99,7 @@ impl Reserved {
         Mapping::new(len, true).map(Self)
     }
 
-    /// The first byte, aligned to cache lines. Who writes where is the caller's business.
+    /// Returns the address of the first byte, aligned to cache lines. The caller must prevent conflicting writes.
     #[must_use]
     #[inline]
     pub fn as_ptr(&self) -> *mut u8 {
@@ -108,14 +107,14 @@ impl Reserved {
     }
 }
 
-/// Zero bytes from the system, with what it was asked for.
+/// Zero bytes mapped from the system; `whole` is the address and size of the mapping before alignment.
 struct Mapping {
     start: *mut u8,
     len: usize,
     whole: (*mut u8, usize),
 }
 
-// SAFETY: it is only an address and its owner; who uses the bytes is the business of the pieces.
+// SAFETY: only an address and its owner; the allocations in it govern access to the bytes.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -125,12 +124,12 @@ impl Mapping {
         Self::new(len, false).expect("memory from the system")
     }
 
-    /// `beyond`: the system need not have room for all of it.
-    fn new(len: usize, beyond: bool) -> Option<Self> {
+    /// Maps `len` bytes, or returns `None` if the system refuses. `overcommit`: allow more than the machine's memory.
+    fn new(len: usize, overcommit: bool) -> Option<Self> {
         let size = len.checked_add(system::ALIGN)?;
-        let at = system::take(size, beyond)?;
+        let at = system::map(size, overcommit)?;
         Some(Self {
-            // SAFETY: the mapping is larger than asked for by what the alignment can take.
+            // SAFETY: the mapping is larger than requested by the alignment.
             start: unsafe { at.add(at.align_offset(system::ALIGN).min(system::ALIGN)) },
             len,
             whole: (at, size),
@@ -140,18 +139,17 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: it came from `take`, and whoever had a piece of it is gone.
-        unsafe { system::give_back(self.whole.0, self.whole.1) };
+        // SAFETY: it came from `map`, and nothing uses it any more.
+        unsafe { system::unmap(self.whole.0, self.whole.1) };
     }
 }
 
-/// Mappings of Linux. Every Rust program there is linked with these functions: for the three of them no crate has to be built
-/// before this one.
+/// Memory mappings of Linux, by libc functions that every Rust program links: no crate has to be built before this one.
 #[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
 mod system {
     use std::ffi::{c_int, c_void};
 
-    /// A large page.
+    /// Alignment in bytes: a huge page.
     pub const ALIGN: usize = 2 << 20;
 
     const READ_AND_WRITE: c_int = 1 | 2;
@@ -166,51 +164,55 @@ mod system {
         fn munmap(at: *mut c_void, len: usize) -> c_int;
     }
 
-    pub fn take(len: usize, beyond: bool) -> Option<*mut u8> {
-        let flags = PRIVATE_AND_ANONYMOUS | if beyond { NO_RESERVE } else { 0 };
+    pub fn map(len: usize, overcommit: bool) -> Option<*mut u8> {
+        let flags = PRIVATE_AND_ANONYMOUS | if overcommit { NO_RESERVE } else { 0 };
         // SAFETY: a mapping of its own, where the system wants it; the advice is about that.
         unsafe {
             let at = mmap(std::ptr::null_mut(), len, READ_AND_WRITE, flags, -1, 0);
             if at == FAILED {
                 return None;
             }
-            // Without huge pages it is slower, nothing else.
+            // Failure is ignored: memory without huge pages is only slower.
             let _ = madvise(at, len, HUGE_PAGES);
             Some(at.cast())
         }
     }
 
+    /// Unmaps memory.
+    ///
     /// # Safety
-    /// It came from `take` with that length, and nobody uses it any more.
-    pub unsafe fn give_back(at: *mut u8, len: usize) {
-        // SAFETY: the caller's.
+    /// `map` returned it with that length, and nothing uses it any more.
+    pub unsafe fn unmap(at: *mut u8, len: usize) {
+        // SAFETY: upheld by the caller.
         let _ = unsafe { munmap(at.cast(), len) };
     }
 }
 
-/// The allocator's memory, elsewhere.
+/// Memory of the global allocator, for other systems.
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
 mod system {
     use std::alloc::{Layout, alloc_zeroed, dealloc};
 
     pub use crate::memory::ALIGN;
 
-    // Without alignment: what is aligned the allocator would fill with zeros, and so touch, itself.
+    // Allocates without alignment: the allocator would zero, and so touch, aligned memory itself.
     fn layout(len: usize) -> Option<Layout> {
         Layout::from_size_align(len, 1).ok()
     }
 
-    pub fn take(len: usize, _beyond: bool) -> Option<*mut u8> {
+    pub fn map(len: usize, _beyond: bool) -> Option<*mut u8> {
         // SAFETY: it is not empty: it has room for the alignment.
         let at = unsafe { alloc_zeroed(layout(len)?) };
         (!at.is_null()).then_some(at)
     }
 
+    /// Frees memory.
+    ///
     /// # Safety
-    /// It came from `take` with that length, and nobody uses it any more.
-    pub unsafe fn give_back(at: *mut u8, len: usize) {
+    /// `map` returned it with that length, and nothing uses it any more.
+    pub unsafe fn unmap(at: *mut u8, len: usize) {
         if let Some(layout) = layout(len) {
-            // SAFETY: the caller's.
+            // SAFETY: upheld by the caller.
             unsafe { dealloc(at, layout) };
         }
     }

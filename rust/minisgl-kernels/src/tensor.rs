@@ -1,38 +1,38 @@
-//! A tensor where it lies.
+//! View of a tensor's bytes.
 
 use std::borrow::Cow;
 
 use crate::blocks::{self, Kind};
 use crate::{Error, Result};
 
-/// Bytes of a block of MXFP4 without its exponent.
+/// Bytes of an MXFP4 block without its exponent.
 const HALF: usize = 16;
 
-/// A tensor where it lies. The last dimension is the one along which blocks lie: a matrix is `[n, k]`, n rows of k.
+/// View of a tensor's bytes. Blocks run along the last dimension: a matrix is `[n, k]`, n rows of k.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorView<'a> {
     name: &'a str,
     kind: Kind,
     shape: &'a [usize],
     data: &'a [u8],
-    /// MXFP4 alone: an exponent for each 16 bytes of `data`, which have two numbers each, side by side.
+    /// Exponents of MXFP4, one for each 16 bytes of `data` (32 elements); `None`: they are within the blocks.
     scales: Option<&'a [u8]>,
     rows: usize,
     row_bytes: usize,
 }
 
 impl<'a> TensorView<'a> {
-    /// The same by another name.
+    /// Returns the view with another name.
     #[must_use]
     pub fn renamed(self, name: &'a str) -> Self {
         Self { name, ..self }
     }
 
-    /// A view of `data`, which has to be just what `kind` and `shape` (outermost first) need.
+    /// Creates a view of `data`. Fails unless it has exactly the bytes that `kind` and `shape` (outermost first) need.
     pub fn new(name: &'a str, kind: Kind, shape: &'a [usize], data: &'a [u8]) -> Result<Self> {
         let bad = |what: String| Error::file(format!("tensor {name}: {what}"));
         let Some((&k, outer)) = shape.split_last() else {
-            return Err(bad("it has no dimensions".into()));
+            return Err(bad("its shape must have at least one dimension".into()));
         };
         let rows = outer.iter().try_fold(1usize, |rows, &n| rows.checked_mul(n));
         let row_bytes = kind.bytes_of(k).ok_or_else(|| {
@@ -61,7 +61,7 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// MXFP4 whose exponents lie apart, one for each 16 bytes of two numbers each.
+    /// Creates a view of MXFP4 with separate exponents, one for each 16 bytes. Fails if the sizes do not match.
     pub fn apart(name: &'a str, shape: &'a [usize], data: &'a [u8], scales: &'a [u8]) -> Result<Self> {
         let count = shape.iter().try_fold(1usize, |n, &dim| n.checked_mul(dim));
         let fits = |blocks: usize| blocks == scales.len() && blocks.checked_mul(HALF) == Some(data.len());
@@ -83,49 +83,49 @@ impl<'a> TensorView<'a> {
         }
     }
 
-    /// What the file calls it.
+    /// Returns the name in the file.
     #[must_use]
     pub fn name(&self) -> &'a str {
         self.name
     }
 
-    /// How its numbers are stored.
+    /// Returns the storage kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Outermost dimension first.
+    /// Returns the dimensions, outermost first.
     #[must_use]
     pub fn shape(&self) -> &'a [usize] {
         self.shape
     }
 
-    /// All its bytes, row after row; without scales that lie apart.
+    /// Returns the bytes, row after row, without separate scales.
     #[must_use]
     pub fn data(&self) -> &'a [u8] {
         self.data
     }
 
-    /// How many rows there are, over all dimensions but the last.
+    /// Returns the number of rows, over all dimensions but the last.
     #[must_use]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Numbers in a row.
+    /// Returns the elements in a row.
     #[must_use]
     pub fn k(&self) -> usize {
         self.shape.last().copied().unwrap_or(0)
     }
 
-    /// Bytes of a row.
+    /// Returns the bytes of a row.
     #[must_use]
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
-    /// Row `r`, which has to be there, as its kind stores it.
+    /// Returns the stored blocks of row `r`. Panics if there is no such row.
     #[must_use]
     pub fn row(&self, r: usize) -> Cow<'a, [u8]> {
         let data = &self.data[r * self.row_bytes..(r + 1) * self.row_bytes];
@@ -143,12 +143,12 @@ impl<'a> TensorView<'a> {
         Cow::Owned(row)
     }
 
-    /// Row `r`, which has to be there, as numbers; `out` holds `k` of them.
+    /// Decodes row `r` into `out`, which must have `k` elements. Panics if there is no such row.
     pub fn decode_row(&self, r: usize, out: &mut [f32]) {
         blocks::decode(self.kind, &self.row(r), out);
     }
 
-    /// All numbers, row after row.
+    /// Decodes all rows, one after the other.
     #[must_use]
     pub fn decode(&self) -> Vec<f32> {
         let mut out = vec![0.0; self.rows * self.k()];
@@ -161,13 +161,13 @@ impl<'a> TensorView<'a> {
         out
     }
 
-    /// Part `i` along the outermost dimension, such as one expert; without it or that dimension an error.
+    /// Returns part `i` along the outermost dimension, such as one expert. Fails if there is no part `i`.
     pub fn slice(&self, i: usize) -> Result<Self> {
         let (n, inner) = match self.shape.split_first() {
             Some((&n, inner)) if !inner.is_empty() && i < n => (n, inner),
             _ => {
                 return Err(Error::file(format!(
-                    "tensor {}: no part {i} in its shape {:?}",
+                    "tensor {}: index {i} is outside its shape {:?}",
                     self.name, self.shape
                 )));
             }

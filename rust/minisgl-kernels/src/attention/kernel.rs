@@ -1,56 +1,56 @@
-//! The kernels of attention over chunks of keys, written once over [`Lanes`].
+//! Kernels of attention over chunks of keys, written once over [`Lanes`].
 //!
-//! Invariants: each number is one sequence of operations, whatever rows and columns are computed with it: a product sums
-//! over its inner index in order, one fused multiply-add each; a row of scores is reduced lane by lane, then by a tree.
+//! Invariants: each element is computed by one sequence of operations, whatever rows and columns are computed with it:
+//! a matmul sums over its inner index in order, one fused multiply-add each; a row of scores by lanes, then by a tree.
 
 use crate::lanes::{LANES, Lanes, OnLanes, exp2, exp2_one};
 
-/// Positions of a chunk. A row's softmax goes chunk by chunk, so this is part of the numbers.
+/// Positions in a chunk. A row's softmax is computed chunk by chunk, so this constant affects the results' bits.
 pub(super) const CHUNK: usize = 128;
 
-/// A matrix in memory: its first number and the numbers from one row to the next.
+/// Matrix in memory: a pointer to its first element (`at`) and the elements from one row to the next (`ld`).
 #[derive(Clone, Copy)]
-pub(super) struct At<T> {
+pub(super) struct Strided<T> {
     pub at: T,
     pub ld: usize,
 }
 
-/// The right side of a product: vectors of sixteen numbers, a row of them for each step of the inner index.
-pub(super) trait Right: Copy {
-    /// What a number lies in memory as.
-    type Number: Copy;
+/// Right operand of a matmul: one row of 16-element vectors for each step of the inner index.
+pub(super) trait RightOperand: Copy {
+    /// Element type in memory (`f32`, or `u16` for f16).
+    type Element: Copy;
 
-    /// Vectors from the `n`th on.
+    /// Returns the operand without its first `n` vectors.
     ///
     /// # Safety
-    /// There are so many.
+    /// The operand has at least `n` vectors.
     unsafe fn skip(self, n: usize) -> Self;
-    /// Where the first row has each of N vectors, and what is asked for with it, if anything.
+    /// Returns the addresses of the first row's first N vectors, and those to prefetch along with them, if any.
     ///
     /// # Safety
-    /// There are so many.
-    unsafe fn first<const N: usize>(self) -> ([*const Self::Number; N], Option<[*const Self::Number; N]>);
-    /// Numbers from one row to the next.
+    /// The operand has at least N vectors.
+    unsafe fn first<const N: usize>(self) -> ([*const Self::Element; N], Option<[*const Self::Element; N]>);
+    /// Returns the elements from one row to the next.
     fn step(self) -> usize;
-    /// Sixteen of them.
+    /// Loads 16 elements at `at` as f32.
     ///
     /// # Safety
-    /// They are there, and the processor has the instructions of `V`.
-    unsafe fn load<V: Lanes>(at: *const Self::Number) -> V;
+    /// 16 elements are readable at `at`, and the processor has the instructions of `V`.
+    unsafe fn load<V: Lanes>(at: *const Self::Element) -> V;
 }
 
-impl Right for At<*const f32> {
-    type Number = f32;
+impl RightOperand for Strided<*const f32> {
+    type Element = f32;
 
     #[inline(always)]
     unsafe fn skip(self, n: usize) -> Self {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         let at = unsafe { self.at.add(n * LANES) };
         Self { at, ..self }
     }
     #[inline(always)]
     unsafe fn first<const N: usize>(self) -> ([*const f32; N], Option<[*const f32; N]>) {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         (std::array::from_fn(|n| unsafe { self.at.add(n * LANES) }), None)
     }
     #[inline(always)]
@@ -59,23 +59,22 @@ impl Right for At<*const f32> {
     }
     #[inline(always)]
     unsafe fn load<V: Lanes>(at: *const f32) -> V {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe { V::load(at) }
     }
 }
 
-/// Vectors of f16 as they lie in the pool: for few rows converting them first costs more than it saves. Number 0 of row i
-/// of vector n is at `from[n] + i * step`. With each row the product prefetches the same row of `ahead`, which is read
-/// later.
+/// Right operand of f16 vectors as stored in the KV pool, since converting them first does not pay for few rows.
+/// Element 0 of row i of vector n is at `from[n] + i * step`. With each row the matmul prefetches row i of `ahead`.
 #[derive(Clone, Copy)]
-pub(super) struct Halves<'a> {
+pub(super) struct F16Vectors<'a> {
     pub from: &'a [*const u16],
     pub ahead: &'a [*const u16],
     pub step: usize,
 }
 
-impl Right for Halves<'_> {
-    type Number = u16;
+impl RightOperand for F16Vectors<'_> {
+    type Element = u16;
 
     #[inline(always)]
     unsafe fn skip(self, n: usize) -> Self {
@@ -96,28 +95,27 @@ impl Right for Halves<'_> {
     }
     #[inline(always)]
     unsafe fn load<V: Lanes>(at: *const u16) -> V {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe { V::load_f16(at) }
     }
 }
 
-/// `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]` for `rows` rows and
-/// `vectors` vectors.
-pub(super) struct Product<B> {
-    pub a: At<*const f32>,
+/// Matmul `c[r][16 * n ..] = (more ? c : 0) + sum over i < k, in order, of a[r][i] * b[i][16 * n ..]`.
+pub(super) struct Matmul<B> {
+    pub a: Strided<*const f32>,
     pub b: B,
     pub k: usize,
-    pub c: At<*mut f32>,
+    pub c: Strided<*mut f32>,
     pub rows: usize,
     pub vectors: usize,
     pub more: bool,
 }
 
-impl<B: Right> Product<B> {
-    /// The `rows` rows from `r` and the vectors from `n`.
+impl<B: RightOperand> Matmul<B> {
+    /// Returns the matmul restricted to the `rows` rows from `r` and the vectors from `n`, which must lie within it.
     #[inline(always)]
     unsafe fn part(&self, (r, rows): (usize, usize), n: usize) -> Self {
-        // SAFETY: the caller's word: they are within this one.
+        // SAFETY: upheld by the caller: the rows and vectors are within this matmul.
         let (a, b, c) = unsafe {
             (
                 self.a.at.add(r * self.a.ld),
@@ -126,19 +124,19 @@ impl<B: Right> Product<B> {
             )
         };
         Self {
-            a: At { at: a, ..self.a },
+            a: Strided { at: a, ..self.a },
             b,
-            c: At { at: c, ..self.c },
+            c: Strided { at: c, ..self.c },
             rows,
             ..*self
         }
     }
 
-    /// It for R rows and N vectors.
+    /// Computes the matmul for exactly R rows and N vectors, with the sums in registers.
     #[inline(always)]
     unsafe fn tile<V: Lanes, const R: usize, const N: usize>(self) {
         let Self { a, b, k, c, more, .. } = self;
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             let mut sums = [[V::splat(0.0); N]; R];
             if more {
@@ -172,10 +170,10 @@ impl<B: Right> Product<B> {
         }
     }
 
-    /// It for up to [`TALLEST`] rows of N vectors.
+    /// Computes the matmul for `self.rows` rows (at most [`MAX_TILE_ROWS`]) of N vectors.
     #[inline(always)]
     unsafe fn rows_of<V: Lanes, const N: usize>(self) {
-        // SAFETY: the caller's word.
+        // SAFETY: upheld by the caller.
         unsafe {
             match self.rows {
                 1 => self.tile::<V, 1, N>(),
@@ -190,12 +188,14 @@ impl<B: Right> Product<B> {
     }
 }
 
-/// Rows of the tallest tile.
-pub(super) const TALLEST: usize = 6;
+/// Rows of the largest matmul tile.
+pub(super) const MAX_TILE_ROWS: usize = 6;
 
-impl<B: Right> OnLanes for Product<B> {
+impl<B: RightOperand> OnLanes for Matmul<B> {
+    /// Computes the whole matmul, tile by tile.
+    ///
     /// # Safety
-    /// The three matrices have these sizes; the processor has the instructions of `V`.
+    /// The three matrices have the sizes given; the processor has the instructions of `V`.
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
         let mut n = 0;
@@ -205,11 +205,11 @@ impl<B: Right> OnLanes for Product<B> {
                 2.. if V::ACCUMULATORS >= 24 || self.rows < 4 => 2,
                 _ => 1,
             };
-            let most = (V::ACCUMULATORS / wide).clamp(1, TALLEST);
+            let most = (V::ACCUMULATORS / wide).clamp(1, MAX_TILE_ROWS);
             let mut r = 0;
             while r < self.rows {
                 let tall = most.min(self.rows - r);
-                // SAFETY: rows r..r + tall and vectors n..n + wide are within what the caller gave.
+                // SAFETY: rows r..r + tall and vectors n..n + wide are within the caller's matrices.
                 unsafe {
                     let part = self.part((r, tall), n);
                     match wide {
@@ -225,13 +225,13 @@ impl<B: Right> OnLanes for Product<B> {
     }
 }
 
-/// Turn the scores `from..to` of a chunk (logarithms to base 2) into weights 2^(score - largest), in place; the other
-/// places of their vectors become 0. Gives the largest and the sum.
+/// Replaces the scores `from..to` of a chunk (logarithms to base 2) by the weights 2^(score - largest) in place; the
+/// other elements of their vectors become 0. Returns the largest score and the sum of the weights.
 ///
 /// # Safety
-/// `scores` has [`CHUNK`] numbers, `from < to <= CHUNK`; the processor has the instructions of `V`.
+/// `scores` has [`CHUNK`] elements, `from < to <= CHUNK`; the processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize) -> (f32, f32) {
+pub(super) unsafe fn softmax_weights<V: Lanes>(scores: *mut f32, from: usize, to: usize) -> (f32, f32) {
     let vectors = from / LANES..to.div_ceil(LANES);
     // SAFETY: the vectors are within the chunk.
     unsafe {
@@ -260,33 +260,33 @@ pub(super) unsafe fn weights<V: Lanes>(scores: *mut f32, from: usize, to: usize)
     }
 }
 
-/// What is known of a row after some chunks: the largest score and the sum of weights; the weighted sum of values lies
-/// elsewhere.
+/// Online softmax state of a row after some chunks, without the weighted values: the largest score, the sum of weights.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sums {
+pub(super) struct Softmax {
     pub most: f32,
     pub sum: f32,
 }
 
-/// Join the next chunk to what came before: `values = values * 2^(most - m) + chunk * 2^(chunk's most - m)`.
+/// Merges the next chunk into the chunks so far: `values = values * 2^(before.most - m) + chunk * 2^(next.most - m)`, m
+/// being the larger `most`. Returns the merged softmax state.
 ///
 /// # Safety
 /// `values` and `chunk` have `vectors` vectors; the processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn fold<V: Lanes>(
-    before: Sums,
+pub(super) unsafe fn merge_chunk<V: Lanes>(
+    before: Softmax,
     values: *mut f32,
-    next: Sums,
+    next: Softmax,
     chunk: *const f32,
     vectors: usize,
-) -> Sums {
+) -> Softmax {
     let most = if before.most > next.most {
         before.most
     } else {
         next.most
     };
     let (old, new) = (exp2_one(before.most - most), exp2_one(next.most - most));
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let (a, b) = (V::splat(old), V::splat(new));
         for i in 0..vectors {
@@ -295,20 +295,20 @@ pub(super) unsafe fn fold<V: Lanes>(
             V::load(chunk.add(i * LANES)).fma(b, x).store(at);
         }
     }
-    Sums {
+    Softmax {
         most,
         sum: next.sum.mul_add(new, before.sum * old),
     }
 }
 
-/// Divide by the sum of weights and write `count` numbers.
+/// Divides `values` by the sum of weights and writes `count` elements to `out`.
 ///
 /// # Safety
-/// `values` has whole vectors for `count` numbers, `out` has `count`; the processor has the instructions of `V`.
+/// `values` has whole vectors for `count` elements, `out` has `count`; the processor has the instructions of `V`.
 #[inline(always)]
-pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut f32, count: usize) {
+pub(super) unsafe fn normalize<V: Lanes>(sums: Softmax, values: *const f32, out: *mut f32, count: usize) {
     let inverse = 1.0 / sums.sum;
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let by = V::splat(inverse);
         for i in 0..count / LANES {
@@ -320,31 +320,31 @@ pub(super) unsafe fn finish<V: Lanes>(sums: Sums, values: *const f32, out: *mut 
     }
 }
 
-/// Weights `from..to` of each row times those values.
+/// Multiplies the weights `from..to` of each row by those rows of `b`; writes the sums to `c`, or adds them if `more`.
 ///
 /// # Safety
-/// As [`Product`], for a chunk.
+/// The matrices have the sizes that [`Matmul`] requires, for a chunk; the processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn span<V: Lanes>(
-    a: At<*const f32>,
-    b: At<*const f32>,
+    a: Strided<*const f32>,
+    b: Strided<*const f32>,
     (from, to): (usize, usize),
-    c: At<*mut f32>,
+    c: Strided<*mut f32>,
     (rows, vectors): (usize, usize),
     more: bool,
 ) {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
-        let a = At {
+        let a = Strided {
             at: a.at.add(from),
             ld: a.ld,
         };
-        let b = At {
+        let b = Strided {
             at: b.at.add(from * b.ld),
             ld: b.ld,
         };
         let k = to - from;
-        V::run(Product {
+        V::run(Matmul {
             a,
             b,
             k,
@@ -356,34 +356,34 @@ pub(super) unsafe fn span<V: Lanes>(
     }
 }
 
-/// [`span`] for rows of which each has limits of its own: few rows at once have most positions in common; what comes before
-/// and after is added row by row, so that each row still goes through its positions in order and through no others.
+/// Computes [`span`] for rows with different `limits`. Positions common to [`MAX_TILE_ROWS`] rows are one matmul; those
+/// before and after are added row by row, so each row goes through its own positions in order.
 ///
 /// # Safety
-/// As [`span`].
+/// The conditions of [`span`] hold.
 #[inline(always)]
 pub(super) unsafe fn ragged<V: Lanes>(
-    a: At<*const f32>,
-    b: At<*const f32>,
-    c: At<*mut f32>,
+    a: Strided<*const f32>,
+    b: Strided<*const f32>,
+    c: Strided<*mut f32>,
     (rows, vectors): (usize, usize),
     limits: impl Fn(usize) -> (usize, usize),
 ) {
     let mut start = 0;
     while start < rows {
-        let tall = TALLEST.min(rows - start);
+        let tall = MAX_TILE_ROWS.min(rows - start);
         let from = (start..start + tall).map(|r| limits(r).0).max().unwrap_or(0);
         let to = (start..start + tall).map(|r| limits(r).1).min().unwrap_or(0);
-        // SAFETY: rows start..start + tall are the caller's.
+        // SAFETY: rows start..start + tall exist, by the caller's contract.
         unsafe {
             let row = |r: usize| {
-                let a = At {
+                let a = Strided {
                     at: a.at.add(r * a.ld),
                     ld: a.ld,
                 };
                 (
                     a,
-                    At {
+                    Strided {
                         at: c.at.add(r * c.ld),
                         ld: c.ld,
                     },

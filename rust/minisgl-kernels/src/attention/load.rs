@@ -1,17 +1,16 @@
-//! Keys and values of a chunk from the pool's pages into f32.
+//! Loads keys and values of a chunk from the KV pool's pages, converted to f32.
 //!
-//! Invariants: what is written is what the pool holds, exactly: the same numbers whatever the page size; only the pages
-//! that cover the asked positions are looked up.
+//! Invariants: elements are exactly the pool's, whatever the page size; only pages of the requested positions are read.
 
 use super::kernel::CHUNK;
 use crate::blocks::f16_to_f32;
 use crate::kv::{BLOCK, KvDtype, KvPool, Layout};
 use crate::lanes::{LANES, Lanes};
 
-/// Numbers of a block of 4 bits whose partners are as far behind them: a vector.
+/// Bytes of a 4-bit block: byte i packs elements i and i + `HALF`. Equals one vector.
 const HALF: usize = BLOCK / 2;
 
-/// One head of one layer behind a page table.
+/// KV head of one layer of the pool, addressed through a page table.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub kv: &'a KvPool,
@@ -20,17 +19,17 @@ pub(super) struct Source<'a> {
     pub pages: &'a [u32],
 }
 
-/// The chunk that will be read next: what it is of the same head and layer.
+/// Chunk of the same head and layer that is likely to be read next, to be prefetched.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'a> {
     pub pages: &'a [u32],
-    /// Its first position, and where it ends.
+    /// First position of the chunk; `end` is the position after its last.
     pub first: usize,
     pub end: usize,
 }
 
 impl Ahead<'_> {
-    /// The keys of its group at `at`; the values lie as far from those as V from K.
+    /// Returns the address of the keys `at` positions after `first` (values: `Layout::v` bytes on), `None` past `end`.
     #[inline(always)]
     fn group(&self, source: Source<'_>, at: usize) -> Option<*const u8> {
         let l = source.kv.layout(source.layer);
@@ -45,12 +44,12 @@ impl Ahead<'_> {
     }
 }
 
-/// Keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]`. Whole vectors of sixteen
-/// positions are written; positions outside get anything. Meanwhile the chunk `ahead` is asked for.
+/// Loads the keys of the positions `from..to` of the chunk that begins at `first`, as `[head_dim][CHUNK]` f32. Other
+/// elements of whole vectors of 16 positions are unspecified. Prefetches the chunk `ahead`.
 ///
 /// # Safety
-/// `pages` covers `first + to` positions with pages of the pool, and those of `ahead` its end; `keys` has `head_dim * CHUNK` numbers; the processor has
-/// the instructions of `V`.
+/// `pages` covers `first + to` positions with pages of the pool, and `ahead.pages` covers `ahead.end`; `keys` has
+/// `head_dim * CHUNK` elements; the processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn keys<V: Lanes>(
     source: Source<'_>,
@@ -82,12 +81,11 @@ pub(super) unsafe fn keys<V: Lanes>(
     }
 }
 
-/// # Safety
-/// As [`keys`]; `to` is the group's first column.
+/// Loads the keys of a group of 16 positions to column `to`, under the conditions of [`keys`]; prefetches `ahead`.
 #[inline(always)]
 unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, ahead: Option<*const u8>, to: *mut f32) {
     let dim = l.head_dim;
-    // Keys of the group ahead, a line as often as a line of this group is read.
+    // Prefetches one cache line of the next group for each line read of this group.
     let fetch = |vector: usize, size: usize| {
         let byte = vector * LANES * size;
         if let Some(ahead) = ahead
@@ -96,7 +94,7 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, a
             V::prefetch(ahead.wrapping_add(byte));
         }
     };
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         match l.dtype {
             KvDtype::F16 => {
@@ -142,12 +140,11 @@ unsafe fn group_of_lanes<V: Lanes>(l: &Layout, head: *const u8, offset: usize, a
     }
 }
 
-/// # Safety
-/// As [`keys`]; `to` is the group's first column.
+/// Loads the keys of a group of fewer than 16 positions to column `to`, under the conditions of [`keys`].
 #[inline(always)]
 unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) {
     let (dim, group) = (l.head_dim, l.group);
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         for d in 0..dim {
             for i in 0..group {
@@ -173,25 +170,24 @@ unsafe fn small_group(l: &Layout, head: *const u8, offset: usize, to: *mut f32) 
     }
 }
 
-/// Groups of sixteen positions that are asked for before they are read.
-const FAR: usize = 4;
+/// Prefetch distance in groups of 16 positions.
+const PREFETCH_GROUPS: usize = 4;
 
-/// Where a chunk's groups of sixteen positions lie as halves, in the order in which they are read: their keys, their
-/// values, and the first keys of what comes after.
-pub(super) struct Groups {
-    at: [*const u16; 2 * CHUNK / LANES + FAR],
+/// Addresses of a chunk's f16 groups of 16 positions in reading order: keys, values, the first keys of the next chunk.
+pub(super) struct F16Groups {
+    at: [*const u16; 2 * CHUNK / LANES + PREFETCH_GROUPS],
     count: usize,
 }
 
-impl Groups {
-    /// Of the positions `from..to` of the chunk that begins at `first`.
+impl F16Groups {
+    /// Collects the addresses for the positions `from..to` of the chunk that begins at `first`.
     ///
     /// # Safety
-    /// As [`keys`]; the pool holds halves in groups of sixteen.
+    /// The conditions of [`keys`] hold; the pool stores f16 in groups of 16.
     #[inline(always)]
-    pub unsafe fn of(source: Source<'_>, first: usize, (from, to): (usize, usize), ahead: Option<Ahead<'_>>) -> Self {
+    pub unsafe fn new(source: Source<'_>, first: usize, (from, to): (usize, usize), ahead: Option<Ahead<'_>>) -> Self {
         let l = source.kv.layout(source.layer);
-        let mut at = [std::ptr::null(); 2 * CHUNK / LANES + FAR];
+        let mut at = [std::ptr::null(); 2 * CHUNK / LANES + PREFETCH_GROUPS];
         let starts = from / LANES * LANES..to;
         let count = starts.len().div_ceil(LANES);
         for (i, start) in starts.step_by(LANES).enumerate() {
@@ -204,31 +200,31 @@ impl Groups {
                 (at[i], at[count + i]) = (group, group.byte_add(l.v));
             }
         }
-        for i in 0..FAR {
+        for i in 0..PREFETCH_GROUPS {
             let next = ahead.and_then(|ahead| ahead.group(source, i * LANES));
             at[2 * count + i] = next.map_or(at[2 * count - 1], <*const u8>::cast);
         }
         Self { at, count }
     }
 
-    /// The keys, and what is read so much later than each.
+    /// Returns the address of each group's keys, and for each the address to prefetch.
     #[inline(always)]
     pub fn keys(&self) -> (&[*const u16], &[*const u16]) {
-        (&self.at[..self.count], &self.at[FAR..])
+        (&self.at[..self.count], &self.at[PREFETCH_GROUPS..])
     }
 
-    /// The values of group `i`, and what is read so much later.
+    /// Returns the address of the values of group `i`, and the address to prefetch with it.
     #[inline(always)]
     pub fn values(&self, i: usize) -> (*const u16, *const u16) {
-        (self.at[self.count + i], self.at[self.count + i + FAR])
+        (self.at[self.count + i], self.at[self.count + i + PREFETCH_GROUPS])
     }
 }
 
-/// Values of the positions `from..to` of the chunk that begins at `first`, as `[CHUNK][width]`, `width` being `head_dim`
-/// up to whole vectors; what fills a row up is anything.
+/// Loads the values of the positions `from..to` of the chunk that begins at `first`, as `[CHUNK][width]` f32, `width`
+/// being `head_dim` rounded up to 16. The padding of a row is unspecified.
 ///
 /// # Safety
-/// As [`keys`], with `CHUNK * width` numbers.
+/// The conditions of [`keys`] hold, with `CHUNK * width` elements in `values`.
 #[inline(always)]
 pub(super) unsafe fn values<V: Lanes>(
     source: Source<'_>,
@@ -298,13 +294,13 @@ pub(super) unsafe fn values<V: Lanes>(
     }
 }
 
-/// Values that are the first `width` numbers of the keys, from `[head_dim][CHUNK]` to `[CHUNK][width]`, of the positions
-/// `from..to` and some beside them.
+/// Transposes the first `width` elements of the keys, `[head_dim][CHUNK]`, to values, `[CHUNK][width]`, for the
+/// positions `from..to` rounded out to multiples of 16 (MLA, whose values are part of the keys).
 ///
 /// # Safety
-/// `keys` and `values` have these sizes; `width` is whole vectors of sixteen.
+/// `keys` and `values` have these sizes; `width` is a multiple of 16.
 #[inline(always)]
-pub(super) unsafe fn values_of_keys(keys: *const f32, (from, to): (usize, usize), width: usize, values: *mut f32) {
+pub(super) unsafe fn transpose_values(keys: *const f32, (from, to): (usize, usize), width: usize, values: *mut f32) {
     for first in (from / LANES * LANES..to).step_by(LANES) {
         for d in (0..width).step_by(LANES) {
             let mut tile = [[0.0_f32; LANES]; LANES];

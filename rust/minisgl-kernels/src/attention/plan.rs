@@ -1,12 +1,12 @@
-//! What a step's attention is cut into: segments of chunks by rows that share them.
+//! Plan of a step's attention: segments of chunks and of the rows that share them.
 //!
-//! A segment is a run of chunks and the queries (tokens) that look at it through one page table: a tile of a prompt's
-//! tokens, one decoding row, or many decoding rows over the prefix that they share. With each key/value head it is a unit.
-//! The segment that holds a query's first chunk joins chunks as it goes; if it holds the last one, too, it writes the
-//! result. Otherwise its state goes to a record, every later chunk to one of its own, and a merge joins them from the left:
-//! the same operations in the same order.
+//! A segment is a run of chunks and the queries (tokens) that attend to it through one page table: a tile of a prompt's
+//! tokens, one decode row, or many decode rows over their shared prefix. A segment with one KV head is a unit of work.
+//! The segment with a query's first chunk merges chunks as it goes; if it also has the last one, it writes the result.
+//! Otherwise its softmax state goes to a record, and every later chunk to a record of its own; a merge joins the
+//! records from the left, by the same operations in the same order.
 //!
-//! Invariants: each (query, chunk within its sight) is in exactly one segment; building costs O(rows x pages) at worst.
+//! Invariants: each (query, visible chunk) pair is in exactly one segment; building costs O(rows x pages) at worst.
 
 use std::ops::Range;
 
@@ -14,14 +14,14 @@ use super::kernel::CHUNK;
 use crate::error::{Error, Result};
 use crate::lanes::Lines;
 
-/// A token with the positions it sees and the place of what it leaves for the merge.
+/// Query token of a segment: the positions `lo..hi` that it attends to, and the record for its partial result.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Query {
     pub token: u32,
     pub position: u32,
     pub lo: u32,
     pub hi: u32,
-    /// The record of its state, or of the segment's first chunk.
+    /// Index of the record for its softmax state, or for the segment's first chunk.
     pub record: u32,
 }
 
@@ -30,28 +30,28 @@ impl Query {
         self.lo / CHUNK as u32
     }
 
-    /// Whether it begins in a segment that begins at this chunk (or began before).
-    pub fn folds(self, first: u32) -> bool {
+    /// Returns true if the query's first chunk is at or after `first`: a segment starting there keeps its state.
+    pub fn starts_from(self, first: u32) -> bool {
         self.first_chunk() >= first
     }
 
-    /// Whether it ends before this chunk.
-    pub fn ends(self, end: u32) -> bool {
+    /// Returns true if the query attends to nothing from chunk `end` on.
+    pub fn ends_by(self, end: u32) -> bool {
         self.hi <= end * CHUNK as u32
     }
 }
 
-/// Queries that look at the same chunks through the same pages.
+/// Queries that attend to the same chunks through the same pages.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
-    /// Ascending in `lo` and in `hi`.
+    /// Indices of the queries, ascending in `lo` and in `hi`.
     pub queries: Range<u32>,
-    /// The row whose page table is used.
+    /// Index of the row whose page table is used.
     pub row: u32,
     pub chunks: Range<u32>,
 }
 
-/// Records that one token's merge joins: its state, then one for each later chunk.
+/// Merge of one token: `count` records from `first`, which are its softmax state, then one for each later chunk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Merge {
     pub token: u32,
@@ -59,29 +59,29 @@ pub(super) struct Merge {
     pub count: u32,
 }
 
-/// What a plan must know of model and machine.
+/// Sizes of the model and the machine that a plan depends on.
 #[derive(Clone, Debug)]
 pub(super) struct Sizes {
     pub page_size: usize,
     pub pages: usize,
     pub kv_heads: usize,
     pub group: usize,
-    /// Queries of a segment at most.
+    /// Maximum number of queries in a segment.
     pub tile: usize,
     pub threads: usize,
-    /// Numbers of a record.
+    /// Elements in a record.
     pub record: usize,
-    /// Window of each layer.
+    /// Sliding window of each layer in positions; `None`: full attention.
     pub windows: Vec<Option<usize>>,
 }
 
-/// The plan for all layers that have the same window.
+/// Segments and merges for all layers with the same window.
 #[derive(Debug, Default)]
 pub(super) struct Variant {
     pub window: Option<usize>,
-    /// The window is a chunk.
+    /// True if the window is a chunk of the sequence (chunked attention), not a sliding window.
     pub chunked: bool,
-    /// Tokens see those behind them, too.
+    /// True if tokens attend to later tokens, too (bidirectional attention).
     pub both_ways: bool,
     pub segments: Vec<Segment>,
     pub queries: Vec<Query>,
@@ -89,14 +89,14 @@ pub(super) struct Variant {
     records: u32,
 }
 
-/// The units of a step. Made once, built anew for each step, keeping what it allocated.
+/// Units and merges of a step's attention. Made once and rebuilt for each step without new allocations.
 #[derive(Debug)]
 pub struct Plan {
     sizes: Sizes,
     variants: Vec<Variant>,
-    /// The variant of each layer.
+    /// Index into `variants` of each layer.
     of_layer: Vec<u8>,
-    finder: Finder,
+    finder: PrefixFinder,
     spans: Vec<(u32, u32)>,
     pub(super) records: Lines,
     sharing: bool,
@@ -107,9 +107,9 @@ impl Plan {
         let mut variants: Vec<Variant> = Vec::new();
         let mut of_layer = Vec::new();
         for window in &sizes.windows {
-            let known = variants.iter().position(|v| v.window == *window);
-            of_layer.push(known.unwrap_or(variants.len()) as u8);
-            if known.is_none() {
+            let existing = variants.iter().position(|v| v.window == *window);
+            of_layer.push(existing.unwrap_or(variants.len()) as u8);
+            if existing.is_none() {
                 variants.push(Variant {
                     window: *window,
                     ..Variant::default()
@@ -120,34 +120,34 @@ impl Plan {
             sizes,
             variants,
             of_layer,
-            finder: Finder::default(),
+            finder: PrefixFinder::default(),
             spans: Vec::new(),
             records: Lines::default(),
             sharing: true,
         }
     }
 
-    /// Windows are chunks of the text: a token sees its own chunk's tokens before it, and not the last so many.
+    /// Makes windows chunked: a token attends to the earlier tokens of its own chunk instead of a sliding window.
     #[must_use]
     pub fn in_chunks(mut self) -> Self {
         self.variants.iter_mut().for_each(|variant| variant.chunked = true);
         self
     }
 
-    /// Tokens see those behind them, too: all of their row, or as many as before them, of which a window counts the token
-    /// itself. The step has all tokens of each row.
+    /// Makes attention bidirectional: tokens attend to all of their row, or with a window to `window - 1` tokens on
+    /// either side. The step must contain all tokens of each row.
     #[must_use]
     pub fn both_ways(mut self) -> Self {
         self.variants.iter_mut().for_each(|variant| variant.both_ways = true);
         self
     }
 
-    /// Whether rows that share pages are looked for: for measurements. The results are the same.
+    /// Enables or disables the search for rows that share pages (for benchmarks). The results are the same.
     pub fn share(&mut self, sharing: bool) {
         self.sharing = sharing;
     }
 
-    /// Plan a step.
+    /// Plans a step. Fails if the rows do not fit the pool's page size, page count or table.
     pub fn build(&mut self, rows: &Rows<'_>) -> Result<()> {
         rows.check(self.sizes.page_size, self.sizes.pages)?;
         let mut records = 0;
@@ -158,11 +158,11 @@ impl Plan {
                 match rows.qo_indptr[row + 1] - rows.qo_indptr[row] {
                     0 => {}
                     1 => self.finder.add(row as u32),
-                    _ => variant.prompt(rows, row, self.sizes.tile),
+                    _ => variant.add_prompt(rows, row, self.sizes.tile),
                 }
             }
-            variant.decodes(rows, &self.sizes, &mut self.finder, self.sharing);
-            variant.place(rows, &self.sizes, &mut self.spans);
+            variant.add_decodes(rows, &self.sizes, &mut self.finder, self.sharing);
+            variant.assign_records(rows, &self.sizes, &mut self.spans);
             records = records.max(variant.records as usize * self.sizes.record);
         }
         self.records.grow(records);
@@ -177,12 +177,12 @@ impl Plan {
         &self.variants[usize::from(self.of_layer[layer])]
     }
 
-    /// Units of the first phase of a layer, the longest first.
+    /// Returns the number of units of a layer's first phase. Units are ordered longest first.
     pub fn units(&self, layer: usize) -> usize {
         self.variant(layer).segments.len() * self.sizes.kv_heads
     }
 
-    /// Units of the second phase of a layer.
+    /// Returns the number of merges of a layer, which run after its units.
     pub fn merges(&self, layer: usize) -> usize {
         self.variant(layer).merges.len() * self.sizes.kv_heads
     }
@@ -196,7 +196,7 @@ impl Variant {
         self.records = 0;
     }
 
-    /// Of a token of a row of `len`.
+    /// Returns the query of a token at `position` in a row of length `len`, with the range of positions it attends to.
     fn query(&self, token: u32, position: u32, len: u32) -> Query {
         let hi = position + 1;
         let lo = self.window.map_or(0, |window| {
@@ -221,8 +221,8 @@ impl Variant {
         }
     }
 
-    /// Tiles of a row of several tokens.
-    fn prompt(&mut self, rows: &Rows<'_>, row: usize, tile: usize) {
+    /// Adds one segment for each tile of `tile` tokens of a row with several tokens (prefill).
+    fn add_prompt(&mut self, rows: &Rows<'_>, row: usize, tile: usize) {
         let (from, to) = (rows.qo_indptr[row], rows.qo_indptr[row + 1]);
         let start = rows.seq_lens[row] - (to - from);
         for first in (from..to).step_by(tile) {
@@ -231,20 +231,20 @@ impl Variant {
                 let position = start + token - from;
                 self.queries.push(self.query(token, position, rows.seq_lens[row]));
             }
-            let chunks = self.sight(begin);
-            self.close(begin, row as u32, chunks);
+            let chunks = self.visible_chunks(begin);
+            self.push_segment(begin, row as u32, chunks);
         }
     }
 
-    /// The chunks that the queries from `begin` on see.
-    fn sight(&self, begin: usize) -> Range<u32> {
+    /// Returns the chunks that the queries from index `begin` on attend to.
+    fn visible_chunks(&self, begin: usize) -> Range<u32> {
         let seen = &self.queries[begin..];
         let hi = seen.last().map_or(0, |q| q.hi);
         seen.first().map_or(0, |q| q.first_chunk())..hi.div_ceil(CHUNK as u32)
     }
 
-    /// Make a segment of the queries from `begin` on.
-    fn close(&mut self, begin: usize, row: u32, chunks: Range<u32>) {
+    /// Adds a segment of the queries from index `begin` on, unless it has no chunks or no queries.
+    fn push_segment(&mut self, begin: usize, row: u32, chunks: Range<u32>) {
         if !chunks.is_empty() && begin < self.queries.len() {
             self.segments.push(Segment {
                 queries: begin as u32..self.queries.len() as u32,
@@ -254,8 +254,8 @@ impl Variant {
         }
     }
 
-    /// Rows of one token: what they share together, what they do not alone.
-    fn decodes(&mut self, rows: &Rows<'_>, sizes: &Sizes, finder: &mut Finder, sharing: bool) {
+    /// Adds the segments of the decode rows (one token each): one for each shared prefix, one for each row's own rest.
+    fn add_decodes(&mut self, rows: &Rows<'_>, sizes: &Sizes, finder: &mut PrefixFinder, sharing: bool) {
         finder.find(rows, sizes.page_size, self.window, sharing);
         for shared in &finder.shared {
             let members = &finder.members[shared.members.start..shared.members.end];
@@ -271,8 +271,8 @@ impl Variant {
                     }
                 }
                 self.queries[begin..].sort_unstable_by_key(|q| q.hi);
-                let first = self.sight(begin).start.max(shared.chunks.start);
-                self.close(begin, part[0], first..shared.chunks.end);
+                let first = self.visible_chunks(begin).start.max(shared.chunks.start);
+                self.push_segment(begin, part[0], first..shared.chunks.end);
             }
         }
         for own in &finder.own {
@@ -280,13 +280,13 @@ impl Variant {
             let begin = self.queries.len();
             let len = rows.seq_lens[row];
             self.queries.push(self.query(rows.qo_indptr[row], len - 1, len));
-            let sight = self.sight(begin);
-            self.close(begin, own.row, sight.start.max(own.from)..sight.end);
+            let visible = self.visible_chunks(begin);
+            self.push_segment(begin, own.row, visible.start.max(own.from)..visible.end);
         }
     }
 
-    /// Give every query its records, make the merges, and put the longest segments first.
-    fn place(&mut self, rows: &Rows<'_>, sizes: &Sizes, spans: &mut Vec<(u32, u32)>) {
+    /// Splits long segments, gives every query its records, adds the merges and sorts the segments longest first.
+    fn assign_records(&mut self, rows: &Rows<'_>, sizes: &Sizes, spans: &mut Vec<(u32, u32)>) {
         self.split(sizes);
         let tokens = rows.qo_indptr.last().map_or(0, |n| *n as usize);
         spans.clear();
@@ -294,7 +294,7 @@ impl Variant {
         for segment in &self.segments {
             let end = segment.chunks.end;
             for query in &self.queries[segment.queries.start as usize..segment.queries.end as usize] {
-                if query.folds(segment.chunks.start) && query.first_chunk() < end && !query.ends(end) {
+                if query.starts_from(segment.chunks.start) && query.first_chunk() < end && !query.ends_by(end) {
                     let count = 1 + query.hi.div_ceil(CHUNK as u32) - end;
                     spans[query.token as usize] = (self.records, end);
                     self.merges.push(Merge {
@@ -311,7 +311,7 @@ impl Variant {
             let range = segment.queries.start as usize..segment.queries.end as usize;
             for query in &mut self.queries[range] {
                 let (record, end) = spans[query.token as usize];
-                query.record = if query.folds(first) {
+                query.record = if query.starts_from(first) {
                     record
                 } else {
                     record + 1 + first - end
@@ -323,17 +323,17 @@ impl Variant {
     }
 }
 
-/// Chunks that several rows see through the same pages.
+/// Chunks that several rows read through the same pages.
 #[derive(Clone, Debug)]
-pub(super) struct Shared {
-    /// Which of [`Finder::members`].
+pub(super) struct SharedChunks {
+    /// Range of indices into [`PrefixFinder::members`].
     pub members: Range<usize>,
     pub chunks: Range<u32>,
 }
 
-/// A row's chunks from `from` on, which it sees alone.
+/// Row that reads its chunks from index `from` on alone.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Own {
+pub(super) struct OwnChunks {
     pub row: u32,
     pub from: u32,
 }
@@ -342,22 +342,22 @@ pub(super) struct Own {
 #[derive(Debug)]
 struct Branch {
     members: Range<usize>,
-    /// Pages that all of them share for sure.
+    /// Pages that all members are known to share.
     depth: usize,
-    /// The first chunk that is in no segment yet.
+    /// First chunk that is in no segment yet.
     from: u32,
 }
 
-/// Finds what rows share; keeps its allocations.
+/// Finder of page prefixes that decode rows share. Reuses its allocations from step to step.
 #[derive(Debug, Default)]
-pub(super) struct Finder {
+pub(super) struct PrefixFinder {
     pub members: Vec<u32>,
-    pub shared: Vec<Shared>,
-    pub own: Vec<Own>,
+    pub shared: Vec<SharedChunks>,
+    pub own: Vec<OwnChunks>,
     branches: Vec<Branch>,
 }
 
-impl Finder {
+impl PrefixFinder {
     pub fn clear(&mut self) {
         self.members.clear();
         self.shared.clear();
@@ -365,15 +365,15 @@ impl Finder {
         self.branches.clear();
     }
 
-    /// A row of one token.
+    /// Adds a row of one token.
     pub fn add(&mut self, row: u32) {
         self.members.push(row);
     }
 
-    /// Divide the rows added since `clear` into shared and own chunks.
+    /// Divides the chunks of the rows added since `clear` into shared and own ones.
     pub fn find(&mut self, rows: &Rows<'_>, page_size: usize, window: Option<usize>, sharing: bool) {
         if !sharing || self.members.len() < 2 {
-            let own = self.members.iter().map(|row| Own { row: *row, from: 0 });
+            let own = self.members.iter().map(|row| OwnChunks { row: *row, from: 0 });
             self.own.extend(own);
             return;
         }
@@ -383,11 +383,11 @@ impl Finder {
             from: 0,
         });
         while let Some(branch) = self.branches.pop() {
-            self.follow(branch, rows, page_size, window);
+            self.divide(branch, rows, page_size, window);
         }
     }
 
-    fn follow(&mut self, branch: Branch, rows: &Rows<'_>, page_size: usize, window: Option<usize>) {
+    fn divide(&mut self, branch: Branch, rows: &Rows<'_>, page_size: usize, window: Option<usize>) {
         let Branch {
             members,
             depth,
@@ -399,23 +399,23 @@ impl Finder {
         };
         let group = &mut self.members[members.clone()];
         if let [row] = *group {
-            self.own.push(Own { row, from });
+            self.own.push(OwnChunks { row, from });
             return;
         }
         let model = full(group[0]);
         let mut common = model.len();
         for row in &group[1..] {
-            common = depth + agreement(&model[depth..common], &full(*row)[depth..]);
+            common = depth + common_prefix(&model[depth..common], &full(*row)[depth..]);
         }
         let end = (common * page_size / CHUNK) as u32;
-        if worth(group, from..end, rows, window) {
-            self.shared.push(Shared {
+        if is_worth_sharing(group, from..end, rows, window) {
+            self.shared.push(SharedChunks {
                 members: members.clone(),
                 chunks: from..end,
             });
             from = end;
         }
-        // Rows that end here are branches of their own: no page has their key.
+        // Rows that end here become branches of their own: their key is that of no page.
         let key = |row: u32| {
             full(row)
                 .get(common)
@@ -434,8 +434,8 @@ impl Finder {
     }
 }
 
-/// How many pages two tables have in common from the start.
-fn agreement(a: &[u32], b: &[u32]) -> usize {
+/// Returns the number of leading pages that two page tables have in common.
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
     const STEP: usize = 32;
     let n = a.len().min(b.len());
     let mut same = 0;
@@ -446,8 +446,8 @@ fn agreement(a: &[u32], b: &[u32]) -> usize {
     same + rest.take_while(|(x, y)| x == y).count()
 }
 
-/// Whether reading these chunks once for all these rows saves more than merging costs.
-fn worth(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usize>) -> bool {
+/// Returns true if reading these chunks once for all rows of the group saves more time than merging costs.
+fn is_worth_sharing(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usize>) -> bool {
     let (mut seeing, mut longest, mut alone) = (0u64, 0u64, 0u64);
     for row in group {
         let len = rows.seq_lens[*row as usize];
@@ -460,24 +460,24 @@ fn worth(group: &[u32], chunks: Range<u32>, rows: &Rows<'_>, window: Option<usiz
     (seeing - longest) * 8 > alone + 16
 }
 
-/// The rows of a step: row i has the tokens `qo_indptr[i]..qo_indptr[i + 1]`, which are the last ones of its `seq_lens[i]`,
-/// and the pages `table[slots[i] * columns ..]`.
+/// Rows of a step. Row i has the tokens `qo_indptr[i]..qo_indptr[i + 1]`, which are the last ones of its `seq_lens[i]`
+/// positions, and the page table `table[slots[i] * columns ..]`.
 #[derive(Clone, Copy, Debug)]
 pub struct Rows<'a> {
-    /// Length of each row, the step's tokens included.
+    /// Length of each row in positions, the step's tokens included.
     pub seq_lens: &'a [u32],
-    /// Prefix sums of the rows' tokens of this step: one more than rows.
+    /// Prefix sums of the rows' token counts in this step; one entry more than rows.
     pub qo_indptr: &'a [u32],
     /// All page tables, `columns` entries each.
     pub table: &'a [u32],
-    /// Entries of one page table.
+    /// Entries in one page table.
     pub columns: usize,
-    /// The page table of each row.
+    /// Index of each row's page table.
     pub slots: &'a [u32],
 }
 
 impl<'a> Rows<'a> {
-    /// Pages of a row; entries past its length mean nothing.
+    /// Returns the page table of a row; entries past the row's length are meaningless.
     pub fn pages(&self, row: usize) -> &'a [u32] {
         let from = self.slots[row] as usize * self.columns;
         &self.table[from..from + self.columns]
@@ -499,48 +499,48 @@ impl<'a> Rows<'a> {
             let needs = len.div_ceil(page_size);
             if to < from || (to - from) as usize > len || needs > self.columns || end > self.table.len() {
                 return Err(Error::step(format!(
-                    "row {row} of length {len}: tokens {from}..{to}, {needs} pages in a table of {}",
+                    "row {row} of length {len}: tokens {from}..{to} and {needs} pages do not fit a page table of {}",
                     self.columns
                 )));
             }
             if let Some(page) = self.pages(row)[..needs].iter().find(|p| **p as usize >= pages) {
-                return Err(Error::step(format!("row {row}: page {page} of {pages}")));
+                return Err(Error::step(format!("row {row}: page {page} is not below {pages}")));
             }
         }
         Ok(())
     }
 }
 
-/// Records that splitting may take at most, in numbers: 32 MiB.
-const MOST_RECORDS: usize = 8 << 20;
+/// Maximum size of all records of split segments, in f32 elements (32 MiB).
+const MAX_RECORD_ELEMENTS: usize = 8 << 20;
 
-/// Chunks of a piece at least: less is not worth a merge.
-const LEAST_CHUNKS: usize = 4;
+/// Minimum number of chunks in a split segment: fewer are not worth a merge.
+const MIN_CHUNKS: usize = 4;
 
 impl Variant {
-    /// Cut long segments if the threads would end far apart.
+    /// Splits long segments if the threads would otherwise finish at very different times.
     pub(super) fn split(&mut self, sizes: &Sizes) {
         let group = sizes.group as u32;
         let whole: u64 = self.segments.iter().map(|s| u64::from(cost(s, group))).sum();
         let share = whole * sizes.kv_heads as u64 / sizes.threads.max(1) as u64;
-        if self.even(sizes, share) {
+        if self.is_balanced(sizes, share) {
             return;
         }
-        let mut room = MOST_RECORDS / sizes.record;
+        let mut room = MAX_RECORD_ELEMENTS / sizes.record;
         for i in 0..self.segments.len() {
             let segment = self.segments[i].clone();
             let pieces = u64::from(cost(&segment, group)) * 4 / share.max(1) + 1;
-            let pieces = (pieces as usize).min(segment.chunks.len() / LEAST_CHUNKS);
+            let pieces = (pieces as usize).min(segment.chunks.len() / MIN_CHUNKS);
             let needs = segment.queries.len() * (segment.chunks.len() + 1);
             if pieces > 1 && needs <= room {
                 room -= needs;
-                self.cut(i, pieces as u32);
+                self.split_segment(i, pieces as u32);
             }
         }
     }
 
-    /// Whether the units, the longest first, end about together on all threads.
-    fn even(&self, sizes: &Sizes, share: u64) -> bool {
+    /// Returns true if the units, run longest first, finish at about the same time on all threads (1/8 of `share`).
+    fn is_balanced(&self, sizes: &Sizes, share: u64) -> bool {
         const MANY: usize = 16;
         let group = sizes.group as u32;
         let costs = self.segments.iter().map(|s| u64::from(cost(s, group)));
@@ -561,8 +561,8 @@ impl Variant {
         ends.into_iter().max().unwrap_or(0) * 8 <= share * 9
     }
 
-    /// Cut a segment into pieces of chunks, each with those queries that see any of it.
-    fn cut(&mut self, at: usize, pieces: u32) {
+    /// Splits segment `at` into `pieces` runs of chunks, each with the queries that attend to any of it.
+    fn split_segment(&mut self, at: usize, pieces: u32) {
         let whole = self.segments[at].clone();
         let count = whole.chunks.len() as u32;
         for piece in 0..pieces {
@@ -571,7 +571,7 @@ impl Variant {
             let begin = self.queries.len();
             for i in whole.queries.start as usize..whole.queries.end as usize {
                 let query = self.queries[i];
-                if query.first_chunk() < end && !query.ends(start) {
+                if query.first_chunk() < end && !query.ends_by(start) {
                     self.queries.push(query);
                 }
             }
@@ -589,7 +589,7 @@ impl Variant {
     }
 }
 
-/// Time of a segment in some unit: rows of queries and what loading takes, by chunks.
+/// Returns the estimated time of a segment in relative units: (query rows + 4 for loading) times chunks.
 pub(super) fn cost(segment: &Segment, group: u32) -> u32 {
     (segment.queries.len() as u32 * group + 4) * segment.chunks.len() as u32
 }

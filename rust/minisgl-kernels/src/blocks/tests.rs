@@ -1,4 +1,4 @@
-//! Numbers of 16 bits.
+//! Tests of conversions between f32 and 16-bit floats.
 
 use super::*;
 
@@ -21,7 +21,7 @@ fn every_half_becomes_a_single_and_comes_back() {
 fn halves_are_rounded_to_nearest_ties_to_even() {
     for bits in 0..0x7bffu16 {
         let (below, above) = (f16_to_f32(bits), f16_to_f32(bits + 1));
-        let middle = f32::midpoint(below, above); // a single has the bits for it
+        let middle = f32::midpoint(below, above); // exact in f32
         let even = if bits % 2 == 0 { bits } else { bits + 1 };
         assert_eq!(f32_to_f16(middle), even);
         assert_eq!(f32_to_f16(middle.next_down()), bits);

@@ -1,8 +1,9 @@
-//! Activations as the matrix products want them.
+//! Activations prepared for the matmul kernels.
 //!
-//! Block after block of 32 inputs, in it row after row, so that the rows of a tile lie at fixed distances:
-//! f32: [block][row][32] and the block's sum [block][row]; int8: [block][row][32] bytes, and [block][row] each of d,
-//! d times the sum, and the sum itself. Sums are there for each half of a block, too: [block][half][row]. Kernels on tiles also keep f32 as sums of bf16: [block][row][part][32].
+//! Arrays are ordered by block of 32 inputs, then by row, so that the rows of a tile lie at fixed distances. f32:
+//! [block][row][32] and each block's sum [block][row]; int8: [block][row][32] bytes, and [block][row] each of the scale
+//! d, d times the sum, and the sum itself. Sums of each half of a block: [block][half][row]. Tile kernels (AMX) also
+//! keep f32 as sums of bf16: [block][row][part][32].
 //!
 //! Invariants: inputs beyond k are zero in every prepared row.
 
@@ -12,53 +13,53 @@ use crate::Kind;
 use crate::memory::{ALIGN, Zeroed};
 use crate::panels::{BLOCK, Matrix};
 
-/// Which numbers activations are.
+/// Number format of prepared activations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// As they come, in f32.
+    /// Unchanged f32, with sums of blocks.
     Exact,
-    /// The same without sums, for matrices that have no minima.
+    /// Unchanged f32 without sums, for matrices whose format has no minima.
     Plain,
-    /// In f32, each rounded to the nearest bf16 (to even): what an engine computes whose tensors are bf16.
+    /// Values in f32, each rounded to the nearest bf16 (ties to even), as engines with bf16 tensors compute.
     Bf16,
-    /// 8 bits and a scale for 32 numbers. Serves quantized matrices only.
+    /// Int8 with one scale for 32 elements. Serves quantized matrices only.
     Int8,
-    /// Both: int8 for quantized matrices, f32 for the others.
+    /// Int8 for quantized matrices, and f32 for the others.
     Both,
 }
 
 impl Mode {
-    /// Whether f32 is there.
+    /// Returns true if f32 is prepared.
     #[must_use]
     pub const fn has_f32(self) -> bool {
         !matches!(self, Self::Int8)
     }
 
-    /// How many bf16 a number is the sum of.
+    /// Returns the number of bf16 values whose sum represents an f32.
     #[must_use]
     pub const fn parts(self) -> usize {
         if matches!(self, Self::Bf16) { 1 } else { 3 }
     }
 
-    /// Whether int8 is there.
+    /// Returns true if int8 is prepared.
     #[must_use]
     pub const fn has_int8(self) -> bool {
         matches!(self, Self::Int8 | Self::Both)
     }
 
-    /// Whether sums of blocks are there.
+    /// Returns true if sums of blocks are prepared.
     #[must_use]
     pub const fn has_sums(self) -> bool {
         self.has_f32() && !matches!(self, Self::Plain)
     }
 
-    /// Whether numbers of several rows share a cache line.
+    /// Returns true if elements of several rows share a cache line.
     #[must_use]
     pub const fn mixes_rows(self) -> bool {
         self.has_sums() || self.has_int8()
     }
 
-    /// Whether matrices of that kind can be multiplied with it.
+    /// Returns true if matrices of that format can be multiplied by these activations.
     #[must_use]
     pub const fn serves(self, kind: Kind) -> bool {
         match self {
@@ -67,8 +68,7 @@ impl Mode {
         }
     }
 
-    /// What a matrix is multiplied with where this is asked for: only integers are multiplied with integers, and sums are
-    /// there for who reads them.
+    /// Returns the mode for multiplying by `matrix` on this request: int8 only if quantized, sums only if needed.
     #[must_use]
     pub fn with(self, matrix: &Matrix) -> Self {
         let kind = matrix.kind();
@@ -79,7 +79,7 @@ impl Mode {
         }
     }
 
-    /// What matrices are multiplied with that read the same.
+    /// Returns the mode for several matrices that share the same activations.
     #[must_use]
     pub fn with_all<'a>(self, matrices: impl IntoIterator<Item = &'a Matrix>) -> Self {
         let modes = matrices.into_iter().map(|matrix| self.with(matrix));
@@ -88,14 +88,14 @@ impl Mode {
             .unwrap_or(self)
     }
 
-    /// Whether matrices of that kind are multiplied in int8.
+    /// Returns true if matrices of that format are multiplied in int8.
     #[must_use]
     pub const fn int8_with(self, kind: Kind) -> bool {
         self.has_int8() && kind.is_quantized()
     }
 }
 
-/// Room for prepared activations.
+/// Buffer of prepared activations.
 pub struct Acts {
     mode: Mode,
     rows: usize,
@@ -104,7 +104,7 @@ pub struct Acts {
 }
 
 impl Acts {
-    /// Room for `rows` rows of `k` numbers each (or less, or fewer).
+    /// Allocates a buffer for up to `rows` rows of up to `k` elements each.
     #[must_use]
     pub fn new(rows: usize, k: usize, mode: Mode) -> Self {
         let (rows, k) = (spread(rows.max(1)), k.max(1));
@@ -117,70 +117,70 @@ impl Acts {
         }
     }
 
-    /// Which numbers it holds.
+    /// Returns the number format of the buffer.
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// A handle for `rows` rows of `k` numbers; what was prepared through others is void. Threads may prepare
-    /// different rows at once.
+    /// Returns a handle for `rows` rows of `k` elements; activations prepared through earlier handles become invalid.
+    /// Threads may prepare different rows at once.
     ///
     /// # Panics
-    /// If there is no room for so many.
+    /// If the buffer is too small.
     #[must_use]
     pub fn writer(&self, rows: usize, k: usize) -> ActsPtr {
         self.writer_as(rows, k, self.mode)
     }
 
-    /// The same in another mode than they were made for.
+    /// Returns a handle like [`Self::writer`], in another mode than the buffer was allocated for.
     ///
     /// # Panics
-    /// If there is no room for so many.
+    /// If the buffer is too small.
     #[must_use]
     pub fn writer_as(&self, rows: usize, k: usize, mode: Mode) -> ActsPtr {
         let (ptr, bytes) = ActsPtr::lay_out(self.memory.as_ptr(), spread(rows), k, mode);
         let (most, most_k) = (self.rows, self.k);
         assert!(
             bytes <= self.memory.len(),
-            "{rows} rows of {k} where there is room for {most} of {most_k}"
+            "{rows} rows of {k} do not fit a buffer of {most} rows of {most_k}"
         );
         ptr
     }
 }
 
-/// Rows laid out for that many: were their number a power of two, all blocks of a tile would fall into the same few
-/// sets of a cache and drive each other out.
+/// Returns the number of rows to lay out for `rows`: with a power of two, all blocks of a tile would map to the same
+/// few sets of a cache and evict each other.
 fn spread(rows: usize) -> usize {
     if rows < 64 { rows } else { rows.next_multiple_of(16) + 8 }
 }
 
-/// Where activations of a step are. A plain pointer: valid as long as its `Acts`, and only until that is laid out anew.
+/// Pointers to a step's activations. Valid as long as its `Acts`, and only until that is laid out anew.
 #[derive(Clone, Copy, Debug)]
 pub struct ActsPtr {
-    /// [block][row][32] numbers.
+    /// Values: [block][row][32].
     pub(crate) x: *mut f32,
-    /// [block][row] sums of 32 numbers.
+    /// Sums of 32 inputs: [block][row].
     pub(crate) sum: *mut f32,
-    /// [block][half][row] sums of 16 numbers.
+    /// Sums of 16 inputs: [block][half][row].
     pub(crate) sum16: *mut f32,
-    /// [block][row][part][32]: numbers as sums of `Mode::parts` of bf16, for kernels that want them so.
+    /// Values as sums of `Mode::parts` bf16 each: [block][row][part][32], for tile kernels.
     pub(crate) parts: *mut u16,
-    /// [block][row][32] integers of -127..=127.
+    /// Quantized values in -127..=127: [block][row][32].
     pub(crate) q: *mut i8,
-    /// [block][row] scales.
+    /// Scales: [block][row].
     pub(crate) d: *mut f32,
-    /// [block][row] scale times sum of integers.
+    /// Scale times the sum of the integers: [block][row].
     pub(crate) ds: *mut f32,
-    /// [block][row] -128 times the sum of integers, for kernels that add 128 to the weights.
+    /// Sum of the integers times -128: [block][row], for kernels that add 128 to the weights.
     pub(crate) offset: *mut i32,
-    /// [block][half][row] the same for 16 of the integers.
+    /// Sum of 16 integers times -128: [block][half][row].
     pub(crate) offset16: *mut i32,
-    /// Which of these there are.
+    /// Number format, which decides which of these arrays exist.
     pub(crate) mode: Mode,
-    /// Rows, with those that are there only for the distance.
+    /// Rows laid out, padding rows included.
     pub(crate) rows: usize,
-    /// Inputs.
+    /// Inputs of a row, which are the columns of the matrix.
     pub(crate) k: usize,
 }
 
@@ -190,13 +190,13 @@ unsafe impl Send for ActsPtr {}
 unsafe impl Sync for ActsPtr {}
 
 impl ActsPtr {
-    /// Blocks of a row.
+    /// Returns the blocks in a row.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.k.div_ceil(BLOCK)
     }
 
-    /// The arrays one after the other from `start`, each at a cache line; and how many bytes they take.
+    /// Lays out the arrays from `start` on, each at a cache line. Returns the pointers and the bytes they take.
     fn lay_out(start: *mut u8, rows: usize, k: usize, mode: Mode) -> (Self, usize) {
         let cells = rows * k.div_ceil(BLOCK);
         let mut at = 0;
@@ -214,8 +214,8 @@ impl ActsPtr {
             d: take(int8, cells * 4).cast(),
             ds: take(int8, cells * 4).cast(),
             offset: take(int8, cells * 4).cast(),
-            // Tiles may read beyond the last row here, and of the parts, which are the last: nobody touches them where no kernel
-            // wants them.
+            // Tiles may read past the last row of these arrays. The parts come last, so that their memory is never
+            // touched if no kernel uses them.
             offset16: take(int8, 2 * cells * 4 + 64).cast(),
             parts: take(f32s, cells * BLOCK * mode.parts() * 2 + 16 * 3 * 64).cast(),
             mode,
@@ -226,26 +226,26 @@ impl ActsPtr {
     }
 }
 
-/// What a matrix product reads and writes.
+/// Inputs and output of one matmul call.
 #[derive(Clone)]
 pub(crate) struct Product<'a> {
-    /// The matrix.
+    /// Weight matrix.
     pub w: &'a Matrix,
-    /// Panels of it.
+    /// Panels of the matrix to compute.
     pub panels: Range<usize>,
     /// Prepared activations.
     pub acts: ActsPtr,
-    /// Rows of them.
+    /// Rows of the activations to compute.
     pub rows: Range<usize>,
-    /// Row after row, `stride` numbers apart, panel after panel.
+    /// Output, row after row at a distance of `stride` elements, panel after panel.
     pub out: *mut f32,
-    /// See `out`.
+    /// Elements from one row of the output to the next.
     pub stride: usize,
-    /// Whether to add to what is there.
+    /// True to add to the output instead of overwriting it.
     pub add: bool,
 }
 
-/// One instruction set's functions; what they compute is said at `Kernels`' methods of the same names.
+/// Function table of one instruction set. `Kernels`' methods of the same names describe the functions.
 pub(crate) struct Table {
     pub(crate) prepare: unsafe fn(*const f32, ActsPtr, usize),
     pub(crate) matmul: unsafe fn(&Product<'_>),

@@ -1,13 +1,14 @@
-//! Convolutions over the last tokens, token by token.
+//! Causal depthwise convolution over the last tokens, token by token.
 //!
-//! Invariants: sums go from the oldest token to the newest, then the bias, without fused operations.
+//! Invariants: sums run from the oldest token to the newest, then the bias, without fused operations.
 
 use std::ops::Range;
 
 use super::Isa;
 use crate::lanes::{LANES, Lanes, OnLanes, on_lanes};
 
-/// A convolution over the last tokens, channel by channel: what keeps their inputs is the tail, [length - 1, channels].
+/// Causal depthwise convolution: weights by channel. The state (tail) holds the inputs of the previous tokens, [length
+/// - 1, channels].
 pub struct Convolution {
     weights: Vec<f32>, // [length, channels], the oldest first
     bias: Option<Vec<f32>>,
@@ -15,11 +16,11 @@ pub struct Convolution {
     channels: usize,
 }
 
-/// Channels of a piece of work.
+/// Channels in a work item.
 pub const CHANNELS: usize = 128;
 
 impl Convolution {
-    /// `by_channel`: [channels, length], as files have it.
+    /// Creates a convolution from `by_channel`, [channels, length] (the layout of model files), and an optional bias.
     pub fn new(by_channel: &[f32], bias: Option<Vec<f32>>, (length, channels): (usize, usize)) -> Self {
         let at = |i: usize| by_channel[i % channels * length + i / channels];
         Self {
@@ -30,33 +31,33 @@ impl Convolution {
         }
     }
 
-    /// What some channels give is multiplied by it, their bias aside.
+    /// Multiplies the weights of `channels` by `by`; the bias is unchanged.
     pub fn scale(&mut self, channels: Range<usize>, by: f32) {
         for taps in self.weights.chunks_exact_mut(self.channels) {
             taps[channels.clone()].iter_mut().for_each(|weight| *weight *= by);
         }
     }
 
-    /// Pieces of channels.
+    /// Returns the number of work items, each up to [`CHANNELS`] channels.
     pub fn pieces(&self) -> usize {
         self.channels.div_ceil(CHANNELS)
     }
 
-    /// The channels of a piece.
+    /// Returns the channels of a work item.
     pub fn channels(&self, piece: usize) -> Range<usize> {
         piece * CHANNELS..((piece + 1) * CHANNELS).min(self.channels)
     }
 
-    /// Where the tail has some channels.
+    /// Returns the ranges of the tail that hold `channels`, one for each token.
     pub fn of_tail(&self, channels: &Range<usize>) -> Vec<Range<usize>> {
         let of = |tap: usize| tap * self.channels + channels.start..tap * self.channels + channels.end;
         (0..self.length - 1).map(of).collect()
     }
 
-    /// The next token of some channels: `numbers` go in and out.
+    /// Convolves the next token of some channels: replaces inputs in `numbers` by outputs and shifts the tail.
     ///
     /// # Safety
-    /// These channels of the tail are the caller's.
+    /// The caller has exclusive use of these channels of the tail.
     pub unsafe fn pass(&self, isa: Isa, channels: Range<usize>, tail: *mut f32, numbers: &mut [f32]) {
         assert_eq!(numbers.len(), channels.len());
         let bias = self.bias.as_ref().map(|bias| bias[channels.clone()].as_ptr());
@@ -68,46 +69,45 @@ impl Convolution {
             count: channels.len(),
             taps: (self.length, self.channels),
         };
-        // SAFETY: the caller's; the weights are as long as `new` makes them.
+        // SAFETY: upheld by the caller; the weights are as long as `new` makes them.
         unsafe { on_lanes(isa, job) };
     }
 }
 
-/// One token of some channels that lie side by side.
+/// Convolution of one token over adjacent channels.
 struct Pass {
     weights: *const f32,
     bias: Option<*const f32>,
     tail: *mut f32,
     numbers: *mut f32,
     count: usize,
-    taps: (usize, usize), // how many, and from one to the next
+    taps: (usize, usize), // number of taps, and elements from one to the next
 }
 
 impl OnLanes for Pass {
+    /// Computes all channels, vectors first, then the rest one by one.
+    ///
     /// # Safety
-    /// The pointers have these sizes, and nobody else uses tail and numbers.
+    /// The pointers have these sizes, and nothing else uses tail and numbers.
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
         let whole = self.count / LANES * LANES;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             for at in (0..whole).step_by(LANES) {
-                self.some::<V>(at);
+                self.pass_vector::<V>(at);
             }
-            (whole..self.count).for_each(|at| self.one(at));
+            (whole..self.count).for_each(|at| self.pass_channel(at));
         }
     }
 }
 
 impl Pass {
-    /// A vector of channels from `at` on.
-    ///
-    /// # Safety
-    /// As of `on`.
+    /// Computes a vector of channels from `at` on, under the conditions of `on`.
     #[inline(always)]
-    unsafe fn some<V: Lanes>(&self, at: usize) {
+    unsafe fn pass_vector<V: Lanes>(&self, at: usize) {
         let (length, stride) = self.taps;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let (number, mut sum) = (V::load(self.numbers.add(at)), V::splat(0.0));
             for tap in 0..length {
@@ -129,13 +129,10 @@ impl Pass {
         }
     }
 
-    /// A channel that no whole vector has.
-    ///
-    /// # Safety
-    /// As of `on`.
-    unsafe fn one(&self, at: usize) {
+    /// Computes one channel that fills no whole vector, under the conditions of `on`.
+    unsafe fn pass_channel(&self, at: usize) {
         let (length, stride) = self.taps;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let (number, mut sum) = (*self.numbers.add(at), 0.0_f32);
             for tap in 0..length {
@@ -160,7 +157,7 @@ impl Pass {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::undocumented_unsafe_blocks)] // the tail is a list of its own
+    #![allow(clippy::undocumented_unsafe_blocks)] // the tail is a vector of its own
 
     use super::*;
 

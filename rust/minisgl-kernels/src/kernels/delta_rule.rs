@@ -1,77 +1,77 @@
-//! The gated delta rule (Gated DeltaNet, arXiv 2412.06464) on numbers: what a head's matrix S [keys, values] becomes with
-//! each token, and what the token reads from it.
+//! Gated delta rule (Gated DeltaNet, arXiv 2412.06464): updates of a head's state S [keys, values], outputs of tokens.
 //!
-//! S decays, then what it says of the key is moved towards the value, then the query reads:
+//! S decays, then its value for the key is moved towards the token's value, then the query reads:
 //! S = g S; d = b (v - k S); S = S + k d; o = q S.
 //!
-//! Invariants: token by token, key by key, one fused multiply-add each; columns of S do not see each other. So neither
-//! the cut of a text, nor the threads, nor the instruction set change a bit.
+//! Invariants: token by token, key by key, one fused multiply-add each; columns of S are independent. So neither prompt
+//! chunking, nor the threads, nor the instruction set change a bit.
 
 use super::Isa;
 use super::plain::softplus;
 use crate::lanes::{LANES, Lanes, OnLanes, on_lanes};
 
-/// Vectors of a block.
+/// Vectors in a block.
 const VECTORS: usize = 2;
-/// Columns of a head's matrix that lie together: with its keys they stay in a core's nearest cache.
+/// Columns of a head's state matrix in a block: with all its keys a block stays in the L1 cache.
 pub const BLOCK: usize = VECTORS * LANES;
 
-/// Tokens that follow one another, through one block of a head's matrix.
+/// Consecutive tokens through one block of a head's state matrix.
 pub struct Recurrence {
-    /// [keys, `BLOCK`]
+    /// State of the block: [keys, `BLOCK`].
     pub state: *mut f32,
-    /// Numbers of a key.
+    /// Elements in a key.
     pub keys: usize,
-    /// Columns of the block that there are; those behind them are 0.
+    /// Valid columns of the block; the padding columns after them are 0.
     pub columns: usize,
-    /// Tokens.
+    /// Number of tokens.
     pub count: usize,
-    /// The first token's query, key and value, then what the matrix is multiplied by (g), and how much it learns (b).
+    /// Query of the first token.
     pub query: *const f32,
-    /// As above.
+    /// Key of the first token.
     pub key: *const f32,
-    /// As above.
+    /// Value of the first token.
     pub value: *const f32,
-    /// As above.
+    /// Decay g of the first token, by which the state is multiplied.
     pub decay: *const f32,
-    /// As above.
+    /// Learning rate b of the first token.
     pub rate: *const f32,
-    /// From a token's numbers to the next one's.
+    /// Elements from one token's inputs to the next.
     pub stride: usize,
-    /// Where the first token's numbers of these columns go, and from there to the next one's.
+    /// Output of the first token for these columns, and the elements from one token's output to the next.
     pub out: (*mut f32, usize),
 }
 
 type Block<V> = [V; VECTORS];
 
-/// What a token leaves to be done when the next one passes: its key and query, and what is learnt.
-struct Left<V> {
+/// Pending work of a token, done in the next token's pass: its key, its query and its update d.
+struct Pending<V> {
     key: *const f32,
     query: *const f32,
     learnt: Block<V>,
 }
 
 impl Recurrence {
-    /// Runs it in the vectors of `isa`, which was found on this processor.
+    /// Runs the recurrence in the vectors of `isa`, which must be supported by this processor.
     ///
     /// # Safety
-    /// The pointers have these sizes, and nobody else uses state and output.
+    /// The pointers have these sizes, and nothing else uses state and output.
     pub unsafe fn run(self, isa: Isa) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { on_lanes(isa, self) };
     }
 }
 
 impl OnLanes for Recurrence {
-    /// One pass over the block a token: it learns what the token before left, which reads; then it decays and is asked.
+    /// Makes one pass over the block for each token: applies the previous token's update and reads its output, then
+    /// decays the state and multiplies it by the key.
     ///
     /// # Safety
-    /// The pointers have these sizes, and nobody else uses state and output.
+    /// The pointers have these sizes, and nothing else uses state and output.
     #[inline(always)]
     unsafe fn on<V: Lanes>(self) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
-            let mut left: Option<Left<V>> = None;
+            let mut left: Option<Pending<V>> = None;
             for token in 0..self.count {
                 let at = token * self.stride;
                 let (key, decay) = (self.key.add(at), V::splat(*self.decay.add(at)));
@@ -79,7 +79,7 @@ impl OnLanes for Recurrence {
                     None => self.pass::<V, false, true>(None, (key, decay)).1,
                     Some(left) => {
                         let (read, seen) = self.pass::<V, true, true>(Some(left), (key, decay));
-                        self.put(token - 1, read);
+                        self.store_output(token - 1, read);
                         seen
                     }
                 };
@@ -88,28 +88,28 @@ impl OnLanes for Recurrence {
                     *value = value.sub(seen).mul(rate);
                 }
                 let query = self.query.add(at);
-                left = Some(Left { key, query, learnt });
+                left = Some(Pending { key, query, learnt });
             }
             if let Some(left) = &left {
                 let (read, _) = self.pass::<V, true, false>(Some(left), (left.key, V::splat(1.0)));
-                self.put(self.count - 1, read);
+                self.store_output(self.count - 1, read);
             }
         }
     }
 }
 
 impl Recurrence {
-    /// What the token before reads, once the block has learnt it; and what the block says of `key`, once it has decayed.
+    /// Returns the previous token's output, after its update, and the block's value for `key`, after decay.
     ///
     /// # Safety
-    /// As of `on`; `LEARN`: there is such a token.
+    /// The conditions of `on` hold; with `LEARN` there is a previous token.
     #[inline(always)]
     unsafe fn pass<V: Lanes, const LEARN: bool, const ASK: bool>(
         &self,
-        left: Option<&Left<V>>,
+        left: Option<&Pending<V>>,
         (key, decay): (*const f32, V),
     ) -> (Block<V>, Block<V>) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let zero = V::splat(0.0);
             let (mut read, mut seen) = ([zero; VECTORS], [zero; VECTORS]);
@@ -136,13 +136,10 @@ impl Recurrence {
         }
     }
 
-    /// A token's value in these columns.
-    ///
-    /// # Safety
-    /// As of `on`.
+    /// Loads a token's value in these columns, under the conditions of `on`.
     #[inline(always)]
     unsafe fn values<V: Lanes>(&self, token: usize) -> Block<V> {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let mut some = [0.0; BLOCK];
             let from = self.value.add(token * self.stride);
@@ -155,14 +152,11 @@ impl Recurrence {
         }
     }
 
-    /// What a token read.
-    ///
-    /// # Safety
-    /// As of `on`.
+    /// Stores a token's output, under the conditions of `on`.
     #[inline(always)]
-    unsafe fn put<V: Lanes>(&self, token: usize, read: Block<V>) {
+    unsafe fn store_output<V: Lanes>(&self, token: usize, read: Block<V>) {
         let (first, stride) = self.out;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let mut some = [0.0; BLOCK];
             for (part, read) in read.into_iter().enumerate() {
@@ -175,7 +169,7 @@ impl Recurrence {
     }
 }
 
-/// What a head's matrix is multiplied by: exp(rate softplus(step)), where `rate` is below 0.
+/// Returns the decay of a head's state: exp(rate softplus(step)), `rate` being negative.
 #[inline]
 pub fn decay(rate: f32, step: f32) -> f32 {
     (rate * softplus(step)).exp()
@@ -183,11 +177,11 @@ pub fn decay(rate: f32, step: f32) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::undocumented_unsafe_blocks)] // every pointer is a list's, which is as long as the case says
+    #![allow(clippy::undocumented_unsafe_blocks)] // every pointer is into a vector of the length that the case needs
 
     use super::*;
 
-    /// Tokens of a head: query, key, value, decay and rate side by side.
+    /// Random tokens of a head: query, key, value, decay and rate of each adjacent.
     struct Case {
         keys: usize,
         values: usize,
@@ -214,7 +208,7 @@ mod tests {
             self.values.div_ceil(BLOCK)
         }
 
-        /// State and output, of the tokens in runs that end at `ends`.
+        /// Returns state and output after running the tokens in runs that end at `ends`.
         fn run(&self, isa: Isa, ends: &[usize]) -> (Vec<f32>, Vec<f32>) {
             let (keys, stride) = (self.keys, self.rows[0].len());
             let flat: Vec<f32> = self.rows.concat();
@@ -244,7 +238,7 @@ mod tests {
             (state, out)
         }
 
-        /// As the paper has it.
+        /// Returns the reference output, by the paper's formula in f64.
         fn wanted(&self) -> Vec<f64> {
             let (keys, values) = (self.keys, self.values);
             let (mut s, mut out) = (vec![vec![0.0_f64; values]; keys], Vec::new());
@@ -285,7 +279,7 @@ mod tests {
 
     #[test]
     fn gates_are_as_torch_has_them() {
-        // of torch: exp(-exp(a) * softplus(x)), by a and x
+        // torch's values of exp(-exp(a) * softplus(x)), by a and x
         for (a, x, wanted) in [
             (0.0_f32, 0.0, 0.5),
             (0.0, 1.0, 0.268_941_42),

@@ -1,4 +1,4 @@
-//! Which instruction set to use.
+//! Selection of the instruction set.
 //!
 //! Invariants: an `Isa` that `detect` returns can run here.
 
@@ -6,26 +6,26 @@ use super::Mode;
 use crate::Kind;
 use crate::{Error, Result};
 
-/// An instruction set with kernels of its own.
+/// Instruction set with kernels of its own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Isa {
-    /// Plain Rust: the definition of every result.
+    /// Plain Rust, which defines every result.
     #[default]
     Scalar,
     /// AVX2 with FMA and F16C.
     Avx2,
-    /// The same with products of bytes: the processors of laptops and desktops since 2021, which have no AVX-512.
+    /// AVX2 plus AVX-VNNI byte products: laptop and desktop processors since 2021 without AVX-512.
     AvxVnni,
     /// AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// AVX-512 and the tiles of AMX.
+    /// AVX-512 and AMX tiles.
     Amx,
-    /// 128 bits of ARM.
+    /// ARM NEON (128-bit vectors).
     Neon,
 }
 
 impl Isa {
-    /// What each is called in settings.
+    /// Names in settings (`MINISGL_CPU_ISA`).
     const NAMES: [(&'static str, Self); 6] = [
         ("scalar", Self::Scalar),
         ("avx2", Self::Avx2),
@@ -35,7 +35,7 @@ impl Isa {
         ("neon", Self::Neon),
     ];
 
-    /// What settings call it.
+    /// Returns the name in settings.
     #[must_use]
     pub fn name(self) -> &'static str {
         Self::NAMES
@@ -44,7 +44,8 @@ impl Isa {
             .map_or("", |(name, _)| name)
     }
 
-    /// The best that this CPU has, or the one named (`MINISGL_CPU_ISA`); an error says what it misses here.
+    /// Returns the best instruction set of this CPU, or the one named (`MINISGL_CPU_ISA`). Fails if the name is unknown
+    /// or the CPU lacks it; the error names the missing features.
     pub fn detect(held_down_by: Option<&str>) -> Result<Self> {
         let Some(name) = held_down_by.filter(|name| !name.is_empty()) else {
             let best_first = [Self::Amx, Self::Avx512, Self::AvxVnni, Self::Avx2, Self::Neon];
@@ -54,7 +55,7 @@ impl Isa {
         let Some(&(_, isa)) = Self::NAMES.iter().find(|(known, _)| *known == name) else {
             let known = Self::NAMES.map(|(name, _)| name).join(", ");
             return Err(Error::setting(format!(
-                "MINISGL_CPU_ISA is {name:?}, which is none of {known}"
+                "MINISGL_CPU_ISA is {name:?}; it must be one of {known}"
             )));
         };
         let missing = isa.missing();
@@ -67,21 +68,21 @@ impl Isa {
         )))
     }
 
-    /// Every set that can run here.
+    /// Returns every instruction set that can run here.
     #[must_use]
     pub fn here() -> Vec<Self> {
         let all = Self::NAMES.into_iter().map(|(_, isa)| isa);
         all.filter(|isa| isa.missing().is_empty()).collect()
     }
 
-    /// Whether products of that kind have the bits of the scalar kernel. Tiles of bf16 have an order of sums of their own,
-    /// which is the same for every number of rows.
+    /// Returns true if matmuls of that kind have the bits of the scalar kernel. AMX bf16 tiles sum in an order of their
+    /// own, which is the same for every number of rows.
     #[must_use]
     pub const fn sums_as_scalar(self, kind: Kind, mode: Mode) -> bool {
         !matches!(self, Self::Amx) || mode.int8_with(kind)
     }
 
-    /// What the CPU (or this build) lacks for it.
+    /// Returns the features that the CPU (or this build) lacks for this instruction set.
     fn missing(self) -> Vec<&'static str> {
         match self {
             Self::Scalar => Vec::new(),
@@ -175,6 +176,6 @@ mod tests {
         let text = Isa::detect(Some(foreign)).unwrap_err().to_string();
         assert!(text.contains(foreign) && text.contains("no "), "{text}");
         let text = Isa::detect(Some("mmx")).unwrap_err().to_string();
-        assert!(text.contains("none of scalar"), "{text}");
+        assert!(text.contains("one of scalar"), "{text}");
     }
 }

@@ -1,15 +1,15 @@
-//! What a Mamba-2 layer (arXiv 2405.21060) does between its products, token by token.
+//! Mamba-2 layer (arXiv 2405.21060) between its matmuls, token by token: state update, gate and norm.
 //!
-//! One form serves all instruction sets: compilers make vectors of it, in `#[target_feature]` copies.
+//! One form serves all instruction sets: compilers vectorize it in `#[target_feature]` copies.
 //!
-//! Invariants: nothing is fused or reordered and numbers side by side do not meet, so the bits are the same on every
-//! instruction set, and a token's are the same whatever is computed with it.
+//! Invariants: nothing is fused or reordered and adjacent elements are independent, so the bits are the same on every
+//! instruction set and do not depend on what else is computed with a token.
 
 use super::Isa;
 use super::plain::{silu, softplus, total};
 
 on_each_isa! {
-    /// Each number x becomes x sigmoid(x).
+    /// Replaces each element x by x sigmoid(x).
     silu_all(numbers: &mut [f32]) as silu_each
 }
 
@@ -20,11 +20,11 @@ fn silu_each(numbers: &mut [f32]) {
     }
 }
 
-/// The step of a head: softplus(dt), within the limits.
+/// Returns the step size of a head: softplus(dt), clamped to (least, most).
 #[inline]
 pub fn step(dt: f32, (least, most): (f32, f32)) -> f32 {
     let dt = softplus(dt);
-    // comparisons that NaN passes as it is
+    // comparisons that let NaN through
     if dt < least {
         least
     } else if dt > most {
@@ -34,19 +34,20 @@ pub fn step(dt: f32, (least, most): (f32, f32)) -> f32 {
     }
 }
 
-/// What a head does with one token.
+/// Coefficients of one head for one token.
 #[derive(Clone, Copy)]
 pub struct By {
-    /// The step dt.
+    /// Step size dt.
     pub dt: f32,
-    /// exp(dt A), what its state is multiplied by.
+    /// Decay exp(dt A), by which the state is multiplied.
     pub decay: f32,
-    /// D: as much of x goes past the state.
+    /// Skip coefficient D: the fraction of x that bypasses the state.
     pub past: f32,
 }
 
 on_each_isa! {
-    /// S = decay S + dt b x^T, then x becomes c S + past x. `state` is [numbers of b, numbers of x].
+    /// Updates the state, S = decay S + dt b x^T, then sets x to the output c S + past x. `state`: [len of b, len of
+    /// x].
     advance(by: By, b: &[f32], c: &[f32], state: &mut [f32], x: &mut [f32]) as advance_one
 }
 
@@ -58,7 +59,7 @@ fn advance_one(by: By, b: &[f32], c: &[f32], state: &mut [f32], x: &mut [f32]) {
     advance_some::<1>(by, (b, c), state, x, first);
 }
 
-/// Numbers of x from `first` on, as many at a time as there are lanes, while so many are left. Returns the next one.
+/// Updates the elements of x from `first` on, LANES at a time while possible. Returns the index of the next one.
 #[inline(always)]
 fn advance_some<const LANES: usize>(
     by: By,
@@ -89,36 +90,36 @@ fn advance_some<const LANES: usize>(
     first
 }
 
-/// How the gate z and the norm go together.
+/// Order of the gate z and the norm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Gating {
-    /// y silu(z), without a norm.
+    /// Gate without a norm: y silu(z).
     Alone,
-    /// norm(y silu(z)).
+    /// Gate, then norm: norm(y silu(z)).
     BeforeNorm,
-    /// norm(y) silu(z).
+    /// Norm, then gate: norm(y) silu(z).
     BehindNorm,
 }
 
-/// What leads out of a layer.
+/// Parameters of the gated norm before a layer's output projection.
 #[derive(Clone, Copy)]
 pub struct Way<'a> {
-    /// In what order.
+    /// Order of gate and norm.
     pub gating: Gating,
-    /// The weights of the norm, as many as there are numbers of y.
+    /// Weights of the norm, one for each element of y.
     pub weight: &'a [f32],
-    /// Numbers that the norm goes over at once.
+    /// Elements in a norm group.
     pub group: usize,
-    /// Added to the mean square under the root.
+    /// Epsilon added to the mean square under the root.
     pub eps: f32,
-    /// z is multiplied by it.
+    /// Factor of the gate z.
     pub gate_scale: f32,
-    /// And what comes out by this.
+    /// Factor of the output.
     pub out_scale: f32,
 }
 
 on_each_isa! {
-    /// `y` goes through gate and norm.
+    /// Applies gate `z` and norm to `y` in place.
     leave(way: Way<'_>, z: &[f32], y: &mut [f32]) as leave_one
 }
 
@@ -155,7 +156,7 @@ fn gate(scale: f32, z: &[f32], y: &mut [f32]) {
 mod tests {
     use super::*;
 
-    /// Numbers between -1 and 1, the same for the same seed.
+    /// Returns pseudo-random values between -1 and 1, the same for the same seed.
     fn numbers(seed: u32, count: usize) -> Vec<f32> {
         let mut state = seed.wrapping_mul(0x9e37_79b9);
         let mut next = || {

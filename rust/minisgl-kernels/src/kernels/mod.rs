@@ -1,12 +1,12 @@
-//! What is computed on numbers, for each instruction set: matrix products by panels and the small things between.
+//! Kernels for each instruction set: matmul by panels, and elementwise operations between matmuls.
 //!
-//! Every output number comes from one fixed sequence of operations, which `scalar` defines; the other sets run that
-//! sequence in the lanes of their vectors: one output row of the matrix a lane, inputs in the same order.
+//! Every output element comes from one fixed sequence of operations, which `scalar` defines; the other instruction sets
+//! run that sequence in the lanes of their vectors: one output row of the matrix a lane, inputs in the same order.
 //!
-//! Invariants: same bits on every instruction set, for every number of rows and cut of panels; `amx` alone has exact
-//! products with bits of their own (`Isa::sums_as_scalar`), still the same for every number of rows and cut.
+//! Invariants: same bits on every instruction set, for every number of rows and split of panels; `amx` alone has exact
+//! matmuls with bits of their own (`Isa::sums_as_scalar`), still the same for every number of rows and split.
 
-/// What becomes of each of two. A closure for `array::map` would be called for each vector, since code with the
+/// Maps an expression over two vectors. A closure for `array::map` would be called for each vector, since code with the
 /// instructions of a set is not inlined into code without.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 macro_rules! both {
@@ -25,7 +25,7 @@ macro_rules! both {
     }};
 }
 
-/// Makes of `$body`, which is inlined, a function that runs it in the vectors of an instruction set.
+/// Defines a function that dispatches on the instruction set and runs `$body` inlined in each set's vectors.
 macro_rules! on_each_isa {
     ($(#[$doc:meta])* $name:ident($($arg:ident: $of:ty),*) $(-> $found:ty)? as $body:ident) => {
         $(#[$doc])*
@@ -82,7 +82,7 @@ pub use isa::Isa;
 use crate::Kind;
 use crate::panels::{Matrix, PANEL};
 
-/// The functions of one instruction set.
+/// Kernel functions of one instruction set.
 #[derive(Clone, Copy)]
 pub struct Kernels {
     isa: Isa,
@@ -90,7 +90,7 @@ pub struct Kernels {
 }
 
 impl Kernels {
-    /// The functions of `isa`, which has come from `Isa::detect`: others than the CPU's are undefined behaviour.
+    /// Returns the functions of `isa`, which must come from `Isa::detect`: undefined behaviour otherwise.
     #[must_use]
     pub fn new(isa: Isa) -> Self {
         let table = match isa {
@@ -105,14 +105,14 @@ impl Kernels {
             Isa::Avx512 => &avx512::TABLE,
             #[cfg(any(target_arch = "aarch64", test))]
             Isa::Neon => &neon::TABLE,
-            #[allow(unreachable_patterns)] // where all are built
+            #[allow(unreachable_patterns)] // on targets with every instruction set
             _ => &scalar::TABLE,
         };
         Self { isa, table }
     }
 
-    /// For rows that decode: AMX multiplies few rows more slowly than AVX-512 does, but for bytes and bf16 weights, and in
-    /// another order. So what a row is chooses between the two, and never how many there are.
+    /// Returns the functions for decode rows. AMX multiplies few rows more slowly than AVX-512, except with bytes and
+    /// bf16 weights, and in another order of sums. So the kind of row decides, never the number of rows.
     #[must_use]
     #[inline]
     pub fn decoding(self) -> Self {
@@ -124,34 +124,34 @@ impl Kernels {
         Self { table, ..self }
     }
 
-    /// Whose functions these are.
+    /// Returns the instruction set of these functions.
     #[must_use]
     #[inline]
     pub fn isa(&self) -> Isa {
         self.isa
     }
 
-    /// Makes row `row` of `acts` from the `acts.k` numbers at `x`, for products by these very kernels.
+    /// Prepares row `row` of `acts` from the `acts.k` elements at `x`, for matmuls by the same `Kernels`.
     ///
     /// # Safety
-    /// `x` has `acts.k` readable numbers, `row < acts.rows`, and nobody else uses that row of `acts` meanwhile.
+    /// `x` has `acts.k` readable elements, `row < acts.rows`, and nothing else uses that row of `acts` meanwhile.
     #[inline]
     pub unsafe fn prepare(&self, x: *const f32, acts: ActsPtr, row: usize) {
         debug_assert!(row < acts.rows);
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.prepare)(x, acts, row) }
     }
 
-    /// For each row and panel 16 numbers: `out[(row - rows.start) * stride + (panel - panels.start) * 16 ..]` are
-    /// the products of the panel's rows with the row of activations, or (`add`) grow by them.
-    /// Matrices that are not quantized need activations with f32, quantized ones take int8 where `acts` has it.
+    /// Computes 16 outputs for each row and panel: `out[(row - rows.start) * stride + (panel - panels.start) * 16 ..]`
+    /// is set to the products of the panel's rows with the row of activations, or (`add`) increased by them.
+    /// Unquantized matrices need f32 activations; quantized ones use int8 where `acts` has it.
     ///
     /// # Safety
-    /// The rows are prepared, and nobody writes to them meanwhile; `out` has room, which nobody else uses meanwhile.
+    /// The rows are prepared and not written meanwhile; `out` is large enough, and nothing else uses it meanwhile.
     ///
     /// # Panics
     /// If panels, rows, `k` or mode do not fit.
-    #[allow(clippy::too_many_arguments)] // a matrix product has as many
+    #[allow(clippy::too_many_arguments)] // the parameters of a matmul
     #[inline]
     pub unsafe fn matmul(
         &self,
@@ -175,11 +175,11 @@ impl Kernels {
             stride,
             add,
         };
-        // SAFETY: the caller's, and the shapes fit.
+        // SAFETY: upheld by the caller, and the shapes fit.
         unsafe { (self.table.matmul)(&product) }
     }
 
-    /// Whether `matmul_bf16` is there.
+    /// Returns true if this CPU supports [`Self::matmul_bf16`].
     #[must_use]
     pub fn has_bf16(&self) -> bool {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -188,31 +188,31 @@ impl Kernels {
         false
     }
 
-    /// As `prepare`, for `matmul_bf16`: numbers are rounded to bf16.
+    /// Prepares row `row` of `acts` for [`Self::matmul_bf16`], rounding the `acts.k` elements at `x` to bf16.
     ///
     /// # Safety
-    /// As of `prepare`, and `has_bf16`.
+    /// The conditions of [`Self::prepare`] hold, and `has_bf16` is true.
     ///
     /// # Panics
     /// If `acts` has another mode.
     pub unsafe fn prepare_bf16(&self, x: *const f32, acts: ActsPtr, row: usize) {
         assert!(acts.mode == Mode::Bf16 && self.has_bf16());
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the caller's; the CPU has AVX-512.
+        // SAFETY: upheld by the caller; the CPU has AVX-512.
         unsafe {
             avx512::small::prepare_as::<false, true>(x, acts, row);
         }
         let _ = (x, row);
     }
 
-    /// As `matmul` without `add`, of a bf16 matrix and rows of bf16, with other bits in the last places: the same for
-    /// every number of rows and cut of panels.
+    /// Multiplies a bf16 matrix by rows of bf16, overwriting `out` in the layout of [`Self::matmul`]. The last bits
+    /// differ from `matmul`, but are the same for every number of rows and split of panels.
     ///
     /// # Safety
-    /// As of `matmul`, with rows that `prepare_bf16` made.
+    /// The conditions of [`Self::matmul`] hold, with rows from [`Self::prepare_bf16`].
     ///
     /// # Panics
-    /// If panels, rows, `k`, kind or mode do not fit, or it is not there.
+    /// If panels, rows, `k`, kind or mode do not fit, or the CPU does not support it.
     pub unsafe fn matmul_bf16(
         &self,
         w: &Matrix,
@@ -235,80 +235,80 @@ impl Kernels {
             add: false,
         };
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: the caller's, and the shapes fit.
+        // SAFETY: upheld by the caller, and the shapes fit.
         unsafe {
             avx512::bf16::matmul(&product);
         }
         let _ = product;
     }
 
-    /// `out = x / sqrt(mean of squares + eps) * w`, over `n` numbers; `out` may be `x`.
+    /// Computes the RMS norm `out = x / sqrt(mean of squares + eps) * w` over `n` elements; `out` may be `x`.
     ///
     /// # Safety
-    /// The pointers have `n` numbers each.
+    /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn rms_norm(&self, x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.rms_norm)(x, w, n, eps, out) }
     }
 
-    /// `out = gate / (1 + exp(-gate)) * up`; `out` may be either.
+    /// Computes `out = gate / (1 + exp(-gate)) * up` (SwiGLU) over `n` elements; `out` may be either input.
     ///
     /// # Safety
-    /// The pointers have `n` numbers each.
+    /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn silu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.silu_mul)(gate, up, n, out) }
     }
 
-    /// `out = gelu(gate) * up`, GELU by its tanh approximation; `out` may be either.
+    /// Computes `out = gelu(gate) * up` (tanh approximation) over `n` elements; `out` may be either input.
     ///
     /// # Safety
-    /// The pointers have `n` numbers each.
+    /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn gelu_mul(&self, gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.gelu_mul)(gate, up, n, out) }
     }
 
-    /// `x += y`.
+    /// Adds `y` to `x` over `n` elements.
     ///
     /// # Safety
-    /// The pointers have `n` numbers each.
+    /// The pointers have `n` elements each.
     #[inline]
     pub unsafe fn add(&self, x: *mut f32, y: *const f32, n: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.add)(x, y, n) }
     }
 
-    /// Rotates number i and number `half + i` of `x` by the angle whose cosine and sine are at i.
+    /// Applies RoPE: rotates elements i and `half + i` of `x` by the angle with cosine `cos[i]` and sine `sin[i]`.
     ///
     /// # Safety
-    /// `x` has `2 * half` numbers, the others `half`.
+    /// `x` has `2 * half` elements, `cos` and `sin` have `half`.
     #[inline]
     pub unsafe fn rotate(&self, x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.rotate)(x, cos, sin, half) }
     }
 
-    /// Where the largest number is, the first of equal ones; NaN counts for nothing; 0 if there is none.
+    /// Returns the index of the largest element, the first of equal ones; NaN is ignored; 0 if all are NaN.
     ///
     /// # Safety
-    /// `x` has `n` numbers.
+    /// `x` has `n` elements.
     #[inline]
     pub unsafe fn argmax(&self, x: *const f32, n: usize) -> usize {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.argmax)(x, n) }
     }
 
-    /// Whether no number is infinite or NaN.
+    /// Returns true if no element is infinite or NaN.
     ///
     /// # Safety
-    /// `x` has `n` numbers.
+    /// `x` has `n` elements.
     #[inline]
     pub unsafe fn finite(&self, x: *const f32, n: usize) -> bool {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { (self.table.finite)(x, n) }
     }
 }

@@ -1,7 +1,7 @@
-//! Matrix products for 128-bit vectors of ARM: plain loops over 16 lanes, which the compiler turns into vectors (a
-//! fused multiply-add is an instruction of every 64-bit ARM). No instruction is named here, so tests run it anywhere.
+//! Matmul for 128-bit ARM vectors: plain loops over 16 lanes, which the compiler vectorizes (every 64-bit ARM has a
+//! fused multiply-add). No instruction is named here, so tests run on any machine.
 //!
-//! Invariants: the operations of `scalar`, in its order, in every lane.
+//! Invariants: every lane runs the operations of `scalar`, in the same order.
 
 #![allow(clippy::needless_range_loop)] // lanes of several arrays at once
 
@@ -10,10 +10,10 @@ use super::{Product, Table};
 use crate::Kind;
 use crate::panels::{BLOCK, Block, PANEL, plain};
 
-/// A number for each of a panel's 16 rows.
+/// Array of one value for each of a panel's 16 rows.
 type Lanes<T> = [T; PANEL];
 
-/// Rows of activations by which a block is multiplied once it is unpacked.
+/// Rows of activations that share one unpacking of a block.
 const ROWS: usize = 4;
 
 pub(super) static TABLE: Table = Table {
@@ -32,7 +32,7 @@ unsafe fn matmul(p: &Product<'_>) {
     for panel in p.panels.clone() {
         for first in p.rows.clone().step_by(ROWS) {
             let rows = ROWS.min(p.rows.end - first);
-            // SAFETY: the caller's: the rows are prepared, `out` has room.
+            // SAFETY: the caller guarantees the rows are prepared, `out` has room.
             unsafe {
                 let mut sums = [[0.0; PANEL]; ROWS];
                 if p.acts.mode.int8_with(p.w.kind()) {
@@ -48,17 +48,17 @@ unsafe fn matmul(p: &Product<'_>) {
     }
 }
 
-/// Puts (or adds) a panel's 16 sums to where they go.
+/// Writes a panel's 16 sums for a row to the output, or adds them if `p.add` is set.
 unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: &Lanes<f32>) {
     let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
-    // SAFETY: the caller's: `out` has room for every row and panel of the product.
+    // SAFETY: the caller guarantees `out` has room for every row and panel of the product.
     let out = unsafe { &mut *p.out.add(at).cast::<Lanes<f32>>() };
     for (out, sum) in out.iter_mut().zip(sums) {
         *out = if p.add { *out + sum } else { *sum };
     }
 }
 
-/// Products of a panel with rows of f32, from row `first` on.
+/// Computes the products of a panel with f32 activation rows from `first` on into `sums`.
 unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
     let kind = p.w.kind();
     let layout = kind.layout();
@@ -68,7 +68,7 @@ unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f
         let scales = Scales::of(block, layout.subs);
         for (row, acc) in (first..).zip(sums.iter_mut()) {
             let cell = b * p.acts.rows + row;
-            // SAFETY: the caller's: the row is prepared, and nobody writes to it meanwhile.
+            // SAFETY: the caller guarantees the row is prepared, and nobody writes to it meanwhile.
             let x: &[f32; BLOCK] = unsafe { &*p.acts.x.add(cell * BLOCK).cast() };
             let share = BLOCK / layout.subs.max(1);
             for sub in 0..layout.subs.max(1) {
@@ -94,7 +94,7 @@ unsafe fn exact(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f
     }
 }
 
-/// Products of a panel with rows of bytes, from row `first` on.
+/// Computes the products of a panel with int8 activation rows from `first` on into `sums`.
 unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f32>]) {
     let (kind, acts) = (p.w.kind(), p.acts);
     let layout = kind.layout();
@@ -105,7 +105,7 @@ unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f3
         let scales = Scales::of(block, layout.subs);
         for (row, acc) in (first..).zip(sums.iter_mut()) {
             let cell = b * acts.rows + row;
-            // SAFETY: the caller's: the row is prepared in int8.
+            // SAFETY: the caller guarantees the row is prepared in int8.
             let (q, d) = unsafe { (&*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>(), *acts.d.add(cell)) };
             for sub in 0..layout.subs {
                 let mut s = [0i32; PANEL];
@@ -127,7 +127,7 @@ unsafe fn int8(p: &Product<'_>, panel: usize, first: usize, sums: &mut [Lanes<f3
     }
 }
 
-/// Scales and minima of a block, for each share of its inputs.
+/// Scales and minima of a block, for each sub-block of its inputs.
 struct Scales {
     d: [Lanes<f32>; 2],
     m: [Lanes<f32>; 2],
@@ -145,7 +145,7 @@ impl Scales {
     }
 }
 
-/// A quantized block without its scales: input by input, 16 rows each.
+/// Returns a quantized block as integers without scales: [input][16 rows].
 fn integers(block: Block<'_>) -> [Lanes<i16>; BLOCK] {
     let mut all = [[0; PANEL]; BLOCK];
     for (j, four) in all.chunks_exact_mut(4).enumerate() {
@@ -156,7 +156,7 @@ fn integers(block: Block<'_>) -> [Lanes<i16>; BLOCK] {
     all
 }
 
-/// A block as f32, unscaled: input by input, 16 rows each.
+/// Returns a block as unscaled f32: [input][16 rows].
 fn unpack(kind: Kind, block: Block<'_>) -> [Lanes<f32>; BLOCK] {
     if kind.is_quantized() {
         return integers(block).map(|lanes| lanes.map(f32::from));

@@ -1,15 +1,15 @@
-//! Where kernels find a block of a panel, for kinds that are known when they are compiled.
+//! Location of a block in a panel, for kinds that are known at compile time.
 
 use super::ActsPtr;
 use crate::Kind;
 use crate::panels::Layout;
 
-/// A kind's row of the table.
+/// Returns the layout of a kind.
 pub(super) const fn layout(kind: u8) -> Layout {
     Kind::ALL[kind as usize].layout()
 }
 
-/// Its values by code; zeros if they are the codes.
+/// Returns a kind's values by code; zeros if the codes are the values.
 pub(super) const fn table(kind: u8) -> [u8; 16] {
     match layout(kind).table {
         Some(table) => table,
@@ -17,13 +17,13 @@ pub(super) const fn table(kind: u8) -> [u8; 16] {
     }
 }
 
-/// Bytes of a block, with its share of the head.
+/// Returns the bytes of a block, with its share of the unit's head.
 pub(super) const fn block_bytes(kind: u8) -> usize {
     let layout = layout(kind);
     layout.unit_bytes() / layout.unit
 }
 
-/// A block of a panel: its unit's head, which block of the unit it is, its codes or numbers.
+/// Location of a block in a panel: its unit's head, the block's index in the unit, and its codes or floats.
 #[derive(Clone, Copy)]
 pub(super) struct Place {
     pub(super) head: *const u8,
@@ -32,7 +32,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Block `b` of the panel at `panel` (or of the panels from there on, if their inputs fill units).
+    /// Locates block `b` of the panel at `panel`; `b` may run into the next panels if their inputs fill whole units.
     #[inline]
     pub(super) const fn of<const KIND: u8>(panel: *const u8, b: usize) -> Self {
         let layout = const { layout(KIND) };
@@ -43,13 +43,13 @@ impl Place {
     }
 }
 
-/// What a tile has to know of a kind: how many shares have a scale, whether there are minima, the order of steps.
+/// Returns the properties of a kind that shape its tiles: scales in a block, whether it has minima, and the step order.
 const fn tile_kind(kind: u8) -> (usize, bool, bool) {
     let layout = layout(kind);
     (layout.subs, layout.min, layout.by_halves())
 }
 
-/// A kind for each kind of tile, so that kinds alike share their code.
+/// Returns one representative kind for all kinds with alike tiles, so that they share their code.
 pub(super) const fn like(kind: u8) -> u8 {
     let want = tile_kind(kind);
     let mut other = 0;
@@ -62,13 +62,13 @@ pub(super) const fn like(kind: u8) -> u8 {
     }
 }
 
-/// Where row `row` of block `b` is among the activations' cells.
+/// Returns the index of row `row` of block `b` in the activations' [block][row] arrays.
 #[inline]
 pub(super) const fn cell(acts: &ActsPtr, b: usize, row: usize) -> usize {
     b * acts.rows + row
 }
 
-/// Runs `$blocks` with `$of` as the constant of a kind of blocks, `$numbers` with that of a kind of numbers.
+/// Runs `$blocks` with `$of` as the constant of a quantized kind, or `$numbers` with that of a float kind.
 macro_rules! by_kind {
     ($kind:expr, $of:ident, $blocks:expr, $numbers:expr) => {
         by_kind!(@ $kind, $of, $blocks, $numbers,

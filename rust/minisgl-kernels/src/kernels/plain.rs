@@ -1,17 +1,17 @@
-//! What few models need on numbers, in one form for all instruction sets: compilers make vectors of it.
+//! Operations that few models need, in one form for all instruction sets: compilers vectorize it.
 //!
 //! Invariants: nothing is fused or reordered, so the bits are the same however it is compiled.
 
 use super::Isa;
 use crate::blocks::{f16_to_f32, f32_to_f16};
 
-/// Lanes of sums.
+/// Parallel accumulators of a sum.
 const LANES: usize = 16;
-/// Added to a number and taken off again, this rounds it to the nearest integer, ties to even.
+/// Rounding constant: adding and subtracting it rounds an f32 to the nearest integer, ties to even.
 const ROUNDER: f32 = 12_582_912.0;
 
 on_each_isa! {
-    /// `x = (x - mean) / sqrt(variance + eps) * weight + bias`, of as many numbers as there are weights; others are a panic.
+    /// Applies layer norm in place, `x = (x - mean) / sqrt(variance + eps) * weight + bias`. Panics if lengths differ.
     layer_norm(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) as layer_norm_of
 }
 
@@ -20,7 +20,7 @@ fn layer_norm_of(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) 
     let n = weight.len();
     assert!(x.len() == n && bias.is_none_or(|bias| bias.len() == n));
     let at = x.as_ptr();
-    // SAFETY: `n` numbers; whether an index is one of them is no question that vectors could ask.
+    // SAFETY: `n` elements; whether an index is one of them is no question that vectors could ask.
     let mean = total(n, |i| unsafe { *at.add(i) }) / n as f32;
     let squares = total(n, |i| {
         // SAFETY: as above.
@@ -36,7 +36,7 @@ fn layer_norm_of(x: &mut [f32], weight: &[f32], bias: Option<&[f32]>, eps: f32) 
     }
 }
 
-/// The sum of `n` numbers: number i in lane i % 16, then lanes i and i + 8, i + 4, i + 2, i + 1.
+/// Returns the sum of `n` elements: element i in lane i % 16, then lanes i and i + 8, i + 4, i + 2, i + 1.
 #[inline(always)]
 pub(super) fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
@@ -57,16 +57,15 @@ pub(super) fn total(n: usize, number: impl Fn(usize) -> f32) -> f32 {
     lanes[0]
 }
 
-/// The sum of products, in the order of `total`.
+/// Returns the dot product, summed in the order of `total`.
 #[inline]
 pub fn dot(one: &[f32], other: &[f32]) -> f32 {
     total(one.len().min(other.len()), |i| one[i] * other[i])
 }
 
-/// Each `size` numbers, a power of two, multiplied by the Hadamard matrix of that size over sqrt(size): its own inverse, and
-/// products of two vectors stay what they are.
+/// Applies the orthonormal Hadamard transform, its own inverse, to each `size` elements (a power of two) in place.
 #[inline(always)]
-pub fn turn(numbers: &mut [f32], size: usize) {
+pub fn hadamard_transform(numbers: &mut [f32], size: usize) {
     if size < 2 {
         return;
     }
@@ -86,14 +85,14 @@ pub fn turn(numbers: &mut [f32], size: usize) {
     }
 }
 
-/// What the number that stands out most is divided by for a scale of 4 bits: the one with the least squared error is taken.
+/// Candidate divisors of the largest element for a 4-bit scale: the one with the least squared error wins.
 const DIVISORS: [f32; 5] = [-8.0, -7.0, -7.5, -8.5, -9.0];
 
-/// Numbers as integers from -8 to 7, 8 added, and a half float as their scale, which is not finite where a number is not.
-pub fn four_bits(x: &[f32; 32]) -> (u16, [u8; 32]) {
+/// Quantizes 32 elements to 4 bits: returns an f16 scale, not finite if an element is not, and integers -8..=7 plus 8.
+pub fn quantize_q4(x: &[f32; 32]) -> (u16, [u8; 32]) {
     let mut most = 0.0f32;
     for x in x {
-        // what is not a number must stay so
+        // NaN must stay NaN
         most = if x.abs() > most.abs() || x.is_nan() { *x } else { most };
     }
     let mut best = (0, [0.0; 32], f32::INFINITY);
@@ -113,7 +112,7 @@ pub fn four_bits(x: &[f32; 32]) -> (u16, [u8; 32]) {
     (best.0, best.1.map(|code| (code + 8.0) as u8))
 }
 
-/// Each number, kept within `cap` softly: cap tanh(x / cap).
+/// Soft-caps each element in place: cap tanh(x / cap).
 #[inline(always)]
 pub fn soft_cap(numbers: &mut [f32], cap: f32) {
     let by = 1.0 / cap;
@@ -122,16 +121,16 @@ pub fn soft_cap(numbers: &mut [f32], cap: f32) {
     }
 }
 
-/// tanh to about 1e-7; NaN stays NaN.
+/// Returns tanh(x) to about 1e-7; NaN stays NaN.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
-    // beyond it tanh is 1 in f32
+    // beyond this bound tanh is 1 in f32
     let away = if x.abs() > 10.0 { 10.0 } else { x.abs() };
     let e = exp_below(-2.0 * away);
     ((1.0 - e) / (1.0 + e)).copysign(x)
 }
 
-/// exp of a number of -88 to 0; NaN stays NaN.
+/// Returns e^x for x in -88..=0; NaN stays NaN.
 #[inline(always)]
 pub(super) fn exp_below(x: f32) -> f32 {
     use super::scalar::{EXP_TERMS, LN2};
@@ -146,13 +145,13 @@ pub(super) fn exp_below(x: f32) -> f32 {
     p * f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23)
 }
 
-/// `out = max(gate, 0)^2 * up`; `out` may be either.
+/// Computes `out = max(gate, 0)^2 * up`; `out` may be either input.
 ///
 /// # Safety
-/// The pointers have `n` numbers each.
+/// The pointers have `n` elements each.
 pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let g = *gate.add(i);
             let g = if g < 0.0 { 0.0 } else { g }; // NaN stays
@@ -161,18 +160,18 @@ pub unsafe fn relu2_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f3
     }
 }
 
-/// `out = silu(by gate) * up * of_out`; `out` may be either.
+/// Computes `out = silu(by gate) * up * of_out`; `out` may be either input.
 ///
 /// # Safety
-/// The pointers have `n` numbers each.
+/// The pointers have `n` elements each.
 pub unsafe fn scaled_silu_mul(gate: *const f32, up: *const f32, n: usize, (by, of_out): (f32, f32), out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe { *out.add(i) = silu(*gate.add(i) * by) * *up.add(i) * of_out };
     }
 }
 
-/// `x = max(x - (mean + by deviation), 0)`, both of all its numbers; NaN stays NaN.
+/// Sparsifies activations: `x = max(x - (mean + by * standard deviation), 0)`, over all of `x`; NaN stays NaN.
 pub fn cut(x: &mut [f32], by: f32) {
     let n = x.len() as f32;
     let mean = total(x.len(), |i| x[i]) / n;
@@ -184,19 +183,19 @@ pub fn cut(x: &mut [f32], by: f32) {
     }
 }
 
-/// x sigmoid(x); NaN stays NaN.
+/// Returns x sigmoid(x); NaN stays NaN.
 #[inline(always)]
 pub(super) fn silu(x: f32) -> f32 {
     x * sigmoid(x)
 }
 
-/// `out = g sigmoid(alpha g) (u + 1)`, where g is the gate, at most `limit`, and u is up, kept within it.
+/// Computes `out = g sigmoid(alpha g) (u + 1)`, with g = min(gate, limit) and u = up clamped to -limit..=limit.
 ///
 /// # Safety
-/// The pointers have `n` numbers each.
+/// The pointers have `n` elements each.
 pub unsafe fn clamped_swiglu(gate: *const f32, up: *const f32, n: usize, (alpha, limit): (f32, f32), out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             let g = below(*gate.add(i), limit);
             let u = -below(-below(*up.add(i), limit), limit);
@@ -205,13 +204,13 @@ pub unsafe fn clamped_swiglu(gate: *const f32, up: *const f32, n: usize, (alpha,
     }
 }
 
-/// The lesser of both; NaN stays NaN.
+/// Returns the minimum of `x` and `most`; NaN stays NaN.
 #[inline(always)]
 fn below(x: f32, most: f32) -> f32 {
     if x > most { most } else { x }
 }
 
-/// 1 / (1 + e^-x); NaN stays NaN.
+/// Returns 1 / (1 + e^-x); NaN stays NaN.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     let e = exp_below(-below(x.abs(), 87.0));
@@ -219,20 +218,20 @@ pub fn sigmoid(x: f32) -> f32 {
     share / (1.0 + e)
 }
 
-/// ln(1 + e^x); as torch has it, beyond 20 the number itself.
+/// Returns ln(1 + e^x), or x itself above 20 (torch's rule).
 #[inline]
 pub fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// `x = x sigmoid(gate)`.
+/// Multiplies each element by the sigmoid of its gate in place.
 #[inline]
 pub fn open(x: &mut [f32], gates: &[f32]) {
     x.iter_mut().zip(gates).for_each(|(x, gate)| *x *= sigmoid(*gate));
 }
 
 on_each_isa! {
-    /// Each number x becomes x (1 + erf(x / sqrt 2)) / 2, times the one beside it.
+    /// Replaces each element x of `numbers` by gelu(x) times the element of `by`, with the exact (erf) GELU.
     gelu_erf_mul(numbers: &mut [f32], by: &[f32]) as gelu_erf_each
 }
 
@@ -243,16 +242,16 @@ fn gelu_erf_each(numbers: &mut [f32], by: &[f32]) {
     }
 }
 
-/// x (1 + erf(x / sqrt 2)) / 2; NaN stays NaN.
+/// Returns the exact GELU, x (1 + erf(x / sqrt 2)) / 2; NaN stays NaN.
 #[inline(always)]
 pub fn gelu_erf(x: f32) -> f32 {
     0.5 * x * (1.0 + erf(x * std::f32::consts::FRAC_1_SQRT_2))
 }
 
-/// To about 2e-7 (Abramowitz and Stegun 7.1.26); NaN stays NaN.
+/// Returns erf(x) to about 2e-7 (Abramowitz and Stegun 7.1.26); NaN stays NaN.
 #[inline(always)]
 fn erf(x: f32) -> f32 {
-    // beyond it erf is 1 in f32
+    // beyond this bound erf is 1 in f32
     let away = if x.abs() > 4.0 { 4.0 } else { x.abs() };
     let t = 1.0 / (1.0 + 0.327_591_1 * away);
     let mut sum = 1.061_405_4;
@@ -290,7 +289,7 @@ mod tests {
         for step in -3000..3000i16 {
             let (gate, up) = (f32::from(step) / 100.0, f32::from(step * 7 % 2000) / 100.0);
             let mut found = 0.0;
-            // SAFETY: one number each.
+            // SAFETY: one element each.
             unsafe { clamped_swiglu(&gate, &up, 1, (1.702, 7.0), &mut found) };
             let (g, u) = (f64::from(gate).min(7.0), f64::from(up).clamp(-7.0, 7.0));
             let wanted = g / (1.0 + (-1.702 * g).exp()) * (u + 1.0);
@@ -309,7 +308,7 @@ mod tests {
 
     #[test]
     fn gelu_by_the_error_function() {
-        // of Python's math.erf
+        // expected values of Python's math.erf
         let wanted = [
             (-5.0, -1.433_260_4e-6),
             (-1.5, -0.100_210_8),

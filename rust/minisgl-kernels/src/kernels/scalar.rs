@@ -1,4 +1,4 @@
-//! The definition of every result, in plain Rust, one operation at a time.
+//! Definition of every kernel result, in plain Rust, one operation at a time.
 //!
 //! Invariants: `mul_add` is one fused operation with one rounding, nothing else is fused or reordered.
 
@@ -18,22 +18,22 @@ pub(super) static TABLE: Table = Table {
     finite,
 };
 
-/// Blocks whose largest number is below 2^-100 count as zero: the inverse of their scale would overflow.
+/// Bits of 2^-100: a block whose maximum is below it is quantized to zero, because its inverse scale would overflow.
 pub(super) const TINY: u32 = (127 - 100) << 23;
 /// Bits of infinity: absolute values from here on are not finite.
 pub(super) const INFINITE: u32 = 0x7f80_0000;
 
-/// The order of a block's inputs in the sums of f32 products; `by_halves`: both halves of a byte, byte after byte.
+/// Returns the input index of step `step` in f32 sums over a block. `by_halves`: both nibbles of each byte in turn.
 pub(super) const fn input(by_halves: bool, step: usize) -> usize {
     if by_halves { step / 2 + step % 2 * 16 } else { step }
 }
 
-/// Where share `sub` of block `b` of a row is among the cells for 16 inputs.
+/// Returns the index of half `sub` of block `b` of a row in the activations' [block][half][row] arrays.
 pub(super) const fn cell16(acts: &ActsPtr, b: usize, sub: usize, row: usize) -> usize {
     (2 * b + sub) * acts.rows + row
 }
 
-/// A fixed tree over 16 numbers: i and i + 8, then i + 4, i + 2, i + 1.
+/// Sums 16 elements in a fixed tree: i and i + 8, then i + 4, i + 2, i + 1.
 pub(super) fn tree(mut v: [f32; 16]) -> f32 {
     for half in [8, 4, 2, 1] {
         for i in 0..half {
@@ -47,14 +47,14 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
         let mut v = [0.0; BLOCK];
         let len = BLOCK.min(acts.k - b * BLOCK);
-        // SAFETY: the caller's: `k` numbers.
+        // SAFETY: the caller guarantees `k` elements.
         unsafe { std::ptr::copy_nonoverlapping(x.add(b * BLOCK), v.as_mut_ptr(), len) };
         if acts.mode == Mode::Bf16 {
             v = v.map(to_bf16);
         }
         let cell = b * acts.rows + row;
         if acts.mode.has_f32() {
-            // SAFETY: the caller's row, of which every block has a cell.
+            // SAFETY: the caller guarantees the row, of which every block has a cell.
             unsafe {
                 std::ptr::copy_nonoverlapping(v.as_ptr(), acts.x.add(cell * BLOCK), BLOCK);
             }
@@ -86,7 +86,7 @@ unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     }
 }
 
-/// The nearest number that bf16 has, the even one of two; NaN stays one.
+/// Rounds to the nearest bf16 value, ties to even; NaN stays NaN.
 fn to_bf16(x: f32) -> f32 {
     let bits = x.to_bits();
     if x.is_nan() {
@@ -95,7 +95,7 @@ fn to_bf16(x: f32) -> f32 {
     f32::from_bits((bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000)
 }
 
-/// Integers of -127..=127 and their scale, which is NaN if a number is not finite.
+/// Quantizes a block to integers of -127..=127. Returns them and the scale, which is NaN if an element is not finite.
 fn quantize(v: &[f32; BLOCK]) -> ([i8; BLOCK], f32) {
     let max = v.iter().fold(0, |max, x| max.max(x.abs().to_bits()));
     if max >= INFINITE {
@@ -113,7 +113,7 @@ unsafe fn matmul(p: &Product<'_>) {
     let int8 = p.acts.mode.int8_with(p.w.kind());
     for panel in p.panels.clone() {
         for row in p.rows.clone() {
-            // SAFETY: the caller's: the row is prepared, `out` has room.
+            // SAFETY: the caller guarantees the row is prepared, `out` has room.
             unsafe {
                 let sums = panel_by_row(p, panel, row, int8);
                 let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
@@ -126,14 +126,14 @@ unsafe fn matmul(p: &Product<'_>) {
     }
 }
 
-/// The 16 products of a panel's rows with one row of activations.
+/// Returns the 16 products of a panel's rows with one row of activations.
 unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) -> [f32; PANEL] {
     let (kind, acts) = (p.w.kind(), p.acts);
     let mut sums = [0.0; PANEL];
     for b in 0..p.w.blocks() {
         let block = p.w.block(panel, b);
         for (lane, acc) in sums.iter_mut().enumerate() {
-            // SAFETY: the caller's: the row is prepared, in the mode that the kind needs.
+            // SAFETY: the caller guarantees the row is prepared, in the mode that the kind needs.
             unsafe {
                 *acc = if int8 {
                     add_int8(*acc, kind, block, lane, acts, b, row)
@@ -150,8 +150,8 @@ unsafe fn panel_by_row(p: &Product<'_>, panel: usize, row: usize, int8: bool) ->
     sums
 }
 
-/// `acc` and what row `lane` of a block of codes adds to it: share by share of its inputs the sum of value times input,
-/// times the scale; and the minimum times the sum of inputs.
+/// Returns `acc` plus the product of row `lane` of a block with f32 activations: for each sub-block the sum of value
+/// times input, times the scale; plus the minimum times the sum of inputs.
 unsafe fn add_exact(
     mut acc: f32,
     kind: Kind,
@@ -163,7 +163,7 @@ unsafe fn add_exact(
 ) -> f32 {
     let layout = kind.layout();
     let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
-    // SAFETY: the caller's: the row is prepared in f32.
+    // SAFETY: the caller guarantees the row is prepared in f32.
     let x = unsafe { &*acts.x.add(cell * BLOCK).cast::<[f32; BLOCK]>() };
     for sub in 0..layout.subs {
         let mut s = 0.0f32;
@@ -181,7 +181,7 @@ unsafe fn add_exact(
     acc
 }
 
-/// The same with bytes: sums are integers.
+/// Returns `acc` plus the product of row `lane` of a block with int8 activations, whose sums are integers.
 unsafe fn add_int8(
     mut acc: f32,
     kind: Kind,
@@ -193,7 +193,7 @@ unsafe fn add_int8(
 ) -> f32 {
     let layout = kind.layout();
     let (cell, share) = (b * acts.rows + row, BLOCK / layout.subs);
-    // SAFETY: the caller's: the row is prepared in int8.
+    // SAFETY: the caller guarantees the row is prepared in int8.
     let (q, d) = unsafe { (&*acts.q.add(cell * BLOCK).cast::<[i8; BLOCK]>(), *acts.d.add(cell)) };
     for sub in 0..layout.subs {
         let product = |i: usize| block.value(lane, i) * i32::from(q[i]);
@@ -208,10 +208,10 @@ unsafe fn add_int8(
     acc
 }
 
-/// Sums of the inputs that share a scale, row after row from `row` on.
+/// Returns the address of the sums of inputs of sub-block `sub` for the rows from `row` on.
 #[inline]
 pub(super) unsafe fn input_sums(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const f32 {
-    // SAFETY: the caller's: the rows are there.
+    // SAFETY: the caller guarantees the rows are there.
     unsafe {
         match subs {
             1 => acts.sum.add(b * acts.rows + row),
@@ -220,7 +220,7 @@ pub(super) unsafe fn input_sums(acts: &ActsPtr, subs: usize, b: usize, sub: usiz
     }
 }
 
-/// -128 times the sum of their integers, likewise.
+/// Returns the address of -128 times the integer sums of sub-block `sub` for the rows from `row` on.
 #[inline]
 pub(super) unsafe fn offsets(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> *const i32 {
     // SAFETY: as above.
@@ -232,11 +232,11 @@ pub(super) unsafe fn offsets(acts: &ActsPtr, subs: usize, b: usize, sub: usize, 
     }
 }
 
-/// The scale of a row's integers times the sum of those that share a scale of weights.
+/// Returns the scale of a row's int8 activations times the sum of the integers of sub-block `sub`.
 #[inline]
 pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usize, row: usize) -> f32 {
     let cell = b * acts.rows + row;
-    // SAFETY: the caller's: the row is prepared in int8.
+    // SAFETY: the caller guarantees the row is prepared in int8.
     unsafe {
         match subs {
             1 => *acts.ds.add(cell),
@@ -245,31 +245,31 @@ pub(super) unsafe fn scaled_sum(acts: &ActsPtr, subs: usize, b: usize, sub: usiz
     }
 }
 
-/// Squares are summed in 32 lanes, number i in lane i % 32; lanes i and i + 16 are added, then `tree`.
+/// Computes the RMS norm. Squares are summed in 32 lanes, i in lane i % 32; lanes i and i + 16 are added, then a tree.
 unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut lanes = [0.0f32; 32];
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { *x.add(i) };
         lanes[i % 32] = x.mul_add(x, lanes[i % 32]);
     }
-    let by = inverse_root(tree(std::array::from_fn(|i| lanes[i] + lanes[i + 16])), n, eps);
+    let by = inverse_rms(tree(std::array::from_fn(|i| lanes[i] + lanes[i + 16])), n, eps);
     for i in 0..n {
         // SAFETY: as above.
         unsafe { *out.add(i) = *x.add(i) * by * *w.add(i) };
     }
 }
 
-/// What a row is multiplied by, from the sum of its squares.
-pub(super) fn inverse_root(sum: f32, n: usize, eps: f32) -> f32 {
+/// Returns the inverse RMS of a row, 1 / sqrt(sum / n + eps), from the sum of its squares.
+pub(super) fn inverse_rms(sum: f32, n: usize, eps: f32) -> f32 {
     1.0 / (sum / n as f32 + eps).sqrt()
 }
 
-/// Bounds of `exp`'s argument, between which 2^n is a normal number.
+/// Bounds of `exp`'s argument, between which 2^n is a normal float.
 pub(super) const EXP_BOUNDS: (f32, f32) = (-87.0, 88.0);
-/// ln 2 as a number of few bits, and the rest of it.
+/// High part of ln 2 with few bits, and the remainder.
 pub(super) const LN2: (f32, f32) = (0.693_359_4, -2.121_944_4e-4);
-/// exp(r) = 1 + r + r^2 (...), highest power first, for |r| <= ln 2 / 2.
+/// Coefficients of exp(r) = 1 + r + r^2 (...), highest power first, for |r| <= ln 2 / 2.
 pub(super) const EXP_TERMS: [f32; 6] = [
     1.987_569_1e-4,
     1.398_199_9e-3,
@@ -279,7 +279,7 @@ pub(super) const EXP_TERMS: [f32; 6] = [
     0.5,
 ];
 
-/// exp to about 2e-7, NaN for NaN; beyond the bounds: their exp.
+/// Returns e^x to about 2e-7, with x clamped to the bounds; NaN for NaN.
 #[must_use]
 #[inline]
 pub fn exp(x: f32) -> f32 {
@@ -295,7 +295,7 @@ pub fn exp(x: f32) -> f32 {
 
 unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = *gate.add(i);
             *out.add(i) = g / (1.0 + exp(-g)) * *up.add(i);
@@ -303,12 +303,12 @@ unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     }
 }
 
-/// GELU as its tanh approximation has it (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b g^3)).
+/// Coefficients (a, b) of GELU's tanh approximation (Hendrycks and Gimpel 2016): gelu(g) = g * sigmoid(a (g + b g^3)).
 pub(super) const GELU: (f32, f32) = (1.595_769, 0.044_715);
 
 unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = *gate.add(i);
             let t = (g * g * GELU.1).mul_add(g, g) * GELU.0;
@@ -319,14 +319,14 @@ unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
 
 unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe { *x.add(i) += *y.add(i) };
     }
 }
 
 unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     for i in 0..half {
-        // SAFETY: the caller's: `2 half` and `half` numbers.
+        // SAFETY: the caller guarantees `2 half` and `half` elements.
         unsafe {
             let (a, b, c, s) = (*x.add(i), *x.add(half + i), *cos.add(i), *sin.add(i));
             *x.add(i) = a.mul_add(c, -(b * s));
@@ -338,7 +338,7 @@ unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
 unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let mut best = (0, f32::NEG_INFINITY);
     for i in 0..n {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { *x.add(i) };
         if x > best.1 {
             best = (i, x);
@@ -348,6 +348,6 @@ unsafe fn argmax(x: *const f32, n: usize) -> usize {
 }
 
 unsafe fn finite(x: *const f32, n: usize) -> bool {
-    // SAFETY: the caller's: `n` numbers.
+    // SAFETY: the caller guarantees `n` elements.
     (0..n).all(|i| unsafe { *x.add(i) }.is_finite())
 }

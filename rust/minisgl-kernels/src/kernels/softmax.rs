@@ -1,29 +1,28 @@
-//! Exponentials of a row of logits, in the vectors of an instruction set.
+//! Softmax and log-sum-exp of a row of logits, in the vectors of an instruction set.
 //!
-//! Invariants: the same bits whatever the instruction set: no fused operations, sums in a fixed order; nothing is slower
-//! for odd numbers, and none of them makes a NaN: an impossible or a wrong logit has no probability.
+//! Invariants: the same bits whatever the instruction set: no fused operations, sums in a fixed order. Unusual values
+//! are not slower, and none makes a NaN: a masked or NaN logit has no probability.
 
 use super::Isa;
 use super::plain::exp_below;
 
-/// Sums that run side by side.
+/// Parallel accumulators of a sum.
 const LANES: usize = 8;
 
-/// Exponentials that are made before they are added up: compilers make vectors of a plain loop, and a chain of sums
-/// between them would keep them from it.
+/// Exponentials that are computed before they are summed: compilers vectorize a plain loop, but no chain of sums.
 const BLOCK: usize = 32 * LANES;
 
-/// 1.5 * 2^52: adding it leaves the nearest whole number in the low bits.
+/// Rounding constant 1.5 * 2^52: adding it leaves the nearest integer in the low bits of an f64.
 const ROUND: f64 = 6_755_399_441_055_744.0;
-/// Below this float32 has only zero.
+/// Argument below which e^x is zero in f32.
 const LOWEST: f32 = -110.0;
-/// What a logit so far below the best adds to a sum is lost in it; its exponential is still a normal number.
+/// Distance from the largest logit at which a term is lost in the sum; its exponential is still a normal float.
 const NEGLIGIBLE: f32 = -87.0;
 
-/// e to the power of `x`, for `x` at most 0: rounded from float64, whose error is 1e-11 of the result.
+/// Returns e^x in f64 for `x` at most 0, with a relative error of 1e-11.
 #[inline(always)]
 fn exp(x: f32) -> f64 {
-    let x = f64::from(if x > LOWEST { x } else { LOWEST }); // a NaN, too, goes there
+    let x = f64::from(if x > LOWEST { x } else { LOWEST }); // a NaN, too, becomes the bound
     let rounded = x * std::f64::consts::LOG2_E + ROUND;
     let r = x - (rounded - ROUND) * std::f64::consts::LN_2;
     // the Taylor polynomial of degree 9, |r| <= ln 2 / 2, in pairs for a short chain
@@ -35,7 +34,7 @@ fn exp(x: f32) -> f64 {
     value * f64::from_bits(rounded.to_bits().wrapping_add(1023) << 52)
 }
 
-/// The largest number; minus infinity of none. A NaN never is.
+/// Returns the largest element, ignoring NaN; minus infinity if there is none.
 #[inline(always)]
 pub fn max(numbers: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; 4 * LANES];
@@ -50,8 +49,7 @@ pub fn max(numbers: &[f32]) -> f32 {
     rest.iter().fold(lanes.iter().fold(f32::NEG_INFINITY, larger), larger)
 }
 
-/// Probabilities of `logits / temperature`, not yet divided by their sum, which is returned: not positive if no token
-/// has any.
+/// Writes unnormalized probabilities of `logits / temperature` to `to`. Returns their sum, not positive if all are 0.
 #[inline(always)]
 fn exponentials(logits: &[f32], temperature: f32, to: &mut [f32]) -> f32 {
     let top = max(logits) / temperature;
@@ -64,7 +62,8 @@ fn exponentials(logits: &[f32], temperature: f32, to: &mut [f32]) -> f32 {
 }
 
 on_each_isa! {
-    /// Probabilities of `logits` at `temperature`. False if no token has any: then `to` holds nothing of use.
+    /// Writes the probabilities of `logits` at `temperature` to `to`. Returns false, leaving garbage, if there are
+    /// none.
     softmax(logits: &[f32], temperature: f32, to: &mut [f32]) -> bool as softmax_of
 }
 
@@ -79,9 +78,9 @@ fn softmax_of(logits: &[f32], temperature: f32, to: &mut [f32]) -> bool {
 }
 
 on_each_isa! {
-    /// The natural logarithm of the sum of the exponentials of `logits`: what to subtract from each for its log
-    /// probability. Exponentials are of float32, as the logits are: a request for log probabilities pays for one
-    /// with each token, and none of a vocabulary is seen in the sum of float64.
+    /// Returns ln of the sum of the exponentials of `logits`: a logit minus this is its log probability. Exponentials
+    /// are f32, like the logits, because a request for log probabilities pays for one with each token; the error of a
+    /// vocabulary is not visible in the f64 sum.
     log_sum_exp(logits: &[f32]) -> f32 as log_sum_exp_of
 }
 
@@ -94,14 +93,14 @@ fn log_sum_exp_of(logits: &[f32]) -> f32 {
         let found = &mut block[..from.len()];
         for (found, x) in found.iter_mut().zip(from) {
             let x = x - top;
-            *found = exp_below(if x > NEGLIGIBLE { x } else { NEGLIGIBLE }); // a NaN, too, goes there
+            *found = exp_below(if x > NEGLIGIBLE { x } else { NEGLIGIBLE }); // a NaN, too, becomes the bound
         }
         add(&mut sums, found);
     }
     (f64::from(top) + total(&sums).ln()) as f32
 }
 
-/// Number i to sum i % LANES.
+/// Adds element i of `numbers` to accumulator i % LANES.
 #[inline(always)]
 fn add<T: Copy + Into<f64>>(sums: &mut [f64; LANES], numbers: &[T]) {
     let chunks = numbers.chunks_exact(LANES);
@@ -178,7 +177,7 @@ mod tests {
         let exact = logits.iter().map(|&x| f64::from(x).exp()).sum::<f64>().ln();
         let found = log_sum_exp(Isa::Scalar, &logits);
         assert!((f64::from(found) - exact).abs() < 1e-6, "{found} {exact}");
-        // receipts tell them: raise NUMERICS of engine/page_store.py with them
+        // receipts contain these bits: raise NUMERICS of engine/page_store.py when they change
         assert_eq!(found.to_bits(), 0x410c_f091);
     }
 

@@ -1,6 +1,6 @@
-//! Every instruction set here against the scalar definition, bit for bit, and that against f64.
+//! Tests of every instruction set on this machine against the scalar definition, bit for bit, and of that against f64.
 
-#![allow(clippy::undocumented_unsafe_blocks)] // every pointer is a list's, which is as long as the call says
+#![allow(clippy::undocumented_unsafe_blocks)] // every pointer is into a vector of the length that the call needs
 
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ use crate::panels::Part;
 use crate::panels::tests::stored::sensible;
 use crate::{Kind, TensorView};
 
-/// Numbers that are the same for the same seed.
+/// Pseudo-random generator, the same for the same seed.
 struct Numbers(u64);
 
 impl Numbers {
@@ -34,7 +34,7 @@ impl Numbers {
     }
 }
 
-/// A matrix with blocks of any bits, among them the least and the largest.
+/// Returns a matrix of random bits, with `extremes` also blocks of the smallest and largest values.
 fn matrix(kind: Kind, n: usize, k: usize, numbers: &mut Numbers, extremes: bool) -> Matrix {
     let mut data = Vec::new();
     let full = numbers.next() as u8;
@@ -47,7 +47,7 @@ fn matrix(kind: Kind, n: usize, k: usize, numbers: &mut Numbers, extremes: bool)
             .collect();
         sensible(kind, &mut block);
         if extremes && full.is_multiple_of(2) && kind == Kind::MXFP4 {
-            block[0] &= 3; // the scales of all are the least that there are, two below the normal numbers
+            block[0] &= 3; // the smallest scales, two of them subnormal
         }
         data.extend(block);
     }
@@ -72,7 +72,7 @@ impl Case {
         Self { w, x, rows, mode }
     }
 
-    /// The product of rows `rows` prepared among `among`, panels `panels`; `add` to ones.
+    /// Returns the product of rows `rows`, prepared among `among`, with `panels`; `add` adds it to ones.
     pub(super) fn run(
         &self,
         isa: Isa,
@@ -108,10 +108,10 @@ impl Case {
     }
 }
 
-/// Rows, inputs and rows of activations that fill no panel; under Miri as few as show it.
+/// Sizes (outputs, inputs, rows) that fill no whole panel; smaller under Miri.
 const SMALL: (usize, usize, usize) = if cfg!(miri) { (17, 40, 2) } else { (37, 96, 3) };
 
-/// NaN is NaN, whatever its bits.
+/// Returns the bits of each element, with one pattern for all NaN.
 pub(super) fn bits(x: &[f32]) -> Vec<u32> {
     x.iter()
         .map(|x| if x.is_nan() { u32::MAX } else { x.to_bits() })

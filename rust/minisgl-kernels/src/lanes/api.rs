@@ -1,58 +1,57 @@
-//! The trait of a vector, jobs over it, and 2^x made of it.
+//! Trait of a vector of 16 f32, jobs over it, and 2^x built on it.
 
 use std::cell::UnsafeCell;
 
 /// Lanes of a vector on every instruction set.
 pub(crate) const LANES: usize = 16;
 
-/// Added to a number and taken off again, this rounds it to the nearest integer, ties to even.
+/// Rounding constant: adding and subtracting it rounds an f32 to the nearest integer, ties to even.
 pub(crate) const ROUNDER: f32 = 12_582_912.0;
 
-/// Sixteen f32.
+/// Vector of 16 f32.
 ///
 /// # Safety
-/// Every function is for a processor that has the implementor's instructions; pointers are valid for sixteen elements
-/// and need no alignment.
+/// The processor has the implementor's instructions; pointers are valid for 16 elements and need no alignment.
 pub(crate) trait Lanes: Copy {
-    /// Vectors of accumulators that fit into registers beside what feeds them.
+    /// Maximum number of accumulator vectors that fit into registers alongside their operands.
     const ACCUMULATORS: usize;
 
-    /// Do a job in a function of its own, which has the instructions: what many places do is compiled once.
+    /// Runs a job in a function that has the instructions enabled, so that a job used in many places is compiled once.
     unsafe fn run<J: OnLanes>(job: J);
-    /// Ask for a cache line that is needed soon; any address will do.
+    /// Prefetches a cache line; any address is allowed.
     fn prefetch(at: *const u8);
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(at: *const f32) -> Self;
     unsafe fn load_f16(at: *const u16) -> Self;
     unsafe fn load_i8(at: *const i8) -> Self;
-    /// Of sixteen bytes the low halves, then the high ones, 8 taken off each.
+    /// Loads 16 bytes and returns their low nibbles, then their high ones, minus 8 each.
     unsafe fn load_i4(at: *const u8) -> [Self; 2];
     unsafe fn store(self, at: *mut f32);
     unsafe fn add(self, other: Self) -> Self;
     unsafe fn sub(self, other: Self) -> Self;
     unsafe fn mul(self, other: Self) -> Self;
-    /// `self * by + to`, rounded once.
+    /// Returns `self * by + to`, rounded once.
     unsafe fn fma(self, by: Self, to: Self) -> Self;
-    /// `self > other ? self : other`.
+    /// Returns `self > other ? self : other`.
     unsafe fn max(self, other: Self) -> Self;
-    /// Lanes `from..to` (within 0..=16), the rest from `other`.
+    /// Returns lanes `from..to` (within 0..=16) of `self` and the rest of `other`.
     unsafe fn keep(self, from: usize, to: usize, other: Self) -> Self;
-    /// 0 where `x < limit`, else this.
+    /// Returns 0 where `x < limit`, else `self`.
     unsafe fn zero_below(self, x: Self, limit: Self) -> Self;
-    /// 2^n for a vector that is n + [`ROUNDER`], n from -126 to 127.
+    /// Returns 2^n for a vector that is n + [`ROUNDER`], n from -126 to 127.
     unsafe fn power(self) -> Self;
-    /// Lanes folded with `add`: i with i + 8, then i + 4, i + 2, i + 1.
+    /// Returns the sum of the lanes: i with i + 8, then i + 4, i + 2, i + 1.
     unsafe fn total(self) -> f32;
-    /// The same with `max`.
+    /// Returns the maximum of the lanes, reduced in the order of `total`.
     unsafe fn largest(self) -> f32;
 }
 
-/// What is written once over [`Lanes`].
+/// Job that is written once over [`Lanes`].
 pub(crate) trait OnLanes {
-    /// Do it, with vectors of this kind.
+    /// Runs the job with vectors of type `V`.
     ///
     /// # Safety
-    /// The processor has the instructions of `V`, and what the job itself asks for.
+    /// The processor has the instructions of `V`, and the job's own conditions hold.
     unsafe fn on<V: Lanes>(self);
 }
 
@@ -67,16 +66,16 @@ pub(crate) const POLYNOMIAL: [f32; 7] = [
     1.0,
 ];
 
-/// Below this, 2^x counts as 0.
+/// Exponent below which 2^x counts as 0.
 pub(crate) const LOWEST: f32 = -125.0;
 
-/// 2^x for x <= 0 (and a little above); NaN stays NaN.
+/// Returns 2^x for x <= 0 (and a little above); NaN stays NaN.
 ///
 /// # Safety
 /// The processor has the instructions of `V`.
 #[inline(always)]
 pub(crate) unsafe fn exp2<V: Lanes>(x: V) -> V {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let lowest = V::splat(LOWEST);
         // NaN is not above the limit: `max` gives its second operand.
@@ -92,7 +91,7 @@ pub(crate) unsafe fn exp2<V: Lanes>(x: V) -> V {
     }
 }
 
-/// [`exp2`] of one number, with the same operations.
+/// Returns 2^x of one f32, by the operations of [`exp2`].
 #[inline(always)]
 pub(crate) fn exp2_one(x: f32) -> f32 {
     if x < LOWEST {
@@ -107,7 +106,7 @@ pub(crate) fn exp2_one(x: f32) -> f32 {
     p * power_one(shifted)
 }
 
-/// [`Lanes::power`] of one number.
+/// Returns 2^n for an f32 that is n + [`ROUNDER`] ([`Lanes::power`] of one element).
 #[inline(always)]
 pub(crate) fn power_one(shifted: f32) -> f32 {
     f32::from_bits(shifted.to_bits().wrapping_sub(ROUNDER.to_bits()).wrapping_add(127) << 23)
@@ -116,15 +115,15 @@ pub(crate) fn power_one(shifted: f32) -> f32 {
 #[repr(align(64))]
 #[derive(Debug)]
 struct Line {
-    // Reached through pointers.
+    // Accessed through pointers only.
     _numbers: UnsafeCell<[f32; LANES]>,
 }
 
-/// Numbers in whole cache lines.
+/// Buffer of f32 in whole cache lines.
 #[derive(Debug, Default)]
 pub(crate) struct Lines(Vec<Line>);
 
-// SAFETY: shared numbers are reached only through `shared`, whose users are unsafe and say who writes where.
+// SAFETY: shared elements are reached only through `shared`, whose unsafe users state who writes where.
 unsafe impl Sync for Lines {}
 
 impl Lines {
@@ -134,7 +133,7 @@ impl Lines {
         lines
     }
 
-    /// Room for at least so many; what was there is kept, what is new is 0.
+    /// Grows the buffer to at least `numbers` elements; existing elements are kept, new ones are 0.
     pub fn grow(&mut self, numbers: usize) {
         let lines = numbers.div_ceil(LANES);
         if self.0.len() < lines {
@@ -158,7 +157,7 @@ impl Lines {
         self.0.as_mut_ptr().cast()
     }
 
-    /// To be written by several threads, each in places of its own.
+    /// Returns a pointer through which several threads may write, each its own elements.
     #[inline(always)]
     pub fn shared(&self) -> *mut f32 {
         UnsafeCell::raw_get(self.0.as_ptr().cast::<UnsafeCell<f32>>())

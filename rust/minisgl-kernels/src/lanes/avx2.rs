@@ -1,4 +1,4 @@
-//! Sixteen lanes in two AVX2 registers.
+//! Vector of 16 lanes in two AVX2 registers.
 //!
 //! Invariants: each lane is what the scalar form computes.
 
@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 
 use super::api::{Lanes, OnLanes, ROUNDER};
 
-/// Two registers.
+/// Vector of 16 f32 in two registers.
 #[derive(Clone, Copy)]
 pub(super) struct Vector([__m256; 2]);
 
@@ -157,13 +157,13 @@ impl Lanes for Vector {
     }
 }
 
-/// The last steps of [`Lanes::total`].
+/// Returns the sum of 8 lanes: the last steps of [`Lanes::total`].
 ///
 /// # Safety
 /// The processor has AVX2.
 #[inline(always)]
 pub(super) unsafe fn total(x: __m256) -> f32 {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let x = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_add_ps(x, _mm_movehl_ps(x, x));
@@ -171,13 +171,13 @@ pub(super) unsafe fn total(x: __m256) -> f32 {
     }
 }
 
-/// The last steps of [`Lanes::largest`].
+/// Returns the maximum of 8 lanes: the last steps of [`Lanes::largest`].
 ///
 /// # Safety
 /// The processor has AVX2.
 #[inline(always)]
 pub(super) unsafe fn largest(x: __m256) -> f32 {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         let x = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps::<1>(x));
         let x = _mm_max_ps(x, _mm_movehl_ps(x, x));

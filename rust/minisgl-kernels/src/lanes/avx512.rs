@@ -1,4 +1,4 @@
-//! Sixteen lanes in one AVX-512 register.
+//! Vector of 16 lanes in one AVX-512 register.
 //!
 //! Invariants: each lane is what the scalar form computes.
 
@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use super::api::{Lanes, OnLanes, ROUNDER};
 use super::avx2;
 
-/// One register.
+/// Vector of 16 f32 in one register.
 #[derive(Clone, Copy)]
 pub(super) struct Vector(__m512);
 

@@ -1,7 +1,6 @@
-//! Sixteen numbers at once: what an instruction set must offer to the kernels, and 2^x made of it.
+//! Vectors of 16 f32: the operations that an instruction set must offer to the kernels, and 2^x built on them.
 //!
-//! Invariants: every operation rounds as the scalar form does, so kernels written once over this trait give the same
-//! bits on all of them.
+//! Invariants: every operation rounds like the scalar form, so generic kernels have the same bits on all sets.
 
 mod api;
 #[cfg(target_arch = "x86_64")]
@@ -14,12 +13,12 @@ pub(crate) use api::{LANES, Lanes, Lines, OnLanes, exp2, exp2_one};
 
 use crate::kernels::Isa;
 
-/// Do a job with the vectors of `isa`, which was found on this processor.
+/// Runs a job with the vectors of `isa`.
 ///
 /// # Safety
-/// Runs a job on the vectors of an instruction set. The processor has that set.
+/// The processor has that instruction set, and the job's own conditions hold.
 pub(crate) unsafe fn on_lanes<J: OnLanes>(isa: Isa, job: J) {
-    // SAFETY: the caller's word.
+    // SAFETY: upheld by the caller.
     unsafe {
         match isa {
             #[cfg(target_arch = "x86_64")]

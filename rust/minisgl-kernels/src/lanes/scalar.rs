@@ -1,11 +1,11 @@
-//! Sixteen lanes as an array: the form that all others must equal bit for bit.
+//! Vector of 16 lanes as an array: the reference that all other forms must equal bit for bit.
 //!
 //! Invariants: one lane is one f32 operation, rounded once.
 
 use super::api::{LANES, Lanes, OnLanes, power_one};
 use crate::blocks::f16_to_f32;
 
-/// An array of lanes.
+/// Vector of 16 f32 as an array.
 #[derive(Clone, Copy)]
 pub(super) struct Scalar([f32; LANES]);
 

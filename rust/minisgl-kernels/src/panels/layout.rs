@@ -1,32 +1,32 @@
-//! How a matrix holds its numbers: a row of a table for each kind of a file.
+//! Storage of a matrix in panels: the table of layouts, one row for each kind of a file.
 //!
-//! A panel of 16 rows is unit after unit. A unit is a *head*, the scales of one or some blocks of 32 inputs, and the
-//! *codes* of these blocks, plane by plane in vectors of 64 bytes: 4 bytes of each row. Vector j of a block (0..8) has
-//! inputs 4j..4j+4 of each row; a plane holds of it
+//! A panel of 16 rows is a sequence of units. A unit is a *head*, the scales of one or some blocks of 32 inputs, and
+//! the *codes* of these blocks, plane by plane in vectors of 64 bytes: 4 bytes of each row. Vector j of a block (0..8)
+//! has inputs 4j..4j+4 of each row; depending on its width, a plane stores it in
 //! * 8 bits: vector j;
-//! * 4 bits: the half `j / 4` of the bytes of vector `j % 4`;
-//! * 2 bits: the quarter `j / 2` of the bytes of vector `j % 2`;
+//! * 4 bits: nibble `j / 4` of the bytes of vector `j % 4`;
+//! * 2 bits: quarter `j / 2` of the bytes of vector `j % 2`;
 //! * 1 bit: bit j of the bytes of the only vector.
 //!
-//! A second plane has the upper bits of a code. A number is `scale (value - bias) + min`, its value a code or what a table
-//! has for it. What is no code lies in blocks without a head: F16 as 32 vectors of 32 bytes, one input of each row; F32
+//! A second plane has the upper bits of a code. A weight is `scale (value - bias) + min`, its value being the code or a
+//! table entry. Float kinds have blocks without a head: F16 as 32 vectors of 32 bytes, one input of each row; F32
 //! likewise with 64 bytes; BF16 as 16 vectors of 64 bytes, inputs 2j and 2j + 1 of each row.
 //!
-//! Invariants: nothing that a file stores is rounded a second time, and no kind takes more than 3 % more than in the
-//! file, most nothing more (but TQ1_0, held in 2 bits: 22 %).
+//! Invariants: no value from a file is rounded a second time, and no kind takes more than 3 % more than in the file,
+//! most nothing more (except TQ1_0, stored in 2 bits: 22 %).
 
 use crate::Kind;
 use crate::blocks::{FLOATS, UNEVEN, f16_to_f32, half_of_e4m3, half_of_e8m0};
 
-/// Rows (outputs) of a panel.
+/// Rows (outputs) in a panel.
 pub const PANEL: usize = 16;
-/// Inputs of a block.
+/// Inputs in a block.
 pub const BLOCK: usize = 32;
 
-/// What the codes of `Q1_0` stand for.
+/// Values of the codes of `Q1_0`.
 const SIGNS: [i8; 16] = [-1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1, -1, 1];
 
-/// How the numbers of a kind are held: its row of the table.
+/// Layout of a kind's weights in panels.
 #[derive(Clone, Copy)]
 pub struct Layout {
     /// Blocks that share a head.
@@ -35,31 +35,30 @@ pub struct Layout {
     pub head: usize,
     /// Bits of a code in the first plane, and in the second.
     pub bits: [usize; 2],
-    /// What is taken off a value; the codes of 8 bits are signed as they lie.
+    /// Bias that is subtracted from a value; 8-bit codes are stored signed.
     pub bias: u8,
-    /// Values by code, where they are not the codes.
+    /// Values by code; `None`: the codes are the values.
     pub table: Option<[u8; 16]>,
-    /// Scales of a block, each for as many of its inputs.
+    /// Scales in a block, each for an equal sub-block of its inputs.
     pub subs: usize,
-    /// Whether there are minima.
+    /// True if the kind has minima.
     pub min: bool,
 }
 
 impl Layout {
-    /// Bytes of a block's codes.
+    /// Returns the bytes of a block's codes.
     #[must_use]
     pub const fn codes(&self) -> usize {
         (self.bits[0] + self.bits[1]) * PANEL * BLOCK / 8
     }
 
-    /// Bytes of a unit.
+    /// Returns the bytes of a unit.
     #[must_use]
     pub const fn unit_bytes(&self) -> usize {
         self.head + self.unit * self.codes()
     }
 
-    /// Whether the sums of f32 products go over both halves of a byte, byte after byte, and not over inputs in order: what
-    /// is cheapest for codes of 4 bits.
+    /// Returns true if f32 sums go over both nibbles of each byte in turn, which is cheapest for 4-bit codes.
     #[must_use]
     pub const fn by_halves(&self) -> bool {
         self.bits[0] == 4 && self.bits[1] == 0 && self.subs == 1
@@ -67,7 +66,7 @@ impl Layout {
 }
 
 impl Kind {
-    /// As what it is held: as it is, but five digits a byte as two bits each.
+    /// Returns the kind in which weights of this kind are stored in panels: itself, except that TQ1_0 becomes TQ2_0.
     #[must_use]
     pub const fn held(self) -> Self {
         match self {
@@ -76,7 +75,7 @@ impl Kind {
         }
     }
 
-    /// Its row of the table.
+    /// Returns the layout of the kind.
     #[must_use]
     pub const fn layout(self) -> Layout {
         const fn row(unit: usize, head: usize, bits: [usize; 2], bias: u8, subs: usize, min: bool) -> Layout {
@@ -126,7 +125,7 @@ impl Kind {
         }
     }
 
-    /// Whether it is multiplied with int8 activations where those are asked for; others always take f32.
+    /// Returns true for kinds that are multiplied with int8 activations on request; float kinds always use f32.
     #[must_use]
     pub const fn is_quantized(self) -> bool {
         !matches!(self, Self::F16 | Self::BF16 | Self::F32)
@@ -137,7 +136,7 @@ fn half(head: &[u8], at: usize) -> f32 {
     f16_to_f32(u16::from_le_bytes([head[at], head[at + 1]]))
 }
 
-/// A block of a panel: its unit's head, which block of the unit it is, and its codes or numbers.
+/// Block of a panel: its unit's head, the block's index in the unit, and its codes or floats.
 #[derive(Clone, Copy)]
 pub struct Block<'a> {
     kind: Kind,
@@ -147,7 +146,7 @@ pub struct Block<'a> {
 }
 
 impl<'a> Block<'a> {
-    /// Block `b` of a panel.
+    /// Returns block `b` of a panel.
     pub(super) fn new(kind: Kind, panel: &'a [u8], b: usize) -> Self {
         let layout = kind.layout();
         let unit = &panel[b / layout.unit * layout.unit_bytes()..][..layout.unit_bytes()];
@@ -157,13 +156,13 @@ impl<'a> Block<'a> {
         Self { kind, head, at, codes }
     }
 
-    /// Its codes, or the numbers of a kind without.
+    /// Returns the block's codes, or its floats for a float kind.
     #[must_use]
     pub fn codes(&self) -> &'a [u8] {
         self.codes
     }
 
-    /// The scale of row `lane`, for the `sub`-th of its `subs` shares of inputs.
+    /// Returns the scale of row `lane` for sub-block `sub` of its inputs.
     #[must_use]
     pub fn scale(&self, lane: usize, sub: usize) -> f32 {
         let (head, at) = (self.head, self.at);
@@ -184,7 +183,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The minimum, likewise; 0 for a kind without.
+    /// Returns the minimum of row `lane` for sub-block `sub` of its inputs; 0 for a kind without minima.
     #[must_use]
     pub fn min(&self, lane: usize, sub: usize) -> f32 {
         let (head, at) = (self.head, self.at);
@@ -196,7 +195,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The value of input `i` of row `lane`, its bias taken off.
+    /// Returns the value of input `i` of row `lane`, minus the bias.
     #[must_use]
     pub fn value(&self, lane: usize, i: usize) -> i32 {
         let layout = self.kind.layout();
@@ -204,18 +203,18 @@ impl<'a> Block<'a> {
         i32::from(value) - i32::from(layout.bias)
     }
 
-    /// Values of inputs 4j..4j+4 of each row.
+    /// Returns the values, minus the bias, of inputs 4j..4j+4 of each row.
     #[must_use]
     pub fn values(&self, j: usize) -> [i16; 4 * PANEL] {
         let layout = self.kind.layout();
         std::array::from_fn(|byte| i16::from(self.biased(&layout, j, byte)) - i16::from(layout.bias))
     }
 
-    /// The value whose code is at `byte` of vector `j`, as a number without a sign.
+    /// Returns the unsigned value, bias included, of the code at byte `byte` of vector `j`.
     #[inline]
     fn biased(&self, layout: &Layout, j: usize, byte: usize) -> u8 {
         let plane = |bits: usize, at: usize| -> u8 {
-            // `bits` vectors of the plane hold what eight of bytes would.
+            // `bits` vectors of the plane hold as much as eight vectors of bytes.
             self.codes[at + 64 * (j % bits) + byte] >> (bits * (j / bits)) & ((1u16 << bits) - 1) as u8
         };
         let [low, high] = layout.bits;

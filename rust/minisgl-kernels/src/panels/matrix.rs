@@ -1,6 +1,6 @@
-//! A weight matrix in panels, and how to read a row back.
+//! Weight matrix in panels, and the way to read a row back.
 //!
-//! Invariants: every block of every panel is there; rows and inputs beyond the tensor's are zero.
+//! Invariants: every block of every panel is present; rows and inputs beyond the tensor's are zero.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -10,45 +10,45 @@ use crate::Kind;
 use crate::blocks::{bf16_to_f32, f16_to_f32};
 use crate::memory::Zeroed;
 
-/// How large a matrix is and what its numbers are.
+/// Size and storage kind of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
-    /// How its numbers are held.
+    /// Storage kind of its weights.
     pub kind: Kind,
-    /// Rows.
+    /// Rows (outputs).
     pub n: usize,
-    /// Panels, which cover the rows.
+    /// Panels that cover the rows.
     pub panels: usize,
-    /// Inputs.
+    /// Inputs (columns).
     pub k: usize,
 }
 
 impl Shape {
-    /// Bytes of a panel.
+    /// Returns the bytes of a panel.
     #[must_use]
     pub fn panel_bytes(&self) -> usize {
         let layout = self.kind.layout();
         self.k.div_ceil(BLOCK * layout.unit) * layout.unit_bytes()
     }
 
-    /// Bytes of all panels.
+    /// Returns the bytes of all panels.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.panels * self.panel_bytes()
     }
 }
 
-/// Where panels are. A clone is the same bytes.
+/// Memory of a matrix's panels. A clone refers to the same bytes.
 #[derive(Clone)]
 pub enum Panels {
-    /// In memory of this process.
+    /// Memory of this process.
     Own(Arc<Zeroed>),
-    /// In a range of bytes that another crate holds: a file that is mapped.
+    /// Range of bytes that another crate holds, such as a mapped file.
     Mapped(Arc<dyn AsRef<[u8]> + Send + Sync>, Range<usize>),
 }
 
 impl Panels {
-    /// All panels, one after the other.
+    /// Returns all panels, one after the other.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
         match self {
@@ -58,77 +58,77 @@ impl Panels {
     }
 }
 
-/// A weight matrix, `n` outputs by `k` inputs.
+/// Weight matrix with `n` outputs and `k` inputs.
 pub struct Matrix {
     shape: Shape,
     panels: Panels,
 }
 
 impl Matrix {
-    /// A matrix of panels that are there already: as many bytes as `shape` needs.
+    /// Creates a matrix from existing panels, which must have as many bytes as `shape` needs.
     #[must_use]
     pub fn new(shape: Shape, panels: Panels) -> Self {
         Self { shape, panels }
     }
 
-    /// Rows, with those that pad the parts of an interleaved matrix, without those that pad the last panel.
+    /// Returns the rows, including the padding of an interleaved matrix's parts, without that of the last panel.
     #[must_use]
     pub fn n(&self) -> usize {
         self.shape.n
     }
 
-    /// Inputs.
+    /// Returns the inputs (columns).
     #[must_use]
     pub fn k(&self) -> usize {
         self.shape.k
     }
 
-    /// Blocks of a panel.
+    /// Returns the blocks in a panel.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.shape.k.div_ceil(BLOCK)
     }
 
-    /// Panels: their rows cover `n`.
+    /// Returns the number of panels, whose rows cover `n`.
     #[must_use]
     pub fn panels(&self) -> usize {
         self.shape.panels
     }
 
-    /// How its numbers are held.
+    /// Returns the storage kind.
     #[must_use]
     pub fn kind(&self) -> Kind {
         self.shape.kind
     }
 
-    /// Bytes held.
+    /// Returns the bytes of all panels.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.shape.bytes()
     }
 
-    /// Bytes of a panel.
+    /// Returns the bytes of a panel.
     #[must_use]
     pub fn panel_bytes(&self) -> usize {
         self.shape.panel_bytes()
     }
 
-    /// All panels, one after the other.
+    /// Returns all panels, one after the other.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         self.panels.as_slice()
     }
 
-    /// Panel `p`.
+    /// Returns panel `p`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If `p` is out of range.
     #[must_use]
     pub fn panel(&self, p: usize) -> &[u8] {
         &self.data()[p * self.panel_bytes()..][..self.panel_bytes()]
     }
 
-    /// Row `r` as numbers; what `out` has beyond `k` is zeroed.
+    /// Decodes row `r` to f32 and zeroes `out` beyond `k`.
     ///
     /// # Panics
     /// If there is no such row, or `out` is shorter than `k`.
@@ -145,17 +145,17 @@ impl Matrix {
         out[k..].fill(0.0);
     }
 
-    /// Block `b` of panel `p`.
+    /// Returns block `b` of panel `p`.
     ///
     /// # Panics
-    /// If there is none.
+    /// If an index is out of range.
     #[must_use]
     pub fn block(&self, p: usize, b: usize) -> Block<'_> {
         Block::new(self.shape.kind, self.panel(p), b)
     }
 }
 
-/// Input `i` of row `lane` of a block: ggml's own number.
+/// Returns the weight of input `i` of row `lane` of a block, exactly as ggml decodes it.
 fn number(kind: Kind, block: Block<'_>, lane: usize, i: usize) -> f32 {
     if !kind.is_quantized() {
         return plain(kind, block.codes(), lane, i);
@@ -170,7 +170,7 @@ fn number(kind: Kind, block: Block<'_>, lane: usize, i: usize) -> f32 {
     }
 }
 
-/// Input `i` of row `lane` of a block of numbers.
+/// Returns input `i` of row `lane` of a block of floats.
 pub(crate) fn plain(kind: Kind, block: &[u8], lane: usize, i: usize) -> f32 {
     let u16_at = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
     match kind {

@@ -1,7 +1,7 @@
-//! Weights as the kernels want them: packed once at load into panels of 16 output rows by blocks of 32 inputs.
+//! Weights in the layout of the kernels: packed once at load into panels of 16 output rows by blocks of 32 inputs.
 //!
-//! Invariants: a layout is the same on every instruction set; a stored kind loses nothing on its way into its `Kind`; a
-//! matrix is padded with zeros, so kernels know no odd sizes.
+//! Invariants: a layout is the same on every instruction set; packing loses nothing of a stored kind; a matrix is
+//! padded with zeros, so kernels see no partial blocks or panels.
 
 mod layout;
 mod matrix;

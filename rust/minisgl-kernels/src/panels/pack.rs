@@ -1,9 +1,9 @@
-//! From tensors to panels.
+//! Packing of tensors into panels.
 //!
-//! Invariants: what is held as it is keeps its bits; of other kinds numbers are taken, as F32.
+//! Invariants: kinds that panels store keep their bits; mixed kinds become F32.
 //!
-//! A panel is made of all its rows at once, unit by unit: what is written of it stays in the first cache. Loops are of
-//! fixed lengths, over bytes side by side, so that they become vectors: packing has to keep up with a disk.
+//! A panel is packed from all its rows at once, unit by unit: the part being written stays in the L1 cache. Loops have
+//! fixed lengths over adjacent bytes, so that they are vectorized: packing has to keep up with a disk.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,26 +14,26 @@ use crate::blocks::{decode, digit, scale_and_min_codes, scale_of_six};
 use crate::memory::Zeroed;
 use crate::{Error, Kind, Result, TensorView};
 
-/// Bytes of the codes of a block, one byte each.
+/// Bytes of a block's codes, one byte each.
 const CODES: usize = PANEL * BLOCK;
 
-/// Rows of a tensor for a matrix.
+/// Rows of a tensor that become rows of a matrix.
 #[derive(Clone, Copy)]
 pub struct Part<'a> {
-    /// The tensor; all its dimensions but the last count as rows.
+    /// Tensor, whose dimensions except the last count as rows.
     pub tensor: TensorView<'a>,
-    /// Row i of the part is row `order(i)` of the tensor; without it, row i.
+    /// Row order: row i of the part is row `order(i)` of the tensor; `None`: row i.
     pub order: Option<&'a (dyn Fn(usize) -> usize + Sync)>,
 }
 
 impl<'a> Part<'a> {
-    /// All rows as they lie.
+    /// Takes all rows of a tensor in order.
     #[must_use]
     pub fn new(tensor: TensorView<'a>) -> Self {
         Self { tensor, order: None }
     }
 
-    /// All rows in another order.
+    /// Takes all rows of a tensor in another order.
     #[must_use]
     pub fn ordered(tensor: TensorView<'a>, order: &'a (dyn Fn(usize) -> usize + Sync)) -> Self {
         Self {
@@ -42,13 +42,13 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// Row i of the part, as it is stored.
+    /// Returns the stored bytes of row i of the part.
     fn row(&self, i: usize) -> Result<Cow<'a, [u8]>> {
         let row = self.order.map_or(i, |order| order(i));
         if row >= self.tensor.rows() {
             let (name, rows) = (self.tensor.name(), self.tensor.rows());
             return Err(Error::file(format!(
-                "tensor {name} has {rows} rows, not one numbered {row}"
+                "tensor {name} has {rows} rows; there is no row {row}"
             )));
         }
         Ok(self.tensor.row(row))
@@ -56,15 +56,16 @@ impl<'a> Part<'a> {
 }
 
 impl Matrix {
-    /// Stacks `parts` one below the other, or (`interleave`) panel by panel in turns, every part padded to whole
-    /// panels by itself. `held`: F32 in place of the parts' own kind. Several threads may pack different matrices at once.
+    /// Packs `parts` into one matrix: stacked, or (`interleave`) panel by panel in turns, with every part padded to
+    /// whole panels. `held`: the storage kind to use instead of the parts' own. Fails if the parts do not fit. Several
+    /// threads may pack different matrices at once.
     pub fn pack(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Self> {
         let shape = shape_of(parts, interleave, held)?;
         Ok(Self::new(shape, packed(shape, parts, interleave)?))
     }
 }
 
-/// The panels of a matrix whose shape `shape_of` gave for the same arguments.
+/// Packs the panels of a matrix whose `shape` was returned by `shape_of` for the same arguments.
 pub fn packed(shape: Shape, parts: &[Part<'_>], interleave: bool) -> Result<Panels> {
     let mut memory = Zeroed::new(shape.bytes());
     let mut panels = memory.as_mut_slice().chunks_exact_mut(shape.panel_bytes().max(1));
@@ -83,10 +84,10 @@ pub fn packed(shape: Shape, parts: &[Part<'_>], interleave: bool) -> Result<Pane
     Ok(Panels::Own(Arc::new(memory)))
 }
 
-/// The shape of the matrix that `Matrix::pack` makes of `parts`, or why it cannot.
+/// Returns the shape of the matrix that `Matrix::pack` makes of `parts`. Fails if their rows or columns do not match.
 pub fn shape_of(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Result<Shape> {
     let Some(first) = parts.first().map(|part| part.tensor) else {
-        return Err(Error::setting("a matrix without parts"));
+        return Err(Error::setting("a matrix must have at least one part"));
     };
     let k = first.k();
     for Part { tensor, .. } in parts {
@@ -113,7 +114,7 @@ pub fn shape_of(parts: &[Part<'_>], interleave: bool, held: Option<Kind>) -> Res
     Ok(Shape { kind, n, panels, k })
 }
 
-/// A panel of a matrix of `shape` from at most as many rows of parts as it has.
+/// Packs one panel of a matrix of `shape` from at most 16 rows.
 fn put<'a>(shape: Shape, panel: &mut [u8], rows: impl Iterator<Item = (&'a Part<'a>, usize)>) -> Result<()> {
     let Shape { kind: held, k, .. } = shape;
     let layout = held.layout();
@@ -130,16 +131,16 @@ fn put<'a>(shape: Shape, panel: &mut [u8], rows: impl Iterator<Item = (&'a Part<
     Ok(())
 }
 
-/// A row of a panel, as it is stored.
+/// Row of a panel as stored in the file.
 struct Row<'a> {
     kind: Kind,
-    /// Of a unit.
+    /// Bytes of a unit.
     bytes: usize,
     stored: Cow<'a, [u8]>,
 }
 
 impl<'a> Row<'a> {
-    /// With numbers in place of blocks where `held` wants them, and those in whole blocks.
+    /// Wraps a stored row of `k` inputs, decoded to floats and padded to whole blocks if `held` is a float kind.
     fn new(kind: Kind, held: Kind, stored: Cow<'a, [u8]>, k: usize) -> Self {
         let (kind, mut stored) = if kind.held() == held {
             (kind, stored)
@@ -163,7 +164,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Unit `i` of blocks.
+/// Packs unit `i` of quantized rows: scales and codes.
 fn put_unit(layout: &Layout, rows: &[Row<'_>], i: usize, to: &mut [u8]) {
     let (head, planes) = to.split_at_mut(layout.head);
     for (lane, row) in rows.iter().enumerate() {
@@ -181,14 +182,14 @@ fn put_unit(layout: &Layout, rows: &[Row<'_>], i: usize, to: &mut [u8]) {
     }
 }
 
-/// Unit `i` of numbers, or of pairs of them, of `SIZE` bytes.
+/// Packs unit `i` of float rows, in elements (or pairs of elements) of `SIZE` bytes.
 fn put_numbers<const SIZE: usize>(rows: &[Row<'_>], i: usize, to: &mut [u8]) {
     for (lane, row) in rows.iter().enumerate() {
         put_lane::<SIZE>(row.unit(i), to, lane);
     }
 }
 
-/// `SIZE` bytes of row `lane` after `SIZE` bytes of the row before it.
+/// Copies `from` to row `lane` of `to`, in chunks of `SIZE` bytes that alternate with those of the other rows.
 #[inline(always)]
 fn put_lane<const SIZE: usize>(from: &[u8], to: &mut [u8], lane: usize) {
     let (from, _) = from.as_chunks::<SIZE>();
@@ -198,7 +199,7 @@ fn put_lane<const SIZE: usize>(from: &[u8], to: &mut [u8], lane: usize) {
     }
 }
 
-/// So many bits of each code, from bit `shift` on, into their plane (see `layout`).
+/// Packs `bits` bits of each code, from bit `shift` on, into a plane (see `layout`).
 fn put_plane(bits: usize, shift: usize, codes: &[u8; CODES], to: &mut [u8]) {
     if bits == 0 {
         return;
@@ -211,7 +212,7 @@ fn put_plane(bits: usize, shift: usize, codes: &[u8; CODES], to: &mut [u8]) {
     }
 }
 
-/// The scales of row `lane` of a unit, from the blocks that are stored for it.
+/// Packs the scales of row `lane` of a unit, from the stored blocks.
 fn put_head(kind: Kind, from: &[u8], head: &mut [u8], lane: usize) {
     let mut half = |to: usize, at: usize, sign: u8| {
         head[to + 2 * lane] = from[at];
@@ -264,9 +265,9 @@ fn put_head(kind: Kind, from: &[u8], head: &mut [u8], lane: usize) {
     }
 }
 
-/// The code of each number of a block. An array's own way is no loop where it is not inlined, and then most of a start.
+/// Returns the code of each element of a block, faster than `array::from_fn`, which is not inlined everywhere.
 #[inline(always)]
-fn each(code: impl Fn(usize) -> u8) -> [u8; BLOCK] {
+fn map_codes(code: impl Fn(usize) -> u8) -> [u8; BLOCK] {
     let mut codes = [0; BLOCK];
     for (i, one) in codes.iter_mut().enumerate() {
         *one = code(i);
@@ -274,7 +275,7 @@ fn each(code: impl Fn(usize) -> u8) -> [u8; BLOCK] {
     codes
 }
 
-/// The codes of the `j`-th 32 numbers of a unit, as their kind stores them.
+/// Returns the codes of the `j`-th 32 elements of a unit, as stored by their kind.
 fn codes_of(kind: Kind, from: &[u8], j: usize) -> [u8; BLOCK] {
     let nibbles = |qs: usize, i: usize| from[qs + i % 16] >> (i / 16 * 4) & 15;
     let fifth = |at: usize, i: usize| (from[at + i / 8] >> (i % 8) & 1) << 4;
@@ -282,33 +283,33 @@ fn codes_of(kind: Kind, from: &[u8], j: usize) -> [u8; BLOCK] {
     let twos = |qs: usize, i: usize| from[qs + j / 4 * 32 + i] >> (j % 4 * 2) & 3;
     let (side, turn) = (j / 4, j % 4);
     match kind {
-        Kind::Q4_0 | Kind::IQ4_NL => each(|i| nibbles(2, i)),
-        Kind::MXFP4 => each(|i| nibbles(1, i)),
-        Kind::Q4_1 => each(|i| nibbles(4, i)),
-        Kind::IQ4_XS => each(|i| nibbles(8 + 16 * j, i)),
-        Kind::Q5_0 => each(|i| nibbles(6, i) | fifth(2, i)),
-        Kind::Q5_1 => each(|i| nibbles(8, i) | fifth(4, i)),
-        Kind::Q8_0 => each(|i| from[2 + i]),
-        Kind::Q2_K => each(|i| twos(16, i)),
-        Kind::Q3_K => each(|i| twos(32, i) | (from[i] >> j & 1) << 2),
-        Kind::Q4_K => each(|i| fours(16, i)),
-        Kind::Q5_K => each(|i| fours(48, i) | (from[16 + i] >> j & 1) << 4),
-        Kind::Q6_K => each(|i| {
+        Kind::Q4_0 | Kind::IQ4_NL => map_codes(|i| nibbles(2, i)),
+        Kind::MXFP4 => map_codes(|i| nibbles(1, i)),
+        Kind::Q4_1 => map_codes(|i| nibbles(4, i)),
+        Kind::IQ4_XS => map_codes(|i| nibbles(8 + 16 * j, i)),
+        Kind::Q5_0 => map_codes(|i| nibbles(6, i) | fifth(2, i)),
+        Kind::Q5_1 => map_codes(|i| nibbles(8, i) | fifth(4, i)),
+        Kind::Q8_0 => map_codes(|i| from[2 + i]),
+        Kind::Q2_K => map_codes(|i| twos(16, i)),
+        Kind::Q3_K => map_codes(|i| twos(32, i) | (from[i] >> j & 1) << 2),
+        Kind::Q4_K => map_codes(|i| fours(16, i)),
+        Kind::Q5_K => map_codes(|i| fours(48, i) | (from[16 + i] >> j & 1) << 4),
+        Kind::Q6_K => map_codes(|i| {
             let low = from[64 * side + 32 * (turn % 2) + i] >> (4 * (turn / 2)) & 15;
             low | (from[128 + 32 * side + i] >> (2 * turn) & 3) << 4
         }),
-        Kind::TQ1_0 => each(|i| match 32 * j + i {
+        Kind::TQ1_0 => map_codes(|i| match 32 * j + i {
             at @ 0..160 => digit(from[at % 32], at / 32),
             at @ 160..240 => digit(from[32 + at % 16], at / 16 - 10),
             at => digit(from[48 + at % 4], at / 4 - 60),
         }),
-        Kind::TQ2_0 => each(|i| twos(0, i)),
-        Kind::NVFP4 => each(|i| {
+        Kind::TQ2_0 => map_codes(|i| twos(0, i)),
+        Kind::NVFP4 => map_codes(|i| {
             let at = 32 * j + i;
             from[4 + at / 16 * 8 + at % 8] >> (at % 16 / 8 * 4) & 15
         }),
-        Kind::Q1_0 => each(|i| from[2 + 4 * j + i / 8] >> (i % 8) & 1),
-        Kind::Q2_0 => each(|i| from[2 + 8 * j + i / 4] >> (i % 4 * 2) & 3),
+        Kind::Q1_0 => map_codes(|i| from[2 + 4 * j + i / 8] >> (i % 8) & 1),
+        Kind::Q2_0 => map_codes(|i| from[2 + 8 * j + i / 4] >> (i % 4 * 2) & 3),
         Kind::F32 | Kind::F16 | Kind::BF16 => unreachable!("{kind:?} has numbers"),
     }
 }

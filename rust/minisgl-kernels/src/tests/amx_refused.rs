@@ -1,9 +1,10 @@
-//! A process that the system does not let use tiles; one of its own, for the answer is asked for once.
+//! Test in a process that the system does not permit to use tiles; a process of its own, as permission is requested
+//! once.
 #![cfg(all(target_arch = "x86_64", target_os = "linux"))]
 
 use crate::kernels::Isa;
 
-/// The system refuses tiles while a thread has a signal stack that is too small for their state.
+/// Runs `then` while a thread has a signal stack too small for tile state, for which the system refuses tiles.
 fn with_small_signal_stack(then: impl FnOnce()) {
     let size = libc::MINSIGSTKSZ.max(4096) + 2048;
     let mut memory = vec![0u8; size];
@@ -17,7 +18,7 @@ fn with_small_signal_stack(then: impl FnOnce()) {
     // SAFETY: the memory lives until the stack before it is back; no signal comes in a test.
     if unsafe { libc::sigaltstack(&stack, &mut before) } == 0 {
         then();
-        // SAFETY: it is what the system had.
+        // SAFETY: the value that the system had.
         let back = unsafe { libc::sigaltstack(&before, std::ptr::null_mut()) };
         assert_eq!(back, 0);
     }

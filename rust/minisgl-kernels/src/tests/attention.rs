@@ -1,4 +1,4 @@
-//! Attention against a plain softmax in f64, and against itself: what may not change a bit.
+//! Tests of attention against a plain softmax in f64, and against itself where no bit may change.
 
 use crate::attention::{Attention, Rows};
 use crate::kernels::{Isa, plain};
@@ -21,7 +21,7 @@ fn half_floats_and_bytes_lose_what_they_say() {
     }
 }
 
-/// Numbers that are integers from -8 to 7 once they are turned.
+/// Makes elements integers from -8 to 7 after the Hadamard transform, so that q4 stores them exactly.
 fn four_bits(numbers: &mut [f32], dim: usize) {
     for block in numbers.chunks_mut(32) {
         for x in block.iter_mut() {
@@ -29,7 +29,9 @@ fn four_bits(numbers: &mut [f32], dim: usize) {
         }
         block[7] = -8.0;
     }
-    numbers.chunks_mut(dim).for_each(|head| plain::turn(head, dim));
+    numbers
+        .chunks_mut(dim)
+        .for_each(|head| plain::hadamard_transform(head, dim));
 }
 
 #[test]
@@ -57,7 +59,7 @@ fn turned_twice_is_as_before_and_products_stay() {
         let (one, other) = (numbers(1), numbers(2));
         let turned = |x: &[f32]| {
             let mut x = x.to_vec();
-            plain::turn(&mut x, size);
+            plain::hadamard_transform(&mut x, size);
             x
         };
         let back: Vec<f64> = turned(&turned(&one)).into_iter().map(f64::from).collect();
@@ -79,8 +81,8 @@ fn a_number_that_stands_out_costs_the_others_little_in_four_bits() {
     };
     let mut numbers = [0.5; 64];
     numbers[0] = 40.0;
-    // without being turned, 0.5 of 40 would be nothing in 4 bits
-    let plain_codes = plain::four_bits(numbers.first_chunk().unwrap()).1;
+    // without the transform, 0.5 next to 40 would be 0 in 4 bits
+    let plain_codes = plain::quantize_q4(numbers.first_chunk().unwrap()).1;
     assert_eq!(plain_codes[1..], [8; 31]);
     assert!(error(KvDtype::Q4) < 0.25, "{}", error(KvDtype::Q4));
 }
@@ -116,7 +118,7 @@ fn a_window_hides_the_rest() {
         assert_near(&case.run(PLAIN), &case.expected(), 2e-6);
         let sinks = case.with(|c| c.sinks = true);
         assert_near(&sinks.run(PLAIN), &sinks.expected(), 2e-6);
-        // A key outside of all windows does not count, whatever it is.
+        // A key outside of all windows has no effect, whatever its value.
         let spoiled = case.run_with(PLAIN, |row, position, k, _| {
             let r = case.rows[row];
             if position + window < r.len - r.extend + 1 {
@@ -260,7 +262,7 @@ fn row() -> impl Strategy<Value = Row> {
     let kinds = prop_oneof![3 => Just(1usize), 1 => 1usize..90];
     (1usize..320, kinds, 0u64..3, 0usize..300).prop_map(|(len, extend, family, shared)| {
         let extend = extend.min(len);
-        // What a row computes now is its own.
+        // The tokens that a row computes now are its own, not shared.
         Row {
             len,
             extend,
@@ -342,13 +344,13 @@ proptest! {
         }
         let row = case.rows.len() / 2;
         for page_size in [1, 4, 16] {
-            // Rows of their own: what is shared by pages is another matter with other pages.
+            // Unshared rows: sharing depends on the pages, which differ here.
             let other = case.with(|c| c.page_size = page_size);
             prop_assert_eq!(bits(&other.run(PLAIN)), bits(&plain), "pages of {}", page_size);
         }
         let mut alone = case.clone();
         alone.rows = vec![case.rows[row]];
-        // The row's own tokens are numbered by its place.
+        // The values of a row's own tokens depend on the row's index.
         if row == 0 {
             prop_assert_eq!(bits(alone.last(&alone.run(PLAIN), 0)), bits(case.last(&plain, 0)));
         }

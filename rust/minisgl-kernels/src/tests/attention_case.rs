@@ -1,4 +1,4 @@
-//! Steps made of a few numbers, what attention must give for them, and every way to run them.
+//! Small test steps of attention, the expected output, and every way to run them.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use crate::attention::{Attention, Call, Rows};
 use crate::kernels::Isa;
 use crate::kv::{KvDtype, KvHeads, KvPool, KvShape};
 
-/// A row of a step: who it shares its first `shared` tokens with is decided by `family`.
+/// Row of a test step. Rows of the same `family` share their first `shared` tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     pub len: usize,
@@ -20,7 +20,7 @@ pub struct Case {
     pub kv_heads: usize,
     pub group: usize,
     pub dim: usize,
-    /// Values are so many numbers of the keys, the first ones.
+    /// Elements of a value that are the first elements of the key; `None`: values are stored separately.
     pub latent: Option<usize>,
     pub page_size: usize,
     pub dtype: KvDtype,
@@ -29,7 +29,7 @@ pub struct Case {
     pub rows: Vec<Row>,
 }
 
-/// How a case is run; none of it may change the result.
+/// Options of running a case, none of which may change the result.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
     pub isa: Isa,
@@ -43,7 +43,7 @@ pub const PLAIN: How = How {
     sharing: false,
 };
 
-/// A number from -1 to 1 that depends on all of `at`.
+/// Returns a pseudo-random value from -1 to 1 that depends on all of `at`.
 pub fn noise(at: [u64; 4]) -> f32 {
     let mut h = 0u64;
     for x in at {
@@ -60,7 +60,7 @@ impl Case {
         self.kv_heads * self.group
     }
 
-    /// Whose token it is: the family's or the row's own.
+    /// Returns the id of the token's owner: the family for shared tokens, otherwise the row.
     pub fn owner(&self, row: usize, position: usize) -> u64 {
         let r = self.rows[row];
         if position < r.shared {
@@ -100,12 +100,12 @@ impl Case {
             .collect()
     }
 
-    /// Below all scores, among them, and far above.
+    /// Returns the sink of a head: below all scores, among them, or far above.
     fn sink(&self, head: usize) -> f32 {
         [-300.0, 2.0, 0.5, 300.0][head % 4]
     }
 
-    /// What each token of the step sees, in f64.
+    /// Returns the expected output of each token of the step, in f64.
     pub fn expected(&self) -> Vec<f64> {
         let mut out = Vec::new();
         for (row, r) in self.rows.iter().enumerate() {
@@ -141,7 +141,7 @@ impl Case {
         out
     }
 
-    /// Page tables: whole pages of a shared prefix are the family's, the rest the row's own, in an order of no meaning.
+    /// Returns page tables: whole pages of a shared prefix belong to the family, the rest to the row, shuffled.
     pub fn tables(&self) -> (Vec<u32>, usize, usize) {
         let columns = self.rows.iter().map(|r| r.len.div_ceil(self.page_size)).max().unwrap() + 1;
         let mut seen = std::collections::HashMap::new();
@@ -168,7 +168,7 @@ impl Case {
     pub fn run_with(&self, how: How, spoil: impl Fn(usize, usize, &mut [f32], &mut [f32])) -> Vec<f32> {
         let (table, columns, pages) = self.tables();
         let shape = KvShape {
-            // the first with heads of its own
+            // the first layer has heads of its own
             layers: vec![
                 KvHeads {
                     count: 3,
@@ -223,7 +223,7 @@ impl Case {
         };
         let mut plan = attention.plan(&kv, how.threads, &[None, self.window]);
         plan.share(how.sharing);
-        // Twice: a plan forgets the step before.
+        // Built twice: a plan keeps nothing of the previous step.
         plan.build(&rows).unwrap();
         plan.build(&rows).unwrap();
         let mut out = vec![7.0f32; tokens * out_stride];
@@ -275,7 +275,7 @@ impl Case {
         dense
     }
 
-    /// Outputs of the last token of row `row`.
+    /// Returns the outputs of the last token of row `row`.
     pub fn last<'a>(&self, out: &'a [f32], row: usize) -> &'a [f32] {
         let width = self.heads() * self.value_dim();
         let end: usize = self.rows[..=row].iter().map(|r| r.extend).sum();
@@ -300,7 +300,7 @@ pub fn assert_near(got: &[f32], expected: &[f64], bound: f64) {
     }
 }
 
-/// Every way that this machine has.
+/// Returns every combination of options that this machine supports.
 pub fn ways() -> Vec<How> {
     let mut all = Vec::new();
     for isa in Isa::here() {

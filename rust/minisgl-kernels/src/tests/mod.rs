@@ -1,5 +1,5 @@
-//! Tests of attention and instruction sets by their interfaces. They are in the binary of the unit tests: a binary of its own
-//! would have all kernels compiled once more, which takes longer than all of these tests.
+//! Tests of attention and instruction sets by their interfaces. They are part of the unit tests' binary: a separate one
+//! would compile all kernels once more, which takes longer than all of these tests.
 #![allow(missing_docs, clippy::unwrap_used)]
 
 mod amx_refused;

@@ -1,9 +1,9 @@
-//! Products on tiles of bf16, which sum over all inputs.
+//! Matmul on AMX tiles of bf16 whose sums run over all inputs.
 //!
-//! A number of f32 is the sum of three of bf16 (24 bits of mantissa in 3 x 8), of activations and of weights. Of the nine
-//! products of their parts the six largest are computed, all into the same sums; what is left out is below the last bit
-//! of f32. Weights that are bf16 have one part, those of f16 two; quantized ones are multiplied in `shares`. With `Mode::Bf16`
-//! both sides have one: weights that are none are rounded to it. Weights become tiles some panels at a time, in the second level of the cache.
+//! An f32, activation or weight, is the sum of three bf16 (24 bits of mantissa in 3 x 8). Of the nine products of their
+//! parts the six largest are computed, all into the same accumulators; the rest is below the last bit of f32. Weights
+//! in bf16 have one part, those in f16 two; quantized ones are multiplied in `shares`. With `Mode::Bf16` both sides are
+//! rounded to one part. Some panels of weights at a time are converted to tiles in the L2 cache.
 //!
 //! Invariants: a row's bits depend on nothing but the row and the matrix.
 
@@ -19,25 +19,25 @@ use crate::kernels::place::{self, by_kind};
 use crate::memory::Zeroed;
 use crate::panels::PANEL;
 
-/// Rows of a tile; a product takes two tiles of them.
+/// Rows of a tile; a matmul uses two tiles of rows.
 const TALL: usize = 16;
 const MOST: usize = 2 * TALL;
-/// Bytes of the sums of a panel with so many rows.
+/// Bytes of the accumulators of a panel with `MOST` rows.
 const SUMS: usize = MOST * PANEL * 4;
 
-/// The whole product with `Mode::Bf16`.
+/// Computes the matmul with `Mode::Bf16`: one bf16 part on both sides.
 pub(super) unsafe fn rounded(p: &Product<'_>) {
-    // SAFETY: the caller's; the table is only for CPUs with tiles.
+    // SAFETY: upheld by the caller; the table is only for CPUs with tiles.
     unsafe { by_kind!(p.w.kind(), KIND, product::<KIND, 1, 1>(p), product::<KIND, 1, 1>(p)) }
 }
 
-/// The whole product of weights that are not quantized with all of each activation.
+/// Computes the matmul of unquantized weights (`W` bf16 parts) with full f32 activations (3 parts).
 pub(super) unsafe fn exact<const KIND: u8, const W: usize>(p: &Product<'_>) {
     // SAFETY: as above.
     unsafe { product::<KIND, 3, W>(p) }
 }
 
-/// `A` parts of activations, `W` of weights.
+/// Computes the matmul with `A` bf16 parts per activation and `W` per weight.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_>) {
     let rows = p.rows.len();
@@ -53,10 +53,10 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
         if scratch.len() < (GROUP + 2) * SUMS + own {
             *scratch = Zeroed::new((GROUP + 2) * SUMS + own);
         }
-        // SAFETY: the caller's; the scratch has room for the sums and tiles of a group.
+        // SAFETY: upheld by the caller; the scratch has room for the sums and tiles of a group.
         unsafe {
             let tiles_at = scratch.as_ptr().add((GROUP + 2) * SUMS);
-            let tiles = Tiles::take(&config_last);
+            let tiles = Tiles::configure(&config_last);
             for first in p.panels.clone().step_by(group) {
                 let panels = group.min(p.panels.end - first);
                 if KIND != BF16 {
@@ -81,11 +81,11 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
                     rows: 0,
                     sums: scratch.as_ptr(),
                 };
-                tiles.shape(&config_full);
+                tiles.reconfigure(&config_full);
                 for row in (0..rows).step_by(MOST) {
                     (place.row, place.rows) = (row, (rows - row).min(MOST));
                     if place.rows < MOST {
-                        tiles.shape(&config_last);
+                        tiles.reconfigure(&config_last);
                     }
                     if place.rows > TALL {
                         cell::<A, W, 2>(&place);
@@ -98,7 +98,7 @@ unsafe fn product<const KIND: u8, const A: usize, const W: usize>(p: &Product<'_
     });
 }
 
-/// Tiles 0 and 1 are sums of the first panel, 2 and 3 of the second; 4 and 5 rows; 6 and 7 weights.
+/// Returns the tile shapes: tiles 0 and 1 accumulate the first panel, 2 and 3 the second; 4, 5 hold rows, 6, 7 weights.
 fn config(rows: usize) -> Config {
     let (first, second) = (rows.min(TALL), rows.saturating_sub(TALL).max(1));
     let mut shapes = [(TALL, 64); 8];
@@ -109,7 +109,7 @@ fn config(rows: usize) -> Config {
     Config::new(shapes)
 }
 
-/// A group of panels, whose tiles lie panel after panel, by up to `MOST` rows.
+/// Work of one pass: a group of panels, converted to tiles panel after panel, times up to `MOST` rows of activations.
 struct Place<'a> {
     p: &'a Product<'a>,
     weights: *const u8,
@@ -120,20 +120,20 @@ struct Place<'a> {
     sums: *mut u8,
 }
 
-/// `N` tiles of rows.
+/// Multiplies a group of panels by `N` tiles of rows and writes the output.
 #[target_feature(enable = "avx512f")]
 unsafe fn cell<const A: usize, const W: usize, const N: usize>(place: &Place<'_>) {
     let p = place.p;
     let (acts, blocks) = (p.acts, p.w.blocks());
     let row_bytes = const { A * 64 };
     let chunk = const { NEAR / (A * 64 * MOST) };
-    // SAFETY: the caller's: shapes fit, rows are prepared, `out` has room.
+    // SAFETY: the caller guarantees shapes fit, rows are prepared, `out` has room.
     unsafe {
         std::slice::from_raw_parts_mut(place.sums, place.panels.next_multiple_of(2) * SUMS).fill(0);
         for from in (0..blocks).step_by(chunk) {
             let at = from * acts.rows + p.rows.start + place.row;
             for i in (0..place.panels).step_by(2) {
-                // An odd panel is its own neighbour, whose sums nobody reads.
+                // A last odd panel is paired with itself; the second sums are not read.
                 let w = [i, (i + 1).min(place.panels - 1)].map(|i| place.weights.add((i * blocks + from) * W * TILE));
                 run::<A, W, N>(&Pair {
                     w,
@@ -158,23 +158,23 @@ unsafe fn cell<const A: usize, const W: usize, const N: usize>(place: &Place<'_>
     }
 }
 
-/// Two panels by up to `MOST` rows; pointers are at the first block.
+/// Work of one set of tiles: two panels times up to `MOST` rows of activations. Pointers are at the first block.
 struct Pair {
     w: [*const u8; 2],
     blocks: usize,
-    /// Parts of the rows, and bytes from block to block.
+    /// bf16 parts of the rows; `a_step` bytes from block to block.
     a: *const u8,
     a_step: usize,
-    /// `SUMS` bytes a panel: read, and written back; and as many for a chunk's own.
+    /// Accumulators, `SUMS` bytes a panel, read and written back; `chunk` has the same size for one chunk's sums.
     sums: *mut u8,
     chunk: *mut u8,
 }
 
-/// Adds the products of two panels with `N` tiles of rows to their sums. What tiles sum up is a chunk's alone: long
-/// sums of small numbers lose less in pieces.
+/// Adds the products of two panels with `N` tiles of rows to their sums. Tiles accumulate one chunk of blocks at a
+/// time: long sums of small values lose less precision in chunks.
 #[target_feature(enable = "avx512f")]
 unsafe fn run<const A: usize, const W: usize, const N: usize>(p: &Pair) {
-    // SAFETY: the caller's: tiles are configured for the rows, and everything has the sizes that the pair says.
+    // SAFETY: the caller guarantees tiles are configured for the rows, and everything has the sizes that the pair says.
     unsafe {
         zero!("0");
         zero!("2");
@@ -188,7 +188,7 @@ unsafe fn run<const A: usize, const W: usize, const N: usize>(p: &Pair) {
                 let at = (b * W + part) * TILE;
                 load!("6", p.w[0].add(at), 64usize);
                 load!("7", p.w[1].add(at), 64usize);
-                // A part of activations and one of weights count together: 2 is the last place that f32 has.
+                // Products whose part indices add up to more than 2 are below the precision of f32.
                 for other in 0..const { A }.min(3 - part) {
                     let rows = a.add(64 * other);
                     load!("4", rows, const { A * 64 });

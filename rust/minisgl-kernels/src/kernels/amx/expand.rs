@@ -1,7 +1,5 @@
-//! Blocks of weights as tiles: numbers in the order that a tile product wants its second operand.
-//!
-//! A tile of bytes has row j = inputs 4j..4j+4 of each output (the very layout of Q8), a tile of bf16 row j = inputs
-//! 2j and 2j + 1 (the very layout of Bf16).
+//! Conversion of weight blocks to AMX tiles, in the element order of a tile product's second operand: row j of a byte
+//! tile has inputs 4j..4j+4 of each output (Q8's layout), row j of a bf16 tile inputs 2j and 2j + 1 (Bf16's).
 
 use std::arch::x86_64::*;
 
@@ -9,23 +7,23 @@ use crate::kernels::avx512::unpack::{biased, group, steps, weights};
 use crate::kernels::avx512::{BF16, F16, min, scale};
 use crate::kernels::place::{Place, layout};
 
-/// Bytes of a block as a tile of bf16.
+/// Bytes of a block as a bf16 tile.
 pub(super) const TILE: usize = 1024;
-/// The upper half of 32 bits, which is what bf16 has of f32.
+/// Mask of the upper 16 of 32 bits, which are the bf16 part of an f32.
 const UPPER: i32 = 0xffff_0000_u32 as i32;
 
-/// A block's integers as 8 rows of bytes, the tiles of its shares one after the other.
+/// Writes a block's integers as 8 rows of bytes, the tiles of its sub-blocks one after the other.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn to_bytes<const KIND: u8>(codes: *const u8, to: *mut u8) {
     let bias = _mm512_set1_epi8(const { layout(KIND) }.bias as i8);
     for j in 0..8 {
-        // SAFETY: the caller's: a block's codes, 512 aligned bytes at `to`.
+        // SAFETY: the caller guarantees a block's codes, 512 aligned bytes at `to`.
         unsafe { _mm512_store_si512(to.add(64 * j).cast(), _mm512_sub_epi8(biased::<KIND>(codes, j), bias)) }
     }
 }
 
-/// Parts that hold all of a number.
+/// Returns the number of bf16 parts that represent a weight exactly.
 pub(super) const fn parts_of(kind: u8) -> usize {
     match kind {
         BF16 => 1,
@@ -34,13 +32,13 @@ pub(super) const fn parts_of(kind: u8) -> usize {
     }
 }
 
-/// A block as `PARTS` tiles, whose sum it is; with one, the numbers rounded to the nearest bf16, which the integers that
-/// quantized weights are (before they are `SCALED`) need not be.
+/// Writes a block as `PARTS` bf16 tiles whose sum is the block. With one part, weights are rounded to the nearest bf16;
+/// integers of quantized weights before scaling (not `SCALED`) are exact in bf16 and need no rounding.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn to_bf16<const KIND: u8, const PARTS: usize, const SCALED: bool>(block: Place, to: *mut u8) {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a block of that kind, `PARTS` aligned tiles at `to`.
+    // SAFETY: the caller guarantees a block of that kind, `PARTS` aligned tiles at `to`.
     unsafe {
         for g in 0..4 {
             let sub = g / 2 * (layout.subs / 2);
@@ -70,7 +68,7 @@ pub(super) unsafe fn to_bf16<const KIND: u8, const PARTS: usize, const SCALED: b
     }
 }
 
-/// Words n and 16 + n side by side.
+/// Shuffle that interleaves words n and 16 + n.
 static ORDER: Words = Words({
     let mut order = [0; 32];
     let mut n = 0;
@@ -85,12 +83,12 @@ static ORDER: Words = Words({
 #[repr(align(64))]
 struct Words([u16; 32]);
 
-/// A row of the tiles: inputs `even` and `odd` of each output.
+/// Writes one row of the tiles: the inputs `even` and `odd` of each output.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn put<const PARTS: usize>(mut even: __m512, mut odd: __m512, to: *mut u8) {
     const ODD: __mmask32 = 0xaaaa_aaaa;
-    // SAFETY: the caller's: a row of each of the tiles.
+    // SAFETY: the caller guarantees a row of each of the tiles.
     unsafe {
         if PARTS == 1 {
             let both = _mm512_cvtne2ps_pbh(odd, even);

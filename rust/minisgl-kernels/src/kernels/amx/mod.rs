@@ -1,9 +1,9 @@
-//! Products on AMX tiles; everything else as AVX-512 does it.
+//! Matmul kernels on AMX tiles; everything else uses the AVX-512 kernels.
 //!
-//! int8: the same bits as everywhere (`shares`). Other products have an order of sums of their own (also `bf16`), and it is
-//! the same for every number of rows: a row's bits depend on the row alone, but are not those of other instruction sets.
+//! int8 results have the same bits as on every instruction set (`shares`). Other matmuls (also `bf16`) sum in their own
+//! order, the same for every number of rows: a row's bits depend on the row alone, but differ from other sets'.
 //!
-//! Invariants: no tile outlives a product; activations of f32 lose nothing on their way into bf16.
+//! Invariants: no tile outlives a matmul; f32 activations lose nothing when split into bf16.
 
 mod bf16;
 mod expand;
@@ -28,7 +28,7 @@ pub(super) static TABLE: Table = Table {
     finite: avx512::TABLE.finite,
 };
 
-/// For rows that decode.
+/// Function table for decode rows.
 pub(super) static DECODING: Table = Table {
     prepare: prepare_decoding,
     matmul: matmul_decoding,
@@ -41,25 +41,25 @@ pub(super) static DECODING: Table = Table {
     finite: avx512::TABLE.finite,
 };
 
-/// Rows from which on tiles of bytes are faster than vectors (the bits are the same).
+/// Number of rows from which byte tiles are faster than vectors (the bits are the same).
 const INT8_ROWS: usize = 16;
 
-/// Tiles take parts and bytes.
+/// Prepares a row of activations for tiles: bf16 parts and bytes.
 unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    // SAFETY: the caller's; the CPU has AVX-512.
+    // SAFETY: upheld by the caller; the CPU has AVX-512.
     unsafe { avx512::small::prepare_as::<false, true>(x, acts, row) }
 }
 
-/// Tiles where weights are bf16, vectors otherwise.
+/// Prepares a decode row as bf16 parts (for tiles, if weights are bf16) and as f32 (for vectors, otherwise).
 unsafe fn prepare_decoding(x: *const f32, acts: ActsPtr, row: usize) {
     // SAFETY: as above.
     unsafe { avx512::small::prepare_as::<true, true>(x, acts, row) }
 }
 
-/// Few rows of AVX-512 are faster than tiles, but where weights are bf16, which are tiles as they lie; many rows of bytes have
-/// the same bits in either.
+/// Multiplies decode rows. For few rows AVX-512 is faster than tiles, except for bf16 weights, which are stored as
+/// tiles; int8 results have the same bits in either.
 unsafe fn matmul_decoding(p: &Product<'_>) {
-    // SAFETY: the caller's; the table is only for CPUs with tiles.
+    // SAFETY: upheld by the caller; the table is only for CPUs with tiles.
     unsafe {
         if p.acts.mode.int8_with(p.w.kind()) || p.w.kind() == Kind::BF16 {
             matmul(p);
@@ -70,7 +70,7 @@ unsafe fn matmul_decoding(p: &Product<'_>) {
 }
 
 unsafe fn matmul(p: &Product<'_>) {
-    // SAFETY: the caller's; the table is only for CPUs with tiles.
+    // SAFETY: upheld by the caller; the table is only for CPUs with tiles.
     unsafe {
         let int8 = p.acts.mode.int8_with(p.w.kind());
         match p.acts.mode {

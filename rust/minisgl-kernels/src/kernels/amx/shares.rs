@@ -1,15 +1,14 @@
-//! Products of quantized weights: a tile product for each share of inputs that has a scale, whose sums are then scaled in
-//! vectors, as `scalar` scales them.
+//! Matmul of quantized weights on AMX: one tile product for each sub-block of inputs with a scale, whose sums are then
+//! scaled in vectors in the order that `scalar` defines.
 //!
-//! With int8 activations tiles are bytes, whose sums are exact. With others they are bf16: the integer of a weight is one, an
-//! activation is the sum of three (24 bits of mantissa in 3 x 8). Weights become tiles, with their scales and minima behind
-//! them, some panels and inputs at a time, in the second level of the cache.
+//! With int8 activations tiles are bytes, whose sums are exact. Otherwise they are bf16: a weight's integer is one, an
+//! activation is the sum of three (24 bits of mantissa in 3 x 8). Some panels and inputs of weights at a time are
+//! converted to tiles, with their scales and minima after them, and stay in the L2 cache.
 //!
-//! A step is three shares: while their tiles are computed, those of the step before are stored and those of the one
-//! before that are scaled.
+//! A pipeline step is three sub-blocks: while their tiles run, the last step's results are stored, the ones before
+//! scaled.
 //!
-//! Invariants: with int8 the bits of every other instruction set; else a row's bits depend on nothing but the row and the
-//! matrix.
+//! Invariants: with int8 the bits of every other instruction set; else a row's bits depend on row and matrix alone.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -23,25 +22,25 @@ use crate::kernels::scalar::{input_sums, offsets};
 use crate::memory::Zeroed;
 use crate::panels::{BLOCK, PANEL};
 
-/// Most rows of a tile: their sums stay in registers.
+/// Maximum rows of a tile: their accumulators stay in registers.
 const TALL: usize = 16;
-/// Rows for which weights become tiles once.
+/// Rows that share one conversion of weights to tiles.
 const ROWS: usize = 512;
-/// Shares of a step.
+/// Sub-blocks of a pipeline step.
 const STEP: usize = 3;
-/// Bytes of the sums of a tile, of those of a group of panels, of two steps' tiles.
+/// Bytes of the accumulators of a tile; the constants below: of a group of panels, and of two steps' tiles.
 const SUMS: usize = TALL * PANEL * 4;
 const ALL_SUMS: usize = GROUP * ROWS / TALL * SUMS;
 const RING: usize = 2 * STEP * SUMS;
-/// Numbers of bf16 that an activation is the sum of.
+/// Number of bf16 whose sum is an activation.
 const PARTS: usize = 3;
 
-/// Bytes of an activation and of a weight in tiles.
+/// Returns the bytes of one activation or weight in tiles: 1 for int8, 2 for bf16.
 const fn width(bytes: bool) -> usize {
     if bytes { 1 } else { 2 }
 }
 
-/// Bytes of a block's tiles, and of it with its scales and minima: [share][tile], [share][16] and [share][16].
+/// Returns the bytes of a block's tiles; `block_bytes` adds scales and minima: [share][tile], [share][16], [share][16].
 const fn tile_bytes(bytes: bool) -> usize {
     BLOCK * PANEL * width(bytes)
 }
@@ -51,12 +50,12 @@ const fn block_bytes(kind: u8, bytes: bool) -> usize {
     tile_bytes(bytes) + layout.subs * PANEL * 4 * if layout.min { 2 } else { 1 }
 }
 
-/// Bytes of a row's part of a block.
+/// Returns the bytes of one row's activations of a block.
 const fn row_bytes(bytes: bool) -> usize {
     if bytes { BLOCK } else { PARTS * BLOCK * 2 }
 }
 
-/// The whole product; `LIKE` is `like(KIND)`, whose code serves all kinds like it once weights are tiles.
+/// Computes the whole matmul. `LIKE` is `like(KIND)`: kinds with alike tiles share the code after the conversion.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8, const BYTES: bool>(p: &Product<'_>) {
     let block = const { block_bytes(KIND, BYTES) };
@@ -65,7 +64,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8, const BYTES: bool>(p
         if scratch.len() < ALL_SUMS + RING + EXPANDED {
             *scratch = Zeroed::new(ALL_SUMS + RING + EXPANDED);
         }
-        // SAFETY: the caller's; the scratch has room for the sums and the blocks of a group.
+        // SAFETY: upheld by the caller; the scratch has room for the sums and the blocks of a group.
         unsafe {
             let tiles = scratch.as_ptr().add(ALL_SUMS + RING);
             for first in p.rows.clone().step_by(ROWS) {
@@ -99,12 +98,12 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8, const BYTES: bool>(p
     });
 }
 
-/// A block as tiles with its scales and minima.
+/// Writes a block as tiles, followed by its scales and minima.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 unsafe fn expand<const KIND: u8, const BYTES: bool>(block: Place, to: *mut u8) {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a block of that kind, `block_bytes` aligned bytes at `to`.
+    // SAFETY: the caller guarantees a block of that kind, `block_bytes` aligned bytes at `to`.
     unsafe {
         if BYTES {
             to_bytes::<KIND>(block.codes, to);
@@ -121,31 +120,31 @@ unsafe fn expand<const KIND: u8, const BYTES: bool>(block: Place, to: *mut u8) {
     }
 }
 
-/// A group of panels by some rows.
+/// Work of one pass: a group of panels, expanded to tiles, times some rows of activations.
 struct Group<'a> {
     p: &'a Product<'a>,
     panels: Range<usize>,
     rows: Range<usize>,
-    /// [tile of rows][panel][row][16].
+    /// Accumulators: [tile of rows][panel][row][16].
     sums: *mut f32,
     ring: *mut u8,
-    /// [panel][block], as `expand` makes them.
+    /// Weights as `expand` writes them: [panel][block].
     tiles: *const u8,
 }
 
 impl Group<'_> {
-    /// Adds the products of `blocks`, which the tiles are of.
+    /// Adds the products of `blocks`, whose tiles `self.tiles` holds, to the sums.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn multiply<const LIKE: u8, const BYTES: bool>(&self, blocks: Range<usize>) {
         let near = const { NEAR / (TALL * row_bytes(BYTES)) };
         let block = const { block_bytes(LIKE, BYTES) };
-        // SAFETY: the caller's: shapes fit, rows are prepared.
+        // SAFETY: the caller guarantees shapes fit, rows are prepared.
         unsafe {
-            let tiles = Tiles::take(&config::<LIKE, BYTES>(self.rows.len().min(TALL)));
+            let tiles = Tiles::configure(&config::<LIKE, BYTES>(self.rows.len().min(TALL)));
             for (i, row) in self.rows.clone().step_by(TALL).enumerate() {
                 let rows = TALL.min(self.rows.end - row);
                 if i > 0 && rows < TALL {
-                    tiles.shape(&config::<LIKE, BYTES>(rows));
+                    tiles.reconfigure(&config::<LIKE, BYTES>(rows));
                 }
                 for from in blocks.clone().step_by(near) {
                     for panel in 0..self.panels.len() {
@@ -169,14 +168,14 @@ impl Group<'_> {
         }
     }
 
-    /// Puts (or adds) the sums to where they go.
+    /// Writes the sums to the output, or adds them if `add` is set.
     #[target_feature(enable = "avx512f")]
     unsafe fn put(&self) {
         let p = self.p;
         for (t, row) in self.rows.clone().enumerate() {
             for (i, panel) in self.panels.clone().enumerate() {
                 let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
-                // SAFETY: the caller's: `out` has room.
+                // SAFETY: the caller guarantees `out` has room.
                 unsafe {
                     let from = ((t / TALL * self.panels.len() + i) * TALL + t % TALL) * PANEL;
                     let mut sums = _mm512_load_ps(self.sums.add(from));
@@ -190,27 +189,27 @@ impl Group<'_> {
     }
 }
 
-/// Tiles 0 to 2 are sums, 3 and 4 rows, 5 to 7 weights.
+/// Returns the tile shapes: tiles 0 to 2 are accumulators, 3 and 4 rows, 5 to 7 weights.
 fn config<const LIKE: u8, const BYTES: bool>(rows: usize) -> Config {
     let share = const { BLOCK / layout(LIKE).subs * width(BYTES) };
     let (sums, row, weights) = ((rows, 64), (rows, share), (share / 4, 64));
     Config::new([sums, sums, sums, row, row, weights, weights, weights])
 }
 
-/// A panel by at most `TALL` rows.
+/// Work of one tile: a panel times at most `TALL` rows of activations.
 struct Piece<'a> {
     p: &'a Product<'a>,
-    /// Those of the first block.
+    /// Tiles of the first block.
     tiles: *const u8,
     blocks: Range<usize>,
     row: usize,
-    /// 16 sums of each row: read, and written back.
+    /// Accumulators, 16 for each row, read and written back.
     sums: *mut f32,
     ring: *mut u8,
 }
 
 impl Piece<'_> {
-    /// Adds the products with `T` rows to their sums.
+    /// Adds the products of the panel with `T` rows to their sums.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn run<const LIKE: u8, const BYTES: bool, const T: usize>(&self) {
         let layout = const { layout(LIKE) };
@@ -221,7 +220,7 @@ impl Piece<'_> {
         // Bytes from block to block, of weights and of rows.
         let (block, next) = (const { block_bytes(LIKE, BYTES) }, acts.rows * row_bytes(BYTES));
         let row_stride = const { row_bytes(BYTES) };
-        // SAFETY: the caller's: the panel's tiles and the rows are there; shares are clamped to those of the piece.
+        // SAFETY: the caller guarantees the panel's tiles and the rows; shares are clamped to the piece's.
         unsafe {
             let rows: *const u8 = if BYTES { acts.q.cast() } else { acts.parts.cast() };
             let rows = rows.add(start * row_bytes(BYTES));
@@ -238,8 +237,8 @@ impl Piece<'_> {
                     weights[i] = self.tiles.add(b * block + sub * (tile_bytes(BYTES) / subs));
                     from[i] = rows.add(b * next + sub * (BLOCK / subs * width(BYTES)));
                 }
-                // What was computed in the step before is stored, what was computed before that is scaled: in turns with
-                // products, for a processor sees only so far ahead.
+                // Stores the previous step's results and scales those before them, interleaved with
+                // tile products, because the processor's reordering window is limited.
                 let (now, to) = (g < steps, rings[(g + 1) % 2]);
                 macro_rules! begin {
                     ($i:literal, $sums:literal, $weights:literal) => {
@@ -282,7 +281,7 @@ impl Piece<'_> {
                     add!(2, "2", "3", "7", 0);
                     scale!(2);
                 } else {
-                    // From the smallest part to the largest; three sums in turns, so that none waits for the one before.
+                    // From the smallest part to the largest; three sums alternate to break the dependency chain.
                     begin!(0, "0", "5");
                     add!(0, "0", "3", "5", 2);
                     begin!(1, "1", "6");
@@ -306,7 +305,7 @@ impl Piece<'_> {
         }
     }
 
-    /// Adds the scaled sums of share `sub` of block `b`, which are at `sums`, to `acc`.
+    /// Scales the sums of sub-block `sub` of block `b`, which are at `sums`, and adds them to `acc`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
     unsafe fn scale<const LIKE: u8, const BYTES: bool, const T: usize>(
@@ -318,7 +317,7 @@ impl Piece<'_> {
     ) {
         let layout = const { layout(LIKE) };
         let acts = &self.p.acts;
-        // SAFETY: the caller's: a block's scales, a tile's sums, and the rows' numbers for that block.
+        // SAFETY: the caller guarantees a block's scales, a tile's sums, and the rows' elements for that block.
         unsafe {
             let d = _mm512_load_ps(scales.add(sub * PANEL));
             let dx = acts.d.wrapping_add(b * acts.rows + self.row);
@@ -338,7 +337,7 @@ impl Piece<'_> {
                     (false, subs) => input_sums(acts, subs, b, sub, self.row),
                     (true, 1) => acts.ds.add(b * acts.rows + self.row),
                     (true, subs) => {
-                        // As `scaled_sum`, for all rows: what is divided by -128 is a multiple of it.
+                        // `scaled_sum` for all rows: the sums divide by -128 exactly.
                         let offsets = _mm512_loadu_si512(offsets(acts, subs, b, sub, self.row).cast());
                         let sums = _mm512_sub_epi32(_mm512_setzero_si512(), _mm512_srai_epi32::<7>(offsets));
                         let totals = _mm512_mul_ps(_mm512_loadu_ps(dx), _mm512_cvtepi32_ps(sums));

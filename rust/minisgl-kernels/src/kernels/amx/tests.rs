@@ -1,4 +1,4 @@
-//! What only tiles do: three parts for a number, an order of sums of their own, state of a thread.
+//! Tests of properties that only tiles have: three bf16 parts per f32, their own order of sums, per-thread state.
 
 use super::super::tests::{Case, bits};
 use crate::Kind;
@@ -9,7 +9,7 @@ fn here() -> bool {
     Isa::here().contains(&Isa::Amx)
 }
 
-/// The largest error of a product, as a part of the sum of its terms' sizes.
+/// Returns the largest error of a matmul, relative to the sum of its terms' absolute values.
 fn error(case: &Case, isa: Isa) -> f64 {
     let (got, k) = (case.all(isa), case.w.k());
     let width = case.w.panels() * PANEL;
@@ -44,7 +44,7 @@ fn three_parts_are_as_good_as_f32() {
     }
 }
 
-/// More rows than weights become tiles for once, more panels than a group has, more inputs than are tiles at once.
+/// Uses more rows, panels and inputs than one pass over expanded tiles can hold.
 #[test]
 fn large_products_are_cut_without_a_trace() {
     if !here() {

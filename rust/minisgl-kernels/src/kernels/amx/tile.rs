@@ -1,7 +1,6 @@
-//! Tile registers: leave to use them, their shapes, and the instructions (which stable Rust knows only as text).
+//! AMX tile registers: the permission to use them, their shapes, and the instructions (inline assembly in stable Rust).
 //!
-//! Invariants: no instruction runs in a process that the system has not given leave; a thread's tiles are released
-//! by whoever configured them.
+//! Invariants: no instruction runs without the system's permission; the code that configured tiles releases them.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count};
@@ -10,33 +9,33 @@ use std::sync::OnceLock;
 
 use crate::memory::Zeroed;
 
-/// Rows of a tile, and bytes of a row.
+/// Rows in a tile; the next constant is the bytes in a row.
 pub(super) const ROWS: usize = 16;
 pub(super) const ROW_BYTES: usize = 64;
 
-/// Panels whose sums are kept at once.
+/// Panels whose accumulators are kept at once.
 pub(super) const GROUP: usize = 8;
-/// Bytes of expanded weights at once: they stay in the second level of the cache.
+/// Bytes of expanded weights at once: they stay in the L2 cache.
 pub(super) const EXPANDED: usize = 768 << 10;
-/// Bytes of activations that many panels use one after the other: they stay in the first level.
+/// Bytes of activations that many panels use one after the other: they stay in the L1 cache.
 pub(super) const NEAR: usize = 24 << 10;
 
 thread_local! {
-    /// Sums of a group, what waits to be added to them, weights as tiles.
+    /// Buffer of this thread: sums of a group, results still to be added, and weights as tiles.
     pub(super) static SCRATCH: RefCell<Zeroed> = RefCell::new(Zeroed::new(0));
 }
 
-/// What is missing for tiles: they, or the system's leave, which is asked for once for all threads of the process.
+/// Returns the missing requirement for AMX tiles, or `None`. Requests the system's permission once per process.
 pub(crate) fn missing() -> Option<&'static str> {
     static PERMITTED: OnceLock<bool> = OnceLock::new();
-    if !present() {
+    if !is_present() {
         return Some("amx-tile with amx-int8 and amx-bf16");
     }
-    (!*PERMITTED.get_or_init(ask)).then_some("leave of the system to use amx tiles")
+    (!*PERMITTED.get_or_init(request_permission)).then_some("permission of the system to use amx tiles")
 }
 
-/// Whether the CPU has tiles with products of bytes and of bf16.
-fn present() -> bool {
+/// Returns true if the CPU has tiles with byte and bf16 products.
+fn is_present() -> bool {
     if __cpuid(0).eax < 7 {
         return false;
     }
@@ -45,14 +44,14 @@ fn present() -> bool {
     bf16 & tile & int8 == 1
 }
 
-/// Asks the system for the state that tiles need: it is large, so threads get it only on demand.
+/// Requests the system's permission for the large tile state, which is granted on demand only. Returns true if granted.
 #[cfg(target_os = "linux")]
-fn ask() -> bool {
+fn request_permission() -> bool {
     const ARCH_PRCTL: i64 = 158;
     const ARCH_REQ_XCOMP_PERM: i64 = 0x1023;
     const TILE_DATA: i64 = 18;
     let answer: i64;
-    // SAFETY: the call takes two integers and changes nothing but this process's leave; the system overwrites rcx and r11.
+    // SAFETY: the call takes two integers and changes only this process's permission; the system overwrites rcx, r11.
     unsafe {
         asm!("syscall", inlateout("rax") ARCH_PRCTL => answer, in("rdi") ARCH_REQ_XCOMP_PERM, in("rsi") TILE_DATA,
             lateout("rcx") _, lateout("r11") _, options(nostack));
@@ -61,11 +60,11 @@ fn ask() -> bool {
 }
 
 #[cfg(not(target_os = "linux"))]
-fn ask() -> bool {
+fn request_permission() -> bool {
     false
 }
 
-/// Shapes of all eight tiles, as the instruction reads them.
+/// Shapes of all eight tiles, in the layout that the `ldtilecfg` instruction reads.
 #[repr(C, align(64))]
 pub(super) struct Config {
     palette: u8,
@@ -76,7 +75,7 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Tiles of these shapes: rows, and bytes of a row.
+    /// Creates a configuration from (rows, bytes of a row) of each tile.
     pub(super) fn new(shapes: [(usize, usize); 8]) -> Self {
         let mut config = Self {
             palette: 1,
@@ -94,39 +93,39 @@ impl Config {
     }
 }
 
-/// This thread's tiles, in use until it is dropped.
+/// Guard of this thread's configured tiles; dropping it releases them.
 pub(super) struct Tiles(());
 
 impl Tiles {
-    /// Takes the tiles in these shapes.
+    /// Configures this thread's tiles with these shapes.
     ///
     /// # Safety
-    /// `missing()` is none, and the thread has no other `Tiles`.
-    pub(super) unsafe fn take(config: &Config) -> Self {
+    /// `missing()` is `None`, and the thread has no other `Tiles`.
+    pub(super) unsafe fn configure(config: &Config) -> Self {
         let tiles = Self(());
-        // SAFETY: the caller's.
-        unsafe { tiles.shape(config) };
+        // SAFETY: upheld by the caller.
+        unsafe { tiles.reconfigure(config) };
         tiles
     }
 
-    /// Gives them other shapes; what is in them is lost.
+    /// Reconfigures the tiles with other shapes; their contents are lost.
     ///
     /// # Safety
     /// The shapes are valid.
-    pub(super) unsafe fn shape(&self, config: &Config) {
-        // SAFETY: the thread may use tiles, and the configuration is one.
+    pub(super) unsafe fn reconfigure(&self, config: &Config) {
+        // SAFETY: the thread may use tiles, and the configuration is valid.
         unsafe { asm!("ldtilecfg [{}]", in(reg) config, options(nostack, readonly)) }
     }
 }
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: they were taken, so the instruction is there.
+        // SAFETY: tiles were configured, so the instruction exists.
         unsafe { asm!("tilerelease", options(nostack, nomem)) }
     }
 }
 
-/// `tile = memory`, rows `stride` bytes apart.
+/// Loads a tile from memory, rows `stride` bytes apart.
 macro_rules! load {
     ($tile:literal, $from:expr, $stride:expr) => {
         std::arch::asm!(concat!("tileloadd tmm", $tile, ", [{from} + {stride}]"),
@@ -134,7 +133,7 @@ macro_rules! load {
     };
 }
 
-/// `memory = tile`, rows `stride` bytes apart.
+/// Stores a tile to memory, rows `stride` bytes apart.
 macro_rules! store {
     ($tile:literal, $to:expr, $stride:expr) => {
         std::arch::asm!(concat!("tilestored [{to} + {stride}], tmm", $tile),
@@ -142,14 +141,14 @@ macro_rules! store {
     };
 }
 
-/// `tile = 0`.
+/// Clears a tile.
 macro_rules! zero {
     ($tile:literal) => {
         std::arch::asm!(concat!("tilezero tmm", $tile), options(nostack, nomem))
     };
 }
 
-/// `c += a b`, of bytes (`$bytes`) or of bf16.
+/// Multiplies tiles, `c += a b`, of bytes (`$bytes`) or of bf16.
 macro_rules! multiply {
     ($c:literal, $a:literal, $b:literal, $bytes:expr) => {
         if $bytes {

@@ -1,27 +1,27 @@
-//! Products with f32 activations: weights as f32, and a few rows at a time.
+//! Matmul with f32 activations for few rows (AVX2).
 //!
-//! Few rows: weights are turned into f32 in registers and used for all rows at once. At one and two rows two blocks of
-//! one stream go at once: the sums of a block wait for no other block, which is what fills the pipeline.
+//! Weights are converted to f32 in registers and used for all rows at once. At one and two rows, two blocks of one
+//! stream are computed at once: the sums of a block depend on no other block, which fills the pipeline.
 //!
-//! Invariants: as `scalar`: a block's sum in the order of its steps, blocks in order.
+//! Invariants: sums follow `scalar`: within a block in the order of its steps, then blocks in order.
 
 use super::*;
 
-/// Rows from which on weights are unpacked into the cache.
+/// Number of rows from which on weights are unpacked into the cache.
 const FEW: usize = 4;
-/// Steps of a group: what one or two vectors hold. A block has 4 groups.
+/// Steps in a group: the content of one or two vectors. A block has 4 groups.
 pub(super) const GROUP: usize = 8;
 
-/// The vectors that the weights of a group come out of.
+/// Vectors that contain the packed weights of a group.
 type Stored = [[__m256i; 2]; 2];
 
-/// Inputs 4j..4j+4 of each row as values with their bias: bytes without a sign.
+/// Returns inputs 4j..4j+4 of each row as unsigned bytes that include the bias.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> [__m256i; 2] {
     let layout = const { layout(KIND) };
     let [low, high] = layout.bits;
-    // SAFETY: the caller's: a block's codes.
+    // SAFETY: the caller guarantees a block's codes.
     unsafe {
         if low == 8 {
             let top = _mm256_set1_epi8(-128);
@@ -41,24 +41,24 @@ pub(super) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> [__m2
     }
 }
 
-/// What a plane of `bits` bits holds of vector `j`.
+/// Returns the bits of vector `j` from a plane of `bits` bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn plane(at: *const u8, bits: usize, j: usize) -> [__m256i; 2] {
     let by = _mm_cvtsi32_si128((bits * (j / bits)) as i32);
     let mask = _mm256_set1_epi8((1 << bits) - 1);
-    // SAFETY: the caller's: a whole plane.
+    // SAFETY: the caller guarantees a whole plane.
     let v = unsafe { vectors(at.add(64 * (j % bits))) };
     both!(v, |v| _mm256_and_si256(_mm256_srl_epi16(v, by), mask))
 }
 
-/// What steps `8 g .. 8 g + 8` come out of, if it is not read step by step; bytes that have a bias come without it where
-/// `SIGNED`.
+/// Loads the vectors that contain steps `8 g .. 8 g + 8`, unless the format is read step by step. With `SIGNED`, the
+/// bias of bytes is already subtracted.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn group<const KIND: u8, const SIGNED: bool>(block: Place, g: usize) -> Stored {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a whole block, 4 groups.
+    // SAFETY: the caller guarantees a whole block, 4 groups.
     unsafe {
         if layout.subs == 0 {
             return [[_mm256_setzero_si256(); 2]; 2];
@@ -81,7 +81,7 @@ pub(super) unsafe fn group<const KIND: u8, const SIGNED: bool>(block: Place, g: 
     }
 }
 
-/// The weights of step `T` of group `g`, out of what `group` gave for the same `SIGNED`.
+/// Returns the weights of step `T` of group `g` as f32, from the result of `group` with the same `SIGNED`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn weights<const KIND: u8, const T: usize, const SIGNED: bool>(
@@ -91,7 +91,7 @@ pub(super) unsafe fn weights<const KIND: u8, const T: usize, const SIGNED: bool>
 ) -> Pair {
     let layout = const { layout(KIND) };
     let numbers = block.codes;
-    // SAFETY: the caller's: a whole block.
+    // SAFETY: the caller guarantees a whole block.
     unsafe {
         match KIND {
             F16 => halves(numbers.add(256 * g + 32 * T)),
@@ -115,7 +115,7 @@ pub(super) unsafe fn weights<const KIND: u8, const T: usize, const SIGNED: bool>
     }
 }
 
-/// A shuffle that takes bytes `from` of each lane, which is cleared where it is -1.
+/// Builds a shuffle mask that takes the bytes `from` of each lane; -1 clears the byte.
 const fn mover(from: [i8; 4]) -> [i8; 32] {
     let mut moves = [-1; 32];
     let mut i = 0;
@@ -136,7 +136,7 @@ fn shuffle(v: __m256i, moves: &'static [i8; 32]) -> __m256i {
     _mm256_shuffle_epi8(v, moves)
 }
 
-/// Byte `at` of each lane.
+/// Returns byte `at` of each lane as f32, unsigned.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn unsigned_byte(v: __m256i, at: usize) -> __m256 {
@@ -148,7 +148,7 @@ fn unsigned_byte(v: __m256i, at: usize) -> __m256 {
     })
 }
 
-/// Byte `at` of each lane, with its sign.
+/// Returns byte `at` of each lane as f32, signed.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn signed_byte(v: __m256i, at: usize) -> __m256 {
@@ -161,8 +161,8 @@ fn signed_byte(v: __m256i, at: usize) -> __m256 {
     _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(top))
 }
 
-/// Byte `at` of each lane, less the bias: it becomes the last bits of a number between 2^23 and 2^24, whose first bits are
-/// put beside two bytes at once. It takes less work than a byte with a sign, and more registers.
+/// Returns byte `at` of each lane minus the bias as f32. The byte becomes the low bits of a float between 2^23 and
+/// 2^24, whose high bits are inserted for two bytes at once. Cheaper than a signed byte, but needs more registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn byte_less(v: __m256i, at: usize, bias: u8) -> __m256 {
@@ -179,7 +179,7 @@ fn byte_less(v: __m256i, at: usize, bias: u8) -> __m256 {
     _mm256_sub_ps(_mm256_castsi256_ps(number), _mm256_set1_ps(less as f32))
 }
 
-/// Number `T % 2` of each lane.
+/// Returns 16-bit element `T % 2` of each lane as the upper half of an f32.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn upper_half<const T: usize>(v: __m256i) -> __m256 {
@@ -190,13 +190,13 @@ fn upper_half<const T: usize>(v: __m256i) -> __m256 {
     })
 }
 
-/// Which input step `t` of group `g` takes.
+/// Returns the index of the input that step `t` of group `g` multiplies.
 #[inline]
 pub(super) const fn input<const KIND: u8>(g: usize, t: usize) -> usize {
     crate::kernels::scalar::input(const { layout(KIND).by_halves() }, GROUP * g + t)
 }
 
-/// Runs a body with each step of a group as a constant.
+/// Runs a body for each step of a group, with the step as a constant.
 macro_rules! steps {
     (|$t:ident| $body:block) => {
         steps!(@ $t $body 0 1 2 3 4 5 6 7)
@@ -212,7 +212,7 @@ pub(super) use steps;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         if p.rows.len() > FEW {
             return many::matmul::<KIND, LIKE>(p);
@@ -230,7 +230,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on, `B` blocks at a time.
+/// Multiplies a panel by the `R` rows from `row` on, `B` blocks at a time.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn few<const KIND: u8, const R: usize, const B: usize, const SIGNED: bool>(
     p: &Product<'_>,
@@ -240,7 +240,7 @@ unsafe fn few<const KIND: u8, const R: usize, const B: usize, const SIGNED: bool
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [zero(); R];
     let mut b = 0;
-    // SAFETY: the caller's: every block of the panel and of the rows is there.
+    // SAFETY: the caller guarantees every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
             few_blocks::<KIND, R, B, SIGNED>(p, weights, b, row, &mut acc);
@@ -256,7 +256,7 @@ unsafe fn few<const KIND: u8, const R: usize, const B: usize, const SIGNED: bool
     }
 }
 
-/// Adds what `B` blocks from `b` on give; `panel` is where the panel begins.
+/// Adds the products of the `B` blocks from `b` on to `acc`; `panel` is the panel's first byte.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNED: bool>(
@@ -268,7 +268,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNE
 ) {
     let layout = const { layout(KIND) };
     let shares = layout.subs.max(1);
-    // SAFETY: the caller's: `B` blocks of weights and activations.
+    // SAFETY: the caller guarantees `B` blocks of weights and activations.
     unsafe {
         let mut blocks = [Place::of::<KIND>(panel, b); B];
         for i in 1..B {
@@ -277,7 +277,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize, const SIGNE
         let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         let mut s = [[[zero(); R]; B]; 2];
         for g in 0..4 {
-            // A few lines at a time: more than the processor can ask for at once would stop the work on what is here.
+            // Prefetches a few lines at a time: more than the processor can track would stall the computation.
             for line in g * lines..(g + 1) * lines {
                 _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
             }

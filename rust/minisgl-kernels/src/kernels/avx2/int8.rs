@@ -1,20 +1,20 @@
-//! Products with int8 activations. With AVX-VNNI `vpdpbusd` sums four products of a lane, exactly. Without, `maddubs` sums two products of unsigned by signed bytes in 16 bits, which overflow
-//! in no order as long as the unsigned ones are small: 16 sums of two products with 4 bits stay below 2^15, 8 with 5 bits, 4
-//! with 6.
+//! Matmul with int8 activations (AVX2). With AVX-VNNI, `vpdpbusd` sums four products of a lane, exactly. Without it,
+//! `maddubs` sums two products of unsigned by signed bytes in 16 bits, which do not overflow as long as the unsigned
+//! bytes are small: 16 sums of two products with 4 bits stay below 2^15, 8 with 5 bits, 4 with 6.
 //!
-//! A byte of more bits is `16 h + l` with two of 4. What a value's bias gives is taken off by the activations' `offset`.
+//! A byte with more bits is split into `16 h + l` with 4 bits each. The activations' `offset` subtracts the bias.
 //!
-//! Invariants: integer sums are exact in any order; the rest as `scalar`.
+//! Invariants: integer sums are exact in any order; everything else follows `scalar`.
 
 use super::exact::biased;
 use super::*;
 
-/// Rows of a tile.
+/// Rows in a tile.
 const TALL: usize = 4;
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const VNNI: bool>(p: &Product<'_>) {
-    /// Rows that go over a few panels together, so that both stay in caches.
+    /// Rows that are multiplied by a few panels together, so that both stay in caches.
     const ROWS: usize = 240;
     for first in p.rows.clone().step_by(ROWS) {
         let rows = ROWS.min(p.rows.end - first);
@@ -23,7 +23,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const VNNI: bool>(p: &Product<'_>) {
             for tile in 0..tiles {
                 let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
                 let row = first + from;
-                // SAFETY: the caller's.
+                // SAFETY: upheld by the caller.
                 unsafe {
                     match to - from {
                         1 => run::<KIND, VNNI, 1>(p, panel, row, tile == 0),
@@ -37,7 +37,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const VNNI: bool>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
+/// Multiplies one panel by the `R` rows from `row` on; the `first` tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run<const KIND: u8, const VNNI: bool, const R: usize>(
     p: &Product<'_>,
@@ -49,7 +49,7 @@ unsafe fn run<const KIND: u8, const VNNI: bool, const R: usize>(
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [zero(); R];
     for b in 0..p.acts.blocks() {
-        // SAFETY: the caller's: every block of the panel and of the rows is there.
+        // SAFETY: the caller guarantees every block of the panel and of the rows is there.
         unsafe {
             let block = Place::of::<KIND>(weights, b);
             let cell = cell(&p.acts, b, row);
@@ -91,15 +91,15 @@ unsafe fn run<const KIND: u8, const VNNI: bool, const R: usize>(
         }
     }
     for (r, acc) in acc.into_iter().enumerate() {
-        // SAFETY: the caller's: `out` has room.
+        // SAFETY: the caller guarantees `out` has room.
         unsafe { put(p, panel, row + r, acc) };
     }
 }
 
-/// The sums of both vectors of a panel, in 16 or 32 bits.
+/// Accumulators of a panel's two vectors for R rows, in 16 or 32 bits.
 type Sums<const R: usize> = [[__m256i; 2]; R];
 
-/// The sums of share `sub` of a block's inputs, by AVX-VNNI.
+/// Returns the integer sums of sub-block `sub` of a block's inputs, by AVX-VNNI.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sums_of_four<const KIND: u8, const R: usize>(
@@ -110,7 +110,7 @@ unsafe fn sums_of_four<const KIND: u8, const R: usize>(
 ) -> Sums<R> {
     let layout = const { layout(KIND) };
     let vectors = 8 / layout.subs;
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         let mut s = start::<R>(offset, layout.bias);
         for j in sub * vectors..(sub + 1) * vectors {
@@ -124,12 +124,12 @@ unsafe fn sums_of_four<const KIND: u8, const R: usize>(
     }
 }
 
-/// `s` and the products of four bytes of `w` without a sign by four of `x`. As text: a function with the instruction's feature
-/// would not be inlined into those that lack it.
+/// Returns `s` plus the products of four unsigned bytes of `w` by four signed of `x`. Inline assembly, because a
+/// function with the instruction's target feature would not be inlined into callers without it.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn add_products(mut s: __m256i, w: __m256i, x: __m256i) -> __m256i {
-    // SAFETY: the caller's: the CPU has AVX-VNNI.
+    // SAFETY: the caller guarantees the CPU has AVX-VNNI.
     unsafe {
         std::arch::asm!("{{vex}} vpdpbusd {s}, {w}, {x}", s = inout(ymm_reg) s, w = in(ymm_reg) w, x = in(ymm_reg) x,
             options(pure, nomem, nostack, preserves_flags));
@@ -137,19 +137,19 @@ unsafe fn add_products(mut s: __m256i, w: __m256i, x: __m256i) -> __m256i {
     s
 }
 
-/// Adds the products of bytes of 4 bits with four activations of each row.
+/// Adds the products of 4-bit values in bytes with four activations of each row to `s`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn multiply<const R: usize>(s: &mut Sums<R>, w: [__m256i; 2], q: *const i8) {
     for r in 0..R {
-        // SAFETY: the caller's: `R` cells.
+        // SAFETY: the caller guarantees `R` cells.
         let x = unsafe { _mm256_set1_epi32(q.add(r * BLOCK).cast::<i32>().read_unaligned()) };
         s[r][0] = _mm256_add_epi16(s[r][0], _mm256_maddubs_epi16(w[0], x));
         s[r][1] = _mm256_add_epi16(s[r][1], _mm256_maddubs_epi16(w[1], x));
     }
 }
 
-/// The lower halves of bytes.
+/// Returns the low nibbles of all bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn low(v: [__m256i; 2]) -> [__m256i; 2] {
@@ -157,14 +157,14 @@ fn low(v: [__m256i; 2]) -> [__m256i; 2] {
     [_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask)]
 }
 
-/// The upper halves of bytes.
+/// Returns the high nibbles of all bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn high(v: [__m256i; 2]) -> [__m256i; 2] {
     low([_mm256_srli_epi16::<4>(v[0]), _mm256_srli_epi16::<4>(v[1])])
 }
 
-/// From 16 bits to 32.
+/// Widens sums from 16 to 32 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn widen(s: [__m256i; 2]) -> [__m256i; 2] {
@@ -172,7 +172,7 @@ fn widen(s: [__m256i; 2]) -> [__m256i; 2] {
     [_mm256_madd_epi16(s[0], ones), _mm256_madd_epi16(s[1], ones)]
 }
 
-/// Bits that the values of a kind need.
+/// Returns the bits that the values of a kind need.
 const fn bits(kind: u8) -> u32 {
     let layout = layout(kind);
     let mut most = (1 << (layout.bits[0] + layout.bits[1])) - 1;
@@ -190,14 +190,14 @@ const fn bits(kind: u8) -> u32 {
     if bits > 6 { 8 } else { bits }
 }
 
-/// Both halves of a byte at once.
+/// Returns the integer sums of a block of 4-bit codes, low and high nibbles of a byte together.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> Sums<R> {
     let mut s = [[_mm256_setzero_si256(); 2]; R];
-    // What the compiler knows to be 4 it unrolls until registers run out.
+    // A constant 4 would be unrolled until registers run out.
     for j in 0..if R == 1 { 4 } else { std::hint::black_box(4) } {
-        // SAFETY: the caller's: a block of weights and `R` cells.
+        // SAFETY: the caller guarantees a block of weights and `R` cells.
         unsafe {
             let v = vectors(codes.add(64 * j));
             multiply(&mut s, low(v), q.add(4 * j));
@@ -210,7 +210,7 @@ unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> Sums
     s
 }
 
-/// Values of at most 6 bits; the sums of share `sub` of a block's inputs.
+/// Returns the integer sums of sub-block `sub` for values of at most 6 bits.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sums_of_values<const KIND: u8, const R: usize>(
@@ -224,7 +224,7 @@ unsafe fn sums_of_values<const KIND: u8, const R: usize>(
     let fit = const { 128 >> if bits(KIND) < 4 { 4 } else { bits(KIND) } };
     let vectors = 8 / layout.subs;
     let chunk = if fit < vectors { fit } else { vectors };
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         let mut all = start::<R>(offset, layout.bias);
         for from in (sub * vectors..(sub + 1) * vectors).step_by(chunk) {
@@ -238,19 +238,19 @@ unsafe fn sums_of_values<const KIND: u8, const R: usize>(
     }
 }
 
-/// What the bias gives is taken off.
+/// Returns initial sums that cancel the contribution of the bias.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn start<const R: usize>(offset: *const i32, bias: u8) -> Sums<R> {
     let mut s = [[_mm256_setzero_si256(); 2]; R];
     for r in 0..R {
-        // SAFETY: the caller's: `R` cells.
+        // SAFETY: the caller guarantees `R` cells.
         s[r] = [_mm256_set1_epi32(unsafe { *offset.add(r) } / 128 * i32::from(bias)); 2];
     }
     s
 }
 
-/// Adds sums of 16 bits.
+/// Adds 16-bit sums to 32-bit sums.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn add_wide<const R: usize>(all: &mut Sums<R>, s: &Sums<R>) {
@@ -262,14 +262,14 @@ fn add_wide<const R: usize>(all: &mut Sums<R>, s: &Sums<R>) {
     }
 }
 
-/// Values of 8 bits. First all lower halves, then all upper ones: one set of sums is what registers have room for.
+/// Returns the integer sums of 8-bit values: first all low nibbles, then all high ones, to save registers.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn sums_of_bytes<const KIND: u8, const R: usize>(codes: *const u8, q: *const i8, offset: *const i32) -> Sums<R> {
     let zero = [[_mm256_setzero_si256(); 2]; R];
     let (mut lows, mut highs) = (zero, zero);
     let eight = || if R == 1 { 8 } else { std::hint::black_box(8) };
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         for j in 0..eight() {
             multiply(&mut lows, low(biased::<KIND>(codes, j)), q.add(4 * j));

@@ -1,7 +1,6 @@
-//! Products of many rows with f32 activations: some blocks of a panel are turned into f32 in the L1 cache, unless they are
-//! f32, and tiles of rows run over them.
+//! Matmul of many rows with f32 activations (AVX2): blocks of a panel are unpacked to the L1 cache, then multiplied.
 //!
-//! Invariants: as `scalar`; sums of blocks are added in memory, in the blocks' order.
+//! Invariants: results follow `scalar`; sums of blocks are added in memory, in the blocks' order.
 
 use std::ops::Range;
 
@@ -10,9 +9,9 @@ use super::*;
 
 /// Blocks that are unpacked at a time.
 const CHUNK: usize = 6;
-/// Rows of a tile.
+/// Rows in a tile.
 const TALL: usize = 6;
-/// Rows that share what is unpacked once.
+/// Rows that share one unpacking of weights.
 const ROWS: usize = 120;
 
 /// Unpacked weights: [block][step][16], [block][share] scales and minima; and the rows' sums.
@@ -30,13 +29,13 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     for first in p.rows.clone().step_by(ROWS) {
         let rows = first..(first + ROWS).min(p.rows.end);
         for panel in p.panels.clone() {
-            // SAFETY: the caller's; `room` is written before it is read.
+            // SAFETY: upheld by the caller; `room` is written before it is read.
             unsafe { panel_by_rows::<KIND, LIKE>(p, panel, rows.clone(), room) };
         }
     }
 }
 
-/// A panel by at most `ROWS` rows.
+/// Multiplies a panel by at most `ROWS` rows.
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
     p: &Product<'_>,
@@ -45,7 +44,7 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
     room: *mut Unpacked,
 ) {
     let blocks = p.acts.blocks();
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let acc: *mut f32 = (&raw mut (*room).acc).cast();
         for r in 0..rows.len() {
@@ -60,7 +59,7 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
                 unpack::<KIND>(from, b, chunk, room);
                 (&raw const (*room).w).cast()
             };
-            // What is unpacked next comes while tiles run: the bytes after these, in this panel or the next.
+            // Prefetches the bytes to unpack next while tiles run, in this panel or the next.
             for line in 0..(CHUNK * block_bytes(KIND)).div_ceil(64) {
                 let next = from.wrapping_add((b + chunk) * block_bytes(KIND) + line * 64);
                 _mm_prefetch::<_MM_HINT_T0>(next.cast());
@@ -99,7 +98,7 @@ unsafe fn panel_by_rows<const KIND: u8, const LIKE: u8>(
 unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, room: *mut Unpacked) {
     let layout = const { layout(KIND) };
     for b in 0..chunk {
-        // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
+        // SAFETY: the caller guarantees `chunk` blocks to read, for which `room` has space.
         unsafe {
             let block = Place::of::<KIND>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b]).cast();
@@ -120,7 +119,7 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, ro
     }
 }
 
-/// Some rows by `chunk` blocks of f32, one after the other.
+/// Work of one tile: some rows of activations times `chunk` consecutive blocks of f32 weights.
 struct Tile<'a> {
     acts: &'a ActsPtr,
     w: *const f32,
@@ -136,7 +135,7 @@ impl Tile<'_> {
     unsafe fn run<const KIND: u8, const R: usize>(&self) {
         let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
         for b in 0..self.chunk {
-            // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
+            // SAFETY: the caller guarantees unpacked blocks, prepared rows, room for their sums.
             unsafe {
                 let cell = cell(self.acts, self.b + b, self.row);
                 let x = self.acts.x.add(cell * BLOCK).cast_const();
@@ -168,7 +167,7 @@ impl Tile<'_> {
     }
 }
 
-/// `acc` and the sum of the inputs that share a scale.
+/// Returns `acc` plus the scaled sum `s` of a sub-block's inputs.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn total<const KIND: u8>(acc: Pair, s: Pair, scales: *const f32, total: *const f32) -> Pair {
@@ -176,7 +175,7 @@ unsafe fn total<const KIND: u8>(acc: Pair, s: Pair, scales: *const f32, total: *
     if layout.subs == 0 {
         return sum(acc, s);
     }
-    // SAFETY: the caller's: scales and sum are there if the kind has them.
+    // SAFETY: the caller guarantees scales and sum are there if the kind has them.
     unsafe {
         let acc = fma2(s, load(scales), acc);
         if layout.min {

@@ -1,6 +1,6 @@
-//! Kernels for AVX2 with FMA and F16C, and AVX-VNNI: a panel's 16 rows are the lanes of two vectors.
+//! Kernels for AVX2 with FMA and F16C, and for AVX-VNNI: a panel's 16 rows are the lanes of two vectors.
 //!
-//! Invariants: the operations of `scalar`, in its order, in every lane.
+//! Invariants: every lane runs the operations of `scalar`, in the same order.
 
 #![allow(clippy::needless_range_loop)] // over registers: how many is known when it is compiled
 
@@ -29,13 +29,13 @@ pub(super) static TABLE: Table = Table {
     finite: small::finite,
 };
 
-/// With the instruction of AVX-VNNI.
+/// Function table that uses the AVX-VNNI instruction.
 pub(super) static VNNI: Table = Table {
     matmul: matmul::<true>,
     ..TABLE
 };
 
-/// A kind as a constant that functions are compiled for.
+/// Kind ids as constants, by which functions are specialized.
 const Q4: u8 = Kind::Q4_1 as u8;
 const Q8: u8 = Kind::Q8_0 as u8;
 const F16: u8 = Kind::F16 as u8;
@@ -50,15 +50,15 @@ const IQ4_XS: u8 = Kind::IQ4_XS as u8;
 const MXFP4: u8 = Kind::MXFP4 as u8;
 const NVFP4: u8 = Kind::NVFP4 as u8;
 
-/// How far ahead weights are asked for.
+/// Prefetch distance of weights in bytes.
 const AHEAD: usize = 4096;
 
-/// A panel's 16 lanes.
+/// Sixteen f32 lanes, one for each row of a panel.
 type Pair = [__m256; 2];
 
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn matmul<const VNNI: bool>(p: &Product<'_>) {
-    // SAFETY: the caller's: activations are prepared in the mode that the kind needs, `out` has room.
+    // SAFETY: the caller guarantees activations are prepared in the mode that the kind needs, `out` has room.
     unsafe {
         by_kind!(
             p.w.kind(),
@@ -78,11 +78,11 @@ fn zero() -> Pair {
     [_mm256_setzero_ps(); 2]
 }
 
-/// 16 numbers of 16 bits.
+/// Converts 16 f16 values to f32.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn halves(at: *const u8) -> Pair {
-    // SAFETY: the caller's: 32 bytes.
+    // SAFETY: the caller guarantees 32 bytes.
     unsafe {
         [
             _mm256_cvtph_ps(_mm_loadu_si128(at.cast())),
@@ -91,14 +91,14 @@ unsafe fn halves(at: *const u8) -> Pair {
     }
 }
 
-/// Integers for a panel's 16 lanes.
+/// Sixteen i32 lanes, one for each row of a panel.
 type Whole = [__m256i; 2];
 
-/// 16 bytes, each in a lane.
+/// Loads 16 bytes, one into each lane.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> Whole {
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     both!([0, 8], |i| unsafe {
         let v = _mm_loadl_epi64(at.add(i).cast());
         if SIGNED {
@@ -109,23 +109,23 @@ unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> Whole {
     })
 }
 
-/// 16 fields of `bits` bits, which begin at bit `from` of 16 bytes.
+/// Extracts 16 fields of `bits` bits, which begin at bit `from` of 16 bytes.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn fields(at: *const u8, from: usize, bits: u32) -> Whole {
     let (by, mask) = (_mm_cvtsi32_si128(from as i32), _mm256_set1_epi32((1 << bits) - 1));
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     both!(unsafe { bytes::<false>(at) }, |v| _mm256_and_si256(
         _mm256_srl_epi32(v, by),
         mask
     ))
 }
 
-/// A block's 16 scales, for share `sub` of its inputs (`weights::Block::scale`).
+/// Returns the scales of a block's 16 rows for sub-block `sub` of its inputs (`weights::Block::scale`).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> Pair {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -149,7 +149,7 @@ unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> Pair {
     }
 }
 
-/// As `files::blocks::half_of_e8m0`.
+/// Converts e8m0 exponents to f32, halved (`blocks::half_of_e8m0` by lane).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn half_of_e8m0(e: __m256i) -> __m256 {
@@ -159,7 +159,7 @@ fn half_of_e8m0(e: __m256i) -> __m256 {
     _mm256_castsi256_ps(_mm256_blendv_epi8(normal, small, below))
 }
 
-/// As `files::blocks::half_of_e4m3`. No step has a number below the normal ones, which processors are slow with.
+/// Converts e4m3 floats to f32, halved (`blocks::half_of_e4m3` by lane), avoiding slow subnormal values.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn half_of_e4m3(bits: __m256i) -> __m256 {
@@ -175,11 +175,11 @@ fn half_of_e4m3(bits: __m256i) -> __m256 {
     _mm256_castsi256_ps(_mm256_andnot_si256(nan, _mm256_castps_si256(number)))
 }
 
-/// Its minima, likewise (`weights::Block::min`).
+/// Returns the minima of a block's 16 rows for sub-block `sub` of its inputs (`weights::Block::min`).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> Pair {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -191,65 +191,65 @@ unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> Pair {
     }
 }
 
-/// `a + b`.
+/// Returns `a + b`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn sum(a: Pair, b: Pair) -> Pair {
     [_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])]
 }
 
-/// `a b`.
+/// Returns `a b`.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn product(a: Pair, b: Pair) -> Pair {
     [_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])]
 }
 
-/// 64 bytes: some of each of 16 rows.
+/// Loads 64 bytes: 4 of each of 16 rows.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn vectors(at: *const u8) -> [__m256i; 2] {
-    // SAFETY: the caller's: 64 bytes.
+    // SAFETY: the caller guarantees 64 bytes.
     unsafe { [_mm256_loadu_si256(at.cast()), _mm256_loadu_si256(at.add(32).cast())] }
 }
 
-/// 16 numbers.
+/// Loads 16 f32.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn load(at: *const f32) -> Pair {
-    // SAFETY: the caller's: 16 numbers.
+    // SAFETY: the caller guarantees 16 elements.
     unsafe { [_mm256_loadu_ps(at), _mm256_loadu_ps(at.add(8))] }
 }
 
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn store(at: *mut f32, v: Pair) {
-    // SAFETY: the caller's: room for 16 numbers.
+    // SAFETY: the caller guarantees room for 16 elements.
     unsafe {
         _mm256_storeu_ps(at, v[0]);
         _mm256_storeu_ps(at.add(8), v[1]);
     }
 }
 
-/// `a x + s`, fused.
+/// Returns `a x + s`, fused.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fma(a: Pair, x: __m256, s: Pair) -> Pair {
     [_mm256_fmadd_ps(a[0], x, s[0]), _mm256_fmadd_ps(a[1], x, s[1])]
 }
 
-/// `a b + s`, fused.
+/// Returns `a b + s`, fused.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn fma2(a: Pair, b: Pair, s: Pair) -> Pair {
     [_mm256_fmadd_ps(a[0], b[0], s[0]), _mm256_fmadd_ps(a[1], b[1], s[1])]
 }
 
-/// Puts (or adds) a panel's 16 sums to where they go.
+/// Writes a panel's 16 sums for a row to the output, or adds them if `p.add` is set.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn put(p: &Product<'_>, panel: usize, row: usize, mut sums: Pair) {
-    // SAFETY: the caller's: `out` has room for every row and panel of the product.
+    // SAFETY: the caller guarantees `out` has room for every row and panel of the product.
     unsafe {
         let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
         let out = p.out.add(at);

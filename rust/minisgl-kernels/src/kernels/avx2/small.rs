@@ -1,14 +1,14 @@
-//! What happens to rows between matrix products. Ends that fill no vector are read as zeros under a mask.
+//! Elementwise kernels and reductions between matmuls (AVX2). A tail that fills no vector is read masked, with zeros.
 //!
-//! Invariants: as `scalar`, lane by lane, with the same trees.
+//! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
-use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_rms};
 use super::*;
 
-/// Where masks of 8 lanes are cut from.
+/// Source of masks of 8 lanes: a load at an offset gives the mask.
 static MASKS: [i32; 16] = [-1, -1, -1, -1, -1, -1, -1, -1, 0, 0, 0, 0, 0, 0, 0, 0];
 
-/// The lanes that `left` numbers fill.
+/// Returns a mask of the first `left` lanes (all 8 if `left` is larger).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn lanes(left: usize) -> __m256i {
@@ -16,11 +16,11 @@ fn lanes(left: usize) -> __m256i {
     unsafe { _mm256_loadu_si256(MASKS.as_ptr().add(8 - left.min(8)).cast()) }
 }
 
-/// Up to 8 numbers, zeros after them.
+/// Loads up to 8 elements, with zeros after them.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn read(x: *const f32, left: usize) -> __m256 {
-    // SAFETY: the caller's: `left` numbers, or 8.
+    // SAFETY: the caller guarantees `left` elements, or 8.
     unsafe {
         if left >= 8 {
             _mm256_loadu_ps(x)
@@ -33,7 +33,7 @@ unsafe fn read(x: *const f32, left: usize) -> __m256 {
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn write(x: *mut f32, left: usize, v: __m256) {
-    // SAFETY: the caller's: room for `left` numbers, or 8.
+    // SAFETY: the caller guarantees room for `left` elements, or 8.
     unsafe {
         if left >= 8 {
             _mm256_storeu_ps(x, v);
@@ -43,7 +43,7 @@ unsafe fn write(x: *mut f32, left: usize, v: __m256) {
     }
 }
 
-/// `scalar::tree` of 16 lanes.
+/// Returns the tree sum of 16 lanes (`scalar::tree`).
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn tree(low: __m256, high: __m256) -> f32 {
@@ -57,7 +57,7 @@ fn tree(low: __m256, high: __m256) -> f32 {
 pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
         let (left, cell) = (acts.k - b * BLOCK, cell(&acts, b, row));
-        // SAFETY: the caller's: `k` numbers and the row's cells.
+        // SAFETY: the caller guarantees `k` elements and the row's cells.
         unsafe {
             let mut v = [_mm256_setzero_ps(); 4];
             for i in 0..4 {
@@ -118,7 +118,7 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
     } else {
         (127.0 / max, max / 127.0)
     };
-    // 0 for what is not finite, as the whole block is then.
+    // 0 for a block with an element that is not finite.
     let keep = _mm256_set1_epi32(if bits >= INFINITE { 0 } else { -1 });
     let by = _mm256_set1_ps(inverse);
     let mut q = [_mm256_setzero_si256(); 4];
@@ -134,7 +134,7 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
     let sum = sum16[0] + sum16[1];
     let q = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
     let q = _mm256_permutevar8x32_epi32(q, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    // SAFETY: the caller's cell.
+    // SAFETY: the caller guarantees the cell.
     unsafe {
         _mm256_storeu_si256(acts.q.add(cell * BLOCK).cast(), q);
         *acts.d.add(cell) = d;
@@ -150,12 +150,12 @@ unsafe fn quantize(v: [__m256; 4], acts: ActsPtr, b: usize, row: usize) {
 pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut s = [_mm256_setzero_ps(); 4];
     for (at, i) in (0..n).step_by(8).zip([0, 1, 2, 3].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { read(x.add(at), n - at) };
         s[i] = _mm256_fmadd_ps(x, x, s[i]);
     }
     let sum = tree(_mm256_add_ps(s[0], s[2]), _mm256_add_ps(s[1], s[3]));
-    let by = _mm256_set1_ps(inverse_root(sum, n, eps));
+    let by = _mm256_set1_ps(inverse_rms(sum, n, eps));
     for at in (0..n).step_by(8) {
         // SAFETY: as above.
         unsafe {
@@ -165,7 +165,7 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
     }
 }
 
-/// `scalar::exp`. The bounds come first in `min` and `max`, which give the second where one is NaN.
+/// Returns e^x by lane (`scalar::exp`). Bounds come first in `min` and `max`, which return the second if one is NaN.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 fn exp(x: __m256) -> __m256 {
@@ -189,23 +189,23 @@ fn exp(x: __m256) -> __m256 {
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<false>(gate, up, n, out) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<true>(gate, up, n, out) }
 }
 
-/// Both gates are g * sigmoid of something: of g itself, or of what GELU makes of it.
+/// Computes `out = act(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: g * sigmoid(h), h being g or GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     let (one, sign) = (_mm256_set1_ps(1.0), _mm256_set1_ps(-0.0));
     for at in (0..n).step_by(8) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = read(gate.add(at), n - at);
             let t = if IS_GELU {
@@ -224,7 +224,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
     for at in (0..n).step_by(8) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let sum = _mm256_add_ps(read(x.add(at), n - at), read(y.add(at), n - at));
             write(x.add(at), n - at, sum);
@@ -236,7 +236,7 @@ pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
 pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     for at in (0..half).step_by(8) {
         let left = half - at;
-        // SAFETY: the caller's: `2 half` and `half` numbers.
+        // SAFETY: the caller guarantees `2 half` and `half` elements.
         unsafe {
             let (low, high) = (x.add(at), x.add(half + at));
             let (a, b) = (read(low, left), read(high, left));
@@ -247,22 +247,22 @@ pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half:
     }
 }
 
-/// Finds the largest number, then where it is first.
+/// Returns the index of the largest element: finds the maximum, then its first position.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let least = _mm256_set1_ps(f32::NEG_INFINITY);
     let mut best = [least; 4];
     let whole = n / 8 * 8;
     for (at, i) in (0..whole).step_by(8).zip([0, 1, 2, 3].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm256_loadu_ps(x.add(at)) };
-        best[i] = _mm256_max_ps(x, best[i]); // of NaN and a number: the second
+        best[i] = _mm256_max_ps(x, best[i]); // returns the second operand if one is NaN
     }
     let best = _mm256_max_ps(_mm256_max_ps(best[0], best[1]), _mm256_max_ps(best[2], best[3]));
     let mut lanes = [0.0f32; 8];
-    // SAFETY: room for 8 numbers.
+    // SAFETY: room for 8 elements.
     unsafe { _mm256_storeu_ps(lanes.as_mut_ptr(), best) };
-    // SAFETY: the caller's: `n` numbers.
+    // SAFETY: the caller guarantees `n` elements.
     let end = (whole..n).map(|i| unsafe { *x.add(i) });
     let best = lanes
         .into_iter()
@@ -286,7 +286,7 @@ pub(super) unsafe fn finite(x: *const f32, n: usize) -> bool {
     let (infinite, sign) = (_mm256_set1_ps(f32::INFINITY), _mm256_set1_ps(-0.0));
     let mut bad = _mm256_setzero_ps();
     for at in (0..n).step_by(8) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { read(x.add(at), n - at) };
         bad = _mm256_or_ps(bad, _mm256_cmp_ps::<_CMP_NLT_UQ>(_mm256_andnot_ps(sign, x), infinite));
     }

@@ -1,26 +1,28 @@
-//! Products of bf16 with bf16, where the CPU has an instruction for two of them at once (AVX512-BF16).
+//! Matmul of bf16 with bf16 by the dot-product instruction of AVX512-BF16.
 //!
-//! Invariants: the same bits for every number of rows and cut of panels. They are this file's own: the instruction adds
-//! two products to a sum, and takes numbers below 2^-126 for zero.
+//! Invariants: the same bits for every number of rows and split of panels. The bits differ from other kernels: the
+//! instruction adds two products to a sum, and treats values below 2^-126 as zero.
 
 use super::*;
 
-/// Panels of a tile.
+/// Panels in a tile.
 const WIDE: usize = 4;
-/// Rows of a tile: with its weights it fills the registers.
+/// Rows in a tile, which with its weights fills the registers.
 const TALL: usize = 6;
 
-/// Whether this CPU has it.
+/// Returns true if this CPU has AVX512-BF16.
 pub(crate) fn is_here() -> bool {
     is_x86_feature_detected!("avx512bf16")
 }
 
+/// Computes a bf16 matmul.
+///
 /// # Safety
-/// The CPU has it, the matrix is bf16, the rows are prepared as one part of bf16 each, and `out` has room.
+/// The CPU has AVX512-BF16, the matrix is bf16, the rows are prepared as one bf16 part each, and `out` is large enough.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 pub(crate) unsafe fn matmul(p: &Product<'_>) {
     for panel in p.panels.clone().step_by(WIDE) {
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             match p.panels.end - panel {
                 1 => rows::<1>(p, panel),
@@ -32,14 +34,14 @@ pub(crate) unsafe fn matmul(p: &Product<'_>) {
     }
 }
 
-/// `P` panels from `panel` on by all rows, in tiles of like height.
+/// Multiplies the `P` panels from `panel` on by all rows, in tiles of about equal height.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 unsafe fn rows<const P: usize>(p: &Product<'_>, panel: usize) {
     let (count, tiles) = (p.rows.len(), p.rows.len().div_ceil(TALL));
     for tile in 0..tiles {
         let (from, to) = (tile * count / tiles, (tile + 1) * count / tiles);
         let row = p.rows.start + from;
-        // SAFETY: the caller's.
+        // SAFETY: upheld by the caller.
         unsafe {
             match to - from {
                 1 => run::<1, P>(p, panel, row),
@@ -53,12 +55,12 @@ unsafe fn rows<const P: usize>(p: &Product<'_>, panel: usize) {
     }
 }
 
-/// A tile: all inputs in their order, two at a time.
+/// Computes a tile of `R` rows by `P` panels: all inputs in order, two at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
 unsafe fn run<const R: usize, const P: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let mut sums = [[_mm512_setzero_ps(); P]; R];
     let weights: [*const u8; P] = std::array::from_fn(|i| p.w.panel(panel + i).as_ptr());
-    // SAFETY: the caller's: every block of the panels and of the rows is there.
+    // SAFETY: the caller guarantees every block of the panels and of the rows is there.
     unsafe {
         for b in 0..p.acts.blocks() {
             let x: *const i32 = p.acts.parts.add(cell(&p.acts, b, row) * BLOCK).cast();
@@ -84,7 +86,7 @@ unsafe fn run<const R: usize, const P: usize>(p: &Product<'_>, panel: usize, row
     }
 }
 
-/// The same bits.
+/// Reinterprets the bits as bf16.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
 fn bf16(bits: __m512i) -> __m512bh {

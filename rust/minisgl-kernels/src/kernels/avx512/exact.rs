@@ -1,31 +1,30 @@
-//! Products with f32 activations.
+//! Matmul with f32 activations (AVX-512).
 //!
-//! Few rows: weights are turned into f32 in registers and used for all rows at once, block after block in one stream;
-//! the sums of a block wait for no other block, which is what fills the pipeline at one row. Many rows: some blocks of
-//! two panels are turned into f32 in the L1 cache, unless they are f32, and tiles of rows run over them, whose sums stay
-//! in registers meanwhile.
+//! Few rows: weights are converted to f32 in registers and used for all rows at once, block after block in one stream;
+//! the sums of a block depend on no other block, which fills the pipeline at one row. Many rows: some blocks of two
+//! panels are converted to f32 in the L1 cache, unless they are f32, and multiplied by tiles of rows in registers.
 //!
-//! Invariants: as `scalar`: a block's sum in the order of its steps, blocks in order.
+//! Invariants: sums follow `scalar`: within a block in the order of its steps, then blocks in order.
 
 use super::unpack::{GROUP, group, input, steps, weights};
 use super::*;
 
-/// Rows from which on weights are unpacked into the cache, and where there is nothing to unpack.
+/// Minimum rows for unpacking weights into the cache: of packed formats, then of formats that need no unpacking.
 const FEW: usize = 8;
 const FEW_OF_NUMBERS: usize = 12;
-/// Blocks that are unpacked at a time; of f32, what the second cache holds of two panels.
+/// Blocks that are unpacked at a time; for f32, the blocks of two panels that fit the L2 cache.
 const CHUNK: usize = 4;
 const CHUNK_OF_F32: usize = 48;
 /// Panels that are unpacked at a time.
 const WIDE: usize = 2;
-/// Rows of a tile.
+/// Rows in a tile.
 const TALL: usize = 6;
-/// Rows that share what is unpacked once.
+/// Rows that share one unpacking of weights.
 const ROWS: usize = 128;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let are_numbers = const { layout(KIND).subs == 0 };
         if p.rows.len() > if are_numbers { FEW_OF_NUMBERS } else { FEW } {
@@ -33,7 +32,7 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
         }
         let row = p.rows.start;
         for panel in p.panels.clone() {
-            // As many blocks at once as there are registers for their sums, one for each row and share.
+            // As many blocks at once as registers can hold sums: one for each row and sub-block.
             match (p.rows.len(), const { layout(KIND).subs == 2 }) {
                 (0, _) => {}
                 (1, _) => few::<KIND, 1, 4>(p, panel, row),
@@ -58,13 +57,13 @@ pub(super) unsafe fn matmul<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on, `B` blocks at a time.
+/// Multiplies a panel by the `R` rows from `row` on, `B` blocks at a time.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn few<const KIND: u8, const R: usize, const B: usize>(p: &Product<'_>, panel: usize, row: usize) {
     let (weights, blocks) = (p.w.panel(panel).as_ptr(), p.acts.blocks());
     let mut acc = [_mm512_setzero_ps(); R];
     let mut b = 0;
-    // SAFETY: the caller's: every block of the panel and of the rows is there.
+    // SAFETY: the caller guarantees every block of the panel and of the rows is there.
     unsafe {
         while b + B <= blocks {
             few_blocks::<KIND, R, B>(p, weights, b, row, &mut acc);
@@ -80,7 +79,7 @@ unsafe fn few<const KIND: u8, const R: usize, const B: usize>(p: &Product<'_>, p
     }
 }
 
-/// Adds what `B` blocks from `b` on give; `panel` is where the panel begins.
+/// Adds the products of the `B` blocks from `b` on to `acc`; `panel` is the panel's first byte.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
@@ -91,7 +90,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     acc: &mut [__m512; R],
 ) {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: `B` blocks of weights and activations.
+    // SAFETY: the caller guarantees `B` blocks of weights and activations.
     unsafe {
         let mut x = [std::ptr::null::<f32>(); B];
         let mut blocks = [Place::of::<KIND>(panel, b); B];
@@ -102,7 +101,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
         let mut s = [[[_mm512_setzero_ps(); R]; B]; 2];
         let lines = const { (B * block_bytes(KIND)).div_ceil(4 * 64) };
         for g in 0..4 {
-            // A few lines at a time: more than the processor can ask for at once would stop the work on what is here.
+            // Prefetches a few lines at a time: more than the processor can track would stall the computation.
             for line in g * lines..(g + 1) * lines {
                 _mm_prefetch::<_MM_HINT_T0>(blocks[0].codes.wrapping_add(AHEAD + line * 64).cast());
             }
@@ -146,7 +145,7 @@ unsafe fn few_blocks<const KIND: u8, const R: usize, const B: usize>(
     }
 }
 
-/// How far ahead few rows ask for weights: a panel's bytes go on into the next panel's.
+/// Prefetch distance of weights in bytes for few rows; it runs over into the next panel.
 const AHEAD: usize = 4096;
 
 /// Unpacked weights: [block][panel][step][16], and [block][panel][share] scales and minima.
@@ -164,7 +163,7 @@ unsafe fn many<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     for first in p.rows.clone().step_by(ROWS) {
         let rows = first..(first + ROWS).min(p.rows.end);
         for panel in p.panels.clone().step_by(WIDE) {
-            // SAFETY: the caller's; `room` is written before it is read.
+            // SAFETY: upheld by the caller; `room` is written before it is read.
             unsafe {
                 match p.panels.end - panel {
                     1 => panels_by_rows::<KIND, LIKE, 1>(p, panel, rows.clone(), room),
@@ -175,7 +174,7 @@ unsafe fn many<const KIND: u8, const LIKE: u8>(p: &Product<'_>) {
     }
 }
 
-/// `P` panels from `panel` on by at most `ROWS` rows.
+/// Multiplies the `P` panels from `panel` on by at most `ROWS` rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
     p: &Product<'_>,
@@ -184,7 +183,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
     room: *mut Unpacked,
 ) {
     let blocks = p.acts.blocks();
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe {
         let acc: *mut f32 = (&raw mut (*room).acc).cast();
         for r in 0..rows.len() {
@@ -204,7 +203,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                 }
                 unpack::<KIND>(from, b, chunk, i, room);
                 w[i] = (&raw const (*room).w[0][i]).cast();
-                // What is unpacked next comes while tiles run: the next blocks, or the first of the next panels.
+                // Prefetches the blocks to unpack next while tiles run: the next ones, or the first of the next panels.
                 let next = if b + CHUNK < blocks { CHUNK } else { P * blocks - b };
                 for i in 0..CHUNK {
                     for line in 0..block_bytes(KIND).div_ceil(64) {
@@ -222,7 +221,7 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
                     w,
                     next: BLOCK * PANEL * if KIND == F32 { 1 } else { WIDE },
                     scales: (&raw const (*room).scales).cast(),
-                    // The first rows wait for memory: they ask for what comes.
+                    // The first rows wait for memory, so they prefetch.
                     ahead: if KIND == F32 && tile == 0 { AHEAD } else { 0 },
                     b,
                     chunk,
@@ -247,12 +246,12 @@ unsafe fn panels_by_rows<const KIND: u8, const LIKE: u8, const P: usize>(
     }
 }
 
-/// Unpacks `chunk` blocks of the panel at `from`, from block `first` on, to place `at`.
+/// Unpacks the `chunk` blocks from block `first` on of the panel at `from` into panel index `at` of `room`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at: usize, room: *mut Unpacked) {
     let layout = const { layout(KIND) };
     for b in 0..chunk {
-        // SAFETY: the caller's: `chunk` blocks to read, which `room` has room for.
+        // SAFETY: the caller guarantees `chunk` blocks to read, for which `room` has space.
         unsafe {
             let block = Place::of::<KIND>(from, first + b);
             let to: *mut f32 = (&raw mut (*room).w[b][at]).cast();
@@ -274,14 +273,14 @@ unsafe fn unpack<const KIND: u8>(from: *const u8, first: usize, chunk: usize, at
     }
 }
 
-/// Some rows by `chunk` blocks of f32, which are unpacked, or lie in the panels as they are.
+/// Work of one tile: some rows of activations times `chunk` blocks of f32 weights, unpacked or in the panels.
 struct Tile<'a, const P: usize> {
     acts: &'a ActsPtr,
-    /// The first block of each panel; the next one is `next` numbers on.
+    /// First block of each panel; the next one is `next` elements later.
     w: [*const f32; P],
     next: usize,
     scales: *const f32,
-    /// So many bytes ahead weights are asked for.
+    /// Prefetch distance of weights in bytes.
     ahead: usize,
     b: usize,
     chunk: usize,
@@ -290,13 +289,13 @@ struct Tile<'a, const P: usize> {
 }
 
 impl<const P: usize> Tile<'_, P> {
-    /// For what follows the weights of group `g` of the blocks `w`.
+    /// Prefetches the weights after group `g` of the blocks `w`.
     #[inline(always)]
     fn ask(&self, w: &[*const f32; P], g: usize) {
         for from in w {
             for step in 0..GROUP {
                 let from = from.wrapping_add((g * GROUP + step) * PANEL);
-                // SAFETY: an address that is asked for need not be there.
+                // SAFETY: a prefetched address need not be valid.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_byte_add(self.ahead).cast()) };
             }
         }
@@ -306,7 +305,7 @@ impl<const P: usize> Tile<'_, P> {
     unsafe fn run<const KIND: u8, const R: usize>(&self) {
         let has_min = const { layout(KIND).min };
         let shares = const { if layout(KIND).subs == 2 { 2 } else { 1 } };
-        // SAFETY: the caller's: unpacked blocks, prepared rows, room for their sums.
+        // SAFETY: the caller guarantees unpacked blocks, prepared rows, room for their sums.
         unsafe {
             let mut acc = [[_mm512_setzero_ps(); P]; R];
             for r in 0..R {
@@ -363,7 +362,7 @@ impl<const P: usize> Tile<'_, P> {
     }
 }
 
-/// `acc` and the sum of the inputs that share a scale.
+/// Returns `acc` plus the scaled sum `s` of a sub-block's inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn total<const KIND: u8>(acc: __m512, s: __m512, scales: *const f32, sum: *const f32) -> __m512 {
@@ -371,7 +370,7 @@ unsafe fn total<const KIND: u8>(acc: __m512, s: __m512, scales: *const f32, sum:
     if layout.subs == 0 {
         return _mm512_add_ps(acc, s);
     }
-    // SAFETY: the caller's: scales and sum are there if the kind has them.
+    // SAFETY: the caller guarantees scales and sum are there if the kind has them.
     unsafe {
         let acc = _mm512_fmadd_ps(s, _mm512_load_ps(scales), acc);
         if layout.min {

@@ -1,23 +1,23 @@
-//! Products with int8 activations: `vpdpbusd` sums four products of a lane, exactly.
+//! Matmul with int8 activations (AVX-512): `vpdpbusd` sums four products of a lane, exactly.
 //!
-//! Its first factor is unsigned: values come with their bias, which the activations' `offset` takes off again.
+//! Its first operand is unsigned: weights include their bias, and the activations' `offset` subtracts its contribution.
 //!
-//! Invariants: integer sums are exact in any order; the rest as `scalar`.
+//! Invariants: integer sums are exact in any order; everything else follows `scalar`.
 
 use super::unpack::biased;
 use super::*;
 
-/// Rows of a tile.
+/// Rows in a tile.
 const TALL: usize = 12;
-/// How far ahead weights are asked for: with few rows in two stages, for memory is what they wait for, and the first cache
-/// alone asks for too few lines at once; with more a tile works on a panel for so long that its lines would be gone again.
+/// Prefetch distances of weights in bytes. Few rows prefetch in two stages: they wait for memory, and the L1 cache
+/// alone has too few lines in flight. With more rows a tile takes so long that distant lines would be evicted.
 const NEAR: usize = 4096;
 const AHEAD: usize = 8192;
 const FAR_AHEAD: usize = 12288;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
-    /// Rows that go over a few panels together, so that both stay in caches.
+    /// Rows that are multiplied by a few panels together, so that both stay in caches.
     const ROWS: usize = 240;
     for first in p.rows.clone().step_by(ROWS) {
         let rows = ROWS.min(p.rows.end - first);
@@ -26,7 +26,7 @@ pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
             for tile in 0..tiles {
                 let (from, to) = (tile * rows / tiles, (tile + 1) * rows / tiles);
                 let row = first + from;
-                // SAFETY: the caller's.
+                // SAFETY: upheld by the caller.
                 unsafe {
                     match to - from {
                         1 => run::<KIND, 1>(p, panel, row, tile == 0),
@@ -48,14 +48,14 @@ pub(super) unsafe fn matmul<const KIND: u8>(p: &Product<'_>) {
     }
 }
 
-/// `R` rows from `row` on by one panel; the first tile of rows brings the panel into the cache.
+/// Multiplies one panel by the `R` rows from `row` on; the `first` tile of rows brings the panel into the cache.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row: usize, first: bool) {
     let layout = const { layout(KIND) };
     let weights = p.w.panel(panel).as_ptr();
     let mut acc = [_mm512_setzero_ps(); R];
     for b in 0..p.acts.blocks() {
-        // SAFETY: the caller's: every block of the panel and of the rows is there.
+        // SAFETY: the caller guarantees every block of the panel and of the rows is there.
         unsafe {
             let block = Place::of::<KIND>(weights, b);
             let cell = cell(&p.acts, b, row);
@@ -91,27 +91,27 @@ unsafe fn run<const KIND: u8, const R: usize>(p: &Product<'_>, panel: usize, row
         }
     }
     for (r, acc) in acc.into_iter().enumerate() {
-        // SAFETY: the caller's: `out` has room.
+        // SAFETY: the caller guarantees `out` has room.
         unsafe { put(p, panel, row + r, acc) };
     }
 }
 
-/// Four activations in every lane.
+/// Broadcasts four int8 activations to every lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn four(q: *const i8) -> __m512i {
-    // SAFETY: the caller's: 4 bytes.
+    // SAFETY: the caller guarantees 4 bytes.
     unsafe { _mm512_set1_epi32(q.cast::<i32>().read_unaligned()) }
 }
 
-/// Both halves of a byte at once.
+/// Returns the integer sums of a block of 4-bit codes, low and high nibbles of a byte together.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> [__m512i; R] {
     let low = _mm512_set1_epi8(15);
     let mut s = [_mm512_setzero_si512(); R];
     for j in 0..4 {
-        // SAFETY: the caller's: a block of weights and `R` cells.
+        // SAFETY: the caller guarantees a block of weights and `R` cells.
         unsafe {
             let v = _mm512_loadu_si512(codes.add(64 * j).cast());
             let (a, b) = (
@@ -127,7 +127,7 @@ unsafe fn sums_of_halves<const R: usize>(codes: *const u8, q: *const i8) -> [__m
     s
 }
 
-/// The sums of share `sub` of a block's inputs.
+/// Returns the integer sums of sub-block `sub` of a block's inputs.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn sums<const KIND: u8, const R: usize>(
@@ -139,7 +139,7 @@ unsafe fn sums<const KIND: u8, const R: usize>(
 ) -> [__m512i; R] {
     let layout = const { layout(KIND) };
     let vectors = 8 / layout.subs;
-    // SAFETY: the caller's: a block of weights and `R` cells.
+    // SAFETY: the caller guarantees a block of weights and `R` cells.
     unsafe {
         let q = acts.q.add(cell(acts, b, row) * BLOCK).cast_const();
         let offset = offsets(acts, layout.subs, b, sub, row);

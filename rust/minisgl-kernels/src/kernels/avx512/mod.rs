@@ -1,6 +1,6 @@
 //! Kernels for AVX-512 with VNNI: a panel's 16 rows are the lanes of one vector.
 //!
-//! Invariants: the operations of `scalar`, in its order, in every lane.
+//! Invariants: every lane runs the operations of `scalar`, in the same order.
 
 #![allow(clippy::needless_range_loop)] // over registers: how many is known when it is compiled
 
@@ -30,7 +30,7 @@ pub(super) static TABLE: Table = Table {
     finite: small::finite,
 };
 
-/// A kind as a constant that functions are compiled for.
+/// Kind ids as constants, by which functions are specialized.
 pub(super) const Q4: u8 = Kind::Q4_1 as u8;
 pub(super) const F16: u8 = Kind::F16 as u8;
 pub(super) const BF16: u8 = Kind::BF16 as u8;
@@ -46,7 +46,7 @@ const NVFP4: u8 = Kind::NVFP4 as u8;
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn matmul(p: &Product<'_>) {
-    // SAFETY: the caller's: activations are prepared in the mode that the kind needs, `out` has room.
+    // SAFETY: the caller guarantees activations are prepared in the mode that the kind needs, `out` has room.
     unsafe {
         by_kind!(
             p.w.kind(),
@@ -60,19 +60,19 @@ unsafe fn matmul(p: &Product<'_>) {
     }
 }
 
-/// 16 numbers of 16 bits.
+/// Converts 16 f16 values to f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn halves(at: *const u8) -> __m512 {
-    // SAFETY: the caller's: 32 bytes.
+    // SAFETY: the caller guarantees 32 bytes.
     unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(at.cast())) }
 }
 
-/// 16 bytes, each in a lane.
+/// Loads 16 bytes, one into each lane.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> __m512i {
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     let v = unsafe { _mm_loadu_si128(at.cast()) };
     if SIGNED {
         _mm512_cvtepi8_epi32(v)
@@ -81,21 +81,21 @@ unsafe fn bytes<const SIGNED: bool>(at: *const u8) -> __m512i {
     }
 }
 
-/// 16 fields of `bits` bits, which begin at bit `from` of 16 bytes.
+/// Extracts 16 fields of `bits` bits, which begin at bit `from` of 16 bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn fields(at: *const u8, from: usize, bits: u32) -> __m512i {
-    // SAFETY: the caller's: 16 bytes.
+    // SAFETY: the caller guarantees 16 bytes.
     let v = unsafe { bytes::<false>(at) };
     let v = _mm512_srl_epi32(v, _mm_cvtsi32_si128(from as i32));
     _mm512_and_si512(v, _mm512_set1_epi32((1 << bits) - 1))
 }
 
-/// A block's 16 scales, for share `sub` of its inputs (`weights::Block::scale`).
+/// Returns the scales of a block's 16 rows for sub-block `sub` of its inputs (`weights::Block::scale`).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> __m512 {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -117,7 +117,7 @@ pub(super) unsafe fn scale<const KIND: u8>(block: Place, sub: usize) -> __m512 {
     }
 }
 
-/// As `files::blocks::half_of_e8m0`.
+/// Converts e8m0 exponents to f32, halved (`blocks::half_of_e8m0` by lane).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn half_of_e8m0(e: __m512i) -> __m512 {
@@ -127,7 +127,7 @@ fn half_of_e8m0(e: __m512i) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_mov_epi32(normal, below, small))
 }
 
-/// As `files::blocks::half_of_e4m3`. No step has a number below the normal ones, which processors are slow with.
+/// Converts e4m3 floats to f32, halved (`blocks::half_of_e4m3` by lane), avoiding slow subnormal values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn half_of_e4m3(bits: __m512i) -> __m512 {
@@ -141,11 +141,11 @@ fn half_of_e4m3(bits: __m512i) -> __m512 {
     _mm512_maskz_mul_ps(!nan, _mm512_cvtepi32_ps(mantissa), by)
 }
 
-/// Its minima, likewise (`weights::Block::min`).
+/// Returns the minima of a block's 16 rows for sub-block `sub` of its inputs (`weights::Block::min`).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> __m512 {
-    // SAFETY: the caller's: a whole head.
+    // SAFETY: the caller guarantees a whole head.
     unsafe {
         let (head, at) = (block.head, block.at);
         let codes = match KIND {
@@ -157,11 +157,11 @@ pub(super) unsafe fn min<const KIND: u8>(block: Place, sub: usize) -> __m512 {
     }
 }
 
-/// Puts (or adds) a panel's 16 sums to where they go.
+/// Writes a panel's 16 sums for a row to the output, or adds them if `p.add` is set.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn put(p: &Product<'_>, panel: usize, row: usize, sums: __m512) {
-    // SAFETY: the caller's: `out` has room for every row and panel of the product.
+    // SAFETY: the caller guarantees `out` has room for every row and panel of the product.
     unsafe {
         let at = (row - p.rows.start) * p.stride + (panel - p.panels.start) * PANEL;
         let out = p.out.add(at);

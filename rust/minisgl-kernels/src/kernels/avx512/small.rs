@@ -1,19 +1,20 @@
-//! What happens to rows between matrix products. Ends that fill no vector are read as zeros under a mask.
+//! Elementwise kernels and reductions between matmuls (AVX-512). A tail shorter than a vector is read masked, with
+//! zeros.
 //!
-//! Invariants: as `scalar`, lane by lane, with the same trees.
+//! Invariants: results equal those of `scalar`, lane by lane, with the same reduction trees.
 
 use std::arch::x86_64::*;
 
-use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_root};
+use super::super::scalar::{EXP_BOUNDS, EXP_TERMS, GELU, INFINITE, LN2, TINY, inverse_rms};
 use super::*;
 
-/// The lanes that `left` numbers fill.
+/// Returns a mask of the first `left` lanes.
 #[inline]
 fn lanes(left: usize) -> __mmask16 {
     if left >= 16 { !0 } else { (1 << left) - 1 }
 }
 
-/// `scalar::tree`.
+/// Returns the tree sum of 16 lanes (`scalar::tree`).
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn tree(v: __m512) -> f32 {
@@ -25,17 +26,17 @@ fn tree(v: __m512) -> f32 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn prepare(x: *const f32, acts: ActsPtr, row: usize) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { prepare_as::<true, false>(x, acts, row) }
 }
 
-/// f32 as it is, as parts of bf16, or both, for modes that have it; sums either way.
+/// Prepares a row of activations as f32 (`F32`), as bf16 parts (`PARTS`), or both; block sums either way.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f32, acts: ActsPtr, row: usize) {
     for b in 0..acts.blocks() {
         let left = acts.k - b * BLOCK;
         let cell = cell(&acts, b, row);
-        // SAFETY: the caller's: `k` numbers and the row's cells.
+        // SAFETY: the caller guarantees `k` elements and the row's cells.
         unsafe {
             let mut v = [
                 _mm512_maskz_loadu_ps(lanes(left), x.wrapping_add(b * BLOCK)),
@@ -64,7 +65,7 @@ pub(crate) unsafe fn prepare_as<const F32: bool, const PARTS: bool>(x: *const f3
     }
 }
 
-/// What the upper halves of f32 hold of the numbers, of the rest, of its rest.
+/// Splits 32 values into three bf16 parts: the upper half of the f32, of the remainder, and of its remainder.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn split(v: [__m512; 2], acts: ActsPtr, cell: usize) {
@@ -75,7 +76,7 @@ unsafe fn split(v: [__m512; 2], acts: ActsPtr, cell: usize) {
             let bits = _mm512_and_si512(_mm512_castps_si512(rest), upper);
             rest = _mm512_sub_ps(rest, _mm512_castsi512_ps(bits));
             let words = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(bits));
-            // SAFETY: the caller's cell.
+            // SAFETY: the caller guarantees the cell.
             unsafe {
                 let to = acts.parts.add((cell * parts + part) * BLOCK + 16 * half);
                 _mm256_storeu_si256(to.cast(), words);
@@ -112,7 +113,7 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
     } else {
         (127.0 / max, max / 127.0)
     };
-    // 0 for what is not finite, as the whole block is then.
+    // 0 for a block with an element that is not finite.
     let keep = if bits >= INFINITE { 0 } else { !0 };
     let by = _mm512_set1_ps(inverse);
     let q = [
@@ -121,7 +122,7 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
     ];
     let sum16 = both!(q, |q| _mm512_reduce_add_epi32(q));
     let sum = sum16[0] + sum16[1];
-    // SAFETY: the caller's cell.
+    // SAFETY: the caller guarantees the cell.
     unsafe {
         _mm_storeu_si128(acts.q.add(cell * BLOCK).cast(), _mm512_cvtepi32_epi8(q[0]));
         _mm_storeu_si128(acts.q.add(cell * BLOCK + 16).cast(), _mm512_cvtepi32_epi8(q[1]));
@@ -138,11 +139,11 @@ unsafe fn quantize(v: [__m512; 2], acts: ActsPtr, b: usize, row: usize) {
 pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, out: *mut f32) {
     let mut s = [_mm512_setzero_ps(); 2];
     for (at, i) in (0..n).step_by(16).zip([0, 1].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
         s[i] = _mm512_fmadd_ps(x, x, s[i]);
     }
-    let by = _mm512_set1_ps(inverse_root(tree(_mm512_add_ps(s[0], s[1])), n, eps));
+    let by = _mm512_set1_ps(inverse_rms(tree(_mm512_add_ps(s[0], s[1])), n, eps));
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);
         // SAFETY: as above.
@@ -156,7 +157,7 @@ pub(super) unsafe fn rms_norm(x: *const f32, w: *const f32, n: usize, eps: f32, 
     }
 }
 
-/// `scalar::exp`. The bounds come first in `min` and `max`, which give the second where one is NaN.
+/// Returns e^x by lane (`scalar::exp`). Bounds come first in `min` and `max`, which return the second if one is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn exp(x: __m512) -> __m512 {
@@ -180,24 +181,24 @@ fn exp(x: __m512) -> __m512 {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn silu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<false>(gate, up, n, out) }
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn gelu_mul(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
-    // SAFETY: the caller's.
+    // SAFETY: upheld by the caller.
     unsafe { gate_mul::<true>(gate, up, n, out) }
 }
 
-/// Both gates are g * sigmoid of something: of g itself, or of what GELU makes of it.
+/// Computes `out = act(gate) * up` for SiLU or (`IS_GELU`) tanh GELU: g * sigmoid(h), h being g or GELU's polynomial.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usize, out: *mut f32) {
     let (one, sign) = (_mm512_set1_ps(1.0), _mm512_set1_ps(-0.0));
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let g = _mm512_maskz_loadu_ps(mask, gate.add(at));
             let t = if IS_GELU {
@@ -218,7 +219,7 @@ unsafe fn gate_mul<const IS_GELU: bool>(gate: *const f32, up: *const f32, n: usi
 pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
     for at in (0..n).step_by(16) {
         let mask = lanes(n - at);
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         unsafe {
             let y = _mm512_maskz_loadu_ps(mask, y.add(at));
             let sum = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, x.add(at)), y);
@@ -231,7 +232,7 @@ pub(super) unsafe fn add(x: *mut f32, y: *const f32, n: usize) {
 pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half: usize) {
     for at in (0..half).step_by(16) {
         let mask = lanes(half - at);
-        // SAFETY: the caller's: `2 half` and `half` numbers.
+        // SAFETY: the caller guarantees `2 half` and `half` elements.
         unsafe {
             let (low, high) = (x.add(at), x.add(half + at));
             let (a, b) = (_mm512_maskz_loadu_ps(mask, low), _mm512_maskz_loadu_ps(mask, high));
@@ -245,15 +246,15 @@ pub(super) unsafe fn rotate(x: *mut f32, cos: *const f32, sin: *const f32, half:
     }
 }
 
-/// Finds the largest number, then where it is first.
+/// Returns the index of the largest element: finds the maximum, then its first position.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(super) unsafe fn argmax(x: *const f32, n: usize) -> usize {
     let least = _mm512_set1_ps(f32::NEG_INFINITY);
     let mut best = [least; 4];
     for (at, i) in (0..n).step_by(16).zip([0, 1, 2, 3].into_iter().cycle()) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm512_mask_loadu_ps(least, lanes(n - at), x.add(at)) };
-        best[i] = _mm512_max_ps(x, best[i]); // of NaN and a number: the second
+        best[i] = _mm512_max_ps(x, best[i]); // returns the second operand if one is NaN
     }
     let best = _mm512_max_ps(_mm512_max_ps(best[0], best[1]), _mm512_max_ps(best[2], best[3]));
     let best = _mm512_set1_ps(_mm512_reduce_max_ps(best));
@@ -273,7 +274,7 @@ pub(super) unsafe fn finite(x: *const f32, n: usize) -> bool {
     let infinite = _mm512_set1_ps(f32::INFINITY);
     let mut bad = 0;
     for at in (0..n).step_by(16) {
-        // SAFETY: the caller's: `n` numbers.
+        // SAFETY: the caller guarantees `n` elements.
         let x = unsafe { _mm512_maskz_loadu_ps(lanes(n - at), x.add(at)) };
         bad |= _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(_mm512_abs_ps(x), infinite);
     }

@@ -1,13 +1,13 @@
-//! A block's weights as vectors of f32, one input of all 16 outputs after the other.
+//! Unpacking of a block's weights to f32 vectors, each with one input of all 16 outputs.
 //!
-//! Invariants: numbers come as they are held; scales and minima are the caller's.
+//! Invariants: values are unpacked as stored; applying scales and minima is the caller's task.
 
 use super::*;
 
-/// Steps of a group: what comes out of registers at once. A block has 4 groups.
+/// Steps in a group, which comes out of registers at once. A block has 4 groups.
 pub(crate) const GROUP: usize = 8;
 
-/// Runs a body with each step of a group as a constant.
+/// Runs a body for each step of a group, with the step as a constant.
 macro_rules! steps {
     (|$t:ident| $body:block) => {
         steps!(@ $t $body 0 1 2 3 4 5 6 7)
@@ -20,13 +20,13 @@ macro_rules! steps {
     };
 }
 
-/// Inputs 4j..4j+4 of each row as values with their bias: bytes without a sign.
+/// Returns inputs 4j..4j+4 of each row as unsigned bytes that include the bias.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m512i {
     let layout = const { layout(KIND) };
     let [low, high] = layout.bits;
-    // SAFETY: the caller's: a block's codes.
+    // SAFETY: the caller guarantees a block's codes.
     unsafe {
         if low == 8 {
             let v = _mm512_loadu_si512(codes.add(64 * j).cast());
@@ -34,7 +34,7 @@ pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m51
         }
         let mut code = plane(codes, low, j);
         if high > 0 {
-            // One turn of each lane moves the upper bits within their bytes.
+            // One rotation of each lane moves the upper bits within their bytes.
             let upper = _mm512_loadu_si512(codes.add(64 * low + 64 * (j % high)).cast());
             let turn = (high * (j / high)) as i32 - low as i32;
             let v = _mm512_rorv_epi32(upper, _mm512_set1_epi32(turn));
@@ -49,22 +49,22 @@ pub(crate) unsafe fn biased<const KIND: u8>(codes: *const u8, j: usize) -> __m51
     }
 }
 
-/// What a plane of `bits` bits holds of vector `j`.
+/// Returns the bits of vector `j` from a plane of `bits` bits.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 unsafe fn plane(at: *const u8, bits: usize, j: usize) -> __m512i {
-    // SAFETY: the caller's: a whole plane.
+    // SAFETY: the caller guarantees a whole plane.
     let v = unsafe { _mm512_loadu_si512(at.add(64 * (j % bits)).cast()) };
     let v = _mm512_srl_epi16(v, _mm_cvtsi32_si128((bits * (j / bits)) as i32));
     _mm512_and_si512(v, _mm512_set1_epi8((1 << bits) - 1))
 }
 
-/// What the weights of group `g` come out of, if it is not read step by step.
+/// Loads the vectors that contain the weights of group `g`, unless the format is read step by step.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> [__m512i; 2] {
     let layout = const { layout(KIND) };
-    // SAFETY: the caller's: a whole block, 4 groups.
+    // SAFETY: the caller guarantees a whole block, 4 groups.
     unsafe {
         if layout.subs == 0 {
             return [_mm512_setzero_si512(); 2];
@@ -79,12 +79,12 @@ pub(crate) unsafe fn group<const KIND: u8>(block: Place, g: usize) -> [__m512i; 
     }
 }
 
-/// The weights of step `T` of group `g`, as f32.
+/// Returns the weights of step `T` of group `g` as f32.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 pub(crate) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: usize, v: [__m512i; 2]) -> __m512 {
     let numbers = block.codes;
-    // SAFETY: the caller's: a whole block.
+    // SAFETY: the caller guarantees a whole block.
     unsafe {
         match KIND {
             F16 => halves(numbers.add(256 * g + 32 * T)),
@@ -104,11 +104,11 @@ pub(crate) unsafe fn weights<const KIND: u8, const T: usize>(block: Place, g: us
     }
 }
 
-/// What half a byte of each lane stands for, the `T`-th: a table of 16 numbers looks at an index's lowest 4 bits only.
+/// Returns the values of nibble `T` of each lane, by a table lookup that uses only the lowest 4 bits of an index.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn nibble<const KIND: u8, const T: usize>(v: __m512i) -> __m512 {
-    // SAFETY: 16 numbers.
+    // SAFETY: 16 elements.
     let table = unsafe { _mm512_loadu_ps(const { &values(KIND) }.as_ptr()) };
     let index = match T {
         0 => v,
@@ -123,7 +123,7 @@ fn nibble<const KIND: u8, const T: usize>(v: __m512i) -> __m512 {
     _mm512_permutexvar_ps(index, table)
 }
 
-/// A kind's values by code.
+/// Returns the table of a kind's values by code.
 const fn values(kind: u8) -> [f32; 16] {
     let layout = layout(kind);
     let mut values = [0.0; 16];
@@ -139,7 +139,7 @@ const fn values(kind: u8) -> [f32; 16] {
     values
 }
 
-/// Byte `T % 4` of each lane, less the bias: it becomes the last bits of a number between 2^23 and 2^24.
+/// Returns byte `T % 4` of each lane minus the bias as f32: it becomes the low bits of a float between 2^23 and 2^24.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx2,fma,f16c")]
 fn byte<const KIND: u8, const T: usize>(v: __m512i) -> __m512 {
@@ -151,7 +151,7 @@ fn byte<const KIND: u8, const T: usize>(v: __m512i) -> __m512 {
     _mm512_sub_ps(_mm512_castsi512_ps(number), _mm512_set1_ps(less as f32))
 }
 
-/// Which input step `t` of group `g` takes.
+/// Returns the index of the input that step `t` of group `g` multiplies.
 #[inline]
 pub(crate) const fn input<const KIND: u8>(g: usize, t: usize) -> usize {
     crate::kernels::scalar::input(const { layout(KIND).by_halves() }, GROUP * g + t)

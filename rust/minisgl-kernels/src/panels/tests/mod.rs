@@ -1,4 +1,4 @@
-//! Rows come back out of panels as they went in.
+//! Tests that rows read back from panels equal the rows that were packed.
 
 use super::*;
 use crate::{Kind, TensorView};

@@ -1,8 +1,8 @@
-//! Bytes of tensors for tests, also those of `minisgl-cpu`, which includes this file.
+//! Tensor bytes for tests, also for those of `minisgl-cpu`, which includes this file.
 
 use minisgl_kernels::Kind;
 
-/// Gives the scales of a block of any bits a sensible size.
+/// Gives the scales of a block of random bits a sensible size.
 pub(crate) fn sensible(kind: Kind, block: &mut [u8]) {
     let last = block.len() - 1;
     let scales: &[usize] = match kind {
@@ -27,7 +27,7 @@ pub(crate) fn sensible(kind: Kind, block: &mut [u8]) {
     scales.iter().for_each(|&at| block[at] = block[at] & 0x83 | 0x24);
 }
 
-/// `rows` rows of `k` numbers of a kind, any bits but scales of a sensible size.
+/// Returns `rows` rows of `k` elements of a kind: random bits with scales of a sensible size.
 pub(crate) fn stored(kind: Kind, rows: usize, k: usize, mut seed: u32) -> Vec<u8> {
     let bytes = kind.bytes_of(rows * k).unwrap();
     let mut data: Vec<u8> = (0..bytes)
