@@ -26,6 +26,7 @@ ACROSS = {
 }
 OF_THE_REPOSITORY = {
     "test_circles.py",
+    "test_docstrings.py",
     "test_functions.py",
     "test_layering.py",
     "test_layering_rust.py",
