@@ -297,6 +297,6 @@ async def test_waiting_request_takes_memory_of_batch_lines_at_once(monkeypatch: 
         await until(lambda: states(found)["b"] == "unloaded")
         with await line(found, "b"):
             await until(lambda: time.monotonic() > found.models["b"].use.idle_since + 0.001)
-            found._turn()
+            found._decide()
             assert states(found)["b"] == "loaded"  # what answers a line is not idle
         assert found.models["a"].use.num_lines == found.models["b"].use.num_lines == 0
